@@ -1,0 +1,111 @@
+"""From everything measured to the answer: a pure function, so that a recorded study can be concluded again."""
+
+from __future__ import annotations
+
+from autotune.candidate import Candidate, KnobValue
+from autotune.question import Question
+from autotune.recommendation import Change, Counts, Proven, Recommendation, Trial
+from autotune.study.preference import Tier, learning_values
+from autotune.study.view import View, speed_of
+
+RUNNER_UPS = 4
+
+
+def conclude(seen: View, question: Question, *, proven: Proven | None, loads: int, elapsed_seconds: float) -> Recommendation:
+    """The winner with its evidence; `proven` is None where the search was interrupted."""
+    winner, tier = seen.best(), seen.tier_of_choice()
+    baseline = next((trial for trial in seen.probes if trial.purpose == "baseline"), None)
+    certificate = seen.confirmations.get(winner.candidate.id) if winner else None
+    return Recommendation(
+        winner=winner,
+        certificate=certificate,
+        baseline=_baseline(seen, baseline),
+        learning=dict(tier.learning) if tier else {},
+        runner_ups=_runner_ups(seen, winner, tier),
+        trade_offs=_trade_offs(seen, tier),
+        changes=_changes(question, winner, baseline),
+        relaxed=_relaxed(question, winner),
+        refuted=tuple(trial for trial in seen.confirmations.values() if not trial.verdict.fits),
+        counts=_counts(seen, loads),
+        proven=_proven(seen, winner, proven),
+        interrupted=proven is None,
+        elapsed_seconds=elapsed_seconds,
+        probe_seconds=sum(trial.measurement.cost.total_seconds for trial in seen.all) * question.job.hardware.count,
+        trials=seen.all,
+    )
+
+
+def _baseline(seen: View, baseline: Trial | None) -> Trial | None:
+    """The baseline as measured last: where it was among the finalists, its longer probe is the fairer comparison."""
+    if baseline is None:
+        return None
+    return seen.confirmations.get(baseline.candidate.id, baseline)
+
+
+def _proven(seen: View, winner: Trial | None, proven: Proven | None) -> Proven:
+    if winner is None and proven != "no better candidate possible":
+        return "not proven infeasible"
+    return proven or "budget spent"
+
+
+def _counts(seen: View, loads: int) -> Counts:
+    outcomes = [trial.measurement.outcome for trial in seen.all]
+    return Counts(
+        candidates=sum(len(tier.candidates) for tier in seen.tiers),
+        screened=0,
+        implied=len(seen.implied),
+        probed=len(seen.probes),
+        out_of_memory=sum(outcome.is_out_of_memory for outcome in outcomes),
+        failed=sum(outcome in ("crash", "timeout", "illegal") for outcome in outcomes),
+        loads=loads,
+    )
+
+
+def _runner_ups(seen: View, winner: Trial | None, tier: Tier | None) -> tuple[Trial, ...]:
+    if winner is None or tier is None:
+        return ()
+    others = [seen.confirmations.get(trial.candidate.id, trial) for trial in seen.contenders(tier) if trial is not winner]
+    return tuple(sorted(others, key=speed_of, reverse=True)[:RUNNER_UPS])
+
+
+def _trade_offs(seen: View, tier: Tier | None) -> tuple[Trial, ...]:
+    """The best of every other tier in which something was seen to fit."""
+    return tuple(contenders[0] for other in seen.tiers if other is not tier and (contenders := seen.contenders(other)))
+
+
+def _relaxed(question: Question, winner: Trial | None) -> dict[str, KnobValue]:
+    """Learning knobs that are not at their most preferred value. Speed alone knows no preference."""
+    if winner is None or question.space.objective == "throughput":
+        return {}
+    chosen = learning_values(question.space, winner.candidate)
+    return {name: value for name, value in chosen.items() if value != question.space[name].choices[0]}
+
+
+def _changes(question: Question, winner: Trial | None, baseline: Trial | None) -> tuple[Change, ...]:
+    if winner is None or baseline is None:
+        return ()
+    before, after = baseline.candidate.knobs, winner.candidate.knobs
+    names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
+    changes = [_change(question, name, baseline.candidate, winner.candidate) for name in names]
+    return tuple(sorted(changes, key=lambda change: change.effect != "learning"))
+
+
+def _change(question: Question, name: str, before: Candidate, after: Candidate) -> Change:
+    knob = question.space[name]
+    effect = knob.effect_under(after.settings)
+    return Change(
+        name=name,
+        baseline=before.knobs.get(name),
+        recommended=after.knobs.get(name),
+        effect=effect,
+        why=_why(question, name, after) if effect == "learning" else knob.says,
+    )
+
+
+def _why(question: Question, name: str, after: Candidate) -> str:
+    knob = question.space[name]
+    if question.space.objective == "throughput":
+        return "searched for speed alone, as this space asks"
+    if after.knobs.get(name) == knob.choices[0]:
+        return "the value that the space prefers, and it fits"
+    return f"gave way from {knob.choices[0]}, with which nothing fitted"

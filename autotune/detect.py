@@ -1,0 +1,198 @@
+"""Hardware by name and by sight: reads `--gpus`, and looks at what this machine has."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune import catalogue
+from autotune.errors import BadInput, UnknownName
+from autotune.hardware import Hardware
+from autotune.units import MIB
+
+_ASKED = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
+_SAME_MEMORY = 0.05
+"""Drivers differ by a few hundred MiB on one card; the sizes of a family differ by far more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU of this machine, as the driver describes it."""
+
+    name: str
+    memory_bytes: int
+
+
+def hardware(asked: str, here: Sequence[Device] | None = None) -> Hardware:
+    """What `--gpus` means: `2xA100-40G`, `local`, `cpu`, `2xcpu`. Looks at this machine unless told what is `here`."""
+    devices = gpus_here() if here is None else tuple(here)
+    match = _ASKED.fullmatch(asked.strip())
+    if match is None:
+        raise BadInput(f"{asked!r} names no hardware.", way_out="Write it like 2xA100-40G, A100-40G, local, cpu or 2xcpu.")
+    count, name = int(match[1] or 1), match[2]
+    if count < 1:
+        raise BadInput(f"{asked!r} asks for no device at all.", way_out=f"Ask for at least one: --gpus 1x{name}.")
+    if name.lower() == "cpu":
+        return _cpu(count)
+    if name.lower() == "local":
+        return _local(count if match[1] else None, devices)
+    return _named(count, gpu_named(name), devices)
+
+
+def gpu_named(name: str) -> catalogue.Gpu:
+    """The one GPU of this name; a family with several sizes is an error with the choices."""
+    known = catalogue.gpus()
+    wanted = _plain(name)
+    for gpu in known:
+        if wanted in {_plain(spelling) for spelling in (gpu.name, *gpu.aliases)}:
+            return gpu
+    sizes = [gpu.name for gpu in known if gpu.family and wanted in (_plain(gpu.family), _plain(gpu.family).removeprefix("rtx"))]
+    if sizes:
+        raise BadInput(f"{name!r} comes with different amounts of memory.", way_out=f"Say which: {' or '.join(sizes)}.")
+    raise UnknownName("GPU", name, [gpu.name for gpu in known], listing="autotune show gpus")
+
+
+def recognise(device: Device) -> catalogue.Gpu | None:
+    """The catalogue's entry for a GPU of this machine, by its name and then by its memory."""
+    name = device.name.lower()
+    alike = [gpu for gpu in catalogue.gpus() if any(_has_words(name, words) for words in gpu.names)]
+    close = [gpu for gpu in alike if abs(gpu.memory_bytes - device.memory_bytes) <= _SAME_MEMORY * gpu.memory_bytes]
+    return min(close, key=lambda gpu: abs(gpu.memory_bytes - device.memory_bytes), default=None)
+
+
+def gpus_here() -> tuple[Device, ...]:
+    """The NVIDIA GPUs that a job started here would see, by NVML, by nvidia-smi where NVML's binding is missing."""
+    found = _by_nvml()
+    if found is None:
+        found = _by_nvidia_smi()
+    return _visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def machine_memory_bytes() -> int:
+    """The memory that processes started here can have together: the machine's, or less where a cgroup says so."""
+    import psutil
+
+    limits = [int(psutil.virtual_memory().total), *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]
+    return min(limits)
+
+
+def _cpu(count: int) -> Hardware:
+    cores = os.cpu_count() or 1
+    if count > max(cores, 2):
+        raise BadInput(f"{count} CPU ranks were asked for on {cores} cores.", way_out=f"Ask for at most {max(cores, 2)}xcpu.")
+    return Hardware(kind="cpu", name="cpu", count=count, memory_bytes=machine_memory_bytes(), here=True)
+
+
+def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
+    if not devices:
+        return _cpu(count or 1)
+    if len({device.name for device in devices}) > 1:
+        names = ", ".join(sorted({device.name for device in devices}))
+        raise BadInput(
+            f"This machine's GPUs differ ({names}).", way_out="Pick alike ones with CUDA_VISIBLE_DEVICES, or name one kind."
+        )
+    if count is not None and count > len(devices):
+        raise BadInput(f"{count} GPUs were asked for and {len(devices)} are here.", way_out=f"Type --gpus {len(devices)}xlocal.")
+    gpu = recognise(devices[0])
+    memory = min(device.memory_bytes for device in devices)
+    name = gpu.name if gpu else devices[0].name
+    return Hardware(kind="cuda", name=name, count=count or len(devices), memory_bytes=memory, here=True)
+
+
+def _named(count: int, gpu: catalogue.Gpu, devices: tuple[Device, ...]) -> Hardware:
+    alike = [device for device in devices if recognise(device) == gpu]
+    if alike and count > len(alike):
+        raise BadInput(f"{count} {gpu.name} were asked for and {len(alike)} are here.", way_out=f"Type --gpus {len(alike)}x{gpu.name}.")
+    memory = min((device.memory_bytes for device in alike), default=gpu.memory_bytes)
+    return Hardware(kind="cuda", name=gpu.name, count=count, memory_bytes=memory, here=bool(alike))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"(?<=\d)gb\b", "g", re.sub(r"[\s_-]", "", name.lower())).removeprefix("nvidia")
+
+
+def _has_words(text: str, words: str) -> bool:
+    return re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])", text) is not None
+
+
+def _by_nvml() -> list[Device] | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [Device(name=_text(pynvml.nvmlDeviceGetName(h)), memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _by_nvidia_smi() -> list[Device]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (subprocess.SubprocessError, OSError):
+        return []
+    rows = [line.rsplit(",", 1) for line in answer.splitlines() if "," in line]
+    return [Device(name=name.strip(), memory_bytes=int(memory) * MIB) for name, memory in rows if memory.strip().isdigit()]
+
+
+def _visible(devices: list[Device], variable: str | None) -> tuple[Device, ...]:
+    """CUDA_VISIBLE_DEVICES by index; by UUID only the number is known, which is enough on machines of one kind."""
+    if variable is None:
+        return tuple(devices)
+    wanted = [part.strip() for part in variable.split(",") if part.strip()]
+    if all(part.isdigit() for part in wanted):
+        return tuple(devices[int(part)] for part in wanted if int(part) < len(devices))
+    return tuple(devices[: sum(not part.startswith("-") for part in wanted)])
+
+
+def _cgroup_limits(own: Path, root: Path) -> list[int]:
+    """Limits of our cgroup and of those around it, v1 and v2."""
+    limits = []
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            places, file = [root, root / "unified"], "memory.max"
+        elif "memory" in controllers.split(","):
+            places, file = [root / "memory"], "memory.limit_in_bytes"
+        else:
+            continue
+        limits += [limit for place in places for limit in _limits_upwards(place, path, file)]
+    return limits
+
+
+def _limits_upwards(place: Path, path: str, file: str) -> list[int]:
+    folder = place / path.lstrip("/")
+    limits = []
+    while True:
+        try:
+            text = (folder / file).read_text().strip()
+        except OSError:
+            text = ""
+        # v1 writes "no limit" as a number near 2^63.
+        if text.isdigit() and 0 < int(text) < 2**60:
+            limits.append(int(text))
+        if folder == place or place not in folder.parents:
+            return limits
+        folder = folder.parent

@@ -1,0 +1,116 @@
+"""Knob and SearchSpace: what may move, in which order of preference, and what moving it means.
+
+A space is data (search_spaces/*.yaml); this file gives it its types and its arithmetic. Which
+combinations are legal is the trainer's to say.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from autotune.candidate import Knobs, KnobValue
+from autotune.errors import BadInput, UnknownName
+
+Effect = Literal["neutral", "learning"]
+MemoryTrend = Literal["grows", "shrinks", "none", "unclear"]
+Objective = Literal["preference", "throughput"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One setting under its framework's own name."""
+
+    name: str
+    choices: tuple[KnobValue, ...]
+    """Neutral knobs: from the least memory to the most. Learning knobs: from the most preferred to the least."""
+
+    effect: Effect
+    """`neutral`: moving it leaves the gradient of an optimizer step the same up to rounding; `learning`: it does not."""
+
+    says: str
+    """What it does, in a line."""
+
+    memory: MemoryTrend = "unclear"
+    """How the need for memory moves as the value goes up (False < True), all else equal: the one place that knows.
+    `none`: not at all; `unclear`: either way, so values of it are never compared."""
+
+    through: str | None = None
+    """The derived setting by which it acts on memory, where that is not its own value: accumulation acts through
+    `generation_batch_size`, so at a fixed generation batch it does nothing."""
+
+    when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    """The knob exists only while each of these other knobs has one of these values; else it is left out."""
+
+    learning_when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    """Settings under which an otherwise neutral knob changes what is learned."""
+
+    learning_unless: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    """Settings that, where they are given at all, must have one of these values for the knob to be neutral."""
+
+    def effect_under(self, settings: Mapping[str, object]) -> Effect:
+        """The knob's effect, given the settings that are held."""
+        changed = any(settings.get(name) in values for name, values in self.learning_when.items())
+        changed |= any(name in settings and settings[name] not in values for name, values in self.learning_unless.items())
+        return "learning" if changed else self.effect
+
+    def applies(self, knobs: Mapping[str, object]) -> bool:
+        return all(knobs.get(name) in values for name, values in self.when.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """The knobs, and how to choose between values that are not comparable by speed."""
+
+    name: str
+    about: str
+    method: str
+    framework: str
+    knobs: tuple[Knob, ...]
+    objective: Objective
+    """`preference`: learning knobs in their declared order, speed only between equals. `throughput`: speed alone."""
+
+    relax: tuple[str, ...] = ()
+    """Learning knobs in the order in which they give way when nothing fits: the first is given up first."""
+
+    assume: Mapping[str, KnobValue] = field(default_factory=dict)
+    """What the bare command takes for granted: tuning, lora_rank, global_batch and the like."""
+
+    def __getitem__(self, name: str) -> Knob:
+        for knob in self.knobs:
+            if knob.name == name:
+                return knob
+        raise UnknownName("knob", name, [knob.name for knob in self.knobs], listing="autotune show knobs")
+
+    def __contains__(self, name: object) -> bool:
+        return any(knob.name == name for knob in self.knobs)
+
+    def with_choices(self, choices: Mapping[str, Sequence[KnobValue]]) -> SearchSpace:
+        """The same space with other choices for some knobs; one choice holds the knob."""
+        for name, values in choices.items():
+            _ = self[name]
+            if not values:
+                raise BadInput(f"Knob {name!r} was left without a value.", way_out=f"Give at least one: --search {name}=V1,V2.")
+        knobs = tuple(
+            replace(knob, choices=tuple(choices[knob.name])) if knob.name in choices else knob for knob in self.knobs
+        )
+        return replace(self, knobs=knobs)
+
+    def assignments(self) -> Iterator[Knobs]:
+        """Every combination of choices, each once; knobs whose `when` fails are left out of it."""
+        seen: set[tuple[tuple[str, KnobValue], ...]] = set()
+        for values in itertools.product(*(knob.choices for knob in self.knobs)):
+            knobs = self.applicable(dict(zip((knob.name for knob in self.knobs), values, strict=True)))
+            key = tuple(knobs.items())
+            if key not in seen:
+                seen.add(key)
+                yield knobs
+
+    def applicable(self, knobs: Knobs) -> Knobs:
+        """`knobs` without those whose condition does not hold."""
+        return {name: value for name, value in knobs.items() if self[name].applies(knobs)}
+
+    def learning_knobs(self, settings: Mapping[str, object]) -> tuple[Knob, ...]:
+        return tuple(knob for knob in self.knobs if knob.effect_under(settings) == "learning")

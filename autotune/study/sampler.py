@@ -1,0 +1,139 @@
+"""A sampler that only ever proposes what is worth measuring now.
+
+Optuna's own sampler makes the proposal; the nearest candidate of the pool takes its place, so that
+the parameters of a trial are always those of the candidate that was measured.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.candidate import Candidate, KnobValue
+from autotune.errors import MissingExtra
+from autotune.question import SamplerName
+from autotune.space import SearchSpace
+
+
+def distributions_of(space: SearchSpace, baseline: Candidate | None) -> dict[str, BaseDistribution]:
+    """One distribution per knob, fixed for the whole study: whole numbers on a log scale, categories as they are.
+
+    The baseline need not be a point of the space, so its values are taken in.
+    """
+    beside = baseline.knobs if baseline else {}
+    return {
+        knob.name: _distribution([*knob.choices, *([beside[knob.name]] if knob.name in beside else [])]) for knob in space.knobs
+    }
+
+
+def _distribution(choices: Sequence[KnobValue]) -> BaseDistribution:
+    if all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in choices):
+        numbers = [int(value) for value in choices if value is not None]
+        return IntDistribution(min(numbers), max(numbers), log=True)
+    if all(isinstance(value, float) for value in choices):
+        shares = [float(value) for value in choices if value is not None]
+        return FloatDistribution(min(shares), max(shares))
+    return CategoricalDistribution(list(dict.fromkeys(choices)))
+
+
+class PoolSampler(BaseSampler):
+    """Wraps a stock sampler and snaps what it proposes to the pool."""
+
+    def __init__(self, inner: BaseSampler, distributions: Mapping[str, BaseDistribution], seed: int) -> None:
+        self._inner = inner
+        self._distributions = dict(distributions)
+        self._random = random.Random(seed)
+        self.pool: Sequence[Candidate] = ()
+        """Set before each ask."""
+        self._settled: dict[int, Candidate] = {}
+
+    def settle(self, trial: optuna.Trial) -> Candidate:
+        """The member of the pool that this trial is about."""
+        _ = trial.relative_params  # Optuna samples lazily; this makes it sample now
+        return self._settled.pop(trial.number)
+
+    def reseed_rng(self) -> None:
+        self._inner.reseed_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return dict(self._distributions)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        chosen = self.pool[0] if len(self.pool) == 1 else self._nearest(self._proposal(study, trial))
+        self._settled[trial.number] = chosen
+        return dict(chosen.knobs)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._inner.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        self._inner.before_trial(study, trial)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        self._inner.after_trial(study, trial, state, values)
+
+    def _proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
+        space = self._inner.infer_relative_search_space(study, trial)
+        return self._inner.sample_relative(study, trial, space) if space else {}
+
+    def _nearest(self, proposal: Mapping[str, Any]) -> Candidate:
+        """The pool's member with the smallest distance in what was proposed; chance decides between equals."""
+        distances = [(self._distance(candidate, proposal), self._random.random(), candidate) for candidate in self.pool]
+        return min(distances, key=lambda row: row[:2])[2]
+
+    def _distance(self, candidate: Candidate, proposal: Mapping[str, Any]) -> float:
+        return sum(
+            _apart(self._distributions[name], candidate.knobs[name], value)
+            for name, value in proposal.items()
+            if name in candidate.knobs and name in self._distributions
+        )
+
+
+def _apart(distribution: BaseDistribution, left: Any, right: Any) -> float:
+    """Distance of two values of one knob, from 0 to 1."""
+    if isinstance(distribution, CategoricalDistribution):
+        return float(left != right)
+    if not isinstance(distribution, (IntDistribution, FloatDistribution)) or distribution.low == distribution.high:
+        return 0.0
+    scale = math.log if distribution.log else float
+    return abs(scale(left) - scale(right)) / (scale(distribution.high) - scale(distribution.low))
+
+
+def suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> None:
+    """Enter one parameter into the trial, with the value that the sampler settled on."""
+    if isinstance(distribution, IntDistribution):
+        trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
+    elif isinstance(distribution, FloatDistribution):
+        trial.suggest_float(name, distribution.low, distribution.high)
+    elif isinstance(distribution, CategoricalDistribution):
+        trial.suggest_categorical(name, distribution.choices)
+
+
+def make_sampler(name: SamplerName, distributions: Mapping[str, BaseDistribution], seed: int) -> PoolSampler:
+    """The sampler of that name, kept to the pool."""
+    return PoolSampler(_stock(name, seed), distributions, seed)
+
+
+def _stock(name: SamplerName, seed: int) -> BaseSampler:
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    if name == "tpe":
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
+    try:
+        import_module("scipy")
+        import_module("torch")
+    except ImportError as missing:
+        raise MissingExtra("--sampler gp", "train") from missing
+    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=5)

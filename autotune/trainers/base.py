@@ -1,0 +1,80 @@
+"""What autotune must know about a framework, and nothing else: one implementation per file.
+
+A trainer turns knobs into settings, says which are legal and why the others are not, words the
+request that a probe carries into the training environment, and writes the winner down in the
+framework's own files. It imports no framework: it runs where none is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from autotune.candidate import Candidate, Knobs
+from autotune.hardware import Hardware
+from autotune.space import SearchSpace
+from autotune.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbePlan:
+    """How much of the loop one probe runs."""
+
+    optimizer_steps: int = 2
+    """At least this many optimizer steps: Adam's state appears only after the first."""
+
+    warmup_cycles: int = 1
+    """Generation cycles left out of the timing."""
+
+    timed_cycles: int = 3
+    """Generation cycles that are timed."""
+
+    deadline_seconds: float = 600.0
+    """Wall seconds after which the probe is ended from outside."""
+
+    stop_below_tokens_per_second: float | None = None
+    """Once the candidate is known to fit, stop early if even its fastest cycle stays below this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A workload on hardware: what every judgement of a trainer is about."""
+
+    workload: Workload
+    hardware: Hardware
+
+
+class Trainer(Protocol):
+    """One framework."""
+
+    name: str
+    """As `--framework` takes it."""
+
+    adapter: str
+    """Name of the module in `autotune.inside.adapters` that runs this framework's loop."""
+
+    def complete(self, knobs: Knobs, job: Job) -> Candidate:
+        """The candidate that these knobs make: derived settings filled in, defaults named."""
+        ...
+
+    def why_illegal(self, candidate: Candidate, job: Job) -> str | None:
+        """The framework's rule that the candidate breaks, in a sentence; None for a legal one. Static: no GPU time."""
+        ...
+
+    def baseline(self, space: SearchSpace, job: Job) -> Knobs:
+        """The user's own configuration; without one, the framework's defaults at the held learning knobs."""
+        ...
+
+    def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
+        """What the training environment must load for this candidate, as JSON."""
+        ...
+
+    def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
+        """What it must then run and measure, as JSON."""
+        ...
+
+    def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
+        """The framework's own files for the final run, complete and ready to use."""
+        ...

@@ -1,0 +1,142 @@
+"""A made-up machine whose truth is known: memory and speed by formula, for tests of the search alone.
+
+It goes through the real inline executor, so the search sees nothing that it would not see of a real rig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.candidate import Candidate, Knobs
+from autotune.hardware import Hardware
+from autotune.measurement import Cost, Failure, Measurement, Memory, Outcome, Speed
+from autotune.question import Question
+from autotune.space import Knob, SearchSpace
+from autotune.trainers.base import Job, ProbePlan
+from autotune.workload import Model, Workload
+
+MIB = 2**20
+
+
+def toy_space(**choices: tuple[object, ...]) -> SearchSpace:
+    """Micro-batch, checkpointing and engine share are neutral; generations and completions are learned with."""
+    space = SearchSpace(
+        name="toy",
+        about="a space with a known optimum",
+        method="grpo",
+        framework="trl",
+        objective="preference",
+        relax=("num_generations", "max_completion_length"),
+        knobs=(
+            Knob(name="batch", choices=(1, 2, 4, 8), effect="neutral", memory="grows", says="sequences at once"),
+            Knob(name="checkpointing", choices=(True, False), effect="neutral", memory="shrinks", says="recompute"),
+            Knob(name="use_vllm", choices=(False, True), effect="neutral", memory="unclear", says="engine"),
+            Knob(
+                name="share",
+                choices=(0.1, 0.2),
+                effect="neutral",
+                memory="grows",
+                when={"use_vllm": (True,)},
+                says="the engine's share",
+            ),
+            Knob(name="num_generations", choices=(8, 4), effect="learning", memory="grows", says="group size"),
+            Knob(name="max_completion_length", choices=(64, 32), effect="learning", memory="grows", says="longest"),
+        ),
+    )
+    return space.with_choices(choices)  # type: ignore[arg-type]
+
+
+class ToyTrainer:
+    """Knobs are settings; a batch that does not divide into groups is illegal."""
+
+    name = "toy"
+    adapter = "toy"
+
+    def complete(self, knobs: Knobs, job: Job) -> Candidate:
+        load = {name: knobs.get(name) for name in ("use_vllm", "share")}
+        return Candidate(knobs=knobs, settings=dict(knobs), load=load)
+
+    def why_illegal(self, candidate: Candidate, job: Job) -> str | None:
+        return None
+
+    def baseline(self, space: SearchSpace, job: Job) -> Knobs:
+        return {
+            "batch": 8,
+            "checkpointing": True,
+            "use_vllm": False,
+            "num_generations": space["num_generations"].choices[0],
+            "max_completion_length": space["max_completion_length"].choices[0],
+        }
+
+    def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
+        return dict(candidate.load)
+
+    def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
+        return dict(candidate.settings)
+
+    def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
+        return []
+
+
+@dataclass
+class Machine:
+    """Measures by formula, and remembers what it was asked."""
+
+    limit_bytes: int
+    asked: list[tuple[Candidate, ProbePlan]] = field(default_factory=list)
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    """Outcomes to give instead of the formula's, by candidate id."""
+
+    def need(self, candidate: Candidate) -> int:
+        knobs = candidate.knobs
+        activations = knobs["batch"] * knobs["max_completion_length"] * (1 if knobs["checkpointing"] else 3)  # type: ignore[operator]
+        engine = 2000 * (knobs.get("share") or 0)  # type: ignore[operator]
+        return int((100 + activations + knobs["num_generations"] * 10 + engine) * MIB)  # type: ignore[operator]
+
+    def speed(self, candidate: Candidate) -> float:
+        knobs = candidate.knobs
+        batch = float(knobs["batch"])  # type: ignore[arg-type]
+        return 100 * batch / (1 + batch / 4) * (1.0 if knobs["checkpointing"] else 1.2) * (2.0 if knobs["use_vllm"] else 1.0)
+
+    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+        self.asked.append((candidate, plan))
+        need = self.need(candidate)
+        outcome = self.outcomes.get(candidate.id, Outcome.OK if need <= self.limit_bytes else Outcome.OOM_BACKWARD)
+        fits = outcome is Outcome.OK
+        speed = Speed(
+            completion_tokens=64,
+            cycle_seconds=(1.0,) * plan.timed_cycles,
+            cycle_loss_tokens=(round(self.speed(candidate)),) * plan.timed_cycles,
+            prompt_tokens=10,
+            phase_seconds={"forward": 1.0 * plan.timed_cycles},
+        )
+        return Measurement(
+            candidate_id=candidate.id,
+            outcome=outcome,
+            memory=Memory(peak_bytes=min(need, self.limit_bytes), limit_bytes=self.limit_bytes, bound_by="formula"),
+            cost=Cost(total_seconds=1.0, load_seconds=0.0),
+            worst=speed if fits else None,
+            failure=None if fits else Failure(evidence="out of memory", phase="backward", cause="activations"),
+        )
+
+
+def toy_question(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: object) -> Question:
+    workload = Workload(
+        model=Model(name="toy", config={"model_type": "toy"}, folder=None, origin="made up"), python=Path("/usr/bin/python3")
+    )
+    hardware = Hardware(kind="cpu", name="cpu", count=1, memory_bytes=2**34, here=True)
+    settled: dict[str, object] = {
+        "job": Job(workload=workload, hardware=hardware),
+        "space": space,
+        "memory_limit_bytes": limit_bytes,
+        "budget_seconds": 600.0,
+        "max_probes": 100,
+        "mode": "probe",
+        "sampler": "tpe",
+        "storage": f"sqlite:///{tmp_path}/study.db",
+        "study_name": "toy",
+        "out": tmp_path / "out",
+    }
+    return Question(**{**settled, **changes})  # type: ignore[arg-type]
