@@ -107,7 +107,9 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
 def _named(count: int, gpu: catalogue.Gpu, devices: tuple[Device, ...]) -> Hardware:
     alike = [device for device in devices if recognise(device) == gpu]
     if alike and count > len(alike):
-        raise BadInput(f"{count} {gpu.name} were asked for and {len(alike)} are here.", way_out=f"Type --gpus {len(alike)}x{gpu.name}.")
+        raise BadInput(
+            f"{count} {gpu.name} were asked for and {len(alike)} are here.", way_out=f"Type --gpus {len(alike)}x{gpu.name}."
+        )
     memory = min((device.memory_bytes for device in alike), default=gpu.memory_bytes)
     return Hardware(kind="cuda", name=gpu.name, count=count, memory_bytes=memory, here=bool(alike))
 
@@ -131,7 +133,10 @@ def _by_nvml() -> list[Device] | None:
         return []
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [Device(name=_text(pynvml.nvmlDeviceGetName(h)), memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
+        return [
+            Device(name=_text(pynvml.nvmlDeviceGetName(h)), memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(h).total))
+            for h in handles
+        ]
     finally:
         pynvml.nvmlShutdown()
 

@@ -21,7 +21,10 @@ def find_model(text: str) -> Model:
     if folder.is_dir():
         return _local(text, folder)
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
-        raise BadInput(f"There is no folder {text!r}.", way_out="Give a folder with config.json, a hub id or a name of `autotune show models`.")
+        raise BadInput(
+            f"There is no folder {text!r}.",
+            way_out="Give a folder with config.json, a hub id or a name of `autotune show models`.",
+        )
     hub_id = _hub_id(text)
     cached = _cached_folder(hub_id)
     if cached is not None:
@@ -31,7 +34,7 @@ def find_model(text: str) -> Model:
             return Model(name=hub_id, config=known.config, folder=None, origin="catalogue")
     raise BadInput(
         f"Model {hub_id!r} is neither in the catalogue nor in this machine's hub cache.",
-        way_out=f"Fetch its shape with `hf download {hub_id} config.json`, or give a local folder; `autotune show models` lists the catalogue.",
+        way_out=f"Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or see `autotune show models`.",
     )
 
 
@@ -94,7 +97,9 @@ def _cached_folder(hub_id: str) -> Path | None:
     ref = repo / "refs" / "main"
     names = [ref.read_text().strip()] if ref.is_file() else []
     if (repo / "snapshots").is_dir():
-        names += [entry.name for entry in sorted((repo / "snapshots").iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)]
+        names += [
+            entry.name for entry in sorted((repo / "snapshots").iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
+        ]
     return next((repo / "snapshots" / name for name in names if (repo / "snapshots" / name / "config.json").is_file()), None)
 
 

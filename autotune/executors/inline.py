@@ -1,44 +1,59 @@
-"""Probes in this very process, by a function: for tests, simulations and recorded measurements."""
+"""An executor that measures by calling a function in this process: for simulations, replays and tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from autotune.candidate import Candidate
+from autotune.errors import RigError
 from autotune.measurement import Measurement
 from autotune.trainers.base import ProbePlan
 
 Measure = Callable[[Candidate, ProbePlan], Measurement]
 
 
-@dataclass
 class InlineRig:
-    """A rig whose measuring is a function call."""
+    """Counts its one load at the first measure."""
 
-    load_key: str
-    measure_with: Measure
+    def __init__(self, load_key: str, measure: Measure, on_load: Callable[[], None]) -> None:
+        self.load_key = load_key
+        self._measure, self._on_load = measure, on_load
+        self._loaded = self._closed = False
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
-        return self.measure_with(candidate, plan)
+        if candidate.load_key != self.load_key:
+            raise RigError(f"Candidate {candidate.id} needs load {candidate.load_key}; this rig has {self.load_key}.")
+        if self._closed or not self._loaded:
+            self._loaded, self._closed = True, False
+            self._on_load()
+        return self._measure(candidate, plan)
 
     def close(self) -> None:
-        """Nothing to end."""
+        self._closed = True
 
 
-@dataclass
 class InlineExecutor:
-    """One slot, in this process."""
+    """One slot, like the local one."""
 
-    measure: Measure
-    loads: int = field(default=0, init=False)
-    _live: InlineRig | None = field(default=None, init=False)
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+        self._rig: InlineRig | None = None
+        self._loads = 0
 
     def open(self, candidate: Candidate) -> InlineRig:
-        if self._live is None or self._live.load_key != candidate.load_key:
-            self._live = InlineRig(load_key=candidate.load_key, measure_with=self.measure)
-            self.loads += 1
-        return self._live
+        if self._rig is None or self._rig.load_key != candidate.load_key:
+            self.close()
+            self._rig = InlineRig(candidate.load_key, self._measure, self._count)
+        return self._rig
+
+    @property
+    def loads(self) -> int:
+        return self._loads
 
     def close(self) -> None:
-        self._live = None
+        rig, self._rig = self._rig, None
+        if rig is not None:
+            rig.close()
+
+    def _count(self) -> None:
+        self._loads += 1

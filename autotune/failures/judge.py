@@ -1,0 +1,207 @@
+"""What became of a run that did not end well: an exception in words, or an end without any."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autotune.failures.table import ROWS, Row
+from autotune.hardware import DeviceKind
+from autotune.measurement import Outcome, Phase
+from autotune.units import parse_bytes
+
+FRAGMENTED_SHARE = 1.0
+"""Reserved but unallocated memory of this multiple of what was asked for: it would have sufficed in one piece."""
+
+_FRAMES: tuple[tuple[str, str], ...] = (
+    (r"_allocate_kv_cache|initialize_cache|initialize_kv_cache|initialize_from_config", "kv_cache"),
+    (r"_all_gather|gather_deepspeed3_params|GatheredParameters|unwrap_model_for_generation", "zero_gather"),
+    (r"_move_model_to_vllm|sync_weights|load_weights|merge_adapter", "weight_sync"),
+    (r"fixed_cross_entropy|_get_per_token_logps|selective_log_softmax|log_softmax|lm_head|entropy_from_logits", "logits"),
+    (r"/optim(?:izer)?/|torch/optim|bitsandbytes/optim|deepspeed/runtime/zero/stage.*:step", "optimizer"),
+    (r"profile_run|determine_available_memory|_dummy_run|capture_model", "engine_startup"),
+)
+"""Innermost frames that tell what the memory was for."""
+
+_BY_PHASE: Mapping[str, str] = {
+    "load": "weights", "rollout": "unknown_memory", "sync": "weight_sync", "reward": "unknown_memory", "score": "activations",
+    "forward": "activations", "backward": "activations", "optimizer": "optimizer",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raised:
+    """An exception, as a rank described it."""
+
+    chain: Sequence[tuple[str, str]]
+    """Type and text of what was raised, then of what had caused that, and so on."""
+
+    frames: Sequence[str] = ()
+    """`file:function`, innermost last."""
+
+    phase: Phase | None = None
+    device: DeviceKind = "cpu"
+    limit_hit: bool = False
+    """Whether the kernel ended some process of the tree for want of memory meanwhile."""
+
+    printed: str = ""
+    """What the processes of the rig printed: the root of what only a wrapper was raised for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """A process that ended without a word."""
+
+    signal: int | None = None
+    exit: int | None = None
+    phase: Phase | None = None
+    device: DeviceKind = "cpu"
+    out_of_memory: Literal["limit", "machine"] | None = None
+    """Whose memory ran out, where the kernel says that it did: the limit's, or the whole machine's."""
+
+    printed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What became of it."""
+
+    outcome: Outcome
+    evidence: str
+    """The one line that decided it."""
+
+    cause: str | None = None
+    phase: Phase | None = None
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    row: str | None = None
+    """The row of the table that matched."""
+
+    secondary: bool = False
+    """True where another process probably failed first."""
+
+    transient: bool = False
+    """True where it says nothing about the candidate."""
+
+
+def judge_raised(raised: Raised) -> Finding:
+    """By the table; what the table does not know is a crash."""
+    texts = [f"{kind}: {text}" for kind, text in raised.chain]
+    found = _first_match(texts)
+    if (found is None or found[0].secondary) and raised.printed:
+        found = _first_match([raised.printed]) or found
+    if found is None or (found[0].secondary and raised.limit_hit):
+        if raised.limit_hit:
+            return _memory(
+                None, "the kernel ended a process of the tree for want of memory", raised.phase, raised.device, raised.frames, {}
+            )
+        return Finding(outcome=Outcome.CRASH, evidence=_one_line(texts[0] if texts else "no error was told"), phase=raised.phase)
+    row, match = found
+    return _finding(row, match, raised)
+
+
+def judge_ending(ending: Ending) -> Finding:
+    """By the kernel's word first, then by the last words that were printed."""
+    if ending.out_of_memory == "limit":
+        return _memory(None, f"{_how(ending)}: the memory limit was reached", ending.phase, ending.device, (), {})
+    if ending.out_of_memory == "machine":
+        evidence = f"{_how(ending)}: the machine ran out of memory"
+        return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=ending.phase)
+    found = _first_match([ending.printed]) if ending.printed else None
+    if found is not None and found[0].kind in ("memory", "illegal") and ending.signal != signal.SIGKILL:
+        raised = Raised(chain=(), phase=ending.phase, device=ending.device)
+        return _finding(*found, raised)
+    why = ", ended by somebody else" if ending.signal == signal.SIGKILL else ""
+    cause = found[0].cause if found is not None else None
+    return Finding(outcome=Outcome.CRASH, evidence=_how(ending) + why, phase=ending.phase, cause=cause)
+
+
+def read_log(text: str, device: DeviceKind = "cuda") -> Finding | None:
+    """The first known failure in a text; None where nothing is known."""
+    found = _first_match([text])
+    return None if found is None else _finding(*found, Raised(chain=(), frames=text.splitlines()[-40:], device=device))
+
+
+def _first_match(texts: Sequence[str]) -> tuple[Row, re.Match[str]] | None:
+    for row in ROWS:
+        for text in texts:
+            match = row.search(text)
+            if match is not None:
+                return row, match
+    return None
+
+
+def _finding(row: Row, match: re.Match[str], raised: Raised) -> Finding:
+    evidence, numbers, phase = _line_around(match), _numbers(match), row.phase or raised.phase
+    if row.kind == "memory":
+        on_host = raised.device == "cuda" and row.name.startswith(("cpu_", "numpy_", "cannot_"))
+        if not on_host:
+            return _memory(row, evidence, phase, raised.device, raised.frames, numbers)
+    if row.kind in ("memory", "host_memory"):
+        return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=phase, numbers=numbers, row=row.name)
+    outcome = Outcome.ILLEGAL if row.kind == "illegal" else Outcome.CRASH
+    return Finding(
+        outcome=outcome, evidence=evidence, cause=row.cause, phase=phase, numbers=numbers, row=row.name, secondary=row.secondary,
+        transient=row.kind == "transient",
+    )  # fmt: skip
+
+
+def _memory(
+    row: Row | None, evidence: str, phase: Phase | None, device: DeviceKind, frames: Sequence[str], numbers: Mapping[str, int]
+) -> Finding:
+    cause = (row.cause if row else None) or _cause(evidence, phase, frames, numbers)
+    if row is not None and row.name == "cuda_other_process":
+        cause = "gpu_other_process"
+    # Before the first phase is heard of, what runs is the building of the trainer: part of the load.
+    outcome = Outcome.out_of_memory_in(phase or "load")
+    return Finding(
+        outcome=outcome, evidence=evidence, cause=cause, phase=phase or "load", numbers=numbers, row=row.name if row else None
+    )
+
+
+def _cause(evidence: str, phase: Phase | None, frames: Sequence[str], numbers: Mapping[str, int]) -> str:
+    unallocated = re.search(r"and ([\d.]+ [KMGT]?i?B) is reserved by PyTorch but unallocated", evidence)
+    if unallocated and float(unallocated[1].split()[0]) > 0 and "asked_bytes" in numbers:
+        idle_bytes = parse_bytes(unallocated[1])
+        if idle_bytes >= FRAGMENTED_SHARE * numbers["asked_bytes"]:
+            return "fragmentation"
+    innermost_first = list(reversed(frames))
+    for pattern, cause in _FRAMES:
+        if any(re.search(pattern, frame) for frame in innermost_first):
+            return cause
+    return _BY_PHASE.get(phase or "", "unknown_memory")
+
+
+def _numbers(match: re.Match[str]) -> dict[str, int]:
+    groups = match.groupdict()
+    numbers = {}
+    for name in ("asked", "free", "total"):
+        figure = groups.get(name)
+        if figure is not None:
+            unit = groups.get(f"{name}_unit") or groups.get("total_unit") or "B"
+            factor = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}.get(unit[0].upper(), 1)
+            numbers[f"{name}_bytes"] = int(float(figure) * factor)
+    if groups.get("length") is not None:
+        numbers["longest_length"] = int(groups["length"])
+    return numbers
+
+
+def _line_around(match: re.Match[str]) -> str:
+    text = match.string
+    start = text.rfind("\n", 0, match.start()) + 1
+    end = text.find("\n", match.end())
+    return _one_line(text[start : end if end >= 0 else len(text)])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:600]
+
+
+def _how(ending: Ending) -> str:
+    if ending.signal is not None:
+        return f"the process was ended by {signal.Signals(ending.signal).name}"
+    if ending.exit is not None:
+        return f"the process ended with exit code {ending.exit} and no result"
+    return "the process ended with no result"

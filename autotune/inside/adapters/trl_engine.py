@@ -1,0 +1,169 @@
+"""vLLM beside the training: one engine for all candidates of a load, and what a CPU needs for it.
+
+TRL builds an engine inside every trainer. Here the name it builds by is replaced by one that hands back the engine that was
+built with the same arguments; other arguments get another engine, in the old one's place.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import os
+import sys
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from ..memory import resident
+
+QUIET: Mapping[str, str] = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+"""The engine shares its process with the trainer: it must not bind the trainer's threads to cores, nor call home."""
+
+RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def prepare_environment(*, cpu: bool) -> None:
+    """Before vLLM is imported, which reads these once."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if cpu:
+        # vLLM compiles a few helpers of its sampler even when told to run eagerly: half a minute of C++ compiler for microseconds.
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+        if "torch._dynamo.config" in sys.modules:
+            sys.modules["torch._dynamo.config"].disable = True  # type: ignore[attr-defined]
+
+
+class Engines:
+    """The one engine that is alive, and the stand-in for vLLM's own class."""
+
+    def __init__(self, stage: Any, *, cpu: bool, random_weights: bool) -> None:
+        self.stage = stage
+        self._cpu = cpu
+        self._random = random_weights
+        self._key: str | None = None
+        self._engine: Any = None
+        self.arguments: dict[str, Any] = {}
+
+    def install(self, generation: Any) -> None:
+        """Put the stand-in where TRL looks for vLLM's LLM."""
+        self._real = getattr(generation.LLM, "real", generation.LLM)
+        if self._cpu:
+            keep_plain_linears()
+
+        def stand_in(**arguments: Any) -> Any:
+            return self.get(arguments)
+
+        stand_in.real = self._real  # type: ignore[attr-defined]
+        generation.LLM = stand_in
+
+    def get(self, arguments: dict[str, Any]) -> Any:
+        """The engine of these arguments, built now if it is not there."""
+        whole = {**arguments, **self._ours()}
+        key = json.dumps({name: str(value) for name, value in sorted(whole.items())})
+        if key != self._key:
+            self.close()
+            with self.stage.inside("load"):
+                self._engine = self._build(whole)
+            self._key, self.arguments = key, whole
+        elif arguments.get("enable_sleep_mode"):
+            self._engine.wake_up()  # TRL puts a new engine to sleep at once; one that sleeps already must not be put to sleep again
+        return self._engine
+
+    def _ours(self) -> dict[str, Any]:
+        # Dummy weights do: the trainer pushes its own before the first generation.
+        ours: dict[str, Any] = {"load_format": "dummy"} if self._random else {}
+        return ours | ({"enforce_eager": True} if self._cpu else {})
+
+    def _build(self, arguments: dict[str, Any]) -> Any:
+        if self._cpu and self.stage.limit_bytes is not None:
+            limit_is_the_machine(self.stage.limit_bytes)
+        before = {name: os.environ.get(name) for name in RENDEZVOUS}
+        try:
+            return self._real(**arguments)
+        finally:
+            _restore(before)
+
+    def close(self) -> None:
+        self._engine = self._key = None
+        gc.collect()
+
+
+def start(generation: Any, model: Any, tokenizer: Any, request: Mapping[str, Any], *, cpu: bool) -> None:
+    """Build the engine as TRL itself would, so that the first trainer finds it ready."""
+    from accelerate import Accelerator
+
+    engine = request["engine"]
+    before = {name: os.environ.get(name) for name in RENDEZVOUS}
+    accelerator = Accelerator(cpu=cpu)
+    wanted = {
+        "model": model,
+        "accelerator": accelerator,
+        "is_fsdp_enabled": False,
+        "processing_class": tokenizer,
+        "mode": "colocate",
+        "tensor_parallel_size": engine.get("vllm_tensor_parallel_size") or 1,
+        "gpu_memory_utilization": engine["vllm_gpu_memory_utilization"],
+        "max_model_length": engine["vllm_max_model_length"],
+        "max_num_seqs": engine["max_num_seqs"],
+        "enable_sleep_mode": bool(engine.get("vllm_enable_sleep_mode")),
+        "model_impl": engine.get("vllm_model_impl") or "vllm",
+        "trust_remote_code": bool(request.get("trust_remote_code")),
+    }
+    known = inspect.signature(generation.VLLMGeneration.__init__).parameters
+    try:
+        generation.VLLMGeneration(**{name: value for name, value in wanted.items() if name in known})
+    finally:
+        _restore(before)
+
+
+def forget_rendezvous(before: Mapping[str, str | None]) -> None:
+    """TRL writes a single process's rank into the environment, where the next trainer would take it for a distributed run."""
+    _restore(before)
+
+
+def rendezvous() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in RENDEZVOUS}
+
+
+def _restore(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def keep_plain_linears() -> None:
+    """vLLM's CPU linears repack their weights and drop the loader that weight sync goes through: keep them as they are."""
+    import torch
+    import vllm.model_executor.layers.utils as utils
+
+    def plain(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = plain
+
+
+def limit_is_the_machine(limit_bytes: int) -> None:
+    """On a CPU the utilisation knob is a share of the machine's memory, minus what the process holds.
+
+    vLLM reads the limit of the root control group only. The probe's own limit is the machine here, whatever enforces it, and
+    what counts against it is what the limit counts: not the pages of the libraries.
+    """
+    import vllm.v1.worker.cpu_worker as worker
+
+    def held() -> int:
+        figures = resident()
+        return figures["RssAnon"] + figures["RssShmem"]
+
+    def node(*_: Any) -> Any:
+        return SimpleNamespace(total_memory=limit_bytes, available_memory=max(0, limit_bytes - held()))
+
+    worker.get_memory_node_info = node
+    worker.psutil = SimpleNamespace(Process=lambda *_: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=held())))

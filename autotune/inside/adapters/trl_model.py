@@ -1,0 +1,99 @@
+"""The base model: loaded once, given to every candidate as fresh modules around the same tensors.
+
+A trainer changes what it gets: it patches `forward`, wraps layers with adapters, leaves gradients behind. So a module cannot
+be used twice; its tensors can, and they are what loading costs.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import made_up
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def folder_for(model: Mapping[str, Any], scratch: Path) -> Path:
+    """A folder with config and tokenizer: the user's own if it has both, otherwise one in the scratch folder."""
+    given = Path(model["folder"]) if model.get("folder") else None
+    if given is not None and any((given / name).is_file() for name in TOKENIZER_FILES):
+        return given
+    if model["weights"] == "real":
+        raise FileNotFoundError(f"real weights were asked for, but {given} holds no tokenizer to train them with.")
+    config = model.get("config") or json.loads((given / "config.json").read_text() if given else "{}")
+    return made_up.write_model_folder(scratch / "model", config)
+
+
+def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool) -> Any:
+    """The model on its device, in training mode, under the name of its folder, from which trainer and engine read the rest."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+    dtype = getattr(torch, model["dtype"])
+    place = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else "cpu"
+    set_seed(seed)
+    if model["weights"] == "real":
+        made = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, trust_remote_code=trust_remote_code).to(place)
+    else:
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        with torch.device(place):
+            made = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        made.config._name_or_path = made.name_or_path = str(folder)
+        _read_generation_config(made, folder)
+    return made.train()
+
+
+def _read_generation_config(model: Any, folder: Path) -> None:
+    from transformers import GenerationConfig
+
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(str(folder))
+
+
+def tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+    """As the trainer itself would load it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(
+        str(folder), truncation_side="left", padding_side="left", trust_remote_code=trust_remote_code
+    )
+
+
+def fresh(model: Any, *, attention: str | None = None) -> Any:
+    """New modules and new parameters around the same tensors: gradients, hooks and flags of a candidate die with its own."""
+    import torch
+
+    shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        plain = type(parameter) is torch.nn.Parameter
+        trainable = parameter.is_floating_point()
+        shared[id(parameter)] = torch.nn.Parameter(parameter.detach(), requires_grad=trainable) if plain else parameter
+    made = copy.deepcopy(model, memo=shared)
+    if attention is not None:
+        made.set_attn_implementation(attention)
+    return made
+
+
+def twin(model: Any) -> Any:
+    """A second model with tensors of its own: what a reference model costs."""
+    return copy.deepcopy(model)
+
+
+def is_whole(model: Any) -> bool:
+    """Whether no candidate spoilt the shared weights: a step on a gradient that is not a number does, even one of length nothing."""
+    import torch
+
+    with torch.no_grad():
+        return all(bool(torch.isfinite(parameter.sum())) for parameter in model.parameters() if parameter.is_floating_point())
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The decoder's layers, found as the longest list of modules; empty where there is no such list."""
+    import torch
+
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return list(max(lists, key=len)) if lists else []

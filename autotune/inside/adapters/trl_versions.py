@@ -1,0 +1,44 @@
+"""What differs between releases of TRL, in one place. Everything else of the adapter is written once for all of them.
+
+The names that the adapter hooks (`_generate`, `_calculate_rewards`, `_get_per_token_logps_and_entropies`, `_tokenize_prompts`,
+`_generate_and_score_completions`, `VLLMGeneration.sync_weights`) are private to TRL: they stand here, and `missing` says at
+once which of them a release lacks, before anything is measured by a hook that is never called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+OLDEST = "1.0.0"
+NEWEST = "1.16.0"
+
+HOOKED_METHODS = (
+    "_generate",
+    "_generate_single_turn",
+    "_tokenize_prompts",
+    "_generate_and_score_completions",
+    "_calculate_rewards",
+    "_get_per_token_logps_and_entropies",
+    "compute_loss",
+)
+"""Methods of GRPOTrainer by which phases, lengths and tokens are known."""
+
+
+class UnsupportedFramework(ImportError):
+    """The installed release lacks something that a probe hooks into."""
+
+
+def supported() -> tuple[str, str]:
+    """The oldest and the newest release that the tests run against."""
+    return OLDEST, NEWEST
+
+
+def check(trainer_class: Any, generation: Any, version: str) -> None:
+    """Raise UnsupportedFramework, naming what is missing."""
+    missing = [name for name in HOOKED_METHODS if not hasattr(trainer_class, name)]
+    if not hasattr(getattr(generation, "VLLMGeneration", None), "sync_weights"):
+        missing.append("VLLMGeneration.sync_weights")
+    if missing:
+        raise UnsupportedFramework(
+            f"TRL {version} has no {', '.join(missing)}, which a probe measures by; releases {OLDEST} to {NEWEST} have."
+        )

@@ -1,0 +1,126 @@
+"""Where a probe is and what that costs: exclusive seconds and peak memory for each phase.
+
+One phase at a time owns the clock; a phase entered inside another takes it over and gives it back.
+Whatever belongs to none of the eight is `other`, so the seconds always sum to the wall's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from .memory import Meter, cpu_meter
+from .trend import Trend
+
+PHASES = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")
+OTHER = "other"
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+class Stage:
+    """What one rank reports about itself while it loads and measures."""
+
+    def __init__(
+        self,
+        *,
+        emit: Emit,
+        rank: int = 0,
+        world_size: int = 1,
+        limit_bytes: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        meter: Meter | None = None,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.limit_bytes = limit_bytes
+        self.emit = emit
+        self.settle: Callable[[], None] = lambda: None  # adapters set it to wait for the device, so that work is timed where it was asked for
+        self._clock = clock
+        self._meter = meter or cpu_meter()
+        self._trend = Trend(limit_bytes, lambda: self._meter.now())
+        self.begin()
+
+    def begin(self) -> None:
+        """A new request: clocks and peaks start from nothing."""
+        self._stack = [OTHER]
+        self.stay = 0  # how many times the phase changed: tells one stay in a phase from the next
+        self._seconds = dict.fromkeys((*PHASES, OTHER), 0.0)
+        self._peaks: dict[str, int] = {}
+        self._meter.take_peak()
+        self._since = self._clock()
+
+    @property
+    def phase(self) -> str | None:
+        """The phase that runs, or that an exception left; None outside the eight."""
+        phase = self._stack[-1]
+        return None if phase == OTHER else phase
+
+    @contextmanager
+    def inside(self, phase: str) -> Iterator[None]:
+        """Run in `phase`. An exception leaves the phase standing, so that who catches it can read where it came from."""
+        depth = len(self._stack)
+        self.enter(phase)
+        yield
+        self._leave_to(depth)
+
+    def enter(self, phase: str) -> None:
+        """Take the clock over; `leave` gives it back. For work that begins and ends in different places."""
+        if phase not in PHASES:
+            raise ValueError(f"{phase!r} is not one of the phases {', '.join(PHASES)}")
+        self._turn()
+        self._stack.append(phase)
+        self._announce()
+
+    def leave(self) -> None:
+        """End the phase that was entered last."""
+        self._leave_to(max(1, len(self._stack) - 1))
+
+    def _leave_to(self, depth: int) -> None:
+        if len(self._stack) <= depth:
+            return
+        self._turn()
+        del self._stack[depth:]
+        self._announce()
+
+    def _announce(self) -> None:
+        self.stay += 1
+        self._trend.begin()
+        if self.phase is not None:
+            self.emit({"event": "phase", "phase": self.phase})
+
+    def _turn(self) -> None:
+        """Book the time and the peak since the last turn to the phase that ends."""
+        self.settle()
+        now = self._clock()
+        self._seconds[self._stack[-1]] += now - self._since
+        self._since = now
+        peak = self._meter.take_peak()
+        self._peaks[self._stack[-1]] = max(peak, self._peaks.get(self._stack[-1], 0))
+
+    def use_meter(self, meter: Meter) -> None:
+        """Measure another memory from here on: the GPU's, once there is one."""
+        self._meter.close()
+        self._meter = meter
+        self._meter.take_peak()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of every phase since `begin`, and of `other`."""
+        self._turn()
+        return dict(self._seconds)
+
+    def memory(self) -> dict[str, Any]:
+        """Peaks since `begin`: over all, by phase, and torch's own."""
+        self._turn()
+        by_phase = {phase: peak for phase, peak in self._peaks.items() if phase != OTHER}
+        totals: Mapping[str, int | None] = self._meter.totals()
+        return {"peak_bytes": max(self._peaks.values()), "phase_peak_bytes": by_phase, **totals}
+
+    def progress(self, done: int, total: int, what: str = "step") -> None:
+        """`done` of a known `total` in this phase; raises LimitForeseen when memory must cross the limit."""
+        self._trend.progress(done, total, what)
+
+    def close(self) -> None:
+        self._meter.close()

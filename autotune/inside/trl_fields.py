@@ -1,0 +1,113 @@
+"""Lists what `trl grpo --config` knows, as JSON on stdout: each field, what owns it, its kind and its default.
+
+Run by path under the training interpreter. `autotune/trainers/trl_fields.json` is this output, merged
+over the supported versions (python trl_fields.py --merge A.json B.json ...); a test compares it with the installed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import json
+import sys
+import types
+import typing
+
+OWNERS = {"GRPOScriptArguments": "script", "GRPOConfig": "config", "ModelConfig": "model", "DatasetMixtureConfig": "mixture"}
+KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict"}
+
+
+def kinds_of(annotation: object) -> list[str]:
+    """The kinds a field takes, as words: `int | None` is `["int", "null"]`."""
+    if annotation is type(None):
+        return ["null"]
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return sorted({kind for part in typing.get_args(annotation) for kind in kinds_of(part)})
+    plain = origin or annotation
+    if isinstance(plain, type) and issubclass(plain, enum.Enum):
+        return ["str"]
+    return [KINDS.get(typing.cast(type, plain), "other")]
+
+
+def choices_of(annotation: object) -> list[str]:
+    """The values of an enumeration among the field's kinds; nothing else is taken then, not even as a plain string."""
+    parts = [annotation, *typing.get_args(annotation)]
+    return [member.value for part in parts if isinstance(part, type) and issubclass(part, enum.Enum) for member in part]
+
+
+def default_of(field: dataclasses.Field[typing.Any]) -> object:
+    """The default as JSON; None stands for one that only the framework can make."""
+    if field.default_factory is not dataclasses.MISSING:
+        return None
+    value = None if field.default is dataclasses.MISSING else field.default
+    value = value.value if isinstance(value, enum.Enum) else value
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def fields_of(owner: type) -> dict[str, dict[str, object]]:
+    hints = typing.get_type_hints(owner)
+    listing: dict[str, dict[str, object]] = {}
+    for field in dataclasses.fields(owner):
+        facts: dict[str, object] = {"kinds": kinds_of(hints[field.name]), "default": default_of(field)}
+        choices = choices_of(hints[field.name]) or list(field.metadata.get("choices") or [])
+        listing[field.name] = {**facts, "choices": choices} if choices else facts
+    return listing
+
+
+def accelerate_options() -> list[str]:
+    """The long options of `accelerate launch`: where `trl` hands on what it does not know itself."""
+    from accelerate.commands.launch import launch_command_parser
+
+    actions = launch_command_parser()._actions
+    names = {option[2:] for action in actions for option in action.option_strings if option.startswith("--")}
+    return sorted(name for name in names - {"help"} if "-" not in name)
+
+
+def known() -> dict[str, object]:
+    import trl
+    from trl.scripts.grpo import GRPOScriptArguments
+    from trl.scripts.utils import DatasetMixtureConfig
+
+    fields: dict[str, dict[str, object]] = {}
+    for owner in (GRPOScriptArguments, trl.GRPOConfig, trl.ModelConfig, DatasetMixtureConfig):
+        for name, facts in fields_of(owner).items():
+            fields.setdefault(name, {"of": OWNERS[owner.__name__], **facts})
+    return {"versions": [trl.__version__], "fields": fields, "accelerate": accelerate_options()}
+
+
+def merge(listings: list[dict[str, typing.Any]]) -> dict[str, object]:
+    """One listing over several versions, oldest first; the newest has the last word on kinds and defaults."""
+    fields: dict[str, dict[str, object]] = {}
+    for listing in listings:
+        for name, facts in listing["fields"].items():
+            fields[name] = {**facts, "in": [*typing.cast(list, fields.get(name, {}).get("in", [])), *listing["versions"]]}
+    versions = [version for listing in listings for version in listing["versions"]]
+    for facts in fields.values():
+        if facts["in"] == versions:
+            del facts["in"]
+    options = sorted({name for listing in listings for name in listing["accelerate"]})
+    return {"versions": versions, "fields": dict(sorted(fields.items())), "accelerate": options}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--merge", nargs="+", metavar="JSON")
+    paths = parser.parse_args().merge
+    if paths:
+        listings = []
+        for path in paths:
+            with open(path) as file:  # noqa: PTH123
+                listings.append(json.load(file))
+        answer = merge(listings)
+        # One field a line, so that a change of version reads as a small change here.
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(facts)}" for name, facts in answer["fields"].items())  # type: ignore[attr-defined]
+        rest = f'"accelerate": {json.dumps(answer["accelerate"])}'
+        print(f'{{"versions": {json.dumps(answer["versions"])},\n"fields": {{\n{lines}\n}},\n{rest}}}')
+    else:
+        json.dump(known(), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What a person sees while the search runs, on stderr: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from autotune.candidate import Candidate, KnobValue
+from autotune.events import Event, Note, ProbeEnded, ProbeStarted, Settled
+from autotune.recommendation import Trial
+from autotune.space import SearchSpace
+from autotune.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+
+class Progress:
+    """A listener: `with Progress(space) as progress: tune(..., listener=progress)`."""
+
+    def __init__(self, space: SearchSpace, *, stream: TextIO | None = None) -> None:
+        from rich.console import Console
+
+        self._moving = tuple(knob.name for knob in space.knobs if len(knob.choices) > 1)
+        # markup and highlight are off: knob values are data, not formatting.
+        self._console: Console = Console(file=stream or sys.stderr, markup=False, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._probes = 0
+        self._line = ""
+        self._best = ""
+        self._deadline: float | None = None
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            from rich.live import Live
+
+            self._live = Live(get_renderable=self._status, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Settled():
+                self._settled(event)
+            case ProbeStarted():
+                self._started(event)
+            case ProbeEnded():
+                self._ended(event)
+            case Note(text=text):
+                self._say(text)
+
+    def _settled(self, event: Settled) -> None:
+        self._remember_time(event.budget_seconds)
+        resumed = f"; {event.resumed_trials} already measured" if event.resumed_trials else ""
+        budget = format_seconds(event.budget_seconds)
+        self._say(f"{event.candidates} candidates{resumed}; at most {event.max_probes} probes in {budget}.")
+
+    def _started(self, event: ProbeStarted) -> None:
+        self._remember_time(event.seconds_left)
+        self._probes += 1
+        load = ", loading first" if event.loads else ""
+        self._line = f"probe {self._probes} ({event.purpose}{load}): {self._short(event.candidate)}"
+        if self._live is None:
+            self._say(f"{self._line} [{_left(event.seconds_left)}]")
+
+    def _ended(self, event: ProbeEnded) -> None:
+        self._remember_time(event.seconds_left)
+        self._best = f"best so far {_speed(event.best)}" if event.best else "nothing fits yet"
+        told = f"   {self._short(event.trial.candidate)}" if self._live is not None else ""
+        self._say(f"  {_outcome(event.trial)}{told}")
+        self._line = ""
+
+    def _short(self, candidate: Candidate) -> str:
+        return (
+            " ".join(f"{name}={_plain(value)}" for name, value in candidate.knobs.items() if name in self._moving)
+            or "the only candidate"
+        )
+
+    def _say(self, text: str) -> None:
+        self._console.print(text)
+
+    def _remember_time(self, seconds_left: float) -> None:
+        self._deadline = self._console.get_time() + seconds_left
+
+    def _status(self) -> str:
+        left = max(0.0, (self._deadline or 0.0) - self._console.get_time())
+        parts = [self._line or "choosing the next candidate", self._best, _left(left)]
+        line = " · ".join(part for part in parts if part)
+        width = self._console.width - 1
+        return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _plain(value: KnobValue) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _left(seconds: float) -> str:
+    return f"{format_seconds(seconds)} left"
+
+
+def _speed(trial: Trial) -> str:
+    speed = trial.measurement.ranking_speed
+    return f"{speed.tokens_per_second:.0f} tokens/s" if speed else "of unknown speed"
+
+
+def _outcome(trial: Trial) -> str:
+    measured = trial.measurement
+    peak = measured.memory.peak_bytes
+    memory = f", peak {format_bytes(peak)}" if peak is not None else ""
+    seconds = format_seconds(measured.cost.total_seconds)
+    if trial.verdict.fits:
+        cut = " (stopped early: slower than the best)" if measured.worst and measured.worst.cut_short else ""
+        return f"fits: {_speed(trial)}{memory}, took {seconds}{cut}"
+    why = f": {measured.failure.evidence[:120]}" if measured.failure and not measured.outcome.is_out_of_memory else ""
+    return f"{measured.outcome}{memory}, took {seconds}{why}"

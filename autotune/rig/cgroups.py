@@ -1,0 +1,107 @@
+"""Memory cgroups as files: where ours may be made, and how one is written, read, emptied and removed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+
+from autotune.errors import RigError
+
+_PREFIX = "autotune-"
+_numbers = itertools.count()
+
+
+class Group:
+    """One cgroup of our own, below the one that we are in."""
+
+    def __init__(self, home: Path) -> None:
+        _sweep(home)
+        self.path = home / f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
+        self.path.mkdir()
+
+    def write(self, name: str, value: int) -> None:
+        (self.path / name).write_text(str(value))
+
+    def number(self, name: str) -> int:
+        return int((self.path / name).read_text())
+
+    def table(self, name: str) -> dict[str, int]:
+        pairs = (line.split() for line in (self.path / name).read_text().splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+
+    def members(self) -> list[int]:
+        with contextlib.suppress(OSError):
+            return [int(line) for line in (self.path / "cgroup.procs").read_text().split()]
+        return []
+
+    def kill_all(self, patience_seconds: float = 3.0) -> None:
+        """End every member, and those that they start meanwhile."""
+        deadline = time.monotonic() + patience_seconds
+        while (members := self.members()) and time.monotonic() < deadline:
+            for pid in members:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
+
+    def remove(self, patience_seconds: float = 2.0) -> None:
+        """A cgroup stays busy for a moment after its last process has gone."""
+        deadline = time.monotonic() + patience_seconds
+        while self.path.exists():
+            try:
+                self.path.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    return  # the next one that comes by sweeps it
+                time.sleep(0.01)
+
+
+def v1_home() -> Path:
+    """Our own memory cgroup of v1."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return _below_mount(path, "cgroup", "memory")
+    raise RigError("There is no cgroup v1 memory controller here.")
+
+
+def v2_home() -> Path:
+    """The nearest cgroup of v2, ours or the one above, whose children have the memory controller."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, _, path = line.split(":", 2)
+        if number == "0":
+            own = _below_mount(path, "cgroup2", None)
+            for home in (own, own.parent):
+                control = home / "cgroup.subtree_control"
+                if control.exists() and "memory" in control.read_text().split():
+                    return home
+    raise RigError("There is no cgroup v2 memory controller for children of ours here.")
+
+
+def _below_mount(path: str, kind: str, controller: str | None) -> Path:
+    return place_of(Path("/proc/self/mountinfo").read_text(), path, kind, controller)
+
+
+def place_of(mountinfo: str, path: str, kind: str, controller: str | None) -> Path:
+    """Where the cgroup `path` shows in the file system: a container may see a part of the hierarchy only."""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        root, mount = left.split()[3:5]
+        filesystem, _, options = right.split()[:3]
+        if filesystem == kind and (controller is None or controller in options.split(",")):
+            inside = path == root or path.startswith(root.rstrip("/") + "/")
+            relative = path[len(root.rstrip("/")) :] if inside else ""
+            return Path(mount + relative.rstrip("/"))
+    raise RigError(f"No {kind} file system is mounted here.")
+
+
+def _sweep(home: Path) -> None:
+    """Remove what killed owners left behind; the kernel refuses where anything still runs in it."""
+    for left in home.glob(f"{_PREFIX}*-*"):
+        owner = left.name.removeprefix(_PREFIX).split("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            with contextlib.suppress(OSError):
+                left.rmdir()

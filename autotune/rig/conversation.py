@@ -1,0 +1,122 @@
+"""One command to the ranks, and everything that was said in answer until it is settled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autotune.errors import TrainingEnvironmentError
+from autotune.inside.wire import Message
+from autotune.measurement import PHASES, Phase
+from autotune.rig.keeper import Keeper, KeeperLost, install_line
+
+ROOT_CAUSE_SECONDS = 0.2
+"""How long the other ranks are heard after the first failure: a peer may complain before the rank that was killed is missed."""
+
+KERNEL_SHARE = 100
+"""One part in so many of the limit is left for page tables and sockets, which a cgroup counts: a rank then meets its own guard before
+the cgroup, and lives."""
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """What the ranks said to one command."""
+
+    results: dict[int, Message] = field(default_factory=dict)
+    """By rank: its `loaded` or `measured`."""
+
+    failures: list[Message] = field(default_factory=list)
+    """`failed` and `lost`, in the order in which they were heard."""
+
+    phases: dict[int, Phase] = field(default_factory=dict)
+    """By rank: the last phase it was heard to enter."""
+
+    timed_out: bool = False
+    keeper_lost: bool = False
+    printed: str = ""
+    """What the rig's processes printed meanwhile; filled where something went wrong."""
+
+    usage_before_bytes: int = 0
+    """The tree's memory when the command was given."""
+
+    @property
+    def ended_well(self) -> bool:
+        return not (self.failures or self.timed_out or self.keeper_lost)
+
+    def phase_of(self, rank: int | None) -> Phase | None:
+        """The rank's last phase; any rank's where nothing was heard of that one."""
+        if rank in self.phases:
+            return self.phases[rank]
+        return next(iter(self.phases.values()), None)
+
+
+class Conversation:
+    """Speaks to one keeper's ranks."""
+
+    def __init__(self, keeper: Keeper, ranks: int) -> None:
+        self._keeper = keeper
+        self._ranks = ranks
+
+    def load(self, request: Mapping[str, object], deadline: float) -> Answer:
+        return self._ask({"do": "load", "ranks": self._ranks, "load": dict(request)}, "loaded", deadline, first_phase="load")
+
+    def measure(self, request: Mapping[str, object], deadline: float) -> Answer:
+        return self._ask({"do": "measure", "request": dict(request)}, "measured", deadline, first_phase=None)
+
+    def _ask(self, message: Message, expected: str, deadline: float, *, first_phase: Phase | None) -> Answer:
+        mark = self._keeper.mark_output()
+        self._keeper.meter.enter(first_phase)
+        answer = Answer(usage_before_bytes=self._keeper.meter.now())
+        if first_phase is not None:
+            answer.phases = dict.fromkeys(range(self._ranks), first_phase)
+        try:
+            number = self._keeper.say({**message, **self._bounds(answer.usage_before_bytes)})
+            self._listen(answer, number, expected, deadline)
+        except KeeperLost:
+            answer.keeper_lost = True
+        if not answer.ended_well:
+            answer.printed = self._keeper.printed_since(mark)
+        return answer
+
+    def _bounds(self, usage_bytes: int) -> Message:
+        limit = self._keeper.limit_bytes
+        if self._keeper.device_kind == "cuda":
+            return {"guard_bytes": None, "device_limit_bytes": limit}
+        free = limit - limit // KERNEL_SHARE - usage_bytes
+        return {"guard_bytes": max(0, free) // self._ranks, "device_limit_bytes": None}
+
+    def _listen(self, answer: Answer, number: int, expected: str, deadline: float) -> None:
+        until = deadline
+        while len(answer.results) + len(answer.failures) < self._ranks:
+            if time.monotonic() >= until:
+                answer.timed_out = not answer.failures
+                return
+            for message in self._keeper.hear(until):
+                if message.get("id") in (number, None):
+                    self._note(answer, message, expected)
+            if answer.failures and until == deadline:
+                until = min(deadline, time.monotonic() + ROOT_CAUSE_SECONDS)
+
+    def _note(self, answer: Answer, message: Message, expected: str) -> None:
+        event, rank = message.get("event"), message.get("rank", 0)
+        if event == "phase" and message.get("phase") in PHASES:
+            answer.phases[rank] = message["phase"]
+            self._keeper.meter.enter(message["phase"])
+        elif event == expected:
+            answer.results[rank] = message
+        elif event == "failed":
+            answer.failures.append(message)
+        elif event == "lost" and not any(known.get("rank") == rank for known in answer.failures):
+            answer.results.pop(rank, None)
+            answer.failures.append(message)
+        elif event == "ready":
+            self._keeper.versions.update(message.get("versions") or {})
+        elif event == "unready":
+            raise self._cannot_import(message["error"])
+
+    def _cannot_import(self, error: Message) -> TrainingEnvironmentError:
+        lines = [install_line(self._keeper.python, package, span) for package, span in self._keeper.supported.items()]
+        words = f"{error.get('type')}: {str(error.get('text')).strip()}"[-500:]
+        what = f"The training environment behind {self._keeper.python} cannot be imported ({words})."
+        return TrainingEnvironmentError(" ".join([what, *lines]))

@@ -1,0 +1,227 @@
+"""The parent's handle on a keeper: started when needed, spoken to, ended without a trace.
+
+One handle serves many keepers, one after another: whatever became of the last one, `start` gives a live one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.errors import TrainingEnvironmentError
+from autotune.hardware import DeviceKind
+from autotune.inside.processes import descendants
+from autotune.inside.wire import Message
+from autotune.rig.folder import RigFolder
+from autotune.rig.limits import Device, Limit, best_limit
+from autotune.rig.meter import Meter, TreeMemory
+from autotune.rig.spawn import Spawned, marked, spawn
+
+START_SECONDS = 60.0
+"""A bare interpreter answers in a fraction of a second; a network file system may take a while."""
+
+UNLOAD_SECONDS = 10.0
+
+Supported = Mapping[str, tuple[str, str]]
+"""Package -> (oldest supported version, first version that is not)."""
+
+
+class KeeperLost(Exception):
+    """The keeper ended, or stopped to answer, while it was spoken to."""
+
+
+class Keeper:
+    """Owner of one keeper process, its limit, its meter, its folder."""
+
+    def __init__(
+        self,
+        *,
+        python: Path,
+        adapter: str,
+        supported: Supported,
+        limit_bytes: int,
+        device_kind: DeviceKind,
+        scratch_root: Path | None,
+    ) -> None:
+        self.python = python
+        self.limit_bytes = limit_bytes
+        self.device_kind = device_kind
+        self.versions: dict[str, str] = {}
+        self.generation = 0
+        """Counts the keepers, so that a rig can tell whether its ranks are still those it loaded."""
+        self.limit: Limit
+        self.meter: Meter
+        self._adapter, self.supported, self._scratch_root = adapter, supported, scratch_root
+        self._folder: RigFolder | None = None
+        self._spawned: Spawned | None = None
+        self._asked = 0
+
+    @property
+    def alive(self) -> bool:
+        return self._spawned is not None and not self._spawned.wire.closed and self._spawned.process.poll() is None
+
+    @property
+    def bound_by(self) -> str:
+        """What enforces the limit, strongest first."""
+        ours = {"cgroup-v1": "cgroup-v1+rlimit", "cgroup-v2": "cgroup-v2+rlimit"}
+        return ours.get(self.limit.name, self.limit.name)
+
+    @property
+    def pid(self) -> int | None:
+        return self._spawned.process.pid if self._spawned else None
+
+    def start(self) -> None:
+        """A live keeper of a supported environment, bound by the limit; nothing happens where there is one."""
+        if self.alive:
+            return
+        self.end()
+        self.generation += 1
+        try:
+            self._start()
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self) -> None:
+        self.limit = Device(self.limit_bytes) if self.device_kind == "cuda" else best_limit(self.limit_bytes)
+        self._folder = RigFolder(self._scratch_root)
+        self._spawned = spawn(self.python, self._adapter, self.supported, self._folder)
+        pid = self._spawned.process.pid
+        with contextlib.suppress(ProcessLookupError):  # it has ended already: told below
+            self.limit.enter(pid)
+        tree = TreeMemory(pid)
+        counted = self.limit.usage_bytes() is not None
+        watched = not self.limit.kernel_kills and self.device_kind == "cpu"
+        self.meter = Meter(
+            self.limit.usage_bytes if counted else tree.read,
+            limit_bytes=self.limit_bytes if watched else None,
+            over=self._end_what_grows,
+        )
+        self.versions = self._environment()
+        _require(self.supported, self.versions, self.python)
+
+    def _environment(self) -> dict[str, str]:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                messages = self.hear(deadline)
+            except KeeperLost:
+                break
+            for message in messages:
+                if message.get("event") == "environment":
+                    return dict(message["versions"])
+        said = self.printed_since(0).strip().splitlines()
+        raise TrainingEnvironmentError(
+            f"The interpreter {self.python} did not start the training side: {said[-1] if said else 'it said nothing'}. "
+            "Give the Python (3.9 or newer) of your training environment with --python."
+        )
+
+    def say(self, message: Message) -> int:
+        """Send a command; its number, which every answer carries."""
+        if self._spawned is None:
+            raise KeeperLost
+        self._asked += 1
+        if not self._spawned.wire.send({**message, "id": self._asked}):
+            raise KeeperLost
+        return self._asked
+
+    def hear(self, deadline: float) -> list[Message]:
+        """What is said next, or nothing when the deadline passes."""
+        if self._spawned is None:
+            raise KeeperLost
+        messages = self._spawned.wire.take(max(0.0, deadline - time.monotonic()))
+        if not messages and self._spawned.wire.closed:
+            raise KeeperLost
+        return messages
+
+    def unload(self) -> None:
+        """End the ranks and keep the keeper; a keeper that does not manage that in time is ended too."""
+        if not self.alive:
+            return
+        deadline = time.monotonic() + UNLOAD_SECONDS
+        try:
+            number = self.say({"do": "unload"})
+            while time.monotonic() < deadline:
+                for message in self.hear(deadline):
+                    if message.get("event") == "unloaded" and message.get("id") == number:
+                        return
+        except KeeperLost:
+            pass
+        self.end()
+
+    def mark_output(self) -> int:
+        return self._spawned.log.mark() if self._spawned else 0
+
+    def printed_since(self, mark: int) -> str:
+        """What the rig's processes printed after the mark."""
+        if self._spawned is None:
+            return ""
+        self._spawned.log.settle()
+        return self._spawned.log.since(mark)
+
+    def end(self) -> None:
+        """Every process of the rig ends, with the limit and the files. May be called twice, from a signal handler too."""
+        spawned, self._spawned = self._spawned, None
+        folder, self._folder = self._folder, None
+        if spawned is not None:
+            spawned.wire.close()
+            self.limit.kill_all()
+            _end(spawned)
+            self.meter.close()
+            spawned.log.close()
+        if hasattr(self, "limit"):
+            self.limit.close()
+        if folder is not None:
+            folder.close()
+
+    def _end_what_grows(self) -> None:
+        """The tree is over a limit that the kernel does not hold: end the ranks, or, where there are none, the keeper."""
+        pid = self.pid
+        if pid is not None:
+            for victim in descendants(pid) or [pid]:
+                with contextlib.suppress(OSError):
+                    os.kill(victim, signal.SIGKILL)
+
+
+def _end(spawned: Spawned) -> None:
+    with contextlib.suppress(OSError):
+        spawned.process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        spawned.process.wait(timeout=5.0)
+    deadline = time.monotonic() + 3.0
+    while (left := marked(spawned.mark)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _require(supported: Supported, versions: Mapping[str, str], python: Path) -> None:
+    for package, (oldest, beyond) in supported.items():
+        found = versions.get(package)
+        if found is None or not _parts(oldest) <= _parts(found) < _parts(beyond):
+            state = f"has no {package}" if found is None else f"has {package} {found}"
+            raise TrainingEnvironmentError(
+                f"The interpreter {python} {state}; autotune supports {package} from {oldest} to below {beyond}. "
+                f"{install_line(python, package, (oldest, beyond))}"
+            )
+
+
+def install_line(python: Path, package: str, supported: tuple[str, str]) -> str:
+    """What to type to get a supported version."""
+    return f"Install it with: {python} -m pip install '{package}>={supported[0]},<{supported[1]}'"
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    """The numbers a version starts with: `1.16.0.dev0` as (1, 16, 0)."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(part) for part in match[0].split(".")] if match else []
+    while numbers and numbers[-1] == 0:  # 1.0 and 1 are the same version
+        numbers.pop()
+    return tuple(numbers)

@@ -1,0 +1,123 @@
+"""The memory of a process tree, sampled from outside, so that the measuring does not run in what is measured.
+
+A cgroup counts every page once. Without one, the processes' own figures are added up; pages that a
+rank still shares with the keeper it was forked from appear in both, so their share is looked up now
+and then (it takes a walk through the page tables) and taken off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.inside.processes import descendants
+
+INTERVAL_SECONDS = 0.01
+TREE_SECONDS = 0.1
+SHARED_SECONDS = 0.5
+
+
+class TreeMemory:
+    """Anonymous and shared memory of a process and all below it, each page counted once."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._pids: list[int] = []
+        self._shared_bytes = 0
+        self._listed = self._walked = float("-inf")
+
+    def read(self) -> int | None:
+        now = time.monotonic()
+        if now - self._listed > TREE_SECONDS:
+            self._pids, self._listed = [self._root, *descendants(self._root)], now
+        total = sum(_resident_bytes(pid) for pid in self._pids)
+        if now - self._walked > SHARED_SECONDS:
+            proportional = sum(_proportional_bytes(pid) for pid in self._pids)
+            self._shared_bytes, self._walked = max(0, total - proportional), now
+        return max(0, total - self._shared_bytes)
+
+
+def _resident_bytes(pid: int) -> int:
+    return _sum_of(Path(f"/proc/{pid}/status"), ("RssAnon:", "RssShmem:"))
+
+
+def _proportional_bytes(pid: int) -> int:
+    return _sum_of(Path(f"/proc/{pid}/smaps_rollup"), ("Pss_Anon:", "Pss_Shmem:"))
+
+
+def _sum_of(file: Path, fields: tuple[str, ...]) -> int:
+    with contextlib.suppress(OSError):
+        return sum(int(line.split()[1]) * 1024 for line in file.read_text().splitlines() if line.startswith(fields))
+    return 0  # it has ended meanwhile
+
+
+class Meter:
+    """Samples until it is closed; keeps the peak since `mark`, and by phase as far as it is told."""
+
+    def __init__(
+        self,
+        read: Callable[[], int | None],
+        *,
+        limit_bytes: int | None = None,
+        over: Callable[[], None] | None = None,
+        interval_seconds: float = INTERVAL_SECONDS,
+    ) -> None:
+        self._read, self._limit_bytes, self._over, self._interval_seconds = read, limit_bytes, over, interval_seconds
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._phase: str | None = None
+        self._peak = 0
+        self._by_phase: dict[str, int] = {}
+        self.went_over = False
+        """Whether the limit was crossed since `mark`."""
+        self._thread = threading.Thread(target=self._run, name="autotune-meter", daemon=True)
+        self._thread.start()
+
+    def now(self) -> int:
+        """The tree's memory at this moment."""
+        return self._sample()
+
+    def mark(self) -> None:
+        """A new candidate: peaks start again."""
+        with self._lock:
+            self._peak, self._by_phase, self._phase, self.went_over = 0, {}, None, False
+
+    def enter(self, phase: str | None) -> None:
+        """What is sampled from here on belongs to this phase."""
+        with self._lock:
+            self._phase = phase
+
+    @property
+    def peak_bytes(self) -> int:
+        with self._lock:
+            return self._peak
+
+    @property
+    def phase_peak_bytes(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._by_phase)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_seconds):
+            used = self._sample()
+            if self._over is not None and self._limit_bytes is not None and used > self._limit_bytes:
+                self.went_over = True
+                self._over()
+
+    def _sample(self) -> int:
+        try:
+            used = self._read() or 0
+        except (OSError, KeyError, ValueError):  # the tree, or its cgroup, is just going
+            return 0
+        with self._lock:
+            self._peak = max(self._peak, used)
+            if self._phase is not None:
+                self._by_phase[self._phase] = max(used, self._by_phase.get(self._phase, 0))
+        return used

@@ -1,0 +1,217 @@
+"""TRL's GRPOTrainer: the static side, without TRL. What runs it is `inside/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from autotune.candidate import Candidate, Knobs, KnobValue
+from autotune.composition import Composition, Resident
+from autotune.space import SearchSpace
+from autotune.trainers import trl_files, trl_legality
+from autotune.trainers.base import Job, ProbePlan
+from autotune.trainers.trl_fields import fields
+from autotune.trainers.trl_settings import OWN_SETTINGS, default, load_of, max_num_seqs, settings_of
+
+SIDE_EFFECTS = (
+    "output_dir", "push_to_hub", "report_to", "run_name", "project", "trackio_", "hub_", "log", "save_", "eval", "do_",
+    "resume_from_checkpoint", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "max_steps",
+    "num_train_epochs", "disable_tqdm", "prediction_loss_only", "fp16_full_eval", "bf16_full_eval", "per_device_eval",
+    "num_generations_eval", "num_completions_to_print",
+)  # fmt: skip
+"""Beginnings of the settings that a probe leaves to itself: where things are written, how long it runs, what it evaluates."""
+
+DATASET_KEYS = (
+    "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming", "datasets",
+    "streaming", "test_split_size",
+)  # fmt: skip
+
+DEFAULT_MICRO_BATCH = 8
+
+
+class TrlGrpo:
+    """GRPO with TRL, as `autotune.trainers.base.Trainer` describes a framework."""
+
+    name = "trl"
+    adapter = "trl_grpo"
+
+    def complete(self, knobs: Knobs, job: Job) -> Candidate:
+        settings = settings_of(knobs, job)
+        return Candidate(knobs=knobs, settings=settings, load=load_of(settings, job))
+
+    def why_illegal(self, candidate: Candidate, job: Job) -> str | None:
+        return trl_legality.why_illegal(candidate.settings, job)
+
+    def baseline(self, space: SearchSpace, job: Job) -> Knobs:
+        """The first legal one of the user's or TRL's own batch shape at the held learning knobs."""
+        fixed = {knob.name: _baseline_value(knob.name, knob.choices, knob.effect, job) for knob in space.knobs}
+        first: Knobs | None = None
+        for shape in _batch_shapes(space, job):
+            knobs = space.applicable({**fixed, **{name: value for name, value in shape.items() if name in space}})
+            first = first or knobs
+            if self.why_illegal(self.complete(knobs, job), job) is None:
+                return knobs
+        return first or space.applicable(fixed)
+
+    def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
+        workload, settings = job.workload, candidate.settings
+        return {
+            "model": {
+                "name": workload.model.name,
+                "folder": None if workload.model.folder is None else str(workload.model.folder),
+                "config": dict(workload.model.config),
+                "weights": workload.weights,
+                "dtype": settings["dtype"],
+                "attn_implementation": settings.get("attn_implementation"),
+                "load_in_4bit": bool(settings.get("load_in_4bit")),
+                "load_in_8bit": bool(settings.get("load_in_8bit")),
+            },
+            "adapter": _adapter_request(candidate, job),
+            "engine": _engine_request(candidate),
+            "device": job.hardware.kind,
+            "seed": workload.seed,
+            "trust_remote_code": workload.trust_remote_code,
+        }
+
+    def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
+        settings, user = candidate.settings, job.workload.user_settings
+        longest = settings["max_completion_length"]
+        typical = job.workload.typical_completion_length
+        return {
+            "settings": _trainer_settings({**user, **settings}),
+            "lengths": {
+                "prompt": settings["max_prompt_length"],
+                "completion": longest,
+                "typical": None if typical is None or not isinstance(longest, int) else min(typical, longest),
+            },
+            "dataset": dataset_of(job),
+            "reward_funcs": user.get("reward_funcs"),
+            "plan": asdict(plan),
+            "seed": job.workload.seed,
+        }
+
+    def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
+        return trl_files.write_files(candidate, job, folder, dataset_of(job))
+
+    def compose(self, candidate: Candidate, job: Job) -> Composition:
+        """Which models are resident for this candidate."""
+        settings, ranks = candidate.settings, job.hardware.count
+        steps = _int(settings.get("steps_per_generation"))
+        micro = _int(settings["per_device_train_batch_size"])
+        return Composition(
+            residents=tuple(_residents(candidate, job)),
+            ranks=ranks,
+            micro_batch=micro,
+            accumulation=_int(settings["gradient_accumulation_steps"]),
+            generation_batch=micro * ranks * steps,
+            prompt_length=_int(settings["max_prompt_length"]),
+            completion_length=_int(settings["max_completion_length"]),
+            checkpointing=bool(settings["gradient_checkpointing"]),
+            optimizer=str(settings["optim"]),
+        )
+
+
+def dataset_of(job: Job) -> Mapping[str, object] | None:
+    """What TRL would load, in its own words; None where nothing was named."""
+    named = {name: job.workload.user_settings[name] for name in DATASET_KEYS if name in job.workload.user_settings}
+    if job.workload.dataset is not None:
+        named = {**{name: value for name, value in named.items() if name != "datasets"}, "dataset_name": job.workload.dataset}
+    return named if named.get("dataset_name") or named.get("datasets") else None
+
+
+def _baseline_value(name: str, choices: tuple[KnobValue, ...], effect: str, job: Job) -> KnobValue:
+    """Held by the user; else the most preferred for a learning knob, and TRL's own default for a neutral one."""
+    if name in job.workload.held:
+        return job.workload.held[name]
+    if effect == "learning" or len(choices) == 1 or name not in fields():
+        return choices[0]
+    return default(name)
+
+
+def _batch_shapes(space: SearchSpace, job: Job) -> Iterator[dict[str, KnobValue]]:
+    """Micro-batch and accumulation, closest to TRL's defaults first: the largest micro-batch up to 8 that is legal."""
+    held = job.workload.held
+    micro_name, steps_name = "per_device_train_batch_size", "gradient_accumulation_steps"
+    micros: list[KnobValue] = [held[micro_name]] if micro_name in held else list(range(DEFAULT_MICRO_BATCH, 0, -1))
+    for micro in micros:
+        if steps_name in held:
+            yield {micro_name: micro, steps_name: held[steps_name]}
+            continue
+        total, per_step = job.workload.global_batch, _int(micro) * job.hardware.count
+        if total is None:
+            yield from ({micro_name: micro, steps_name: steps} for steps in range(1, 129))
+        elif per_step and total % per_step == 0:
+            yield {micro_name: micro, steps_name: total // per_step}
+
+
+def _adapter_request(candidate: Candidate, job: Job) -> dict[str, object] | None:
+    if not candidate.settings["use_peft"]:
+        return None
+    user = job.workload.user_settings
+    lists = {name: user[name] for name in ("lora_target_parameters", "lora_modules_to_save") if name in user}
+    flags = {name: candidate.settings[name] for name in ("use_rslora", "use_dora") if name in candidate.settings}
+    return {
+        "lora_r": candidate.settings["lora_r"],
+        "lora_alpha": candidate.settings["lora_alpha"],
+        "lora_dropout": candidate.settings["lora_dropout"],
+        "lora_target_modules": user.get("lora_target_modules", candidate.settings.get("lora_target_modules")),
+        **lists,
+        **flags,
+    }
+
+
+def _engine_request(candidate: Candidate) -> dict[str, object] | None:
+    settings = candidate.settings
+    if not settings["use_vllm"]:
+        return None
+    names = ("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
+    request: dict[str, object] = {name: settings[name] for name in names}
+    if "vllm_model_impl" in settings:
+        request["vllm_model_impl"] = settings["vllm_model_impl"]
+    return {**request, "max_num_seqs": max_num_seqs(settings)}
+
+
+def _trainer_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """GRPOConfig's part, without what would leave traces outside the probe."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name in fields()
+        and fields()[name].owner == "config"
+        and name not in OWN_SETTINGS
+        and not name.startswith(SIDE_EFFECTS)
+    }
+
+
+def _residents(candidate: Candidate, job: Job) -> Iterator[Resident]:
+    settings, model = candidate.settings, job.workload.model.name
+    ranks = tuple(range(job.hardware.count))
+    adapter = _int(settings["lora_r"]) if settings["use_peft"] else None
+    bits = 4 if settings.get("load_in_4bit") else 8 if settings.get("load_in_8bit") else None
+    dtype = str(settings["dtype"])
+    yield Resident(
+        role="policy", model=model, ranks=ranks, dtype=dtype, trains=True, adapter_rank=adapter, quantised_bits=bits
+    )
+    if settings["beta"] != 0.0:
+        shared = "policy" if adapter is not None else None
+        yield Resident(
+            role="reference", model=model, ranks=ranks, dtype=dtype, trains=False, quantised_bits=bits,
+            shares_weights_with=shared, awake=None,
+        )  # fmt: skip
+    if settings["use_vllm"]:
+        share = settings["vllm_gpu_memory_utilization"]
+        yield Resident(
+            role="engine",
+            model=model,
+            ranks=ranks,
+            dtype=dtype,
+            trains=False,
+            sharding="tensor" if settings["vllm_tensor_parallel_size"] != 1 else "none",
+            claims_share=float(share) if isinstance(share, int | float) else None,
+            awake=("rollout", "sync") if settings["vllm_enable_sleep_mode"] else None,
+        )
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) else 0

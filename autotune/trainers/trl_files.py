@@ -1,0 +1,200 @@
+"""The winner in TRL's own files: recommended.yaml, accelerate.yaml, launch.sh, and the filtered dataset.
+
+`trl grpo --config recommended.yaml` reads the YAML twice: once in the launching process, alone, and once
+in each rank. What is written is accepted by both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from autotune.candidate import Candidate
+from autotune.errors import BadInput
+from autotune.trainers.base import Job
+from autotune.trainers.trl_config import REPLACED
+from autotune.trainers.trl_fields import fields
+from autotune.trainers.trl_prompts import measure_prompts
+from autotune.trainers.trl_settings import GENERATION_SHAPE, OWN_SETTINGS
+
+YAML_NAME, ACCELERATE_NAME, LAUNCH_NAME = "recommended.yaml", "accelerate.yaml", "launch.sh"
+DATASET_NAME, PROMPTS_NAME, PLACEHOLDER_NAME = "dataset", "prompts.json", "placeholder"
+
+PLACEHOLDER_REWARD = "get_soft_overlong_punishment"
+"""A reward of TRL's own that is 0 for completions below 1024 tokens: with it nothing is learned."""
+
+DATASET_SETTINGS = frozenset({"datasets", "dataset_name", "dataset_config", "dataset_streaming", "streaming", "test_split_size"})
+
+
+def write_files(candidate: Candidate, job: Job, folder: Path, dataset: Mapping[str, object] | None) -> list[Path]:
+    """Everything that the final run needs. Each file is whole or absent."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = _prepare_data(candidate, job, folder.resolve(), dataset)
+    content = {**_settings(candidate, job), **data.keys, "config_file": str(folder.resolve() / ACCELERATE_NAME)}
+    notes = [*_head(candidate, job), *data.notes]
+    text = "".join(f"# {line}".rstrip() + "\n" for line in notes) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    _write(folder / YAML_NAME, text)
+    _write(folder / ACCELERATE_NAME, yaml.safe_dump(_accelerate(candidate, job), sort_keys=False))
+    _write(folder / LAUNCH_NAME, _launch(job, data.own_dataset), executable=True)
+    return [*data.paths, folder / YAML_NAME, folder / ACCELERATE_NAME, folder / LAUNCH_NAME]
+
+
+class _Data:
+    """What the YAML says about data and rewards, and the files behind it."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, object] = {}
+        self.notes: list[str] = []
+        self.paths: list[Path] = []
+        self.own_dataset: str | None = None
+
+
+def _prepare_data(candidate: Candidate, job: Job, folder: Path, dataset: Mapping[str, object] | None) -> _Data:
+    data = _Data()
+    user = job.workload.user_settings
+    if dataset is None:
+        _place_holder(data, folder)
+    else:
+        _filter(data, candidate, job, folder, dataset)
+    if not user.get("reward_funcs") and not user.get("reward_model_name_or_path"):
+        data.keys["reward_funcs"] = [PLACEHOLDER_REWARD]
+        data.notes.append("PLACEHOLDER reward_funcs: put your own there. With this one nothing is learned.")
+    return data
+
+
+def _place_holder(data: _Data, folder: Path) -> None:
+    """A few prompts, so that the file runs as it is: TRL refuses one without a dataset."""
+    path = folder / PLACEHOLDER_NAME / "train.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    _write(path, "".join(json.dumps({"prompt": f"What is {a} plus {b}?"}) + "\n" for a in range(32) for b in range(32)))
+    data.keys["dataset_name"] = str(path.parent)
+    data.own_dataset = PLACEHOLDER_NAME
+    data.paths.append(path)
+    data.notes.append("PLACEHOLDER dataset_name: put your own there, with no prompt longer than the limit above.")
+
+
+def _filter(data: _Data, candidate: Candidate, job: Job, folder: Path, dataset: Mapping[str, object]) -> None:
+    limit = candidate.settings["max_prompt_length"]
+    assert isinstance(limit, int)
+    try:
+        found = measure_prompts(job, dataset, limit=limit, out=folder / DATASET_NAME)
+    except BadInput as error:
+        # After a whole search a dataset out of reach must not cost the answer; the file says what is missing.
+        found = {"error": str(error), "limit": limit}
+        data.keys.update(dataset)
+        data.notes.append(f"NOT FILTERED: keep prompts within {limit} tokens yourself. {error}")
+    else:
+        data.keys["dataset_name"] = str(folder / DATASET_NAME)
+        data.keys.update({name: dataset[name] for name in ("dataset_train_split", "dataset_test_split") if name in dataset})
+        data.own_dataset = DATASET_NAME
+        data.paths += sorted((folder / DATASET_NAME).rglob("*.parquet"))
+        data.notes.append(f"The dataset holds the {found['kept']} of {found['rows']} rows with prompts of at most {limit} tokens.")
+    _write(folder / PROMPTS_NAME, json.dumps(found, indent=2) + "\n")
+    data.paths.append(folder / PROMPTS_NAME)
+
+
+def _head(candidate: Candidate, job: Job) -> list[str]:
+    prompt, completion = candidate.settings["max_prompt_length"], candidate.settings["max_completion_length"]
+    return [
+        f"GRPO for {job.workload.model.name} on {job.hardware}, as autotune measured it. Start it with ./{LAUNCH_NAME}",
+        f"Measured with prompts of up to {prompt} tokens and completions of up to {completion}.",
+    ]
+
+
+def _settings(candidate: Candidate, job: Job) -> dict[str, object]:
+    """The user's own file with the tuned settings in it; of the rest only what differs from TRL's defaults."""
+    user = {
+        name: value
+        for name, value in {**job.workload.held, **job.workload.user_settings}.items()
+        if name not in REPLACED | OWN_SETTINGS | DATASET_SETTINGS and name not in GENERATION_SHAPE
+    }
+    tuned = {
+        name: value
+        for name, value in candidate.settings.items()
+        if name in fields() and name not in GENERATION_SHAPE and _says_something(name, value, candidate)
+    }
+    return {
+        "model_name_or_path": _model(job),
+        **user,
+        **tuned,
+        **_generation_shape(candidate, job),
+        "output_dir": user.get("output_dir", "./outputs"),
+    }
+
+
+def _says_something(name: str, value: object, candidate: Candidate) -> bool:
+    return name in candidate.knobs or value != fields()[name].default
+
+
+def _generation_shape(candidate: Candidate, job: Job) -> dict[str, object]:
+    """With several ranks in the other of TRL's two words: the launching process reads it as one rank, and groups must be whole there too."""
+    steps = candidate.settings["steps_per_generation"]
+    if job.hardware.count == 1:
+        return {"steps_per_generation": steps}
+    micro = candidate.settings["per_device_train_batch_size"]
+    assert isinstance(steps, int) and isinstance(micro, int)
+    return {"generation_batch_size": micro * job.hardware.count * steps}
+
+
+def _model(job: Job) -> str:
+    named = job.workload.user_settings.get("model_name_or_path")
+    if isinstance(named, str):
+        return named
+    model = job.workload.model
+    return str(model.folder.resolve()) if model.folder is not None and Path(model.name).exists() else model.name
+
+
+def _accelerate(candidate: Candidate, job: Job) -> dict[str, object]:
+    """Plain data parallel. `MULTI_GPU` is accelerate's word for one process per rank, with gloo on a CPU too."""
+    precision = "bf16" if candidate.settings["bf16"] else "fp16" if candidate.settings["fp16"] else "no"
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_GPU" if job.hardware.count > 1 else "NO",
+        "num_machines": 1,
+        "num_processes": job.hardware.count,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": precision,
+        "rdzv_backend": "static",
+        "same_network": True,
+        # With use_cpu on, accelerate starts a single process whatever num_processes says; the YAML's own use_cpu is enough.
+        "use_cpu": job.hardware.kind == "cpu" and job.hardware.count == 1,
+    }
+
+
+def _launch(job: Job, own_dataset: str | None) -> str:
+    trl = shlex.quote(str(job.workload.python.parent / "trl"))
+    # What lies beside this file is named again, so that it is found wherever the folder is moved.
+    dataset = f' \\\n  --dataset_name "$here/{own_dataset}"' if own_dataset else ""
+    return f"""#!/usr/bin/env bash
+# Starts the recommended run. Further arguments go to TRL: ./{LAUNCH_NAME} --max_steps 100
+# Run it from the folder that your reward functions and relative paths are found from.
+set -euo pipefail
+here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
+trl={trl}
+[ -x "$trl" ] || trl=trl
+exec "${{TRL:-$trl}}" grpo --config "$here/{YAML_NAME}" --config_file "$here/{ACCELERATE_NAME}"{dataset} "$@"
+"""
+
+
+def _write(path: Path, text: str, *, executable: bool = False) -> None:
+    """Whole or not at all: written beside and moved into place."""
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(partial).chmod((0o777 if executable else 0o666) & ~mask)
+        Path(partial).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(partial).unlink()
+        raise

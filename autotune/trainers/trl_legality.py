@@ -1,0 +1,224 @@
+"""Which settings TRL refuses, said before any of its code runs.
+
+Two lists, kept apart. `config_refusals` are GRPOConfig's own: a property test constructs the real one at
+world sizes 1 to 8 and finds that exactly these raise. `other_refusals` are what breaks later, in the
+trainer, the engine or the learning: GRPOConfig alone would let them pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from autotune.trainers.base import Job
+from autotune.trainers.trl_fields import fields
+
+Settings = Mapping[str, object]
+
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+COUNTS = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations",
+    "max_completion_length", "max_prompt_length", "vllm_tensor_parallel_size", "lora_r",
+)  # fmt: skip
+ENUMERATIONS = ("optim", "eval_strategy", "save_strategy", "logging_strategy", "lr_scheduler_type", "hub_strategy")
+
+
+def get(settings: Settings, name: str) -> object:
+    """The setting, or TRL's default where it is not said."""
+    return settings[name] if name in settings else fields()[name].default
+
+
+def number(settings: Settings, name: str) -> int:
+    value = get(settings, name)
+    return value if isinstance(value, int) else 0
+
+
+def why_illegal(settings: Settings, job: Job) -> str | None:
+    """The first rule that these settings break, with its values."""
+    ranks, device = job.hardware.count, job.hardware.kind
+    for reason in (*counts_refusals(settings), *config_refusals(settings, ranks, device), *other_refusals(settings, job)):
+        return reason
+    return None
+
+
+def counts_refusals(settings: Settings) -> Iterator[str]:
+    """Counts below one, some of which GRPOConfig takes without a word."""
+    for name in COUNTS:
+        value = settings.get(name)
+        if name in settings and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            yield f"{name} must be a whole number of at least 1, and is {value!r}."
+
+
+def config_refusals(settings: Settings, ranks: int, device: str) -> Iterator[str]:
+    """GRPOConfig's own rules, as of the newest supported TRL."""
+    for rule in (_generation_batch, _evaluation, _precision, _importance_sampling, _plain):
+        yield from rule(settings, ranks, device)
+
+
+def _generation_batch(settings: Settings, ranks: int, device: str) -> Iterator[str]:
+    batch, steps = settings.get("generation_batch_size"), settings.get("steps_per_generation")
+    micro, generations = number(settings, "per_device_train_batch_size"), get(settings, "num_generations")
+    if batch is not None and steps is not None:
+        yield f"generation_batch_size ({batch}) and steps_per_generation ({steps}) cannot both be set."
+        return
+    if isinstance(batch, int) and (micro * ranks == 0 or batch % (micro * ranks)):
+        yield (
+            f"generation_batch_size ({batch}) must be divisible by per_device_train_batch_size x ranks "
+            f"({micro} x {ranks} = {micro * ranks})."
+        )
+        return
+    if not isinstance(generations, int) or generations < 2:
+        yield f"num_generations must be at least 2, to compare completions of one prompt, and is {generations!r}."
+        return
+    steps = number(settings, "gradient_accumulation_steps") if steps is None else steps
+    total = batch if isinstance(batch, int) else micro * ranks * (steps if isinstance(steps, int) else 0)
+    if total % generations:
+        yield (
+            f"the generation batch ({total} = per_device_train_batch_size {micro} x {ranks} ranks x steps_per_generation "
+            f"{total // (micro * ranks or 1)}) must be divisible by num_generations ({generations}): groups must be whole."
+        )
+
+
+def _evaluation(settings: Settings, ranks: int, device: str) -> Iterator[str]:
+    if get(settings, "eval_strategy") == "no":
+        return
+    batch = number(settings, "per_device_eval_batch_size")
+    generations = number(settings, "num_generations_eval") or number(settings, "num_generations")
+    if generations == 0 or (batch * ranks) % generations:
+        yield (
+            f"the evaluation batch (per_device_eval_batch_size {batch} x {ranks} ranks) must be divisible by the "
+            f"generations of an evaluation ({generations})."
+        )
+
+
+def _precision(settings: Settings, ranks: int, device: str) -> Iterator[str]:
+    fp16, bf16 = bool(get(settings, "fp16")), get(settings, "bf16")
+    bf16 = not fp16 if bf16 is None else bool(bf16)
+    if fp16 and bf16:
+        yield "fp16 and bf16 cannot both be on."
+    if device == "cpu" and not get(settings, "use_cpu") and (bf16 or get(settings, "bf16_full_eval")):
+        yield "bf16 without a GPU needs use_cpu: true."
+    if get(settings, "fp16_full_eval") and get(settings, "bf16_full_eval"):
+        yield "fp16_full_eval and bf16_full_eval cannot both be on."
+    if device == "cpu" and get(settings, "tf32"):
+        yield "tf32 needs an NVIDIA GPU of the Ampere generation or newer."
+
+
+def _importance_sampling(settings: Settings, ranks: int, device: str) -> Iterator[str]:
+    low, high = get(settings, "vllm_importance_sampling_clip_min"), get(settings, "vllm_importance_sampling_clip_max")
+    cap = settings.get("vllm_importance_sampling_cap")
+    high = high if cap is None else cap
+    if isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
+        yield f"vllm_importance_sampling_clip_min ({low}) must be less than vllm_importance_sampling_clip_max ({high})."
+    mode = get(settings, "vllm_importance_sampling_mode")
+    truncates = mode in ("token_truncate", "sequence_truncate") and get(settings, "vllm_importance_sampling_correction")
+    if truncates and low is None and high is None:
+        yield f"vllm_importance_sampling_mode {mode!r} needs vllm_importance_sampling_clip_min or _clip_max."
+
+
+def _plain(settings: Settings, ranks: int, device: str) -> Iterator[str]:
+    if get(settings, "auto_find_batch_size"):
+        yield "auto_find_batch_size is not supported by GRPO: a shrunk batch would break the groups."
+    if get(settings, "log_completions_hub_repo") is not None and not get(settings, "log_completions"):
+        yield "log_completions_hub_repo needs log_completions: true."
+    every = get(settings, "torch_empty_cache_steps")
+    if every is not None and not (isinstance(every, int) and every > 0):
+        yield f"torch_empty_cache_steps must be a whole number above 0, and is {every!r}."
+    for name in ENUMERATIONS:
+        value = get(settings, name)
+        if value not in fields()[name].choices:
+            yield f"{name} must be one of {', '.join(fields()[name].choices)}, and is {value!r}."
+    if number(settings, "dataloader_num_workers") == 0 and get(settings, "dataloader_prefetch_factor") is not None:
+        yield "dataloader_prefetch_factor needs dataloader_num_workers above 0."
+
+
+def other_refusals(settings: Settings, job: Job) -> Iterator[str]:
+    """What GRPOConfig lets pass and something after it does not."""
+    rules: tuple[Callable[[Settings, Job], Iterator[str]], ...] = (_global_batch, _device, _loss, _adapter, _engine, _strategy)
+    for rule in rules:
+        yield from rule(settings, job)
+
+
+def _global_batch(settings: Settings, job: Job) -> Iterator[str]:
+    held, ranks = job.workload.global_batch, job.hardware.count
+    micro, steps = number(settings, "per_device_train_batch_size"), number(settings, "gradient_accumulation_steps")
+    if held is not None and micro * ranks * steps != held:
+        yield (
+            f"the global batch is held at {held}, and per_device_train_batch_size {micro} x {ranks} ranks x "
+            f"gradient_accumulation_steps {steps} makes {micro * ranks * steps}."
+        )
+
+
+def _device(settings: Settings, job: Job) -> Iterator[str]:
+    on_cpu = job.hardware.kind == "cpu"
+    if on_cpu and (get(settings, "fp16") or get(settings, "dtype") == "float16"):
+        yield "fp16 needs a GPU: a CPU computes in float32 or bfloat16."
+    if bool(get(settings, "use_cpu")) != on_cpu:
+        yield f"use_cpu is {get(settings, 'use_cpu')}, but the job is for {job.hardware}."
+    if on_cpu and (get(settings, "load_in_4bit") or get(settings, "load_in_8bit")):
+        yield "4-bit and 8-bit weights need a GPU."
+    window = number(settings, "max_prompt_length") if "max_prompt_length" in settings else 0
+    longest = job.workload.model.config.get("max_position_embeddings")
+    scaled = job.workload.model.config.get("rope_scaling")
+    window += number(settings, "max_completion_length")
+    if isinstance(longest, int) and not scaled and window > longest:
+        yield f"longest prompt plus longest completion ({window} tokens) exceed the model's {longest} positions."
+
+
+def _loss(settings: Settings, job: Job) -> Iterator[str]:
+    loss = get(settings, "loss_type")
+    if loss not in LOSSES:
+        yield f"loss_type must be one of {', '.join(LOSSES)}, and is {loss!r}."
+    mode = get(settings, "vllm_importance_sampling_mode")
+    corrected = get(settings, "use_vllm") and get(settings, "vllm_importance_sampling_correction")
+    if loss == "vespo" and corrected and mode not in ("token_truncate", "token_mask"):
+        yield f"loss_type vespo needs vllm_importance_sampling_mode token_truncate or token_mask, not {mode!r}."
+    if get(settings, "sync_ref_model") and get(settings, "beta") == 0.0:
+        yield "sync_ref_model needs a reference model, so beta above 0."
+    if get(settings, "sync_ref_model") and get(settings, "use_peft"):
+        yield "sync_ref_model works only with full tuning."
+
+
+def _adapter(settings: Settings, job: Job) -> Iterator[str]:
+    four, eight = get(settings, "load_in_4bit"), get(settings, "load_in_8bit")
+    if four and eight:
+        yield "load_in_4bit and load_in_8bit cannot both be on."
+    if (four or eight) and not get(settings, "use_peft"):
+        yield "quantised weights can only be trained through an adapter: use_peft must be on."
+    if eight and get(settings, "use_vllm"):
+        yield "vLLM cannot take over 8-bit weights; use load_in_4bit."
+
+
+def _engine(settings: Settings, job: Job) -> Iterator[str]:
+    if not get(settings, "use_vllm"):
+        return
+    if get(settings, "vllm_mode") != "colocate":
+        yield f"vllm_mode must be colocate to be measured here, and is {get(settings, 'vllm_mode')!r}."
+    if get(settings, "vllm_enable_sleep_mode") and job.hardware.kind == "cpu":
+        yield "vllm_enable_sleep_mode needs a GPU."
+    parallel = number(settings, "vllm_tensor_parallel_size")
+    if parallel == 0 or job.hardware.count % parallel:
+        yield f"vllm_tensor_parallel_size ({parallel}) must divide the {job.hardware.count} ranks evenly."
+    share = get(settings, "vllm_gpu_memory_utilization")
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        yield f"vllm_gpu_memory_utilization must be above 0 and at most 1, and is {share!r}."
+    yield from _window(settings, job)
+
+
+def _window(settings: Settings, job: Job) -> Iterator[str]:
+    window = settings.get("vllm_max_model_length")
+    prompt, completion = settings.get("max_prompt_length"), number(settings, "max_completion_length")
+    if isinstance(window, int) and isinstance(prompt, int) and window < prompt + completion:
+        yield (
+            f"vllm_max_model_length ({window}) must be at least max_prompt_length + max_completion_length "
+            f"({prompt} + {completion} = {prompt + completion})."
+        )
+    longest = job.workload.model.config.get("max_position_embeddings")
+    scaled = job.workload.model.config.get("rope_scaling")
+    if isinstance(window, int) and isinstance(longest, int) and not scaled and window > longest:
+        yield f"vllm_max_model_length ({window}) exceeds the model's {longest} positions."
+
+
+def _strategy(settings: Settings, job: Job) -> Iterator[str]:
+    for name in ("deepspeed", "fsdp", "parallelism_config"):
+        if get(settings, name):
+            yield f"{name} is set, but probes run plain data parallel so far; what they measure would not hold for it."

@@ -1,0 +1,53 @@
+"""Asks the training environment about a dataset's prompts: `inside/prompts.py` does the work there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.errors import BadInput, TrainingEnvironmentError
+from autotune.trainers.base import Job
+
+_SCRIPT = Path(__file__).resolve().parent.parent / "inside" / "prompts.py"
+TIMEOUT_SECONDS = 1800.0
+
+
+def measure_prompts(
+    job: Job, dataset: Mapping[str, object], *, limit: int | None, out: Path | None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> dict[str, object]:
+    """How long the prompts are, and, with `out`, the dataset without those beyond `limit` (see inside/prompts.py)."""
+    model, user = job.workload.model, job.workload.user_settings
+    request = {
+        "model": str(model.folder or model.name),
+        "dataset": dict(dataset),
+        "limit": limit,
+        "out": None if out is None else str(out),
+        "trust_remote_code": job.workload.trust_remote_code,
+        "model_revision": job.workload.held.get("model_revision"),
+        "chat_template_kwargs": user.get("chat_template_kwargs"),
+    }
+    try:
+        done = subprocess.run(
+            [str(job.workload.python), str(_SCRIPT)],
+            input=json.dumps(request), capture_output=True, text=True, timeout=timeout_seconds, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise TrainingEnvironmentError(f"{job.workload.python} cannot be started: {error}.") from error
+    except subprocess.TimeoutExpired as error:
+        raise BadInput(
+            f"Measuring the prompts of {_name(dataset)} took more than {timeout_seconds:.0f} s.", way_out="Use a smaller dataset."
+        ) from error
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no reason was given"]
+        raise BadInput(
+            f"The prompts of {_name(dataset)} could not be measured with the tokenizer of {request['model']}: {last[0]}.",
+            way_out="Both must be readable in the training environment.",
+        )
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+def _name(dataset: Mapping[str, object]) -> str:
+    return repr(dataset.get("dataset_name") or "the datasets of the configuration")

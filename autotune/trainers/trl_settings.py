@@ -1,0 +1,138 @@
+"""Knobs into settings: what TRL would use, every derived value filled in, under TRL's own names.
+
+The one setting that is not TRL's is `max_prompt_length`: TRL has no limit on prompts, so autotune keeps
+it by filtering the dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from autotune.candidate import Knobs, KnobValue, fingerprint
+from autotune.trainers.base import Job
+from autotune.trainers.trl_fields import fields
+
+OWN_SETTINGS = frozenset({"max_prompt_length"})
+DEFAULT_PROMPT_LENGTH = 512
+
+CORE = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length",
+    "num_iterations", "gradient_checkpointing", "optim", "beta", "loss_type", "use_vllm", "fp16",
+)  # fmt: skip
+"""GRPOConfig's settings that every candidate states, the default where nothing else was said."""
+
+ENGINE = ("vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
+ADAPTER = ("lora_r", "lora_alpha", "lora_dropout")
+GENERATION_SHAPE = ("steps_per_generation", "generation_batch_size")
+
+
+@cache
+def default(name: str) -> KnobValue:
+    """TRL's own default."""
+    value = fields()[name].default
+    assert value is None or isinstance(value, bool | int | float | str)
+    return value
+
+
+def settings_of(knobs: Knobs, job: Job) -> dict[str, KnobValue]:
+    """Everything TRL is told for these knobs. A knob at null follows from the rest."""
+    workload = job.workload
+    given = {**workload.held, **{name: value for name, value in knobs.items() if value is not None}}
+    settings = {name: value for name, value in given.items() if name not in GENERATION_SHAPE}
+    settings.update({name: default(name) for name in CORE if name not in given})
+    settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH)
+    if "gradient_accumulation_steps" not in given:
+        settings["gradient_accumulation_steps"] = _accumulation(settings["per_device_train_batch_size"], job)
+    settings.update(_generation_shape(given, settings, job.hardware.count))
+    settings.update(_precision(given, job.hardware.kind))
+    settings.update(_adapter(given, workload.tuning))
+    settings.update(_engine(given, settings))
+    return {name: value for name, value in settings.items() if _matters(name, settings)}
+
+
+def load_of(settings: Mapping[str, KnobValue], job: Job) -> dict[str, KnobValue]:
+    """The part that decides what must be loaded anew.
+
+    The engine is sized by the generation batch, so that at a constant one micro-batch and
+    accumulation move on the same engine.
+    """
+    model = job.workload.model
+    load: dict[str, KnobValue] = {
+        "model": model.name,
+        "model_config": fingerprint(model.config),
+        "weights": job.workload.weights,
+        "device": job.hardware.kind,
+        "ranks": job.hardware.count,
+    }
+    names = ("dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "use_peft", *ADAPTER, "use_rslora", "use_dora")
+    load.update({name: settings[name] for name in names if name in settings})
+    if settings["use_vllm"]:
+        load.update({name: settings[name] for name in (*ENGINE, "vllm_max_model_length", "vllm_model_impl") if name in settings})
+        load["max_num_seqs"] = max_num_seqs(settings)
+    return load
+
+
+def max_num_seqs(settings: Mapping[str, KnobValue]) -> int:
+    """How many sequences TRL builds its engine for."""
+    return (
+        _int(settings.get("per_device_train_batch_size"))
+        * _int(settings.get("vllm_tensor_parallel_size", 1))
+        * _int(settings.get("steps_per_generation"))
+    )
+
+
+def _accumulation(micro_batch: KnobValue, job: Job) -> int:
+    """What makes the held global batch; 1 where none is held or none does, and then legality says so."""
+    per_step = _int(micro_batch) * job.hardware.count
+    total = job.workload.global_batch
+    return total // per_step if total and per_step and total % per_step == 0 else _int(default("gradient_accumulation_steps"))
+
+
+def _generation_shape(given: Knobs, settings: Mapping[str, KnobValue], ranks: int) -> dict[str, KnobValue]:
+    """`steps_per_generation`, however it was worded; both words at once, or a bad one, stay for legality to refuse."""
+    steps, batch = given.get("steps_per_generation"), given.get("generation_batch_size")
+    if batch is None:
+        return {"steps_per_generation": settings["gradient_accumulation_steps"] if steps is None else steps}
+    per_step = _int(settings["per_device_train_batch_size"]) * ranks
+    if steps is not None or not per_step or not isinstance(batch, int) or batch % per_step:
+        return {"generation_batch_size": batch} if steps is None else {"generation_batch_size": batch, "steps_per_generation": steps}
+    return {"steps_per_generation": batch // per_step}
+
+
+def _precision(given: Knobs, device: str) -> dict[str, KnobValue]:
+    """Mixed precision as TRL has it on a GPU; a CPU computes in float32 unless asked otherwise."""
+    on_cpu = device == "cpu"
+    bf16 = given.get("bf16")
+    return {
+        "use_cpu": given.get("use_cpu", on_cpu),
+        "bf16": bf16 if bf16 is not None else not on_cpu and not given.get("fp16", False),
+        "dtype": given.get("dtype") or ("float32" if on_cpu else "bfloat16"),
+    }
+
+
+def _adapter(given: Knobs, tuning: str) -> dict[str, KnobValue]:
+    use_peft = given.get("use_peft", tuning != "full")
+    quantised: dict[str, KnobValue] = {"load_in_4bit": given.get("load_in_4bit", True)} if tuning == "qlora" else {}
+    adapter = {name: given.get(name, default(name)) for name in ADAPTER} if use_peft else {}
+    return {"use_peft": use_peft, **adapter, **quantised}
+
+
+def _engine(given: Knobs, settings: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+    if not settings["use_vllm"]:
+        return {}
+    window = given.get("vllm_max_model_length")
+    if window is None:
+        window = _int(settings["max_prompt_length"]) + _int(settings["max_completion_length"])
+    return {**{name: given.get(name, default(name)) for name in ENGINE}, "vllm_max_model_length": window}
+
+
+def _matters(name: str, settings: Mapping[str, KnobValue]) -> bool:
+    """Settings that nothing reads would tell equal candidates apart."""
+    if name.startswith("vllm_") and not settings["use_vllm"]:
+        return False
+    return not (name.startswith("lora_") and not settings["use_peft"])
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) else 0

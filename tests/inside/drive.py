@@ -1,0 +1,113 @@
+"""Runs the adapter in this process, without the keeper: load once, then measure requests one after another.
+
+    python tests/inside/drive.py REQUESTS.json     {"load": {...}, "measures": [{...}, ...]}  ->  JSON on stdout's last line
+
+Also a small library for the tests: `adapter()` loads autotune/inside by path as the keeper does, `load_request` and
+`measure_request` word a request for the tiny model.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+INSIDE = Path(__file__).parents[2] / "autotune" / "inside"
+PACKAGE = "autotune_inside"
+
+
+def inside(name: str = "") -> ModuleType:
+    """A module of autotune/inside under the name it has in a training environment, where autotune is absent."""
+    if PACKAGE not in sys.modules:
+        spec = importlib.util.spec_from_file_location(PACKAGE, INSIDE / "__init__.py", submodule_search_locations=[str(INSIDE)])
+        assert spec is not None
+        assert spec.loader is not None
+        package = importlib.util.module_from_spec(spec)
+        sys.modules[PACKAGE] = package
+        spec.loader.exec_module(package)
+    return importlib.import_module(f"{PACKAGE}.{name}" if name else PACKAGE)
+
+
+def adapter() -> ModuleType:
+    return inside("adapters.trl_grpo")
+
+
+def load_request(scratch: Path | str, *, config: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    model = {"folder": None, "config": config or inside("made_up").tiny_config(), "weights": "random", "dtype": "float32"}
+    request = {"model": model, "adapter": None, "engine": None, "device": "cpu", "seed": 42, "scratch": str(scratch)}
+    return {**request, **changes}
+
+
+def measure_request(
+    settings: dict[str, Any] | None = None, *, prompt: int = 16, completion: int = 8, typical: int | None = None, **changes: Any
+) -> dict[str, Any]:
+    small = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": completion}
+    plan = {"optimizer_steps": 2, "warmup_cycles": 1, "timed_cycles": 2, "stop_below_tokens_per_second": None}
+    plan |= changes.pop("plan", {})
+    request = {
+        "settings": {**small, **(settings or {})},
+        "lengths": {"prompt": prompt, "completion": completion, "typical": typical},
+        "dataset": None,
+        "reward_funcs": None,
+        "plan": plan,
+        "seed": 42,
+    }
+    return {**request, **changes}
+
+
+def engine_request(**changes: Any) -> dict[str, Any]:
+    small = {"vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 64, "max_num_seqs": 4}
+    return {**small, "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False, **changes}
+
+
+def events_stage(**options: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """A stage that keeps what it says."""
+    events: list[dict[str, Any]] = []
+    return inside("stage").Stage(emit=events.append, **options), events
+
+
+def run(document: dict[str, Any], *, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+    """Load and measure as a rank does, each request with its own seconds; a failure is an answer too."""
+    trl, clock = adapter(), time.perf_counter
+    limits = {"limit_bytes": document.get("limit_bytes")}
+    began = clock()
+    answer: dict[str, Any] = {"versions": trl.warm(document["load"]), "warm_seconds": clock() - began, "measures": []}
+    began = clock()
+    stage, _ = events_stage(rank=rank, world_size=world_size, **limits)
+    loaded = trl.load(document["load"], stage)
+    answer |= {"load_seconds": clock() - began, "load_memory": stage.memory()}
+    for request in document["measures"]:
+        began = clock()
+        stage, events = events_stage(rank=rank, world_size=world_size, **limits)
+        try:
+            outcome = {"result": trl.measure(loaded, request, stage)}
+        except Exception as error:
+            outcome = {"error": type(error).__name__, "text": str(error), "phase": stage.phase, "partial": getattr(error, "partial", None)}
+            if document.get("traceback"):
+                traceback.print_exc()
+            error.__traceback__ = None
+            del error
+        gc.collect()
+        trl.release(loaded)
+        held = stage._meter.now()
+        answer["measures"].append({**outcome, "seconds": clock() - began, "held_after": held, "events": len(events)})
+    return answer
+
+
+def main() -> None:
+    import os
+
+    document = json.loads(Path(sys.argv[1]).read_text())
+    answer = run(document, rank=int(os.environ.get("RANK", 0)), world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    print("\n" + json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
