@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -110,25 +110,42 @@ def understand(flags: Flags) -> Understood:
     )
 
 
-def refuse_impossible_values(understood: Understood, legal: Iterable[Candidate]) -> None:
-    """A value that the user named and that no legal candidate has would be dropped in silence otherwise."""
+def possible_candidates(
+    understood: Understood, legal: Callable[[Question, Trainer], tuple[Candidate, ...]]
+) -> tuple[Candidate, ...]:
+    """The legal candidates; a value that the user named and that none of them has is refused, not dropped in silence."""
+    try:
+        candidates = legal(understood.question, understood.trainer)
+    except BadInput:
+        # Nothing is legal at all: the reason to tell is one that has to do with what was typed.
+        _refuse_impossible_values(understood, ())
+        raise
+    _refuse_impossible_values(understood, candidates)
+    return candidates
+
+
+def _refuse_impossible_values(understood: Understood, legal: Collection[Candidate]) -> None:
     present = {(name, value) for candidate in legal for name, value in candidate.knobs.items()}
     for name, values in understood.named.items():
         for value in values:
-            if (name, value) not in present:
-                why = _why_never(understood, name, value)
+            if (name, value) in present:
+                continue
+            reason = _why_never(understood, name, value)
+            if legal or reason is not None:
+                why = reason or "it only matters together with other settings, which are not so here."
                 raise IllegalConfiguration(
                     f"{name}={value} is possible with no candidate: {why}", way_out=f"Give {name} another value."
                 )
 
 
-def _why_never(understood: Understood, name: str, value: KnobValue) -> str:
+def _why_never(understood: Understood, name: str, value: KnobValue) -> str | None:
+    """A reason that has to do with this very knob, of all the reasons why candidates with the value are illegal."""
     question, trainer = understood.question, understood.trainer
     for knobs in question.space.with_choices({name: (value,)}).assignments():
         reason = trainer.why_illegal(trainer.complete(knobs, question.job), question.job) if name in knobs else None
-        if reason is not None:
+        if reason is not None and name in reason:
             return reason
-    return f"it only matters while {question.space[name].when or 'something else holds'}, which is not so here."
+    return None
 
 
 def _hardware(flags: Flags) -> Hardware:
@@ -288,8 +305,8 @@ def _refuse_illegal_config(question: Question, trainer: Trainer) -> None:
     """A configuration that the framework itself refuses is said before anything else is tried."""
     if question.job.workload.config_file is None:
         return
-    baseline = trainer.complete(trainer.baseline(question.space, question.job), question.job)
-    reason = trainer.why_illegal(baseline, question.job)
+    # No knob is turned: this is the user's file, with the framework's own defaults for the rest.
+    reason = trainer.why_illegal(trainer.complete({}, question.job), question.job)
     if reason is not None:
         raise IllegalConfiguration(
             f"{question.job.workload.config_file} can't be trained as it is: {reason}", way_out="Correct it and run again."

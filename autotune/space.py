@@ -37,9 +37,9 @@ class Knob:
     """How the need for memory moves as the value goes up (False < True), all else equal: the one place that knows.
     `none`: not at all; `unclear`: either way, so values of it are never compared."""
 
-    through: str | None = None
-    """The derived setting by which it acts on memory, where that is not its own value: accumulation acts through
-    `generation_batch_size`, so at a fixed generation batch it does nothing."""
+    through: tuple[str, ...] = ()
+    """The settings by whose product it acts on memory, where that is not its own value: accumulation acts through
+    the generation batch, so where that is held it does nothing."""
 
     when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     """The knob exists only while each of these other knobs has one of these values; else it is left out."""
@@ -93,9 +93,7 @@ class SearchSpace:
             _ = self[name]
             if not values:
                 raise BadInput(f"Knob {name!r} was left without a value.", way_out=f"Give at least one: --search {name}=V1,V2.")
-        knobs = tuple(
-            replace(knob, choices=tuple(choices[knob.name])) if knob.name in choices else knob for knob in self.knobs
-        )
+        knobs = tuple(replace(knob, choices=tuple(choices[knob.name])) if knob.name in choices else knob for knob in self.knobs)
         return replace(self, knobs=knobs)
 
     def assignments(self) -> Iterator[Knobs]:

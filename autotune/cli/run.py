@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.asking import Understood
+    from autotune.candidate import Candidate
     from autotune.executors.local import LocalExecutor
     from autotune.recommendation import Recommendation
 
@@ -85,12 +86,14 @@ def command(as_json: bool, **flags: Any) -> int:
 
 
 def _run(understood: Understood, as_json: bool) -> int:
+    from autotune.asking import possible_candidates
     from autotune.report import failed_without_memory, show_question
+    from autotune.tune import legal_candidates
 
-    question = understood.question
+    candidates = possible_candidates(understood, legal_candidates)
     words = _console(to_stderr=as_json)
-    show_question(words, question, understood.assumed, understood.notes)
-    answer = _search(understood)
+    show_question(words, understood.question, candidates, assumed=understood.assumed, notes=understood.notes)
+    answer = _search(understood, candidates)
     if answer.interrupted:
         return _say_how_to_resume(words, understood, answer, as_json)
     _deliver(words, understood, answer, as_json)
@@ -99,20 +102,18 @@ def _run(understood: Understood, as_json: bool) -> int:
     return DONE if answer.winner is not None else NOTHING_FITS
 
 
-def _search(understood: Understood) -> Recommendation:
-    from autotune.asking import refuse_impossible_values
+def _search(understood: Understood, candidates: tuple[Candidate, ...]) -> Recommendation:
     from autotune.report import Progress
     from autotune.study import open_study
-    from autotune.tune import Clock, baseline_candidate, legal_candidates, tune
+    from autotune.tune import Clock, baseline_candidate, tune
 
     question, trainer = understood.question, understood.trainer
     clock = Clock(question.budget_seconds)
-    candidates = legal_candidates(question, trainer)
-    refuse_impossible_values(understood, candidates)
     with contextlib.closing(_executor(understood)) as executor, Progress(question.space) as progress:
         # The training environment is tried before the study is opened: where it will not do, nothing is left behind.
         executor.prepare()
-        question.out.mkdir(parents=True, exist_ok=True)
+        if question.storage.startswith(f"sqlite:///{question.out.resolve()}"):
+            question.out.mkdir(parents=True, exist_ok=True)
         study = open_study(question, candidates, baseline_candidate(question, trainer))
         return tune(question, study=study, executor=executor, listener=progress, clock=clock)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autotune.failures.table import ROWS, Row
@@ -90,13 +90,13 @@ def judge_raised(raised: Raised) -> Finding:
     """By the table; what the table does not know is a crash."""
     texts = [f"{kind}: {text}" for kind, text in raised.chain]
     found = _first_match(texts)
-    if (found is None or found[0].secondary) and raised.printed:
-        found = _first_match([raised.printed]) or found
-    if found is None or (found[0].secondary and raised.limit_hit):
-        if raised.limit_hit:
-            return _memory(
-                None, "the kernel ended a process of the tree for want of memory", raised.phase, raised.device, raised.frames, {}
-            )
+    if found is None or found[0].secondary:
+        found = _from_print(raised.printed, only_memory=found is None) or found
+    if raised.limit_hit and (found is None or found[0].secondary):
+        words = "the kernel ended a process of the tree for want of memory"
+        blamed = _memory(None, words, raised.phase, raised.device, raised.frames, {})
+        return replace(blamed, secondary=found is not None)
+    if found is None:
         return Finding(outcome=Outcome.CRASH, evidence=_one_line(texts[0] if texts else "no error was told"), phase=raised.phase)
     row, match = found
     return _finding(row, match, raised)
@@ -106,16 +106,14 @@ def judge_ending(ending: Ending) -> Finding:
     """By the kernel's word first, then by the last words that were printed."""
     if ending.out_of_memory == "limit":
         return _memory(None, f"{_how(ending)}: the memory limit was reached", ending.phase, ending.device, (), {})
-    if ending.out_of_memory == "machine":
+    if ending.out_of_memory == "machine" and ending.signal in (None, signal.SIGKILL):
         evidence = f"{_how(ending)}: the machine ran out of memory"
         return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=ending.phase)
-    found = _first_match([ending.printed]) if ending.printed else None
-    if found is not None and found[0].kind in ("memory", "illegal") and ending.signal != signal.SIGKILL:
-        raised = Raised(chain=(), phase=ending.phase, device=ending.device)
-        return _finding(*found, raised)
+    found = _from_print(ending.printed, only_memory=True)
+    if found is not None and ending.signal != signal.SIGKILL:
+        return _finding(*found, Raised(chain=(), phase=ending.phase, device=ending.device))
     why = ", ended by somebody else" if ending.signal == signal.SIGKILL else ""
-    cause = found[0].cause if found is not None else None
-    return Finding(outcome=Outcome.CRASH, evidence=_how(ending) + why, phase=ending.phase, cause=cause)
+    return Finding(outcome=Outcome.CRASH, evidence=_how(ending) + why, phase=ending.phase)
 
 
 def read_log(text: str, device: DeviceKind = "cuda") -> Finding | None:
@@ -124,13 +122,19 @@ def read_log(text: str, device: DeviceKind = "cuda") -> Finding | None:
     return None if found is None else _finding(*found, Raised(chain=(), frames=text.splitlines()[-40:], device=device))
 
 
-def _first_match(texts: Sequence[str]) -> tuple[Row, re.Match[str]] | None:
-    for row in ROWS:
+def _first_match(texts: Sequence[str], rows: Sequence[Row] = ROWS) -> tuple[Row, re.Match[str]] | None:
+    for row in rows:
         for text in texts:
             match = row.search(text)
             if match is not None:
                 return row, match
     return None
+
+
+def _from_print(printed: str, *, only_memory: bool) -> tuple[Row, re.Match[str]] | None:
+    """What was printed tells the root behind a wrapper. Otherwise only memory is believed: logs warn of much."""
+    rows = [row for row in ROWS if not row.secondary and (row.kind == "memory" or not only_memory)]
+    return _first_match([printed], rows)
 
 
 def _finding(row: Row, match: re.Match[str], raised: Raised) -> Finding:

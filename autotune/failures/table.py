@@ -3,7 +3,7 @@
 Memory failures pull in opposite directions (give the engine more, or less), so a row names the cause
 and keeps the numbers that the message itself carries. Named groups of a pattern are those numbers:
 `asked`, `free`, `total` with a unit beside them (`free_unit`), and `length` as a plain number.
-A message whose group lacks a unit counts bytes.
+A group without a unit takes `total`'s, or counts bytes.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="vllm_reservation",
-        pattern=r"(?:Free|Available) memory on (?:device|node) \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) (?P<total_unit>GiB)\)"
-        r" on startup is less than desired (?:GPU|CPU) memory utilization \([\d.]+, " + _ASKED,
+        pattern=r"(?:Free|Available) memory on (?:device|node)(?: \S+)? \((?P<free>[\d.]+)/(?P<total>[\d.]+)"
+        r" (?P<total_unit>GiB)\) on startup is less than desired (?:GPU|CPU) memory utilization \([\d.]+, " + _ASKED,
         kind="memory",
         cause="engine_startup",
         phase="load",
@@ -96,8 +96,9 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="vllm_kv_too_small",
-        pattern=r"at least one request with the model's max seq len \(\d+\), \(?(?P<asked>[\d.]+) (?P<asked_unit>GiB) KV cache is needed,"
-        r" which is larger than the available KV cache memory \((?P<free>[\d.]+) (?P<free_unit>GiB)\)"
+        pattern=r"at least one request with the model's max seq len \(\d+\), \(?(?P<asked>[\d.]+)"
+        r" (?P<asked_unit>GiB) KV cache is needed, which"
+        r" is larger than the available KV cache memory \((?P<free>[\d.]+) (?P<free_unit>GiB)\)"
         r"(?:.{0,120}?estimated maximum model length is (?P<length>\d+))?",
         kind="memory",
         cause="kv_cache",
@@ -188,27 +189,31 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="ray_host_memory",
-        pattern=r"RAY_memory_usage_threshold|exceeded K8s pod memory limits|Worker unexpectedly exits with a connection error code 2",
+        pattern=r"RAY_memory_usage_threshold|exceeded K8s pod memory limits"
+        r"|Worker unexpectedly exits with a connection error code 2",
         kind="host_memory",
         cause="host_ram",
     ),
     # What the framework refuses.
     Row(
         name="trl_divisible",
-        pattern=r"must be (?:evenly )?divisible by|must divide world size|requires at least 2 generations|can ?not be both configured|is not supported by GRPO",
+        pattern=r"must be (?:evenly )?divisible by|must divide world size|requires at least 2 generations"
+        r"|can ?not be both configured|is not supported by GRPO",
         kind="illegal",
         cause="illegal_config",
     ),
     Row(
         name="length_refused",
-        pattern=r"leaves no room to generate|max_token_len must be greater than the sequence length|decoder prompt \(length \d+\) is longer than the maximum model length"
+        pattern=r"leaves no room to generate|max_token_len must be greater than the sequence length"
+        r"|decoder prompt \(length \d+\) is longer than the maximum model length"
         r"|greater than the derived max_model_len|is too long and exceeds the maximum|longer than the maximum model length of",
         kind="illegal",
         cause="illegal_config",
     ),
     Row(
         name="setting_refused",
-        pattern=r"validation errors? for \w+Config|unexpected keyword argument|Your setup doesn't support bf16|requires n_samples_per_prompt > 1"
+        pattern=r"validation errors? for \w+Config|unexpected keyword argument|Your setup doesn't support bf16"
+        r"|requires n_samples_per_prompt > 1"
         r"|element 0 of tensors does not require grad|Head size \d+ is not supported|unsupported head.?size",
         kind="illegal",
         cause="illegal_config",
@@ -228,7 +233,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="network",
-        pattern=r"couldn't connect to|Max retries exceeded|LocalEntryNotFoundError|OfflineModeIsEnabled|Temporary failure in name resolution|outgoing traffic has been disabled",
+        pattern=r"couldn't connect to|Max retries exceeded|LocalEntryNotFoundError|OfflineModeIsEnabled"
+        r"|Temporary failure in name resolution|outgoing traffic has been disabled",
         kind="other",
         cause="network",
     ),
@@ -246,14 +252,16 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="cuda_fault",
-        pattern=r"illegal memory access|device-side assert|unspecified launch failure|uncorrectable ECC|CUDA error: (?!out of memory)",
+        pattern=r"illegal memory access|device-side assert|unspecified launch failure|uncorrectable ECC"
+        r"|CUDA error: (?!out of memory)",
         kind="other",
         cause="cuda_fault",
     ),
     # What the others say when one is gone: last, so that the root is found before them.
     Row(
         name="peer_gone",
-        pattern=r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout|remote process exited or there was a network error",
+        pattern=r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout"
+        r"|remote process exited or there was a network error",
         kind="other",
         cause="hang_or_nccl",
         secondary=True,

@@ -50,11 +50,11 @@ a GPU, its device's memory.
 `tempfile.gettempdir()` is a scratch folder that the parent removes. The result of `measure`, for this rank alone:
 
     {"worst": speed | null, "typical": speed | null, "optimizer_steps": n, "effective": {...},
-     "peak_bytes": n | null, "phase_peak_bytes": {"rollout": n, ...},       CPU: RssAnon + RssShmem of this process. GPU: of its device
-     "torch_allocated_bytes": n | null, "torch_reserved_bytes": n | null, "allocation_retries": n | null,
+     "memory": {"peak_bytes": n, "phase_peak_bytes": {"rollout": n, ...},   CPU: RssAnon + RssShmem of this process. GPU: of its device
+                "torch_allocated_bytes": n | null, "torch_reserved_bytes": n | null, "allocation_retries": n | null},
      "setup_seconds": s, "loop_seconds": s,
      "world_size": w}                                                       as the trainer itself sees it: it must be the number of ranks
-    speed: {"completion_tokens": n, "cycles": [{"seconds": s, "loss_tokens": n, "prompt_tokens": n}, ...],
+    speed: {"completion_tokens": n, "cycle_seconds": [s, ...], "cycle_loss_tokens": [n, ...], "prompt_tokens": n,
             "phase_seconds": {"rollout": s, ..., "other": s}, "user_reward_seconds": s, "cut_short": false}
 
 An exception may carry the same dictionary, as far as it got, in an attribute `partial`.

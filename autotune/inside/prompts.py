@@ -70,6 +70,8 @@ def prompt_lengths(tokenizer: Any, prompts: Sequence[Any], options: dict[str, An
 def lengths_of(split: Any, tokenizer: Any, options: dict[str, Any]) -> list[int]:
     if "prompt" not in split.column_names:
         raise ValueError(f"the dataset has no column 'prompt'; it has {sorted(split.column_names)}")
+    if not len(split):
+        raise ValueError("the dataset has no rows")
     lengths: list[int] = []
     for start in range(0, len(split), BATCH):
         lengths += prompt_lengths(tokenizer, split[start : start + BATCH]["prompt"], options)

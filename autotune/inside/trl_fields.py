@@ -82,7 +82,7 @@ def merge(listings: list[dict[str, typing.Any]]) -> dict[str, object]:
     fields: dict[str, dict[str, object]] = {}
     for listing in listings:
         for name, facts in listing["fields"].items():
-            fields[name] = {**facts, "in": [*typing.cast(list, fields.get(name, {}).get("in", [])), *listing["versions"]]}
+            fields[name] = {**facts, "in": [*typing.cast(list[str], fields.get(name, {}).get("in", [])), *listing["versions"]]}
     versions = [version for listing in listings for version in listing["versions"]]
     for facts in fields.values():
         if facts["in"] == versions:

@@ -33,7 +33,8 @@ class Wire:
 
     def send(self, message: Message) -> bool:
         """False, and `closed`, when nobody is there to hear it."""
-        line = json.dumps(message, default=str).encode() + b"\n"
+        # A line begins with a line feed of its own, so that half a line before it cannot swallow it.
+        line = b"\n" + json.dumps(message, default=str).encode() + b"\n"
         try:
             with self._sending:
                 self._socket.sendall(line)
@@ -74,7 +75,7 @@ class Wire:
         if len(self._buffer) > LONGEST_LINE:
             self._buffer = b""
             self.broken_lines += 1
-        return [message for message in map(self._parse, lines) if message is not None]
+        return [message for message in map(self._parse, filter(None, lines)) if message is not None]
 
     def _parse(self, line: bytes) -> Message | None:
         try:

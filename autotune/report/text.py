@@ -22,7 +22,14 @@ MOST_ROWS = 12
 MOST_LETTERS = 160
 
 
-def show_question(console: Console, question: Question, assumed: Sequence[str], warnings: Sequence[str] = ()) -> None:
+def show_question(
+    console: Console,
+    question: Question,
+    candidates: Sequence[Candidate],
+    *,
+    assumed: Sequence[str],
+    notes: Sequence[str] = (),
+) -> None:
     """What will be done, before it is done: the assumptions, what is held, and what moves."""
     workload, hardware = question.job.workload, question.job.hardware
     model = workload.model
@@ -30,7 +37,7 @@ def show_question(console: Console, question: Question, assumed: Sequence[str], 
     console.print(f"limit    {_limit(question)}")
     if assumed:
         console.print(f"assumed  {', '.join(assumed)}; name another on the command line to change it")
-    held = _assignments(_held(question))
+    held = _assignments(_held(question, candidates))
     if held:
         console.print(f"held     {held}")
     for effect, label in (
@@ -42,8 +49,8 @@ def show_question(console: Console, question: Question, assumed: Sequence[str], 
             console.print(label)
         for knob in moving:
             console.print(f"  {knob.name}: {', '.join(_value(choice) for choice in knob.choices)}")
-    for warning in warnings:
-        console.print(f"note     {warning}")
+    for note in notes:
+        console.print(f"note     {note}")
     console.print(f"out      {question.out}; study {question.study_name!r} in {question.storage}")
     console.print()
 
@@ -53,9 +60,10 @@ def _moving(question: Question) -> list[Knob]:
     return [knob for knob in question.space.knobs if len(knob.choices) > 1 and _can_apply(knob, question)]
 
 
-def _held(question: Question) -> dict[str, KnobValue]:
-    """What every candidate has; a null follows from the rest and says nothing."""
-    fixed = {knob.name: knob.choices[0] for knob in question.space.knobs if len(knob.choices) == 1 and _can_apply(knob, question)}
+def _held(question: Question, candidates: Sequence[Candidate]) -> dict[str, KnobValue]:
+    """What every candidate has; a null follows from the rest, and what no candidate tells the framework says nothing."""
+    told = {name for candidate in candidates for name in candidate.settings}
+    fixed = {knob.name: knob.choices[0] for knob in question.space.knobs if len(knob.choices) == 1 and knob.name in told}
     moving = {knob.name for knob in question.space.knobs if len(knob.choices) > 1}
     held = {name: value for name, value in question.job.workload.held.items() if name not in moving}
     return {name: value for name, value in {**held, **fixed}.items() if value is not None}

@@ -46,9 +46,7 @@ def failure_of(answer: Answer, kernel: Kernel, device: DeviceKind, seconds: floa
 
 def _rank_of_blame(finding: Finding) -> int:
     """Out of memory first, complaints about a lost peer last; among equals the first one heard."""
-    if finding.outcome.is_out_of_memory:
-        return 0
-    return 2 if finding.secondary else 1
+    return (0 if finding.outcome.is_out_of_memory else 1) + (2 if finding.secondary else 0)
 
 
 def _find(message: Message, answer: Answer, kernel: Kernel, device: DeviceKind) -> Finding:
@@ -88,18 +86,15 @@ def _failure(finding: Finding, message: Message, answer: Answer) -> Failure:
 
 def merge_speeds(speeds: Sequence[Mapping[str, Any]]) -> Speed | None:
     """One Speed of all ranks: a cycle takes as long as its slowest rank, and the ranks' tokens add up."""
-    if not speeds:
+    if not speeds or not all(speed["cycle_seconds"] for speed in speeds):
         return None
-    cycles = list(zip(*(speed["cycles"] for speed in speeds), strict=False))
-    if not cycles:
-        return None
-    seconds = tuple(max(float(part["seconds"]) for part in cycle) for cycle in cycles)
-    slowest = max(speeds, key=lambda speed: sum(float(part["seconds"]) for part in speed["cycles"]))
+    slowest = max(speeds, key=lambda speed: sum(speed["cycle_seconds"]))
+    seconds = tuple(max(cycle) for cycle in zip(*(speed["cycle_seconds"] for speed in speeds), strict=False))
     return Speed(
         completion_tokens=int(slowest["completion_tokens"]),
         cycle_seconds=seconds,
-        cycle_loss_tokens=tuple(sum(int(part["loss_tokens"]) for part in cycle) for cycle in cycles),
-        prompt_tokens=sum(int(part.get("prompt_tokens", 0)) for cycle in cycles for part in cycle),
+        cycle_loss_tokens=tuple(sum(cycle) for cycle in zip(*(speed["cycle_loss_tokens"] for speed in speeds), strict=False)),
+        prompt_tokens=sum(int(speed["prompt_tokens"]) for speed in speeds),
         phase_seconds=_phases(slowest.get("phase_seconds", {}), sum(seconds)),
         user_reward_seconds=float(slowest.get("user_reward_seconds", 0.0)),
         cut_short=any(speed.get("cut_short", False) for speed in speeds),
@@ -164,7 +159,7 @@ def _reports(answer: Answer) -> list[Message]:
 
 def _body(report: Message) -> Mapping[str, Any]:
     body = report.get("result") or report.get("partial") or {}
-    return body if isinstance(body, dict) else {}
+    return {**body, **body.get("memory", {})} if isinstance(body, dict) else {}
 
 
 def _combined(before: int, pairs: Sequence[tuple[int | None, int | None]]) -> int | None:

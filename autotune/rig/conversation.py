@@ -15,8 +15,8 @@ ROOT_CAUSE_SECONDS = 0.2
 """How long the other ranks are heard after the first failure: a peer may complain before the rank that was killed is missed."""
 
 KERNEL_SHARE = 100
-"""One part in so many of the limit is left for page tables and sockets, which a cgroup counts: a rank then meets its own guard before
-the cgroup, and lives."""
+"""One part in so many of the limit is left for page tables and sockets, which a cgroup counts: so a rank meets its own
+guard before it meets the cgroup, and lives."""
 
 
 @dataclass(kw_only=True)
@@ -43,6 +43,12 @@ class Answer:
     @property
     def ended_well(self) -> bool:
         return not (self.failures or self.timed_out or self.keeper_lost)
+
+    @property
+    def gone_before(self) -> bool:
+        """Whether a rank had ended before the command reached it, so that nobody saw how."""
+        unseen = [m for m in self.failures if m.get("event") == "lost" and m.get("signal") is None and m.get("exit") is None]
+        return bool(unseen)
 
     def phase_of(self, rank: int | None) -> Phase | None:
         """The rank's last phase; any rank's where nothing was heard of that one."""
@@ -111,6 +117,7 @@ class Conversation:
             answer.results.pop(rank, None)
             answer.failures.append(message)
         elif event == "ready":
+            self._keeper.warm = True
             self._keeper.versions.update(message.get("versions") or {})
         elif event == "unready":
             raise self._cannot_import(message["error"])

@@ -26,7 +26,7 @@ from autotune.rig.spawn import Spawned, marked, spawn
 START_SECONDS = 60.0
 """A bare interpreter answers in a fraction of a second; a network file system may take a while."""
 
-UNLOAD_SECONDS = 10.0
+UNLOAD_SECONDS = 5.0
 
 Supported = Mapping[str, tuple[str, str]]
 """Package -> (oldest supported version, first version that is not)."""
@@ -55,6 +55,8 @@ class Keeper:
         self.versions: dict[str, str] = {}
         self.generation = 0
         """Counts the keepers, so that a rig can tell whether its ranks are still those it loaded."""
+        self.warm = False
+        """Whether the live keeper has its imports; while it imports, it hears nothing."""
         self.limit: Limit
         self.meter: Meter
         self._adapter, self.supported, self._scratch_root = adapter, supported, scratch_root
@@ -73,6 +75,11 @@ class Keeper:
         return ours.get(self.limit.name, self.limit.name)
 
     @property
+    def scratch(self) -> str | None:
+        """Where the rig's processes may write; it goes with the keeper."""
+        return str(self._folder.scratch) if self._folder else None
+
+    @property
     def pid(self) -> int | None:
         return self._spawned.process.pid if self._spawned else None
 
@@ -81,6 +88,7 @@ class Keeper:
         if self.alive:
             return
         self.end()
+        self.warm = False
         self.generation += 1
         try:
             self._start()
@@ -95,16 +103,17 @@ class Keeper:
         pid = self._spawned.process.pid
         with contextlib.suppress(ProcessLookupError):  # it has ended already: told below
             self.limit.enter(pid)
-        tree = TreeMemory(pid)
-        counted = self.limit.usage_bytes() is not None
-        watched = not self.limit.kernel_kills and self.device_kind == "cpu"
-        self.meter = Meter(
-            self.limit.usage_bytes if counted else tree.read,
-            limit_bytes=self.limit_bytes if watched else None,
-            over=self._end_what_grows,
-        )
+        self.meter = self._meter(pid)
         self.versions = self._environment()
         _require(self.supported, self.versions, self.python)
+
+    def _meter(self, pid: int) -> Meter:
+        if self.device_kind == "cuda":  # the ranks measure their devices; walking such large processes would only disturb them
+            return Meter(lambda: None, interval_seconds=1.0)
+        if self.limit.kernel_kills:
+            return Meter(self.limit.usage_bytes)
+        tree = TreeMemory(pid)
+        return Meter(tree.read, limit_bytes=self.limit_bytes, over=lambda: self._end_what_grows(tree))
 
     def _environment(self) -> dict[str, str]:
         deadline = time.monotonic() + START_SECONDS
@@ -141,8 +150,9 @@ class Keeper:
         return messages
 
     def unload(self) -> None:
-        """End the ranks and keep the keeper; a keeper that does not manage that in time is ended too."""
-        if not self.alive:
+        """End the ranks and keep the keeper, except one that has no imports worth keeping or does not manage it in time."""
+        if not (self.alive and self.warm):
+            self.end()
             return
         deadline = time.monotonic() + UNLOAD_SECONDS
         try:
@@ -180,13 +190,15 @@ class Keeper:
         if folder is not None:
             folder.close()
 
-    def _end_what_grows(self) -> None:
+    def _end_what_grows(self, tree: TreeMemory) -> bool:
         """The tree is over a limit that the kernel does not hold: end the ranks, or, where there are none, the keeper."""
         pid = self.pid
-        if pid is not None:
-            for victim in descendants(pid) or [pid]:
-                with contextlib.suppress(OSError):
-                    os.kill(victim, signal.SIGKILL)
+        if pid is None or tree.exact() <= self.limit_bytes:
+            return False
+        for victim in descendants(pid) or [pid]:
+            with contextlib.suppress(OSError):
+                os.kill(victim, signal.SIGKILL)
+        return True
 
 
 def _end(spawned: Spawned) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from autotune.errors import RigError
@@ -177,6 +178,10 @@ class Rlimit:
         """There is nothing to reset."""
 
     def oom_kills(self) -> int:
+        # Counts the whole machine's; whether it was one of ours, the signal that a lost process ended by tells.
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
         return 0
 
     def at_limit(self) -> bool:

@@ -18,6 +18,8 @@ from autotune.inside.processes import descendants
 INTERVAL_SECONDS = 0.01
 TREE_SECONDS = 0.1
 SHARED_SECONDS = 0.5
+SHARED_SHARE = 50
+"""The walk takes one part in so many of the time, however large the processes are."""
 
 
 class TreeMemory:
@@ -27,17 +29,33 @@ class TreeMemory:
         self._root = root
         self._pids: list[int] = []
         self._shared_bytes = 0
-        self._listed = self._walked = float("-inf")
+        self._listed = self._next_walk = float("-inf")
 
     def read(self) -> int | None:
         now = time.monotonic()
         if now - self._listed > TREE_SECONDS:
-            self._pids, self._listed = [self._root, *descendants(self._root)], now
-        total = sum(_resident_bytes(pid) for pid in self._pids)
-        if now - self._walked > SHARED_SECONDS:
-            proportional = sum(_proportional_bytes(pid) for pid in self._pids)
-            self._shared_bytes, self._walked = max(0, total - proportional), now
-        return max(0, total - self._shared_bytes)
+            self._list(now)
+        if now >= self._next_walk:
+            return self.exact()
+        return max(0, self._total() - self._shared_bytes)
+
+    def exact(self) -> int:
+        """The same with what is shared looked up now."""
+        started = time.monotonic()
+        total, proportional = self._total(), sum(_proportional_bytes(pid) for pid in self._pids)
+        self._shared_bytes = max(0, total - proportional)
+        ended = time.monotonic()
+        self._next_walk = ended + max(SHARED_SECONDS, SHARED_SHARE * (ended - started))
+        return proportional
+
+    def _list(self, now: float) -> None:
+        pids = [self._root, *descendants(self._root)]
+        if set(pids) - set(self._pids):
+            self._next_walk = now  # what was forked shares everything at first
+        self._pids, self._listed = pids, now
+
+    def _total(self) -> int:
+        return sum(_resident_bytes(pid) for pid in self._pids)
 
 
 def _resident_bytes(pid: int) -> int:
@@ -55,14 +73,17 @@ def _sum_of(file: Path, fields: tuple[str, ...]) -> int:
 
 
 class Meter:
-    """Samples until it is closed; keeps the peak since `mark`, and by phase as far as it is told."""
+    """Samples until it is closed; keeps the peak since `mark`, and by phase as far as it is told.
+
+    `over` is called when a sample is beyond the limit, and says whether it did something about it.
+    """
 
     def __init__(
         self,
         read: Callable[[], int | None],
         *,
         limit_bytes: int | None = None,
-        over: Callable[[], None] | None = None,
+        over: Callable[[], bool] | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
         self._read, self._limit_bytes, self._over, self._interval_seconds = read, limit_bytes, over, interval_seconds
@@ -108,8 +129,7 @@ class Meter:
         while not self._stop.wait(self._interval_seconds):
             used = self._sample()
             if self._over is not None and self._limit_bytes is not None and used > self._limit_bytes:
-                self.went_over = True
-                self._over()
+                self.went_over = self._over() or self.went_over
 
     def _sample(self) -> int:
         try:

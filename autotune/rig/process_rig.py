@@ -48,8 +48,11 @@ class ProcessRig:
         probe = _Probe(self, candidate, plan)
         try:
             return probe.run()
-        except BaseException:
-            self.close()  # interrupted, or in a state that nobody knows
+        except Exception:
+            self.close()
+            raise
+        except BaseException:  # interrupted: nobody waits for a keeper that may be importing
+            self._keeper.end()
             raise
 
     def close(self) -> None:
@@ -69,17 +72,25 @@ class _Probe:
         self._load_seconds = 0.0
 
     def run(self) -> Measurement:
+        answer = self._answer()
+        if answer.gone_before:  # ended while nothing was asked of it: says nothing about this candidate
+            self._rig.close()
+            answer = self._answer()
+        return self._succeeded(answer) if answer.ended_well else self._failed(answer)
+
+    def _answer(self) -> Answer:
+        """Loads first where there is nothing loaded; a load that failed is the answer."""
         self._keeper.start()
         talk = Conversation(self._keeper, self._rig._ranks)
         if not self._rig.loaded:
-            answer = self._ask(lambda: talk.load(self._rig._requests.load(self._candidate), self._deadline))
+            request = {"scratch": self._keeper.scratch, **self._rig._requests.load(self._candidate)}
+            answer = self._ask(lambda: talk.load(request, self._deadline))
             self._load_seconds = time.monotonic() - self._started
             if not answer.ended_well:
-                return self._failed(answer)
+                return answer
             self._rig._generation = self._keeper.generation
             self._rig._load_peaks = self._peaks(answer)
-        answer = self._ask(lambda: talk.measure(self._rig._requests.probe(self._candidate, self._plan), self._deadline))
-        return self._succeeded(answer) if answer.ended_well else self._failed(answer)
+        return self._ask(lambda: talk.measure(self._rig._requests.probe(self._candidate, self._plan), self._deadline))
 
     def _ask(self, command: Callable[[], Answer]) -> Answer:
         if not self._rig.loaded:

@@ -6,7 +6,8 @@ too little memory for itself (cache, start-up) says nothing of the kind: there m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
 
 from autotune.candidate import Candidate
 from autotune.measurement import Measurement, Outcome
@@ -61,6 +62,8 @@ def _at_least(knob: Knob, bigger: Candidate, smaller: Candidate) -> bool:
 
 
 def _acting(knob: Knob, candidate: Candidate) -> object:
-    """The value by which the knob acts on memory; None where it does not apply."""
-    values: Mapping[str, object] = candidate.settings if knob.through else candidate.knobs
-    return values.get(knob.through or knob.name)
+    """The value by which the knob acts on memory; None where it does not apply or is not known."""
+    if not knob.through:
+        return candidate.knobs.get(knob.name)
+    factors = [candidate.settings.get(name) for name in knob.through]
+    return math.prod(factor for factor in factors if isinstance(factor, int)) if all(factors) else None

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from autotune.candidate import Candidate, Knobs, KnobValue
-from autotune.composition import Composition, Resident
+from autotune.composition import Composition, Resident, Role
 from autotune.space import SearchSpace
 from autotune.trainers import trl_files, trl_legality
 from autotune.trainers.base import Job, ProbePlan
@@ -190,11 +190,9 @@ def _residents(candidate: Candidate, job: Job) -> Iterator[Resident]:
     adapter = _int(settings["lora_r"]) if settings["use_peft"] else None
     bits = 4 if settings.get("load_in_4bit") else 8 if settings.get("load_in_8bit") else None
     dtype = str(settings["dtype"])
-    yield Resident(
-        role="policy", model=model, ranks=ranks, dtype=dtype, trains=True, adapter_rank=adapter, quantised_bits=bits
-    )
+    yield Resident(role="policy", model=model, ranks=ranks, dtype=dtype, trains=True, adapter_rank=adapter, quantised_bits=bits)
     if settings["beta"] != 0.0:
-        shared = "policy" if adapter is not None else None
+        shared: Role | None = "policy" if adapter is not None else None
         yield Resident(
             role="reference", model=model, ranks=ranks, dtype=dtype, trains=False, quantised_bits=bits,
             shares_weights_with=shared, awake=None,

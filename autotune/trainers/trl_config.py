@@ -22,7 +22,9 @@ UNTOUCHED = frozenset({"env", "datasets"})
 PLAIN_LAUNCHES = frozenset({"single_gpu", "multi_gpu"})
 """TRL's ready-made accelerate configurations that mean plain data parallel, as probes run it."""
 
-REPLACED = frozenset({"accelerate_config", "config_file", "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"})
+REPLACED = frozenset(
+    {"accelerate_config", "config_file", "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"}
+)
 """Launch options that the written accelerate.yaml decides."""
 
 _TYPES: dict[str, object] = {"bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict, "null": None}
@@ -88,7 +90,7 @@ def _checked(document: Document, name: str, value: object) -> object:
         raise document.error(
             (name,),
             f"TRL has no {name}.",
-            way_out="Give it to autotune as --max-prompt-length: it filters the dataset, and the written YAML points to the result.",
+            way_out="Give autotune --max-prompt-length: it filters the dataset, and the written YAML points to the result.",
         )
     if name not in UNTOUCHED and not is_launch_option(name):
         unknown = UnknownName("key", name, [*fields(), *accelerate_options(), *UNTOUCHED])
@@ -110,7 +112,7 @@ def _converted(document: Document, name: str, value: object, field: Field) -> ob
     numeric = not {"str", "list", "dict"} & set(field.kinds)
     try:
         # Text is turned into a number only where no text is meant.
-        checked = msgspec.convert(value, functools.reduce(operator.or_, types), strict=not (numeric and isinstance(value, str)))  # type: ignore[arg-type]
+        checked = msgspec.convert(value, functools.reduce(operator.or_, types), strict=not (numeric and isinstance(value, str)))
     except msgspec.ValidationError as error:
         takes = " or ".join(kind for kind in field.kinds)
         raise document.error((name,), f"{name} takes {takes}, and is {value!r}.", way_out="Correct the value.") from error

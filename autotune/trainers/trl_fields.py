@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 Owner = Literal["script", "config", "model", "mixture"]
 
@@ -61,5 +61,6 @@ def listed_versions() -> tuple[str, ...]:
 
 
 @cache
-def _listing() -> dict[str, dict[str, dict[str, object]]]:  # type: ignore[type-arg]
-    return json.loads((Path(__file__).with_suffix(".json")).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+def _listing() -> dict[str, Any]:
+    listing: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return listing

@@ -30,6 +30,42 @@ DATASET_NAME, PROMPTS_NAME, PLACEHOLDER_NAME = "dataset", "prompts.json", "place
 PLACEHOLDER_REWARD = "get_soft_overlong_punishment"
 """A reward of TRL's own that is 0 for completions below 1024 tokens: with it nothing is learned."""
 
+SHIM_NAME = "vllm_on_cpu"
+SHIM = '''"""Python runs this at its start. vLLM's CPU layers repack their weights and drop the originals, and TRL renews those: keep them."""
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+NAME = "vllm.model_executor.layers.utils"
+
+
+class KeepWeights(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != NAME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            import torch
+
+            def plain(layer, *args, **kwargs):
+                layer.cpu_linear = torch.nn.functional.linear
+
+            module.dispatch_cpu_unquantized_gemm = plain
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, KeepWeights())
+'''
+
 DATASET_SETTINGS = frozenset({"datasets", "dataset_name", "dataset_config", "dataset_streaming", "streaming", "test_split_size"})
 
 
@@ -42,8 +78,9 @@ def write_files(candidate: Candidate, job: Job, folder: Path, dataset: Mapping[s
     text = "".join(f"# {line}".rstrip() + "\n" for line in notes) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     _write(folder / YAML_NAME, text)
     _write(folder / ACCELERATE_NAME, yaml.safe_dump(_accelerate(candidate, job), sort_keys=False))
-    _write(folder / LAUNCH_NAME, _launch(job, data.own_dataset), executable=True)
-    return [*data.paths, folder / YAML_NAME, folder / ACCELERATE_NAME, folder / LAUNCH_NAME]
+    shim = _write_shim(folder) if job.hardware.kind == "cpu" and candidate.settings["use_vllm"] else []
+    _write(folder / LAUNCH_NAME, _launch(job, data.own_dataset, shimmed=bool(shim)), executable=True)
+    return [*data.paths, *shim, folder / YAML_NAME, folder / ACCELERATE_NAME, folder / LAUNCH_NAME]
 
 
 class _Data:
@@ -95,9 +132,25 @@ def _filter(data: _Data, candidate: Candidate, job: Job, folder: Path, dataset: 
         data.keys.update({name: dataset[name] for name in ("dataset_train_split", "dataset_test_split") if name in dataset})
         data.own_dataset = DATASET_NAME
         data.paths += sorted((folder / DATASET_NAME).rglob("*.parquet"))
-        data.notes.append(f"The dataset holds the {found['kept']} of {found['rows']} rows with prompts of at most {limit} tokens.")
+        data.notes.append(
+            f"The dataset holds the {found['kept']} of {found['rows']} rows with prompts of at most {limit} tokens."
+        )
+        data.notes += _too_few(candidate, job, found["kept"])
     _write(folder / PROMPTS_NAME, json.dumps(found, indent=2) + "\n")
     data.paths.append(folder / PROMPTS_NAME)
+
+
+def _too_few(candidate: Candidate, job: Job, kept: object) -> list[str]:
+    """TRL draws whole generation batches, so with fewer prompts than one holds it ends without a step."""
+    steps, micro = candidate.settings["steps_per_generation"], candidate.settings["per_device_train_batch_size"]
+    generations = candidate.settings["num_generations"]
+    assert isinstance(steps, int) and isinstance(micro, int) and isinstance(generations, int) and isinstance(kept, int)
+    needed = micro * job.hardware.count * steps // generations
+    return (
+        [f"TOO FEW ROWS: one generation batch takes {needed} prompts, so TRL would not make a single step."]
+        if kept < needed
+        else []
+    )
 
 
 def _head(candidate: Candidate, job: Job) -> list[str]:
@@ -134,7 +187,8 @@ def _says_something(name: str, value: object, candidate: Candidate) -> bool:
 
 
 def _generation_shape(candidate: Candidate, job: Job) -> dict[str, object]:
-    """With several ranks in the other of TRL's two words: the launching process reads it as one rank, and groups must be whole there too."""
+    """With several ranks in the other of TRL's two words: the launching process reads the file as one rank, and refuses
+    groups that are not whole there."""
     steps = candidate.settings["steps_per_generation"]
     if job.hardware.count == 1:
         return {"steps_per_generation": steps}
@@ -169,10 +223,19 @@ def _accelerate(candidate: Candidate, job: Job) -> dict[str, object]:
     }
 
 
-def _launch(job: Job, own_dataset: str | None) -> str:
+def _write_shim(folder: Path) -> list[Path]:
+    """Without it, vLLM on a CPU drops the weights that TRL wants to renew in it."""
+    path = folder / SHIM_NAME / "sitecustomize.py"
+    path.parent.mkdir(exist_ok=True)
+    _write(path, SHIM)
+    return [path]
+
+
+def _launch(job: Job, own_dataset: str | None, *, shimmed: bool) -> str:
     trl = shlex.quote(str(job.workload.python.parent / "trl"))
     # What lies beside this file is named again, so that it is found wherever the folder is moved.
     dataset = f' \\\n  --dataset_name "$here/{own_dataset}"' if own_dataset else ""
+    shim = f'export PYTHONPATH="$here/{SHIM_NAME}${{PYTHONPATH:+:$PYTHONPATH}}"\n' if shimmed else ""
     return f"""#!/usr/bin/env bash
 # Starts the recommended run. Further arguments go to TRL: ./{LAUNCH_NAME} --max_steps 100
 # Run it from the folder that your reward functions and relative paths are found from.
@@ -180,7 +243,7 @@ set -euo pipefail
 here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 trl={trl}
 [ -x "$trl" ] || trl=trl
-exec "${{TRL:-$trl}}" grpo --config "$here/{YAML_NAME}" --config_file "$here/{ACCELERATE_NAME}"{dataset} "$@"
+{shim}exec "${{TRL:-$trl}}" grpo --config "$here/{YAML_NAME}" --config_file "$here/{ACCELERATE_NAME}"{dataset} "$@"
 """
 
 

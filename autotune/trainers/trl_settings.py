@@ -96,7 +96,9 @@ def _generation_shape(given: Knobs, settings: Mapping[str, KnobValue], ranks: in
         return {"steps_per_generation": settings["gradient_accumulation_steps"] if steps is None else steps}
     per_step = _int(settings["per_device_train_batch_size"]) * ranks
     if steps is not None or not per_step or not isinstance(batch, int) or batch % per_step:
-        return {"generation_batch_size": batch} if steps is None else {"generation_batch_size": batch, "steps_per_generation": steps}
+        return (
+            {"generation_batch_size": batch} if steps is None else {"generation_batch_size": batch, "steps_per_generation": steps}
+        )
     return {"steps_per_generation": batch // per_step}
 
 

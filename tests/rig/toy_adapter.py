@@ -1,5 +1,7 @@
 """A framework of our own for tests: it really allocates, sleeps, crashes and spawns, as its request says."""
 
+# ruff: noqa: PTH123, PTH110, PTH202, PTH208, E501
+
 import ctypes
 import mmap
 import os
@@ -33,17 +35,25 @@ def measure(loaded, request, stage):
     _perform(request.get("script", []), loaded, stage, request)
     seconds = time.perf_counter() - started
     tokens = request.get("tokens", 100)
-    cycles = [{"seconds": max(seconds, 1e-3), "loss_tokens": tokens, "prompt_tokens": 7} for _ in range(request.get("cycles", 2))]
+    cycles = request.get("cycles", 2)
     spent = {name: value for name, value in stage.seconds().items() if value}
     return {
-        "worst": {"completion_tokens": 32, "cycles": cycles, "phase_seconds": spent, "user_reward_seconds": 0.0, "cut_short": False},
+        "worst": {
+            "completion_tokens": 32,
+            "cycle_seconds": [max(seconds, 1e-3)] * cycles,
+            "cycle_loss_tokens": [tokens] * cycles,
+            "prompt_tokens": 7 * cycles,
+            "phase_seconds": spent,
+            "user_reward_seconds": 0.0,
+            "cut_short": False,
+        },
         "typical": None,
         "optimizer_steps": 2,
         "effective": {"pid": os.getpid(), "tmp": os.environ.get("TMPDIR"), "rank": os.environ.get("RANK")},
         "setup_seconds": 0.01,
         "loop_seconds": seconds,
         "world_size": request.get("world_size", stage.world_size),
-        **stage.memory(),
+        "memory": stage.memory(),
     }
 
 
@@ -164,6 +174,6 @@ def _peer(step, loaded, stage):
 
 
 _ACTIONS = {
-    "phase": _phase, "hold": _hold, "share": _share, "leak": _leak, "torch": _torch, "sleep": _sleep, "raise": _raise, "exit": _exit,
-    "kill": _kill, "grandchild": _grandchild, "print": _print, "say": _say, "garble": _garble, "spin": _spin, "peer": _peer,
+    "phase": _phase, "hold": _hold, "share": _share, "leak": _leak, "torch": _torch, "sleep": _sleep, "raise": _raise,
+    "exit": _exit, "kill": _kill, "grandchild": _grandchild, "print": _print, "say": _say, "garble": _garble, "spin": _spin, "peer": _peer,
 }  # fmt: skip

@@ -23,7 +23,9 @@ def toy(*script: dict[str, Any], load: tuple[dict[str, Any], ...] = (), **reques
     return Candidate(knobs=settings, settings=settings, load={"load": settings["load"]})
 
 
-def executor(tmp_path: Path, *, ranks: int = 1, limit_mib: int = 256, hint: dict[str, Any] | None = None, **options: Any) -> LocalExecutor:
+def executor(
+    tmp_path: Path, *, ranks: int = 1, limit_mib: int = 256, hint: dict[str, Any] | None = None, **options: Any
+) -> LocalExecutor:
     def load_request(candidate: Candidate) -> dict[str, Any]:
         return {**(hint or {}), "script": json.loads(str(candidate.settings["load"]))}
 
@@ -31,7 +33,9 @@ def executor(tmp_path: Path, *, ranks: int = 1, limit_mib: int = 256, hint: dict
         return dict(json.loads(str(candidate.settings["request"])))
 
     given = {"python": Path(sys.executable), "adapter": str(ADAPTER), "scratch_root": tmp_path, **options}
-    return LocalExecutor(ranks=ranks, load_request=load_request, probe_request=probe_request, limit_bytes=limit_mib * MIB, **given)
+    return LocalExecutor(
+        ranks=ranks, load_request=load_request, probe_request=probe_request, limit_bytes=limit_mib * MIB, **given
+    )
 
 
 def plan(seconds: float = 20.0) -> ProbePlan:
@@ -63,4 +67,4 @@ def tree_of(pid: int) -> list[int]:
 
 def environment() -> dict[str, str]:
     root = str(Path(__file__).parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, str(Path(__file__).parents[1] / "rig")])}
+    return {**os.environ, "PYTHONPATH": root}

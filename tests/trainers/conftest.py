@@ -19,7 +19,9 @@ from autotune.workload import Model, Workload
 def make_job(ranks: int = 1, kind: str = "cpu", **workload: Any) -> Job:
     model = Model(name="made/up", config={"max_position_embeddings": 4096}, folder=None, origin="catalogue")
     hardware = Hardware(kind=kind, name=kind, count=ranks, memory_bytes=2**33, here=True)  # type: ignore[arg-type]
-    return Job(workload=Workload(**{"model": model, "python": Path(sys.executable), "tuning": "full", **workload}), hardware=hardware)
+    return Job(
+        workload=Workload(**{"model": model, "python": Path(sys.executable), "tuning": "full", **workload}), hardware=hardware
+    )
 
 
 @pytest.fixture(name="make_job")

@@ -103,7 +103,13 @@ def run_for_two_steps(command: list[str], place: Path) -> list[dict[str, Any]]:
     out = place / "said"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(place / "spy"), "SPY_OUT": str(out / "rank"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(place / "spy"),
+        "SPY_OUT": str(out / "rank"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [*command, "--max_steps", "2", "--save_strategy", "no", "--output_dir", str(place / "outputs")]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -144,7 +150,13 @@ def test_the_longest_prompt_that_the_trainer_sees_is_the_limit(place: Path, job_
     assert unfiltered["longest_prompt"] > LIMIT, "the dataset must have something to drop"  # type: ignore[operator]
     kept = unfiltered["kept"]
     assert isinstance(kept, int)
-    knobs = {**KNOBS, "per_device_train_batch_size": kept, "num_generations": 2, "gradient_accumulation_steps": 2, "max_completion_length": 4}
+    knobs = {
+        **KNOBS,
+        "per_device_train_batch_size": kept,
+        "num_generations": 2,
+        "gradient_accumulation_steps": 2,
+        "max_completion_length": 4,
+    }
     candidate = trainer("trl").complete(knobs, job)
     trainer("trl").write_files(candidate, job, place / "filtered")
     # `trl grpo --config` on the bare file, as the users would type it.
@@ -177,7 +189,7 @@ def test_the_users_own_settings_are_kept(tmp_path: Path, place: Path, job_at: Ca
         "dataset_config": "main",
     }
     held = {"learning_rate": 3e-6, "temperature": 0.7, "steps_per_generation": 4}
-    job = job_at(1, held=held, user_settings=user, dataset="no/such-dataset")
+    job = job_at(1, held=held, user_settings=user, dataset=str(place / "nothing here"))
     trainer("trl").write_files(trainer("trl").complete(KNOBS, job), job, tmp_path)
     written = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
     expected = {**held, **user, **{name: value for name, value in KNOBS.items() if name != "max_prompt_length"}}
@@ -202,4 +214,4 @@ def test_a_file_is_whole_or_absent(tmp_path: Path, job_at: Callable[..., Job], m
         trainer("trl").write_files(trainer("trl").complete({**KNOBS, "num_generations": 4}, job), job, tmp_path)
     monkeypatch.undo()
     assert (tmp_path / "recommended.yaml").read_text() == before
-    assert not [path for path in tmp_path.rglob(".*")], "a partial file was left"
+    assert not list(tmp_path.rglob(".*")), "a partial file was left"

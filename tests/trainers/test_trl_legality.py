@@ -87,7 +87,7 @@ def test_every_legal_candidate_constructs(name: str, ranks: int) -> None:
     shapes: dict[tuple[Any, ...], tuple[str | None, dict[str, Any]]] = {}
     for knobs in space.assignments():
         candidate = trl.complete(knobs, job)
-        asked = {key: value for key, value in trl.probe_request(candidate, job, PLAN)["settings"].items()}  # type: ignore[attr-defined]
+        asked = dict(trl.probe_request(candidate, job, PLAN)["settings"])  # type: ignore[attr-defined]
         shapes.setdefault(tuple(sorted(asked.items(), key=str)), (trl.why_illegal(candidate, job), asked))
     picked = sorted(shapes.items(), key=str)[:: max(1, len(shapes) // 120)]
     with world_of(ranks):
@@ -141,7 +141,9 @@ def test_legal_means_that_no_list_refuses() -> None:
         ({"num_generations": 5}, {}, "cpu", 1, ["(16", "num_generations (5)"]),
     ],
 )  # fmt: skip
-def test_reasons_state_the_rule_and_the_value(knobs: dict[str, Any], held: dict[str, Any], kind: str, ranks: int, words: list[str]) -> None:
+def test_reasons_state_the_rule_and_the_value(
+    knobs: dict[str, Any], held: dict[str, Any], kind: str, ranks: int, words: list[str]
+) -> None:
     job = make_job(ranks, kind, global_batch=16, held=held)
     reason = trainer("trl").why_illegal(trainer("trl").complete(knobs, job), job)
     assert reason is not None
@@ -151,7 +153,9 @@ def test_reasons_state_the_rule_and_the_value(knobs: dict[str, Any], held: dict[
 
 @pytest.mark.parametrize("ranks", WORLDS)
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_without_a_config_the_baseline_is_trls_shape_at_the_held_knobs(kind: str, ranks: int, space_with: Callable[..., SearchSpace]) -> None:
+def test_without_a_config_the_baseline_is_trls_shape_at_the_held_knobs(
+    kind: str, ranks: int, space_with: Callable[..., SearchSpace]
+) -> None:
     space = space_with(num_generations=[8])
     job = make_job(ranks, kind, global_batch=64 if ranks in (1, 2, 4, 8) else None)
     knobs = trainer("trl").baseline(space, job)
@@ -163,7 +167,12 @@ def test_without_a_config_the_baseline_is_trls_shape_at_the_held_knobs(kind: str
 
 
 def test_the_users_own_configuration_is_the_baseline(space_with: Callable[..., SearchSpace]) -> None:
-    held = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "num_generations": 12, "gradient_checkpointing": False}
+    held = {
+        "per_device_train_batch_size": 6,
+        "gradient_accumulation_steps": 4,
+        "num_generations": 12,
+        "gradient_checkpointing": False,
+    }
     knobs = trainer("trl").baseline(space_with(), make_job(held=held))
     assert {name: knobs[name] for name in held} == held
 

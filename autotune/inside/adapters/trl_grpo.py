@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -135,7 +136,7 @@ def load(request: Mapping[str, Any], stage: Any) -> Loaded:
     _be_quiet()
     stage.begin()
     _settle_on_the_device(request, stage)
-    scratch = Path(request["scratch"]) / f"rank{stage.rank}"
+    scratch = Path(request.get("scratch") or tempfile.gettempdir()) / f"rank{stage.rank}"
     scratch.mkdir(parents=True, exist_ok=True)
     with stage.inside("load"):
         folder = trl_model.folder_for(request["model"], scratch)

@@ -1,0 +1,5 @@
+"""`python -m autotune` is the program `autotune`."""
+
+from autotune.cli import main
+
+main()

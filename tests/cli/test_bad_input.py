@@ -1,0 +1,269 @@
+"""Bad input: exit code 2, one clear sentence, what to type instead, and nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Done, autotune, shape_only
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A working folder with a model in it."""
+    shape_only(tmp_path / "model")
+    return tmp_path
+
+
+def refused(here: Path, *arguments: str, says: str, instead: str, model: bool = True, **variables: str) -> Done:
+    before = set(here.rglob("*"))
+    given = [*(["--model", "model"] if model else []), *arguments]
+    done = autotune("run", *given, cwd=here, **variables)
+    assert done.code == 2, done.err
+    assert done.out == "", "an error says nothing on stdout"
+    assert "Traceback" not in done.err
+    assert done.err.startswith("Error: ") and done.err.count("\n") == 1, done.err
+    assert says in done.err and instead in done.err, done.err
+    assert set(here.rglob("*")) == before, "something was left behind"
+    return done
+
+
+def test_no_model(here: Path) -> None:
+    refused(here, model=False, says="No model was named", instead="--model Qwen2.5-7B")
+
+
+def test_an_unknown_model(here: Path) -> None:
+    refused(here, "--model", "Qwen2.5-7X", model=False, says="Unknown model 'Qwen2.5-7X'", instead="'Qwen2.5-7B'")
+
+
+def test_an_ambiguous_model(here: Path) -> None:
+    refused(here, "--model", "Mistral-7B", model=False, says="could be several models", instead="Mistral-7B-v0.3")
+
+
+def test_an_unknown_gpu(here: Path) -> None:
+    refused(here, "--gpus", "2xA101-40G", says="Unknown GPU 'A101-40G'", instead="'A100-40G'")
+
+
+def test_an_ambiguous_gpu(here: Path) -> None:
+    refused(here, "--gpus", "A100", says="different amounts of memory", instead="A100-40G or A100-80G")
+
+
+def test_hardware_that_is_not_here_is_said_first(here: Path) -> None:
+    done = refused(here, "--gpus", "64xB200", says="64xB200 is not on this machine", instead="--gpus local")
+    assert "can't be measured" in done.err.splitlines()[0]
+
+
+def test_more_devices_than_are_here(here: Path) -> None:
+    refused(here, "--gpus", "9999xcpu", says="9999 CPU ranks", instead="xcpu.")
+
+
+def test_an_unknown_knob(here: Path) -> None:
+    refused(here, "--hold", "num_generation=8", says="Unknown knob 'num_generation'", instead="'num_generations'")
+    refused(here, "--search", "max_completion=8,16", says="Unknown knob", instead="'max_completion_length'")
+
+
+def test_a_bad_value(here: Path) -> None:
+    refused(here, "--hold", "num_generations=many", says="can't be 'many'", instead="a whole number, like 16, 8 or 4")
+    refused(here, "--search", "use_vllm=true,perhaps", says="can't be 'perhaps'", instead="true or false")
+    refused(here, "--hold", "num_generations", says="not of the form K=V", instead="num_generations=8")
+    refused(here, "--budget", "soon", says="'soon' is not a duration", instead="20m")
+    refused(here, "--max-completion-length", "0", says="not above zero", instead="at least 1")
+    refused(here, "--sampler", "genetic", says="'genetic' is not one of", instead="'tpe'")
+
+
+def test_a_value_that_no_candidate_can_have(here: Path) -> None:
+    refused(
+        here,
+        "--gpus",
+        "cpu",
+        "--search",
+        "vllm_enable_sleep_mode=true",
+        says="needs a GPU",
+        instead="Give vllm_enable_sleep_mode another",
+    )
+
+
+def test_a_knob_given_twice(here: Path) -> None:
+    refused(here, "--num-generations", "8", "--search", "num_generations=4,8", says="both held", instead="--search")
+
+
+def test_a_limit_above_the_device(here: Path) -> None:
+    refused(here, "--gpus", "cpu", "--memory-limit", "900T", says="above this machine's memory", instead="at most")
+    refused(here, "--gpus", "cpu", "--memory-limit", "lots", says="'lots' is not a size", instead="38G")
+
+
+def test_a_window_below_prompt_and_completion(here: Path) -> None:
+    flags = ["--gpus", "cpu", "--hold", "use_vllm=true", "--max-prompt-length", "64", "--max-completion-length", "64"]
+    done = refused(
+        here, *flags, "--hold", "vllm_max_model_length=100", says="vllm_max_model_length (100)", instead="64 + 64 = 128"
+    )
+    assert "must be at least" in done.err
+
+
+def test_such_a_window_while_the_engine_is_only_one_choice(here: Path) -> None:
+    flags = ["--gpus", "cpu", "--space", "demo", "--hold", "vllm_max_model_length=100"]
+    refused(here, *flags, says="vllm_max_model_length (100)", instead="another value")
+
+
+def test_such_a_window_in_the_configuration(here: Path) -> None:
+    (here / "train.yaml").write_text(
+        "use_vllm: true\nvllm_mode: colocate\nvllm_max_model_length: 100\nmax_completion_length: 64\n"
+    )
+    flags = ["--gpus", "cpu", "--config", "train.yaml", "--max-prompt-length", "64"]
+    refused(here, *flags, says="train.yaml can't be trained as it is", instead="vllm_max_model_length (100)")
+
+
+def test_an_empty_space(here: Path) -> None:
+    refused(here, "--gpus", "cpu", "--global-batch", "7", says="holds no legal candidate", instead="--search")
+    (here / "space.yaml").write_text("about: x\nmethod: grpo\nframework: trl\nobjective: preference\nknobs: []\n")
+    refused(here, "--space", "./space.yaml", says="no knobs", instead="List at least one knob")
+    refused(here, "--search", "num_generations=,", says="no value", instead="num_generations=V1,V2")
+
+
+def test_an_unknown_space(here: Path) -> None:
+    refused(here, "--space", "grpo-wild", says="Unknown search space", instead="'grpo-wide'")
+
+
+def test_broken_yaml_with_its_place(here: Path) -> None:
+    (here / "train.yaml").write_text("learning_rate: 1e-6\nnum_generations: [8\n")
+    refused(here, "--config", "train.yaml", says="train.yaml, line 3, column 1: broken YAML", instead="Mend that line")
+
+
+def test_an_unknown_key_with_its_place(here: Path) -> None:
+    (here / "train.yaml").write_text("learning_rate: 1e-6\n\n  \nnum_generation: 8\n")
+    refused(here, "--config", "train.yaml", says="train.yaml, line 4, column 1", instead="'num_generations'")
+
+
+def test_a_bad_value_with_its_place(here: Path) -> None:
+    (here / "train.yaml").write_text("learning_rate: fast\n")
+    refused(here, "--config", "train.yaml", says="train.yaml, line 1, column 1: learning_rate takes", instead="Correct the value")
+
+
+def test_a_configuration_that_is_not_there(here: Path) -> None:
+    refused(here, "--config", "nope.yaml", says="no file 'nope.yaml'", instead="Check the path")
+
+
+def test_a_broken_space_with_its_place(here: Path) -> None:
+    knob = "  - {name: beta, choices: [0.0], effect: magic, says: x}\n"
+    (here / "space.yaml").write_text("about: x\nmethod: grpo\nframework: trl\nobjective: preference\nknobs:\n" + knob)
+    refused(here, "--space", "./space.yaml", says="space.yaml, line 6", instead="magic")
+
+
+def test_an_output_folder_that_is_a_file(here: Path) -> None:
+    (here / "taken").write_text("mine")
+    refused(here, "--gpus", "cpu", "--out", "taken", says="--out taken is a file", instead="--out autotune-out")
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[object]:
+    """Mounts a tiny tmpfs, read-only or full; only root may."""
+    places: list[Path] = []
+
+    def mount(options: str) -> Path:
+        place = tmp_path / f"mount{len(places)}"
+        place.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"a tmpfs can't be mounted here, which takes root: {done.stderr.strip()}")
+        places.append(place)
+        return place
+
+    yield mount
+    for place in places:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_read_only_output_folder(here: Path, mounted: object) -> None:
+    place = mounted("size=64m,ro")  # type: ignore[operator]
+    refused(
+        here,
+        "--gpus",
+        "cpu",
+        "--out",
+        str(place / "out"),
+        says="can't be written: Read-only file system",
+        instead="Give another folder",
+    )
+
+
+def test_a_full_output_folder(here: Path, mounted: object) -> None:
+    place = mounted("size=64k")  # type: ignore[operator]
+    refused(here, "--gpus", "cpu", "--out", str(place / "out"), says="0 MiB left", instead="Free some space")
+    (place / "filler").write_bytes(b"x" * (64 * 1024 - 4096))
+    refused(here, "--gpus", "cpu", "--out", str(place), says="--out", instead="another folder")
+
+
+def test_a_folder_of_somebody_else(here: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    closed = here / "closed"
+    closed.mkdir(mode=0o500)
+    refused(here, "--gpus", "cpu", "--out", "closed/out", says="Permission denied", instead="Give another folder")
+
+
+def test_a_missing_extra(here: Path) -> None:
+    url = "postgresql+psycopg://nobody@localhost/none"
+    script = (
+        "import sys; sys.modules['psycopg'] = None; sys.modules['psycopg2'] = None\n"
+        "from autotune.cli import main; main(sys.argv[1:])"
+    )
+    flags = ["run", "--model", "model", "--gpus", "cpu", "--space", "demo", "--storage", url, "--out", "out"]
+    done = subprocess.run([sys.executable, "-c", script, *flags], capture_output=True, text=True, cwd=here, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "needs the extra 'postgres'" in done.stderr
+    assert "pip install 'grpo-autotune[postgres]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_training_packages_missing_from_our_own_environment(here: Path) -> None:
+    # The interpreter is ours and has no TRL: an interpreter without its site packages is one such.
+    script = (
+        "import importlib.util, sys\n"
+        "from autotune import environment\n"
+        "environment._ASK = 'import json, sys; print(json.dumps(dict.fromkeys(sys.argv[1:], False)))'\n"
+        "from autotune.cli import main; main(sys.argv[1:])"
+    )
+    flags = ["run", "--model", "model", "--gpus", "cpu"]
+    done = subprocess.run([sys.executable, "-c", script, *flags], capture_output=True, text=True, cwd=here, timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'grpo-autotune[train]'" in done.stderr
+
+
+def test_a_storage_that_cant_be_opened(here: Path) -> None:
+    for url in ("sqlite:////nowhere/at/all/study.db", "nonsense", "oracle9://x/y"):
+        done = autotune("run", "--model", "model", "--gpus", "cpu", "--space", "demo", "--storage", url, "--out", "out", cwd=here)
+        assert done.code == 2, done.err
+        assert "can't be opened" in done.err and "sqlite:///path/to/study.db" in done.err
+        assert "Traceback" not in done.err
+        assert not (here / "out").exists()
+
+
+def test_resume_and_fresh_exclude_each_other(here: Path) -> None:
+    refused(here, "--resume", "--fresh", says="--resume goes on", instead="one of the two")
+
+
+def test_real_weights_that_are_not_here(here: Path) -> None:
+    refused(here, "--weights", "real", says="needs the weights", instead="leave --weights out")
+
+
+def test_an_adapter_rank_without_an_adapter(here: Path) -> None:
+    refused(here, "--tuning", "full", "--lora-rank", "8", says="full tuning has no adapter", instead="--tuning lora")
+
+
+def test_an_unknown_flag_and_an_unknown_command(here: Path) -> None:
+    refused(here, "--bugdet", "5m", says="No such option '--bugdet'", instead="--budget")
+    done = autotune("rnu", cwd=here)
+    assert done.code == 2 and "rnu" in done.err and "autotune --help" in done.err
+
+
+def test_with_json_the_error_is_a_document_too(here: Path) -> None:
+    done = autotune("run", "--model", "model", "--gpus", "A100", "--json", cwd=here)
+    assert done.code == 2
+    assert done.document["status"] == "error"
+    assert done.document["error"]["exit_code"] == 2
+    assert "A100-40G or A100-80G" in done.document["error"]["way_out"]

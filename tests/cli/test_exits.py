@@ -1,0 +1,88 @@
+"""The other ways out: 1, 4, and what help looks like."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import autotune, shape_only
+
+
+def test_an_interpreter_that_is_none_is_4(tmp_path: Path) -> None:
+    shape_only(tmp_path / "model")
+    done = autotune("run", "--model", "model", "--gpus", "cpu", "--python", "/nowhere/python", cwd=tmp_path)
+    assert done.code == 4
+    assert "--python /nowhere/python" in done.err and "Traceback" not in done.err
+    done = autotune("run", "--model", "model", "--gpus", "cpu", "--python", "/bin/false", cwd=tmp_path)
+    assert done.code == 4
+    assert "/bin/false can't be started as a Python interpreter" in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_an_environment_without_the_framework_is_4(tmp_path: Path) -> None:
+    shape_only(tmp_path / "model")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True, timeout=60)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    done = autotune("run", "--model", "model", "--gpus", "cpu", "--python", python, cwd=tmp_path)
+    assert done.code == 4
+    assert "has no trl" in done.err and "-m pip install" in done.err
+    assert not (tmp_path / "autotune-out").exists()
+
+
+def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
+    script = (
+        "import autotune.catalogue, sys\n"
+        "def broken(): raise RuntimeError('first line\\nsecond line')\n"
+        "autotune.catalogue.models = broken\n"
+        "from autotune.cli import main; main(['show', 'models'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "Traceback (" not in done.stderr
+    assert "its own fault: RuntimeError: first line." in done.stderr
+    kept = Path(re.search(r"traceback is in (\S+)\.$", done.stderr.strip())[1])  # type: ignore[index]
+    assert "second line" in kept.read_text()
+    kept.unlink()
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["run"], ["show"], ["show", "models"], ["show", "gpus"], ["show", "spaces"], ["show", "knobs"]]
+)
+def test_every_command_has_help_with_an_example(arguments: list[str], tmp_path: Path) -> None:
+    done = autotune(*arguments, "--help", cwd=tmp_path)
+    assert done.code == 0
+    assert re.search(r"Examples?:\n\s+autotune ", done.out)
+
+
+def test_only_what_works_is_offered(tmp_path: Path) -> None:
+    done = autotune("--help", cwd=tmp_path)
+    commands = done.out.split("Commands:")[1]
+    assert re.findall(r"^  (\w+)", commands, re.MULTILINE) == ["run", "show"]
+    assert "--script" not in autotune("run", "--help", cwd=tmp_path).out
+
+
+@pytest.mark.parametrize("what", ["models", "gpus", "spaces", "knobs"])
+def test_show_prints_a_table_or_one_document(what: str, tmp_path: Path) -> None:
+    table = autotune("show", what, cwd=tmp_path)
+    document = autotune("show", what, "--json", cwd=tmp_path)
+    assert table.code == document.code == 0
+    rows = document.document[what]
+    assert len(rows) >= 3 and document.document["schema"] == 1
+    assert all(row["name"] in table.out for row in rows)
+    assert table.err == document.err == ""
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m autotune show models | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert done.stderr == "" and done.stdout.startswith("name")

@@ -1,0 +1,102 @@
+"""What every executor must do, inline or in processes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.errors import RigError
+from autotune.executors.base import Executor, Rig
+from autotune.executors.inline import InlineExecutor
+from autotune.measurement import Cost, Measurement, Memory, Outcome, Speed
+from autotune.trainers.base import ProbePlan
+from tests.rig.toys import executor, plan, toy
+
+ONE = toy({"do": "phase", "name": "rollout"}, {"do": "sleep", "seconds": 0.01})
+SAME_LOAD = toy({"do": "phase", "name": "backward"}, {"do": "sleep", "seconds": 0.01})
+OTHER_LOAD = toy(load=({"do": "hold", "mib": 2},))
+TOO_LARGE = toy({"do": "phase", "name": "backward"}, {"do": "hold", "mib": 300})
+
+
+def simulate(candidate: Candidate, probe: ProbePlan) -> Measurement:
+    """The same facts by arithmetic."""
+    fits = candidate != TOO_LARGE
+    speed = Speed(
+        completion_tokens=32,
+        cycle_seconds=(0.5,),
+        cycle_loss_tokens=(100,),
+        prompt_tokens=7,
+        phase_seconds={"rollout": 0.4, "other": 0.1},
+    )
+    return Measurement(
+        candidate_id=candidate.id,
+        outcome=Outcome.OK if fits else Outcome.OOM_BACKWARD,
+        memory=Memory(peak_bytes=2**20, limit_bytes=2**28, bound_by="simulated"),
+        cost=Cost(total_seconds=0.5, load_seconds=0.0),
+        worst=speed if fits else None,
+    )
+
+
+@pytest.fixture(params=["inline", "local"])
+def any_executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Executor]:
+    made: Executor = InlineExecutor(simulate) if request.param == "inline" else executor(tmp_path)
+    yield made
+    made.close()
+
+
+def test_one_load_serves_every_candidate_of_its_key(any_executor: Executor) -> None:
+    first = any_executor.open(ONE)
+    first.measure(ONE, plan())
+    second = any_executor.open(SAME_LOAD)
+    second.measure(SAME_LOAD, plan())
+    assert first is second
+    assert any_executor.loads == 1
+
+
+def test_another_key_loads_anew_and_so_does_the_first_when_it_comes_back(any_executor: Executor) -> None:
+    for candidate in (ONE, OTHER_LOAD, ONE):
+        any_executor.open(candidate).measure(candidate, plan())
+    assert any_executor.loads == 3
+
+
+def test_nothing_is_loaded_before_the_first_measure(any_executor: Executor) -> None:
+    rig: Rig = any_executor.open(ONE)
+    assert rig.load_key == ONE.load_key
+    assert any_executor.loads == 0
+
+
+def test_a_measurement_is_about_its_candidate(any_executor: Executor) -> None:
+    measurement = any_executor.open(ONE).measure(ONE, plan())
+    assert measurement.candidate_id == ONE.id
+    assert measurement.outcome is Outcome.OK
+    assert measurement.worst is not None
+    assert measurement.worst.tokens_per_second > 0
+    assert sum(measurement.worst.phase_seconds.values()) == pytest.approx(sum(measurement.worst.cycle_seconds))
+    assert measurement.memory.bound_by
+    assert measurement.cost.total_seconds >= measurement.cost.load_seconds
+
+
+def test_a_candidate_that_does_not_fit_is_a_measurement_and_the_next_one_runs(any_executor: Executor) -> None:
+    failed = any_executor.open(TOO_LARGE).measure(TOO_LARGE, plan())
+    assert failed.outcome is Outcome.OOM_BACKWARD
+    assert failed.worst is None
+    assert any_executor.open(ONE).measure(ONE, plan()).outcome is Outcome.OK
+
+
+def test_a_rig_refuses_a_candidate_of_another_load(any_executor: Executor) -> None:
+    with pytest.raises(RigError, match=OTHER_LOAD.load_key):
+        any_executor.open(ONE).measure(OTHER_LOAD, plan())
+
+
+def test_closing_twice_is_harmless_and_opening_again_works(any_executor: Executor) -> None:
+    rig = any_executor.open(ONE)
+    rig.measure(ONE, plan())
+    rig.close()
+    rig.close()
+    any_executor.close()
+    any_executor.close()
+    assert any_executor.open(ONE).measure(ONE, plan()).outcome is Outcome.OK
+    assert any_executor.loads == 2

@@ -1,0 +1,83 @@
+"""However the process that runs an executor ends, nothing that it started stays."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.rig.toys import environment, gone, tree_of
+
+SCRIPT = """
+import signal, sys
+from pathlib import Path
+from autotune.executors.local import close_all
+from tests.rig.toys import executor, plan, toy
+
+def stop(number, frame):
+    close_all()
+    sys.exit(128 + number)
+
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+folder = Path(sys.argv[1])
+made = executor(folder / "scratch", hint={"warm_seconds": float(sys.argv[2])})
+made.prepare()
+(folder / "keeper").write_text(str(made.keeper_pid))
+candidate = toy({"do": "grandchild", "pid_file": str(folder / "grandchild")}, {"do": "sleep", "seconds": 60})
+made.open(candidate).measure(candidate, plan(60))
+"""
+
+
+def start(folder: Path, *, warm_seconds: float = 0.0) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder), str(warm_seconds)], env=environment())
+
+
+def wait_for(file: Path) -> int:
+    deadline = time.monotonic() + 20
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < deadline, f"{file.name} never came"
+        time.sleep(0.01)
+    return int(file.read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_the_end_of_the_parent_is_the_end_of_its_probes(tmp_path: Path, number: signal.Signals) -> None:
+    parent = start(tmp_path)
+    grandchild, keeper = wait_for(tmp_path / "grandchild"), wait_for(tmp_path / "keeper")
+    tree = tree_of(keeper)
+    assert len(tree) >= 3
+    assert grandchild in tree
+    parent.send_signal(number)
+    assert parent.wait(timeout=10) == (-number if number == signal.SIGKILL else 128 + number)
+    assert gone(*tree)
+    if number != signal.SIGKILL:
+        assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_parent_killed_while_its_keeper_imports_leaves_none(tmp_path: Path) -> None:
+    parent = start(tmp_path, warm_seconds=30)
+    keeper = wait_for(tmp_path / "keeper")
+    time.sleep(0.3)
+    parent.kill()
+    parent.wait()
+    assert gone(keeper)
+
+
+def test_what_a_killed_parent_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    from autotune.rig.folder import RigFolder
+
+    parent = start(tmp_path)
+    keeper = wait_for(tmp_path / "grandchild") and wait_for(tmp_path / "keeper")
+    parent.kill()
+    parent.wait()
+    assert gone(keeper)
+    left = list((tmp_path / "scratch").iterdir())
+    assert len(left) == 1
+    following = RigFolder(tmp_path / "scratch")
+    assert not left[0].exists()
+    following.close()

@@ -1,0 +1,334 @@
+"""Real processes, really ended in every way that we know of: each gets its name, and the next candidate runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import RigError, TrainingEnvironmentError
+from autotune.executors.local import LocalExecutor
+from autotune.measurement import Measurement, Outcome
+from tests.rig.toys import MIB, executor, gone, plan, running, toy, tree_of
+
+
+def phase(name: str) -> dict[str, str]:
+    return {"do": "phase", "name": name}
+
+
+WELL = toy(phase("rollout"), {"do": "hold", "mib": 8})
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalExecutor]:
+    made = executor(tmp_path)
+    yield made
+    made.close()
+
+
+def measure(made: LocalExecutor, candidate: object, seconds: float = 20.0) -> Measurement:
+    return made.open(candidate).measure(candidate, plan(seconds))  # type: ignore[arg-type]
+
+
+def pid_of(measurement: Measurement) -> int:
+    return int(str(measurement.effective["pid"]))
+
+
+def still_works(made: LocalExecutor) -> Measurement:
+    again = measure(made, WELL)
+    assert again.outcome is Outcome.OK
+    return again
+
+
+def test_the_peak_is_what_was_held_and_each_phase_has_its_own(local: LocalExecutor) -> None:
+    small = still_works(local)
+    large = measure(local, toy(phase("rollout"), {"do": "hold", "mib": 40}, phase("backward"), {"do": "hold", "mib": 60}))
+    assert large.memory.peak_bytes is not None
+    assert small.memory.peak_bytes is not None
+    grown = large.memory.peak_bytes - small.memory.peak_bytes
+    assert 90 * MIB < grown < 96 * MIB  # 100 MiB held against 8
+    by_phase = large.memory.phase_peak_bytes
+    assert 58 * MIB < by_phase["backward"] - by_phase["rollout"] < 62 * MIB
+
+
+def test_a_refused_allocation_leaves_the_rig_as_it_was(local: LocalExecutor) -> None:
+    before = still_works(local)
+    failed = measure(local, toy(phase("backward"), {"do": "hold", "mib": 400}))
+    assert failed.outcome is Outcome.OOM_BACKWARD
+    assert failed.failure is not None
+    assert failed.failure.phase == "backward"
+    assert failed.failure.cause == "activations"
+    after = still_works(local)
+    assert pid_of(after) == pid_of(before)
+    assert local.loads == 1
+    assert after.memory.peak_bytes == pytest.approx(before.memory.peak_bytes, abs=8 * MIB)
+
+
+def test_a_refused_load_is_the_measurement_of_the_candidate_that_asked_for_it(local: LocalExecutor) -> None:
+    failed = measure(local, toy(load=({"do": "hold", "mib": 400},)))
+    assert failed.outcome is Outcome.OOM_LOAD
+    assert failed.failure is not None
+    assert failed.failure.cause == "weights"
+    still_works(local)
+
+
+def test_memory_that_no_allocator_refuses_is_ended_by_the_cgroup(local: LocalExecutor) -> None:
+    keeper = still_works(local) and local.keeper_pid
+    if "cgroup" not in (local.bound_by or ""):
+        pytest.skip("no memory cgroup can be made here")
+    failed = measure(local, toy(phase("rollout"), {"do": "hold", "mib": 10}, phase("optimizer"), {"do": "share", "mib": 400}))
+    assert failed.outcome is Outcome.OOM_OPTIMIZER
+    assert failed.failure is not None
+    assert "SIGKILL" in failed.failure.evidence
+    assert failed.memory.peak_bytes is not None
+    assert 0.9 * failed.memory.limit_bytes < failed.memory.peak_bytes <= failed.memory.limit_bytes
+    still_works(local)
+    assert local.keeper_pid == keeper  # its imports were kept
+    assert local.loads == 2
+
+
+def test_without_a_cgroup_the_meter_ends_what_the_guard_cannot_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.rig import keeper as keeper_module
+    from autotune.rig.limits import Rlimit
+
+    monkeypatch.setattr(keeper_module, "best_limit", Rlimit)
+    made = executor(tmp_path)
+    try:
+        before = still_works(made)
+        assert before.memory.bound_by == "rlimit"
+        refused = measure(made, toy(phase("forward"), {"do": "hold", "mib": 400}))
+        assert refused.outcome is Outcome.OOM_FORWARD
+        assert pid_of(still_works(made)) == pid_of(before)
+        ended = measure(made, toy(phase("sync"), {"do": "share", "mib": 2000}))
+        assert ended.outcome is Outcome.OOM_SYNC
+        still_works(made)
+        with_cgroup = 8 * MIB
+        assert before.memory.peak_bytes is not None
+        assert with_cgroup < before.memory.peak_bytes < 60 * MIB
+    finally:
+        made.close()
+
+
+def test_torch_itself_says_that_it_cannot_allocate_and_the_process_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    made = executor(tmp_path, limit_mib=700)
+    try:
+        first = measure(made, toy(phase("forward"), {"do": "torch", "mib": 16}))
+        assert first.outcome is Outcome.OK
+        failed = measure(made, toy(phase("forward"), {"do": "torch", "mib": 900}))
+        assert failed.outcome is Outcome.OOM_FORWARD
+        assert failed.failure is not None
+        assert "DefaultCPUAllocator" in failed.failure.evidence
+        assert failed.failure.numbers == {"asked_bytes": 900 * MIB}
+        again = measure(made, toy(phase("forward"), {"do": "torch", "mib": 300}))
+        assert again.outcome is Outcome.OK
+        assert pid_of(again) == pid_of(first)
+    finally:
+        made.close()
+
+
+def test_a_rank_that_keeps_its_memory_is_replaced(local: LocalExecutor) -> None:
+    before = still_works(local)
+    assert measure(local, toy(phase("forward"), {"do": "leak", "mib": 150})).outcome is Outcome.OK
+    after = still_works(local)
+    assert pid_of(after) != pid_of(before)
+    assert gone(pid_of(before))
+    assert after.memory.peak_bytes == pytest.approx(before.memory.peak_bytes, abs=8 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("last_words", "outcome", "evidence"),
+    [
+        ({"do": "exit", "code": 0}, Outcome.CRASH, "exit code 0 and no result"),
+        ({"do": "exit", "code": 7}, Outcome.CRASH, "exit code 7"),
+        ({"do": "kill", "signal": "SIGKILL"}, Outcome.CRASH, "somebody else"),
+        ({"do": "kill", "signal": "SIGSEGV"}, Outcome.CRASH, "SIGSEGV"),
+        ({"do": "raise", "type": "SystemExit", "text": "bye"}, Outcome.CRASH, "SystemExit: bye"),
+        ({"do": "raise", "type": "RuntimeError", "text": "something new"}, Outcome.CRASH, "RuntimeError: something new"),
+        (
+            {"do": "raise", "type": "ValueError", "text": "generation_batch_size (6) must be divisible by num_generations (4)."},
+            Outcome.ILLEGAL,
+            "must be divisible",
+        ),
+        (
+            {"do": "raise", "type": "ValueError", "text": "No available memory for the cache blocks."},
+            Outcome.OOM_LOAD,
+            "cache blocks",
+        ),
+    ],
+    ids=lambda value: str(value.get("do")) if isinstance(value, dict) else "",
+)
+def test_every_end_has_its_name(local: LocalExecutor, last_words: dict[str, object], outcome: Outcome, evidence: str) -> None:
+    failed = measure(local, toy(phase("score"), last_words))
+    assert failed.outcome is outcome
+    assert failed.failure is not None
+    assert evidence in failed.failure.evidence
+    assert failed.worst is None
+    still_works(local)
+
+
+def test_a_native_abort_for_want_of_memory_is_told_by_its_last_words(local: LocalExecutor) -> None:
+    words = "terminate called after throwing an instance of 'std::bad_alloc'"
+    failed = measure(local, toy(phase("score"), {"do": "say", "text": words}, {"do": "kill", "signal": "SIGABRT"}))
+    assert failed.outcome is Outcome.OOM_SCORE
+
+
+def test_a_hang_is_ended_at_its_deadline(local: LocalExecutor) -> None:
+    still_works(local)
+    keeper = local.keeper_pid
+    started = time.monotonic()
+    hung = measure(local, toy(phase("reward"), {"do": "spin"}), seconds=0.7)
+    assert 0.7 <= time.monotonic() - started < 3.0
+    assert hung.outcome is Outcome.TIMEOUT
+    assert hung.failure is not None
+    assert hung.failure.phase == "reward"
+    still_works(local)
+    assert local.keeper_pid == keeper
+
+
+def test_a_grandchild_of_its_own_session_does_not_outlive_its_rank(local: LocalExecutor, tmp_path: Path) -> None:
+    orphan, second = tmp_path / "orphan", tmp_path / "second"
+    measure(local, toy({"do": "grandchild", "pid_file": str(orphan)}, {"do": "exit", "code": 1}))
+    assert gone(int(orphan.read_text()))
+    measure(local, toy({"do": "grandchild", "pid_file": str(second)}))
+    assert running(int(second.read_text()))
+    local.close()
+    assert gone(int(second.read_text()))
+
+
+def test_a_gibibyte_of_output_is_read_and_not_kept(local: LocalExecutor, tmp_path: Path) -> None:
+    chatty = measure(local, toy({"do": "print", "mib": 1024}))
+    assert chatty.outcome is Outcome.OK
+    assert sum(file.stat().st_size for file in tmp_path.rglob("log*")) < 3 * MIB
+
+
+def test_nonsense_on_the_wire_is_passed_over(local: LocalExecutor) -> None:
+    garbled = measure(local, toy(phase("forward"), {"do": "garble"}, {"do": "sleep", "seconds": 0.05}), seconds=3.0)
+    assert garbled.outcome is Outcome.OK
+    assert garbled.worst is not None
+
+
+def test_a_killed_rank_is_missed_even_between_two_candidates(local: LocalExecutor) -> None:
+    os.kill(pid_of(still_works(local)), signal.SIGKILL)
+    time.sleep(0.2)
+    still_works(local)
+    assert local.loads == 2
+
+
+def test_a_killed_keeper_is_a_fault_of_the_rig_and_takes_its_ranks_along(local: LocalExecutor, tmp_path: Path) -> None:
+    still_works(local)
+    orphan = tmp_path / "orphan"
+    keeper = local.keeper_pid
+    assert keeper is not None
+    tree: list[int] = []
+
+    def kill() -> None:
+        while not orphan.exists() or not orphan.read_text():
+            time.sleep(0.01)
+        tree.extend([*tree_of(keeper), int(orphan.read_text())])
+        os.kill(keeper, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(RigError, match="keeper"):
+        measure(local, toy({"do": "grandchild", "pid_file": str(orphan)}, {"do": "sleep", "seconds": 30}))
+    killer.join()
+    assert len(tree) >= 3
+    assert gone(*tree)
+    still_works(local)
+
+
+def test_two_ranks_are_measured_as_one(tmp_path: Path) -> None:
+    made = executor(tmp_path, ranks=2)
+    try:
+        script = (phase("rollout"), {"do": "hold", "mib": 20}, {"do": "sleep", "seconds": 0.2, "rank": 1})
+        both = measure(made, toy(*script))
+        assert both.outcome is Outcome.OK
+        assert both.worst is not None
+        assert both.worst.cycle_loss_tokens == (200, 200)
+        assert all(seconds >= 0.2 for seconds in both.worst.cycle_seconds)
+        assert both.memory.phase_peak_bytes["rollout"] > 40 * MIB
+        assert both.effective["rank"] == "0"
+    finally:
+        made.close()
+
+
+def test_a_trainer_that_ran_alone_where_two_were_asked_for_is_found_out(tmp_path: Path) -> None:
+    made = executor(tmp_path, ranks=2)
+    try:
+        with pytest.raises(RigError, match="world size"):
+            measure(made, toy(world_size=1))
+    finally:
+        made.close()
+
+
+def test_one_rank_out_of_memory_ends_both_at_once(tmp_path: Path) -> None:
+    made = executor(tmp_path, ranks=2)
+    try:
+        for too_much in ("hold", "share"):
+            started = time.monotonic()
+            failed = measure(made, toy(phase("backward"), {"do": "peer"}, {"do": too_much, "mib": 400, "rank": 1}))
+            assert failed.outcome is Outcome.OOM_BACKWARD, too_much
+            assert failed.failure is not None
+            assert failed.failure.rank == 1
+            assert time.monotonic() - started < 5.0
+        assert made.keeper_pid is not None
+        assert tree_of(made.keeper_pid) == [made.keeper_pid]
+        still_works(made)
+    finally:
+        made.close()
+
+
+def test_an_interpreter_that_is_none_is_the_users_to_mend(tmp_path: Path) -> None:
+    for python, says in ((tmp_path / "nothing", "cannot be started"), (Path("/bin/true"), "did not start the training side")):
+        made = executor(tmp_path, python=python)
+        with pytest.raises(TrainingEnvironmentError, match=says):
+            made.prepare()
+        made.close()
+
+
+def test_an_absent_or_unsupported_framework_is_told_with_what_to_type(tmp_path: Path) -> None:
+    for package, span, says in (
+        ("no-such-framework", ("1.0", "2"), r"has no no-such-framework.*pip install 'no-such-framework>=1.0,<2'"),
+        ("pytest", ("0.1", "0.2"), r"has pytest \d.*supports pytest from 0.1 to below 0.2"),
+    ):
+        made = executor(tmp_path, supported_versions={package: span})
+        with pytest.raises(TrainingEnvironmentError, match=says):
+            made.prepare()
+        made.close()
+
+
+def test_a_framework_that_cannot_be_imported_is_told_with_its_own_words(tmp_path: Path) -> None:
+    made = executor(tmp_path, hint={"warm_fails": True}, supported_versions={"pytest": ("1", "99")})
+    try:
+        with pytest.raises(TrainingEnvironmentError, match=r"No module named 'framework'.*pip install 'pytest>=1,<99'"):
+            measure(made, WELL)
+    finally:
+        made.close()
+
+
+def test_a_limit_below_the_imports_themselves_is_an_out_of_memory_load(tmp_path: Path) -> None:
+    made = executor(tmp_path, limit_mib=12)
+    try:
+        assert measure(made, toy(load=({"do": "hold", "mib": 50},))).outcome is Outcome.OOM_LOAD
+    finally:
+        made.close()
+
+
+def test_nothing_is_left_behind(local: LocalExecutor, tmp_path: Path) -> None:
+    inside = still_works(local)
+    assert str(inside.effective["tmp"]).startswith(str(tmp_path))
+    keeper = local.keeper_pid
+    assert keeper is not None
+    tree = tree_of(keeper)
+    limit = local._keeper.limit
+    local.close()
+    assert gone(*tree)
+    assert list(tmp_path.iterdir()) == []
+    group = getattr(limit, "_group", None)
+    assert group is None or not group.path.exists()

@@ -1,0 +1,157 @@
+"""What the spaces call neutral is neutral: the gradient of one optimizer step of the real GRPOTrainer stays the same.
+
+Every trainer here generates the same batch (same seed, same generation batch); completions end at different
+lengths, so that a loss that normalises per local batch shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.inside.made_up import tiny_config, write_model_folder
+from autotune.spaces import load_space, names
+from autotune.trainers.trl_legality import LOSSES
+
+GENERATION_BATCH = 8
+SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1)]
+ROUNDING = 1e-5
+"""float32 sums in another order; a change of meaning is a hundred times that and more."""
+
+PROVEN = {"per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim"}
+EXCLUDED = {
+    "use_vllm": "another engine draws other samples of the same policy; TRL corrects the difference by importance sampling",
+    "vllm_gpu_memory_utilization": "sizes the KV cache of an engine that takes no part in the backward pass",
+    "vllm_enable_sleep_mode": "moves the engine's memory while the trainer works; needs a GPU",
+    "vllm_max_model_length": "a window of at least prompt + completion, which legality demands, cuts nothing",
+}
+
+pytestmark = pytest.mark.slow
+
+
+def test_every_neutral_knob_is_proven_here_or_excluded_with_a_reason() -> None:
+    neutral = {knob.name for name in names() for knob in load_space(name).knobs if knob.effect == "neutral"}
+    assert neutral == PROVEN | set(EXCLUDED)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = write_model_folder(tmp_path_factory.mktemp("neutral") / "model", tiny_config(vocab=512), weights=True)
+    path = folder / "generation_config.json"
+    # A tenth of the vocabulary ends a completion: random weights then stop at all lengths.
+    ends = [1, *range(300, 350)]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ends}))
+    return str(folder)
+
+
+Step = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def one_step(model: str, tmp_path_factory: pytest.TempPathFactory) -> Step:
+    return lambda **settings: _one_step(model, tmp_path_factory.mktemp("run"), settings)
+
+
+def _one_step(model: str, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Gradient, update and sampled completions of one optimizer step."""
+    import torch
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    told: dict[str, Any] = {}
+
+    class Recorder(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            told["gradient"] = torch.cat([p.grad.detach().double().flatten() for p in model.parameters() if p.grad is not None])
+
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            after = torch.cat([p.detach().double().flatten() for p in model.parameters()])
+            told["update"] = after - told["before"]
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        told.setdefault("completions", sorted(tuple(ids) for ids in completion_ids))
+        return [float(sum(ids) % 7) for ids in completion_ids]
+
+    config = GRPOConfig(
+        output_dir=str(folder), max_steps=1, save_strategy="no", report_to="none", use_cpu=True, bf16=False, disable_tqdm=True,
+        num_generations=4, max_completion_length=24, max_grad_norm=0.0, learning_rate=1e-2, seed=7, **settings,
+    )  # fmt: skip
+    prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
+    trainer = GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=prompts, callbacks=[Recorder()])
+    told["before"] = torch.cat([p.detach().double().flatten() for p in trainer.model.parameters()])
+    trainer.train()
+    return told
+
+
+def distance(one: Any, other: Any) -> float:
+    """How far apart two gradients are, as a share of their size."""
+    return float((one - other).norm() / one.norm())
+
+
+def shape(batch: int, accumulation: int) -> dict[str, int]:
+    assert batch * accumulation == GENERATION_BATCH
+    return {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+
+
+def spread_over_shapes(one_step: Step, **settings: Any) -> float:
+    """The largest distance between the whole batch at once and any split of it."""
+    whole = one_step(**shape(8, 1), **settings)
+    lengths = {len(ids) for ids in whole["completions"]}
+    assert len(lengths) > 2 and float(whole["gradient"].norm()) > 1e-6, "the batch would show no difference"
+    worst = 0.0
+    for batch, accumulation in SHAPES[:-1]:
+        split = one_step(**shape(batch, accumulation), **settings)
+        assert split["completions"] == whole["completions"], "not the same generated batch"
+        worst = max(worst, distance(whole["gradient"], split["gradient"]))
+    return worst
+
+
+@pytest.mark.parametrize("loss_type", [loss for loss in LOSSES if loss != "bnpo"])
+def test_micro_batch_against_accumulation_is_neutral(one_step: Step, loss_type: str) -> None:
+    assert spread_over_shapes(one_step, loss_type=loss_type) < ROUNDING
+
+
+def test_micro_batch_is_neutral_with_a_reference_model(one_step: Step) -> None:
+    assert spread_over_shapes(one_step, beta=0.1) < ROUNDING
+
+
+LEARNS = [{"loss_type": "bnpo"}, {"entropy_coef": 0.5}, {"top_entropy_quantile": 0.3}]
+
+
+@pytest.mark.parametrize("settings", LEARNS, ids=str)
+def test_micro_batch_learns_where_the_space_says_so(one_step: Step, settings: dict[str, Any]) -> None:
+    knob = load_space("grpo")["per_device_train_batch_size"]
+    assert knob.effect_under({"loss_type": "dapo", **settings}) == "learning"
+    assert spread_over_shapes(one_step, **settings) > 100 * ROUNDING
+
+
+def test_micro_batch_is_called_neutral_by_default() -> None:
+    knob = load_space("grpo")["per_device_train_batch_size"]
+    assert knob.effect_under({"loss_type": "dapo", "entropy_coef": 0.0, "top_entropy_quantile": 1.0}) == "neutral"
+    assert knob.effect_under({}) == "neutral"
+
+
+def test_gradient_checkpointing_is_neutral(one_step: Step) -> None:
+    without, with_it = (one_step(**shape(4, 2), gradient_checkpointing=value) for value in (False, True))
+    assert without["completions"] == with_it["completions"]
+    assert distance(without["gradient"], with_it["gradient"]) < ROUNDING
+
+
+def test_the_neutral_optimizers_make_the_same_update(one_step: Step) -> None:
+    """Their gradients are the same by nature; so must be what they do with them."""
+    plain, fused = (one_step(**shape(4, 2), optim=value) for value in ("adamw_torch", "adamw_torch_fused"))
+    # Adam's first step divides by the gradient's own size, so rounding shows where that is next to nothing.
+    assert distance(plain["update"], fused["update"]) < 1e-3
+    other = one_step(**shape(4, 2), optim="adafactor")
+    assert distance(plain["update"], other["update"]) > 1e-2
+    knob = load_space("grpo")["optim"]
+    assert knob.effect_under({"optim": "adamw_torch"}) == "neutral" and knob.effect_under({"optim": "adafactor"}) == "learning"
+
+
+def test_a_staler_generation_learns_something_else() -> None:
+    assert all(load_space(name)["steps_per_generation"].effect == "learning" for name in names())

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune import detect
+from autotune.detect import Device, gpu_named, hardware, recognise
+from autotune.errors import BadInput, UnknownName
+from autotune.units import GIB, MIB
+
+A100 = Device(name="NVIDIA A100-SXM4-40GB", memory_bytes=40960 * MIB)
+H200 = Device(name="NVIDIA H200", memory_bytes=143771 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "name"),
+    [
+        ("2xA100-40G", 2, "A100-40G"),
+        ("A100-40G", 1, "A100-40G"),
+        ("a100 40gb", 1, "A100-40G"),
+        ("8 x h100", 8, "H100"),
+        ("4090", 1, "RTX4090"),
+    ],
+)
+def test_gpus_by_name(asked: str, count: int, name: str) -> None:
+    found = hardware(asked, here=())
+    assert (found.count, found.name, found.kind, found.here) == (count, name, "cuda", False)
+    assert found.memory_bytes > 20 * GIB
+
+
+@pytest.mark.parametrize(
+    ("asked", "choices"), [("A100", "A100-40G or A100-80G"), ("2xV100", "V100-16G or V100-32G"), ("RTX 3050", "RTX3050-4G")]
+)
+def test_an_ambiguous_gpu_is_never_guessed(asked: str, choices: str) -> None:
+    with pytest.raises(BadInput, match=choices):
+        hardware(asked, here=())
+
+
+def test_an_ambiguous_name_stays_so_even_where_one_of_them_is_here() -> None:
+    with pytest.raises(BadInput, match="A100-80G"):
+        hardware("A100", here=(A100,))
+
+
+def test_an_unknown_gpu_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="'H200'"):
+        hardware("2xH201", here=())
+
+
+@pytest.mark.parametrize("asked", ["", "x", "2x", "0xcpu", "0xH100", "-1xH100"])
+def test_what_is_no_hardware_is_refused(asked: str) -> None:
+    with pytest.raises(BadInput):
+        hardware(asked, here=())
+
+
+def test_what_is_here_counts_as_the_driver_shows_it() -> None:
+    found = hardware("2xA100-40G", here=(A100, A100))
+    assert found.here and found.memory_bytes == 40960 * MIB
+
+
+def test_more_than_are_here() -> None:
+    with pytest.raises(BadInput, match=r"2 are here\. Type --gpus 2xA100-40G"):
+        hardware("4xA100-40G", here=(A100, A100))
+    with pytest.raises(BadInput, match="1 are here"):
+        hardware("2xlocal", here=(A100,))
+
+
+def test_local_means_all_that_is_here() -> None:
+    found = hardware("local", here=(H200, H200, H200))
+    assert (found.count, found.name, found.here) == (3, "H200", True)
+    assert hardware("local", here=()).kind == "cpu"
+
+
+def test_local_takes_a_gpu_that_the_catalogue_lacks() -> None:
+    found = hardware("local", here=(Device(name="NVIDIA Future 9000", memory_bytes=96 * GIB),))
+    assert (found.name, found.memory_bytes) == ("NVIDIA Future 9000", 96 * GIB)
+
+
+def test_local_refuses_a_mixture() -> None:
+    with pytest.raises(BadInput, match="differ"):
+        hardware("local", here=(A100, H200))
+
+
+def test_cpu_ranks() -> None:
+    found = hardware("2xcpu", here=(A100,))
+    assert (found.kind, found.count, found.memory_is_shared) == ("cpu", 2, True)
+    with pytest.raises(BadInput, match="cores"):
+        hardware("5000xcpu", here=())
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "mib", "name"),
+    [
+        ("NVIDIA A10", 23028, "A10"),
+        ("NVIDIA A100-SXM4-40GB", 40960, "A100-40G"),
+        ("NVIDIA A100 80GB PCIe", 81920, "A100-80G"),
+        ("NVIDIA H100 80GB HBM3", 81559, "H100"),
+        ("NVIDIA H200", 143771, "H200"),
+        ("NVIDIA L4", 23034, "L4"),
+        ("NVIDIA L40S", 46068, "L40S"),
+        ("Tesla V100-SXM2-32GB", 32768, "V100-32G"),
+        ("Tesla V100-SXM2-16GB", 16160, "V100-16G"),
+        ("NVIDIA GeForce RTX 3050 Laptop GPU", 4096, "RTX3050-4G"),
+        ("NVIDIA GeForce RTX 4090", 24564, "RTX4090"),
+    ],
+)
+def test_gpus_are_recognised_by_name_and_memory(driver_name: str, mib: int, name: str) -> None:
+    found = recognise(Device(name=driver_name, memory_bytes=mib * MIB))
+    assert found is not None and found.name == name
+
+
+def test_a_slice_of_a_gpu_is_not_taken_for_the_whole() -> None:
+    assert recognise(Device(name="NVIDIA A100-SXM4-40GB", memory_bytes=10 * GIB)) is None
+    assert gpu_named("A100-40G").memory_bytes == 40 * GIB
+
+
+def test_machine_memory_is_at_most_the_machines() -> None:
+    import psutil
+
+    assert 0 < detect.machine_memory_bytes() <= psutil.virtual_memory().total
+
+
+def test_a_cgroup_limit_of_a_parent_counts(tmp_path: Path) -> None:
+    (tmp_path / "memory" / "jobs" / "mine").mkdir(parents=True)
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (tmp_path / "memory" / "jobs" / "memory.limit_in_bytes").write_text(f"{3 * GIB}\n")
+    (tmp_path / "memory" / "jobs" / "mine" / "memory.limit_in_bytes").write_text(f"{5 * GIB}\n")
+    own = tmp_path / "cgroup"
+    own.write_text("3:cpu,cpuacct:/\n2:memory:/jobs/mine\n")
+    assert min(detect._cgroup_limits(own, tmp_path)) == 3 * GIB
+    (tmp_path / "jobs" / "mine").mkdir(parents=True)
+    (tmp_path / "jobs" / "mine" / "memory.max").write_text("max\n")
+    (tmp_path / "jobs" / "memory.max").write_text(f"{2 * GIB}\n")
+    own.write_text("0::/jobs/mine\n")
+    assert detect._cgroup_limits(own, tmp_path) == [2 * GIB]
+
+
+def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA A100-SXM4-40GB, 40960'\necho 'NVIDIA A100-SXM4-40GB, 40960'\n")
+    program.chmod(0o755)
+    code = (
+        "import sys; sys.modules['pynvml'] = None\n"
+        "from autotune import detect; print(detect.hardware('local'), [d.memory_bytes for d in detect.gpus_here()])"
+    )
+
+    def ask(**more: str) -> str:
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **more}
+        environment.pop("CUDA_VISIBLE_DEVICES", None) if not more else None
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+        ).stdout.strip()
+
+    size = 40960 * MIB
+    assert ask() == f"2xA100-40G [{size}, {size}]"
+    assert ask(CUDA_VISIBLE_DEVICES="1") == f"A100-40G [{size}]"
+    assert ask(CUDA_VISIBLE_DEVICES="") == "cpu []"

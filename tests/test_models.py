@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import BadInput, UnknownName
+from autotune.models import find_model, has_weights
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def _folder(path: Path, **config: object) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    return path
+
+
+@pytest.mark.parametrize("text", ["Qwen2.5-7B", "qwen2.5-7b", "Qwen/Qwen2.5-7B", "qwen/QWEN2.5-7b"])
+def test_short_names_and_hub_ids_in_any_case(text: str) -> None:
+    found = find_model(text)
+    assert (found.name, found.origin, found.folder) == ("Qwen/Qwen2.5-7B", "catalogue", None)
+    assert found.config["num_hidden_layers"] == 28
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"), [("Mistral-7B", "Mistral-7B-v0.3"), ("Qwen3", "Qwen3-1.7B"), ("SmolLM2", "SmolLM2-135M")]
+)
+def test_an_ambiguous_name_is_an_error_with_the_choices(text: str, choice: str) -> None:
+    with pytest.raises(BadInput, match=rf"could be several.*{choice}"):
+        find_model(text)
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"Qwen2\.5-7B.*autotune show models"):
+        find_model("Qwen2.5-7BB")
+
+
+def test_an_unknown_hub_id_says_how_to_fetch_its_shape() -> None:
+    with pytest.raises(BadInput, match="hf download someone/something config.json"):
+        find_model("someone/something")
+
+
+def test_a_local_folder(tmp_path: Path) -> None:
+    found = find_model(str(_folder(tmp_path / "mine", hidden_size=64)))
+    assert (found.origin, found.config["hidden_size"], found.folder) == ("local folder", 64, tmp_path / "mine")
+    assert not has_weights(found.folder)
+    (tmp_path / "mine" / "model.safetensors").touch()
+    assert has_weights(found.folder)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"hidden_size": 3}'])
+def test_a_folder_that_is_no_model(tmp_path: Path, content: str | None) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    with pytest.raises(BadInput, match=r"config\.json"):
+        find_model(str(folder))
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(BadInput, match="no folder"):
+        find_model("./nowhere/model")
+
+
+def test_the_hub_cache_comes_before_the_catalogue(empty_cache: Path) -> None:
+    repo = empty_cache / "models--Qwen--Qwen2.5-7B"
+    _folder(repo / "snapshots" / "old", hidden_size=1)
+    newest = _folder(repo / "snapshots" / "new", hidden_size=2)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("new")
+    found = find_model("qwen2.5-7b")
+    assert (found.origin, found.config["hidden_size"], found.folder) == ("hub cache", 2, newest)
+
+
+def test_a_cached_model_that_the_catalogue_lacks(empty_cache: Path) -> None:
+    _folder(empty_cache / "models--someone--something" / "snapshots" / "abc", hidden_size=7)
+    assert find_model("someone/something").config["hidden_size"] == 7

@@ -1,0 +1,129 @@
+"""Reading spaces: the shipped ones are sound, and a broken file is told by line and column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune import spaces
+from autotune.errors import BadInput, UnknownName
+from autotune.spaces import load_space, names, read_space
+
+GOOD = """\
+about: a test
+method: grpo
+framework: trl
+objective: preference
+relax: [length]
+knobs:
+  - name: length
+    choices: [512, 256]
+    effect: learning
+    says: how long
+  - name: batch
+    choices: [1, 2]
+    effect: neutral
+    memory: grows
+    says: how many
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def write(text: str) -> Path:
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_the_shipped_spaces_are_there() -> None:
+    assert names() == ("demo", "grpo", "grpo-wide")
+    assert load_space("grpo").objective == "preference" and load_space("grpo-wide").objective == "throughput"
+    assert load_space("grpo").relax == ("max_prompt_length", "num_generations", "max_completion_length")
+
+
+@pytest.mark.parametrize("name", ["demo", "grpo", "grpo-wide"])
+def test_a_shipped_space_orders_its_choices_as_knob_promises(name: str) -> None:
+    """Neutral knobs from the least memory to the most, which is how the study and the implied outcomes read them."""
+    for knob in load_space(name).knobs:
+        values = [value for value in knob.choices if value is not None]
+        if knob.effect == "neutral" and knob.memory in ("grows", "shrinks"):
+            assert values == sorted(values, reverse=knob.memory == "shrinks"), knob.name  # type: ignore[type-var]
+
+
+def test_every_knob_is_one_of_trls_or_autotunes_own() -> None:
+    from autotune.trainers.trl_fields import fields
+    from autotune.trainers.trl_settings import OWN_SETTINGS
+
+    for name in names():
+        for knob in load_space(name).knobs:
+            assert knob.name in fields() or knob.name in OWN_SETTINGS
+            for setting in (*knob.learning_when, *knob.learning_unless):
+                assert setting in fields(), setting
+
+
+def test_a_file_of_ones_own(written) -> None:  # type: ignore[no-untyped-def]
+    space = load_space(str(written(GOOD)))
+    assert space.name == "mine" and [knob.name for knob in space.knobs] == ["length", "batch"]
+    assert space["batch"].memory == "grows" and space.relax == ("length",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("[512, 256]", "[512, 256", 8, ["broken YAML"]),
+        ("choices: [1, 2]", "choises: [1, 2]", 12, ["choises", "'choices'"]),
+        ("relax:", "relacks:", 5, ["relacks", "'relax'"]),
+        ("effect: neutral", "effect: nuetral", 13, ["nuetral"]),
+        ("choices: [1, 2]", "choices: 3", 12, ["Expected `array`"]),
+        ("choices: [1, 2]", "choices: []", 12, ["'batch' has no choices"]),
+        ("choices: [1, 2]", "choices: [1, 1]", 12, ["'batch'", "twice"]),
+        ("relax: [length]", "relax: [lenght]", 5, ["lenght", "'length'"]),
+        ("relax: [length]", "relax: [batch]", 5, ["'batch' is neutral"]),
+        ("name: batch", "name: length", 11, ["'length' is listed twice"]),
+        ("    memory: grows", "    when: {engine: [true]}", 14, ["Unknown knob 'engine'"]),
+        ("    memory: grows", "    when: {length: [7]}", 14, ["can never apply"]),
+        ("says: how many", "says: how many\n    says: again", 16, ["'says' is given twice", "line 15"]),
+        ("    says: how long\n", "", 7, ["missing required field `says`"]),
+    ],
+)
+def test_a_broken_file_is_told_by_line(written, old: str, new: str, line: int, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+    assert old in GOOD
+    with pytest.raises(BadInput) as caught:
+        read_space(written(GOOD.replace(old, new, 1)))
+    message = str(caught.value)
+    place = message.split("mine.yaml, ")[1].split(":")[0]
+    near = range(line, line + 2) if "broken" in words[0] else [line]
+    assert int(place.split(",")[0].removeprefix("line ")) in near and "column" in place, message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "knobs: []\n"])
+def test_what_is_no_space_at_all(written, text: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(BadInput, match=r"line 1, column 1"):
+        read_space(written(text))
+
+
+def test_an_empty_space_is_refused(written) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(BadInput, match=r"line 6.*no knobs"):
+        read_space(written(GOOD.split("knobs:")[0].replace("relax: [length]\n", "relax: []\n") + "knobs: []\n"))
+
+
+def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"'grop'.*'grpo'"):
+        load_space("grop")
+    with pytest.raises(BadInput, match="There is no file"):
+        load_space(str(tmp_path / "absent.yaml"))
+
+
+def test_a_wheels_own_spaces_come_before_those_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site" / "autotune"
+    (package / "search_spaces").mkdir(parents=True)
+    (package / "search_spaces" / "only.yaml").write_text(GOOD)
+    assert spaces.folder() == Path(spaces.__file__).parent.parent / "search_spaces"
+    monkeypatch.setattr(spaces, "_HERE", package)
+    assert names() == ("only",) and load_space("only").name == "only"
