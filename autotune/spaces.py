@@ -50,7 +50,9 @@ def read_space(path: Path) -> SearchSpace:
     try:
         space = msgspec.convert(content, SearchSpace)
     except msgspec.ValidationError as error:
-        raise document.error(_path_in(str(error)), _without_path(str(error)), way_out="See docs/spaces.md.") from error
+        raise document.error(
+            _path_in(str(error)), _without_path(str(error)), way_out="Compare it with search_spaces/grpo.yaml."
+        ) from error
     _check(document, space)
     return space
 

@@ -109,7 +109,7 @@ def _search(understood: Understood, candidates: tuple[Candidate, ...]) -> Recomm
 
     question, trainer = understood.question, understood.trainer
     clock = Clock(question.budget_seconds)
-    with contextlib.closing(_executor(understood)) as executor, Progress(question.space) as progress:
+    with contextlib.closing(make_executor(understood)) as executor, Progress(question.space) as progress:
         # The training environment is tried before the study is opened: where it will not do, nothing is left behind.
         executor.prepare()
         if question.storage.startswith(f"sqlite:///{question.out.resolve()}"):
@@ -118,7 +118,7 @@ def _search(understood: Understood, candidates: tuple[Candidate, ...]) -> Recomm
         return tune(question, study=study, executor=executor, listener=progress, clock=clock)
 
 
-def _executor(understood: Understood) -> LocalExecutor:
+def make_executor(understood: Understood) -> LocalExecutor:
     from autotune.environment import SUPPORTED
     from autotune.executors.local import LocalExecutor
 

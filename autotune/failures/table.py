@@ -82,7 +82,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="vllm_kv_reservation",
         pattern=r"Available memory on node .{0,200}?on kv cache allocation is less than requested memory for kv"
-        r" \((?P<asked>[\d.]+)(?:/[\d.]+)? (?P<asked_unit>GiB)\)",
+        r" \((?:-[\d.]+|(?P<asked>[\d.]+))(?:/[\d.]+)? (?P<asked_unit>GiB)\)",
         kind="memory",
         cause="kv_cache",
         phase="load",
@@ -120,6 +120,14 @@ ROWS: tuple[Row, ...] = (
         phase="load",
     ),
     Row(name="vllm_wake_up", pattern=r"CUDA Error: out of memory at \S*cumem_allocator\.cpp", kind="memory", cause="weight_sync"),
+    # Ray names the machine's memory as torch names a GPU's.
+    Row(
+        name="ray_host_memory",
+        pattern=r"RAY_memory_usage_threshold|exceeded K8s pod memory limits"
+        r"|Worker unexpectedly exits with a connection error code 2",
+        kind="host_memory",
+        cause="host_ram",
+    ),
     # torch, on a GPU and on a CPU.
     Row(
         name="cuda_other_process",
@@ -184,13 +192,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="host_killed",
         pattern=r"exitcode:? -9\b|Signal 9 \(SIGKILL\) received by PID|exits with return code = -9|killed by signal: Killed",
-        kind="host_memory",
-        cause="host_ram",
-    ),
-    Row(
-        name="ray_host_memory",
-        pattern=r"RAY_memory_usage_threshold|exceeded K8s pod memory limits"
-        r"|Worker unexpectedly exits with a connection error code 2",
         kind="host_memory",
         cause="host_ram",
     ),

@@ -33,6 +33,7 @@ Back (everything a rank says carries "rank"):
                         "base_bytes": b, "stays": true, "partial": {"peak_bytes": n, ...}}
     {"event": "lost", "id": n, "rank": r, "signal": s | null, "exit": e | null}      a rank ended without a word
     {"event": "unloaded", "id": n}
+    {"event": "stuck", "id": n, "pids": [...]}                              these could not be ended (a device driver holds them)
 
 A rank that failed with an exception stays alive where it could give its memory back ("stays"), and takes the
 next candidate; a rank that was lost or did not stay is loaded anew by the parent's next `load`.

@@ -42,7 +42,10 @@ class Trend:
         if self._limit is None or done < self._next_look or done >= total:
             return
         self._next_look = done + max(1, total // LOOKS)
-        self._points.append((done, self._read()))
+        held = self._read()
+        self._points.append((done, held))
+        if held > self._limit:
+            raise LimitForeseen(f"at {what} {done} of {total} memory is {held} bytes, over the limit of {self._limit} bytes")
         if done >= total * EARLIEST_SHARE and len(self._points) > RECENT:
             self._judge(total, what)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,9 +29,10 @@ def document(question: Question, answer: Recommendation, files: Sequence[str], *
         "nearest_miss": _nearest(answer),
         "refuted": [_trial(trial) for trial in answer.refuted],
         "counts": _counts(answer.counts),
+        "trials": [{"purpose": trial.purpose, **_trial(trial)} for trial in answer.trials],
         "proven": answer.proven,
         "question": _question(question),
-        "study": {"storage": question.storage, "name": question.study_name},
+        "study": {"storage": without_password(question.storage), "name": question.study_name},
         "out": str(question.out),
         "elapsed_seconds": round(answer.elapsed_seconds, 2),
         "gpu_seconds": round(answer.probe_seconds, 2) if question.job.hardware.kind == "cuda" else None,
@@ -38,6 +40,11 @@ def document(question: Question, answer: Recommendation, files: Sequence[str], *
         "warnings": list(warnings),
         "versions": _versions(answer),
     }
+
+
+def without_password(url: str) -> str:
+    """A storage's address as it may be shown and written down."""
+    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)
 
 
 def learning_difference(question: Question, one: Candidate, other: Candidate) -> dict[str, Any]:

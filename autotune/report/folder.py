@@ -48,7 +48,8 @@ def publish(out: Path, writer: Writer | None, describe: Callable[[list[str]], Ma
     is, the rest is complete.
     """
     out.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out))
+    # Absolute, because trainers answer with absolute paths whatever they were given.
+    staging = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.resolve()))
     try:
         names = _relative(writer(staging), staging) if writer else []
         _readdress(staging, names, out)
@@ -74,7 +75,7 @@ def _json(described: Mapping[str, Any]) -> bytes:
 
 def _readdress(staging: Path, names: list[str], out: Path) -> None:
     """Files that name a neighbour (the YAML its dataset) do so by the path at which they were written: make it the final one."""
-    was, becomes = str(staging.resolve()).encode(), str(out.resolve()).encode()
+    was, becomes = str(staging).encode(), str(out.resolve()).encode()
     for file in (staging / name for name in names if name.endswith((".yaml", ".json", ".sh"))):
         content = file.read_bytes()
         if was in content:
@@ -82,7 +83,7 @@ def _readdress(staging: Path, names: list[str], out: Path) -> None:
 
 
 def _relative(files: list[Path], folder: Path) -> list[str]:
-    return [str(file.relative_to(folder)) for file in files]
+    return [str(file.resolve().relative_to(folder)) for file in files]
 
 
 def _top_level(names: list[str]) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.candidate import Candidate, KnobValue
 from autotune.measurement import PHASES, Speed
 from autotune.question import Question
 from autotune.recommendation import Recommendation, Trial
-from autotune.report.document import failed_without_memory, learning_difference, nearest_miss
+from autotune.report.document import failed_without_memory, learning_difference, nearest_miss, without_password
 from autotune.space import Knob
 from autotune.units import format_bytes, format_seconds
 
@@ -51,7 +51,7 @@ def show_question(
             console.print(f"  {knob.name}: {', '.join(_value(choice) for choice in knob.choices)}")
     for note in notes:
         console.print(f"note     {note}")
-    console.print(f"out      {question.out}; study {question.study_name!r} in {question.storage}")
+    console.print(f"out      {question.out}; study {question.study_name!r} in {without_password(question.storage)}")
     console.print()
 
 
@@ -92,7 +92,7 @@ def _show_winner(console: Console, question: Question, answer: Recommendation, w
     console.print(_side_by_side(question, answer, winner))
     _show_changes(console, answer)
     _show_phases(console, answer, winner)
-    _show_others(console, "Runner-ups, with the same learning knobs", answer.runner_ups, winner)
+    _show_runner_ups(console, answer, winner)
     _show_trade_offs(console, question, answer, winner)
     for trial in answer.refuted:
         console.print(f"Looked best and did not hold in its longer probe (trial {trial.number}): {trial.verdict.why}")
@@ -117,10 +117,18 @@ def _side_by_side(question: Question, answer: Recommendation, winner: Trial) -> 
         )
     table.add_row("peak memory", _peak(base), _peak(proof))
     table.add_row("limit", _limit(question), _limit(question))
-    for name in dict.fromkeys([*(base.candidate.knobs if base else {}), *winner.candidate.knobs]):
-        values = [_value(trial.candidate.knobs.get(name, "-")) for trial in (base, winner) if trial]
-        table.add_row(name, *(["-"] if base is None else []), *values)
+    for name, was, becomes in _telling_rows(question, base, winner):
+        table.add_row(name, was, becomes)
     return table
+
+
+def _telling_rows(question: Question, base: Trial | None, winner: Trial) -> Iterator[tuple[str, str, str]]:
+    """Knobs that could move or that differ; what is the same everywhere was said at the start."""
+    before, after = base.candidate.knobs if base else {}, winner.candidate.knobs
+    moving = {knob.name for knob in _moving(question)}
+    for name in dict.fromkeys([*before, *after]):
+        if name in moving or (base is not None and before.get(name) != after.get(name)):
+            yield name, _value(before[name]) if name in before else "-", _value(after[name]) if name in after else "-"
 
 
 def _show_changes(console: Console, answer: Recommendation) -> None:
@@ -154,13 +162,14 @@ def _show_phases(console: Console, answer: Recommendation, winner: Trial) -> Non
         )
 
 
-def _show_others(console: Console, title: str, trials: Sequence[Trial], winner: Trial) -> None:
-    if not trials:
+def _show_runner_ups(console: Console, answer: Recommendation, winner: Trial) -> None:
+    if not answer.runner_ups:
         return
-    table = _table(title, "tokens/s", "peak memory")
-    for trial in trials:
+    table = _table("Runner-ups, with the same learning knobs", "tokens/s", "peak memory")
+    for trial in answer.runner_ups:
         change = {name: value for name, value in trial.candidate.knobs.items() if winner.candidate.knobs.get(name) != value}
-        table.add_row(_assignments(change) or "the same", _rate(trial.measurement.ranking_speed), _peak(trial))
+        mark = " (the baseline)" if answer.baseline and trial.candidate == answer.baseline.candidate else ""
+        table.add_row(_assignments(change) + mark, _rate(trial.measurement.ranking_speed), _peak(trial))
     console.print(table)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from autotune.errors import RigError
 from autotune.failures import Ending, Finding, Raised, judge_ending, judge_raised
 from autotune.hardware import DeviceKind
 from autotune.inside.wire import Message
@@ -30,10 +31,12 @@ class Kernel:
 
 
 def failure_of(answer: Answer, kernel: Kernel, device: DeviceKind, seconds: float) -> tuple[Outcome, Failure]:
-    """The root failure among what the ranks said."""
+    """The root failure among what the ranks said; RigError where it says nothing about the candidate."""
     if answer.failures:
         found = [(message, _find(message, answer, kernel, device)) for message in answer.failures]
         message, finding = min(found, key=lambda pair: _rank_of_blame(pair[1]))
+        if finding.transient:
+            raise RigError(f"The machine was disturbed while it was measured: {finding.evidence}")
         return finding.outcome, _failure(finding, message, answer)
     phase = answer.phase_of(0)
     if answer.keeper_lost:
@@ -128,7 +131,10 @@ def tree_peaks(answer: Answer, meter_peak: int, meter_phases: Mapping[str, int],
         pairs = [(report.get("base_bytes"), _body(report).get("phase_peak_bytes", {}).get(phase)) for report in reports]
         combined = _combined(answer.usage_before_bytes, pairs)
         if combined is not None:
-            phases[phase] = combined if ceiling_bytes is None else min(combined, max(ceiling_bytes, meter_peak))
+            exactly = combined if ceiling_bytes is None else min(combined, max(ceiling_bytes, meter_peak))
+            # A rank that was lost told nothing: then the sample, taken of the whole tree, may be the better figure.
+            lost = any(report.get("event") == "lost" for report in reports)
+            phases[phase] = max(exactly, phases.get(phase, 0)) if lost else exactly
     return Peaks(peak_bytes=max(meter_peak, exact or 0) or None, phase_peak_bytes=phases)
 
 

@@ -113,7 +113,7 @@ class Keeper:
         if self.limit.kernel_kills:
             return Meter(self.limit.usage_bytes)
         tree = TreeMemory(pid)
-        return Meter(tree.read, limit_bytes=self.limit_bytes, over=lambda: self._end_what_grows(tree))
+        return Meter(tree.read, exact=tree.exact, limit_bytes=self.limit_bytes, over=lambda: self._end_what_grows(tree))
 
     def _environment(self) -> dict[str, str]:
         deadline = time.monotonic() + START_SECONDS

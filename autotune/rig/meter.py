@@ -40,8 +40,9 @@ class TreeMemory:
         return max(0, self._total() - self._shared_bytes)
 
     def exact(self) -> int:
-        """The same with what is shared looked up now."""
+        """The same with processes and shares looked up now."""
         started = time.monotonic()
+        self._list(started)
         total, proportional = self._total(), sum(_proportional_bytes(pid) for pid in self._pids)
         self._shared_bytes = max(0, total - proportional)
         ended = time.monotonic()
@@ -82,11 +83,13 @@ class Meter:
         self,
         read: Callable[[], int | None],
         *,
+        exact: Callable[[], int | None] | None = None,
         limit_bytes: int | None = None,
         over: Callable[[], bool] | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
-        self._read, self._limit_bytes, self._over, self._interval_seconds = read, limit_bytes, over, interval_seconds
+        self._read, self._exact, self._limit_bytes, self._over = read, exact or read, limit_bytes, over
+        self._interval_seconds = interval_seconds
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._phase: str | None = None
@@ -98,8 +101,8 @@ class Meter:
         self._thread.start()
 
     def now(self) -> int:
-        """The tree's memory at this moment."""
-        return self._sample()
+        """The tree's memory at this moment, as exactly as it can be had."""
+        return self._sample(self._exact)
 
     def mark(self) -> None:
         """A new candidate: peaks start again."""
@@ -127,13 +130,13 @@ class Meter:
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):
-            used = self._sample()
+            used = self._sample(self._read)
             if self._over is not None and self._limit_bytes is not None and used > self._limit_bytes:
                 self.went_over = self._over() or self.went_over
 
-    def _sample(self) -> int:
+    def _sample(self, read: Callable[[], int | None]) -> int:
         try:
-            used = self._read() or 0
+            used = read() or 0
         except (OSError, KeyError, ValueError):  # the tree, or its cgroup, is just going
             return 0
         with self._lock:

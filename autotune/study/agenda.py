@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.candidate import Candidate
+from autotune.measurement import Outcome
 from autotune.recommendation import Proven, Purpose, Trial
 from autotune.space import SearchSpace
 from autotune.study.implied import least_demanding
@@ -35,6 +36,9 @@ HOPELESS = 0.6
 """Leave a loaded model or engine whose best stays below this share of the incumbent, after TRIED probes on it."""
 
 TRIED = 4
+
+ALIKE = 3
+"""So many probes in a row that end in the very same failure, before anything has fitted, say that every probe will."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,8 @@ class Agenda:
     def next(self, trials: tuple[Trial, ...], means: Means) -> Step | Stop:
         """The next step, given everything measured and what is left to spend."""
         seen = self.view(trials)
+        if _every_probe_fails_alike(seen):
+            return Stop(proven="not proven infeasible")
         step = self._opening(seen) or self._search(seen)
         if isinstance(step, Step) and not _affordable(step, seen, means):
             step = Stop(proven="budget spent")
@@ -130,6 +136,18 @@ def _hopeless(tier: Tier, load_key: str, seen: View) -> bool:
     on_it = [trial for trial in seen.probed_in(tier) if trial.candidate.load_key == load_key]
     best = max((speed_of(trial) for trial in seen.contenders(tier)), default=0.0)
     return len(on_it) >= TRIED and max(speed_of(trial) for trial in on_it) < HOPELESS * best
+
+
+def _every_probe_fails_alike(seen: View) -> bool:
+    """Whether the last ones ended in one failure that has nothing to do with the candidates: a reward function that raises, say."""
+    last = seen.probes[-ALIKE:]
+    if len(last) < ALIKE or any(trial.verdict.fits or not _broke(trial) for trial in seen.probes):
+        return False
+    return len({trial.measurement.failure.evidence for trial in last if trial.measurement.failure}) == 1
+
+
+def _broke(trial: Trial) -> bool:
+    return trial.measurement.outcome in (Outcome.CRASH, Outcome.TIMEOUT)
 
 
 def _stopped_improving(tier: Tier, pool: list[Candidate], seen: View) -> bool:

@@ -31,40 +31,7 @@ PLACEHOLDER_REWARD = "get_soft_overlong_punishment"
 """A reward of TRL's own that is 0 for completions below 1024 tokens: with it nothing is learned."""
 
 SHIM_NAME = "vllm_on_cpu"
-SHIM = '''"""Python runs this at its start. vLLM's CPU layers repack their weights and drop the originals, and TRL renews those: keep them."""
-
-import importlib.abc
-import importlib.util
-import os
-import sys
-
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-NAME = "vllm.model_executor.layers.utils"
-
-
-class KeepWeights(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != NAME:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            import torch
-
-            def plain(layer, *args, **kwargs):
-                layer.cpu_linear = torch.nn.functional.linear
-
-            module.dispatch_cpu_unquantized_gemm = plain
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-sys.meta_path.insert(0, KeepWeights())
-'''
+SHIM = Path(__file__).resolve().parent.parent / "inside" / "vllm_on_cpu.py"
 
 DATASET_SETTINGS = frozenset({"datasets", "dataset_name", "dataset_config", "dataset_streaming", "streaming", "test_split_size"})
 
@@ -227,7 +194,7 @@ def _write_shim(folder: Path) -> list[Path]:
     """Without it, vLLM on a CPU drops the weights that TRL wants to renew in it."""
     path = folder / SHIM_NAME / "sitecustomize.py"
     path.parent.mkdir(exist_ok=True)
-    _write(path, SHIM)
+    _write(path, SHIM.read_text(encoding="utf-8"))
     return [path]
 
 

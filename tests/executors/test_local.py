@@ -172,6 +172,13 @@ def test_every_end_has_its_name(local: LocalExecutor, last_words: dict[str, obje
     still_works(local)
 
 
+def test_a_disturbed_machine_is_no_fault_of_the_candidate(local: LocalExecutor) -> None:
+    words = "Error in memory profiling. Initial free memory 39.01 GiB, current free memory 41.55 GiB."
+    with pytest.raises(RigError, match="disturbed"):
+        measure(local, toy({"do": "raise", "type": "RuntimeError", "text": words}))
+    still_works(local)
+
+
 def test_a_native_abort_for_want_of_memory_is_told_by_its_last_words(local: LocalExecutor) -> None:
     words = "terminate called after throwing an instance of 'std::bad_alloc'"
     failed = measure(local, toy(phase("score"), {"do": "say", "text": words}, {"do": "kill", "signal": "SIGABRT"}))
@@ -282,6 +289,18 @@ def test_one_rank_out_of_memory_ends_both_at_once(tmp_path: Path) -> None:
         still_works(made)
     finally:
         made.close()
+
+
+def test_thirty_rigs_leave_no_file_open(tmp_path: Path) -> None:
+    made = executor(tmp_path)
+    counts: set[int] = set()
+    for turn in range(30):
+        assert measure(made, toy(load=({"do": "hold", "mib": turn % 3},))).outcome is Outcome.OK
+        if turn % 10 == 9:
+            made.close()
+            counts.add(len(list(Path("/proc/self/fd").iterdir())))
+    assert len(counts) == 1
+    assert made.loads == 30
 
 
 def test_an_interpreter_that_is_none_is_the_users_to_mend(tmp_path: Path) -> None:

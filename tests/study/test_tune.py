@@ -202,3 +202,12 @@ def test_a_study_whose_driver_was_killed_has_no_running_trial_after_resume(tmp_p
     run(replace(question, resume=True, max_probes=6), machine)
     states = {trial.state.name for trial in optuna.load_study(study_name="toy", storage=question.storage).get_trials()}
     assert "RUNNING" not in states
+
+
+def test_a_failure_that_every_candidate_shares_ends_the_search_early(tmp_path: Path) -> None:
+    machine = Machine(limit_bytes=2500 * MIB)
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    machine.outcomes = {candidate.id: Outcome.CRASH for candidate in legal_candidates(question, ToyTrainer())}
+    answer = run(question, machine)
+    assert answer.winner is None and answer.proven == "not proven infeasible"
+    assert answer.counts.probed == 3

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -177,6 +179,30 @@ def test_without_a_dataset_or_rewards_the_file_still_runs(place: Path, job_at: C
     moved = folder.rename(place / "moved elsewhere")
     (said,) = run_for_two_steps([str(moved / "launch.sh")], place)
     assert said["steps"] == 2 and max(said["prompts"]) <= LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_with_vllm_on_a_cpu_the_launch_script_works(place: Path, job_at: Callable[..., Job]) -> None:
+    """Real vLLM in the real `trl grpo`; that the weights reach the engine shows in how close its log-probabilities are."""
+    job = job_at(1, held={"learning_rate": 1e-2, "logging_steps": 1}, user_settings={"reward_funcs": ["my_rewards.spy"]})
+    candidate = trainer("trl").complete({**KNOBS, "use_vllm": True, "vllm_gpu_memory_utilization": 0.2}, job)
+    assert trainer("trl").why_illegal(candidate, job) is None
+    trainer("trl").write_files(candidate, job, place / "with vllm")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+    command = [
+        str(place / "with vllm" / "launch.sh"),
+        "--max_steps",
+        "3",
+        "--save_strategy",
+        "no",
+        "--output_dir",
+        str(place / "v"),
+    ]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    differences = [float(each) for each in re.findall(r"sampling_logp_difference/mean': '?([\d.e-]+)", done.stdout)]
+    assert len(differences) == 3 and max(differences) < 0.1, done.stdout[-2000:]
 
 
 def test_the_users_own_settings_are_kept(tmp_path: Path, place: Path, job_at: Callable[..., Job]) -> None:

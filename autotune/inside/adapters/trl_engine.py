@@ -83,15 +83,21 @@ class Engines:
     def _build(self, arguments: dict[str, Any]) -> Any:
         if self._cpu and self.stage.limit_bytes is not None:
             limit_is_the_machine(self.stage.limit_bytes)
-        before = {name: os.environ.get(name) for name in RENDEZVOUS}
+        before, freeze = rendezvous(), gc.freeze
+        # vLLM freezes the heap once it is up; the trainer under construction would be frozen along and never be collected.
+        gc.freeze = lambda: None
         try:
             return self._real(**arguments)
         finally:
-            _restore(before)
+            gc.freeze = freeze
+            restore(before)
 
     def close(self) -> None:
-        self._engine = self._key = None
-        gc.collect()
+        """Let go of the engine. The load froze it with all else that stays, so the collector must look there again."""
+        if self._engine is not None:
+            self._engine = self._key = None
+            gc.unfreeze()
+            gc.collect()
 
 
 def start(generation: Any, model: Any, tokenizer: Any, request: Mapping[str, Any], *, cpu: bool) -> None:
@@ -99,7 +105,7 @@ def start(generation: Any, model: Any, tokenizer: Any, request: Mapping[str, Any
     from accelerate import Accelerator
 
     engine = request["engine"]
-    before = {name: os.environ.get(name) for name in RENDEZVOUS}
+    before = rendezvous()
     accelerator = Accelerator(cpu=cpu)
     wanted = {
         "model": model,
@@ -119,19 +125,16 @@ def start(generation: Any, model: Any, tokenizer: Any, request: Mapping[str, Any
     try:
         generation.VLLMGeneration(**{name: value for name, value in wanted.items() if name in known})
     finally:
-        _restore(before)
-
-
-def forget_rendezvous(before: Mapping[str, str | None]) -> None:
-    """TRL writes a single process's rank into the environment, where the next trainer would take it for a distributed run."""
-    _restore(before)
+        restore(before)
 
 
 def rendezvous() -> dict[str, str | None]:
+    """What the environment says about the ranks."""
     return {name: os.environ.get(name) for name in RENDEZVOUS}
 
 
-def _restore(before: Mapping[str, str | None]) -> None:
+def restore(before: Mapping[str, str | None]) -> None:
+    """TRL writes a single process's rank into the environment, where the next trainer would take it for a distributed run."""
     for name, value in before.items():
         if value is None:
             os.environ.pop(name, None)

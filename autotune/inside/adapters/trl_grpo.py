@@ -7,6 +7,7 @@ loop), trl_material (prompts and rewards), trl_versions (what differs between re
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.metadata
 import math
@@ -146,16 +147,23 @@ def load(request: Mapping[str, Any], stage: Any) -> Loaded:
         loaded.build_model()
         if request.get("engine") is not None:
             _start_engine(loaded, stage)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: the collector, which runs after every candidate, need not walk it again
     return loaded
 
 
-def _start_engine(loaded: Loaded, stage: Any) -> None:
+def _install_engines(loaded: Loaded, stage: Any) -> Any:
     cpu = loaded.device == "cpu"
     trl_engine.prepare_environment(cpu=cpu)
     generation = _with_vllm()
     loaded.engines = trl_engine.Engines(stage, cpu=cpu, random_weights=loaded.request["model"]["weights"] == "random")
     loaded.engines.install(generation)
-    trl_engine.start(generation, loaded.model, loaded.tokenizer, loaded.request, cpu=cpu)
+    return generation
+
+
+def _start_engine(loaded: Loaded, stage: Any) -> None:
+    generation = _install_engines(loaded, stage)
+    trl_engine.start(generation, loaded.model, loaded.tokenizer, loaded.request, cpu=loaded.device == "cpu")
 
 
 def _settle_on_the_device(request: Mapping[str, Any], stage: Any) -> None:
@@ -228,6 +236,10 @@ class _Run:
         self.loaded.doubtful = True
         before = trl_engine.rendezvous()
         settings, model_settings = trl_settings.split(self.request["settings"], trl.GRPOConfig, trl.ModelConfig)
+        if trl_material.are_made_up(self.request.get("reward_funcs"), self.request.get("dataset")):
+            settings["reward_weights"] = None  # they weigh the user's own
+        if settings.get("use_vllm"):
+            self._prepare_engine()
         try:
             course = self._course(trl.GRPOConfig, settings)
             trainer, timing = self._build(trl, settings, model_settings, course)
@@ -236,7 +248,14 @@ class _Run:
             finally:
                 trainer.accelerator.free_memory()
         finally:
-            trl_engine.forget_rendezvous(before)
+            trl_engine.restore(before)
+
+    def _prepare_engine(self) -> None:
+        """The engine of the load; where that asked for none, the one that this first run builds."""
+        if self.loaded.engines is None:
+            _install_engines(self.loaded, self.stage)
+        else:
+            self.loaded.engines.stage = self.stage
 
     def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
         arguments = trl_settings.training_arguments(
@@ -288,6 +307,7 @@ class _Run:
                 peft_config=trl.get_peft_config(model_arguments),
                 callbacks=[watcher],
             )
+        self.trainer.remove_callback(transformers.PrinterCallback)
         trl_hooks.observe(self.trainer, stage, self.seen)
         return self.trainer, timing
 

@@ -54,6 +54,11 @@ def made_up_reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[fl
     return [(sum(ids) % 97) / 97 for ids in completion_ids]
 
 
+def are_made_up(names: Sequence[str] | None, script: Mapping[str, Any] | None) -> bool:
+    """Whether the user named no reward, so that one is made up."""
+    return not names and not (script and script.get("reward_model_name_or_path"))
+
+
 def rewards(names: Sequence[str] | None, script: Mapping[str, Any] | None, clock: RewardClock) -> list[Reward]:
     """The user's rewards as `trl grpo` would find them, or a made-up one."""
     found: list[Reward] = []

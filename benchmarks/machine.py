@@ -1,0 +1,35 @@
+"""What a benchmark ran on: printed first, and kept beside every figure."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def facts(versions: Mapping[str, str]) -> dict[str, object]:
+    """Machine, versions and date of this run."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": dict(versions),
+        "commit": _commit(),
+    }
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    run = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return run.stdout.strip() or "unknown"

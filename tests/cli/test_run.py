@@ -1,0 +1,153 @@
+"""`autotune run` as a person or a program meets it: real probes of the real trainer on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import PROGRAM, autotune, environment
+
+pytestmark = pytest.mark.slow
+
+SMALL = ["--gpus", "cpu", "--space", "demo", "--hold", "use_vllm=false", "--max-completion-length", "24", "--memory-limit", "2G"]
+FEW = [
+    "--search",
+    "per_device_train_batch_size=8,16",
+    "--search",
+    "gradient_accumulation_steps=1,2",
+    "--hold",
+    "gradient_checkpointing=true",
+]
+
+
+def _run(model: Path, *more: str, cwd: Path, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, "run", "--model", str(model), *SMALL, *FEW, *more],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=timeout,
+        env=environment(),
+    )
+
+
+def test_a_whole_run_and_what_may_follow_it(tiny_model: Path, tmp_path: Path) -> None:
+    done = _run(tiny_model, "--budget", "3m", "--out", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told == json.loads((tmp_path / "out" / "recommendation.json").read_text())
+    assert told["status"] == "ok" and told["recommendation"]["certificate"]["optimizer_steps"] >= 4
+    assert told["counts"]["candidates"] == told["counts"]["probed"] == 2
+    assert "assumed  full fine-tuning, global batch 16" in done.stderr
+    assert re.search(r"^probe 1 \(anchor, loading first\): .*left\]$", done.stderr, re.MULTILINE)
+    names = {"recommended.yaml", "accelerate.yaml", "launch.sh"}
+    assert names <= {Path(file).name for file in told["recommendation"]["files"]}
+    assert all((tmp_path / file).exists() for file in told["recommendation"]["files"])
+    assert str(tmp_path / "out") in (tmp_path / "out" / "recommended.yaml").read_text()
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+    again = _run(tiny_model, "--budget", "3m", "--out", "out", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already holds measurements" in again.stderr and "--resume" in again.stderr and "--fresh" in again.stderr
+
+    resumed = _run(tiny_model, "--budget", "3m", "--out", "out", "--resume", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "already measured" in resumed.stderr and "probe 1" not in resumed.stderr, "a finished candidate was measured again"
+    assert "Confirmed by" in resumed.stdout and "baseline" in resumed.stdout
+
+
+def test_nothing_fits_is_3(tiny_model: Path, tmp_path: Path) -> None:
+    done = _run(tiny_model, "--budget", "2m", "--out", "out", "--memory-limit", "420M", cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "Nothing fits into 420 MiB" in done.stdout and "Nearest miss" in done.stdout
+    told = json.loads((tmp_path / "out" / "recommendation.json").read_text())
+    assert told["status"] == "nothing_fits" and told["counts"]["out_of_memory"] >= 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["recommendation.json", "study.db"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_ends_it_resumably(tiny_model: Path, tmp_path: Path, number: signal.Signals) -> None:
+    mark = f"mark-{uuid.uuid4()}"
+    flags = ["run", "--model", str(tiny_model), *SMALL, *FEW, "--budget", "4m", "--out", "out"]
+    with subprocess.Popen(
+        [*PROGRAM, *flags],
+        cwd=tmp_path,
+        env=environment(AUTOTUNE_TEST_MARK=mark),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("probe 2"):
+                break
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Interrupted after 1 probes; all of them are kept. Go on with: autotune run" in err and "--resume" in err
+    assert "Traceback" not in err
+    assert _still_running(mark) == []
+    assert not (tmp_path / "out" / "recommendation.json").exists()
+
+    resumed = autotune(*flags, "--resume", "--json", cwd=tmp_path, timeout=280)
+    assert resumed.code == 0, resumed.err
+    assert "1 already measured" in resumed.err
+    assert resumed.document["counts"]["probed"] == 2
+
+
+def test_two_cpu_ranks(tiny_model: Path, tmp_path: Path) -> None:
+    flags = ["--gpus", "2xcpu", "--search", "per_device_train_batch_size=4,8", "--budget", "4m", "--out", "out", "--json"]
+    done = subprocess.run(
+        [*PROGRAM, "run", "--model", str(tiny_model), *SMALL[2:], *flags, "--hold", "gradient_checkpointing=true"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=290,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["question"]["hardware"] == "2xcpu"
+    knobs = told["recommendation"]["knobs"]
+    assert knobs["per_device_train_batch_size"] * knobs["gradient_accumulation_steps"] * 2 == 16
+
+
+def _still_running(mark: str) -> list[str]:
+    """Processes that inherited our mark, given a moment to end."""
+    deadline = time.monotonic() + 10
+    while (left := _marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def _marked(mark: str) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark.encode() in (entry / "environ").read_bytes() and "State:\tZ" not in (entry / "status").read_text():
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_mark_is_seen_where_there_is_a_process() -> None:
+    # The test above would pass on a machine where it can see nothing.
+    mark = f"mark-{uuid.uuid4()}"
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment(AUTOTUNE_TEST_MARK=mark)
+    ) as process:
+        time.sleep(0.5)
+        assert len(_marked(mark)) == 1
+        process.kill()

@@ -1,0 +1,31 @@
+"""The demo's own command, read from the Makefile, so that what is tested is what is run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.command import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _variable(name: str) -> str:
+    match = re.search(rf"^{name} \??:?= *(.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert match is not None, name
+    return match[1].strip()
+
+
+def demo_flags() -> list[str]:
+    """What `make demo` types, without the model and the output folder."""
+    return ["--gpus", "cpu", "--space", "demo", "--memory-limit", _variable("DEMO_LIMIT"), "--budget", _variable("DEMO_BUDGET")]
+
+
+def demo_model(folder: Path) -> Path:
+    """The model that `make demo` makes."""
+    shape = _variable("DEMO_SHAPE").split()
+    command = [sys.executable, str(ROOT / "autotune/inside/made_up.py"), str(folder), *shape]
+    subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment())
+    return folder

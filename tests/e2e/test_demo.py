@@ -1,0 +1,76 @@
+"""The demo as its users see it: real TRL, real vLLM, a limit that bites."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import autotune
+from tests.e2e.demo import demo_flags, demo_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The demo's own command, once."""
+    folder = tmp_path_factory.mktemp("demo")
+    model = demo_model(folder / "model")
+    done = autotune("run", "--model", str(model), *demo_flags(), "--out", "out", "--json", cwd=folder, timeout=400)
+    assert done.code == 0, done.err
+    return {"folder": folder, "model": model, "told": done.document, "err": done.err}
+
+
+def test_it_measures_what_it_promises(demo: dict[str, Any]) -> None:
+    trials = [trial for trial in demo["told"]["trials"] if trial["purpose"] != "confirm"]
+    with_engine = [trial for trial in trials if trial["knobs"].get("use_vllm") and trial["outcome"] == "ok"]
+    engines = Counter(trial["knobs"]["vllm_gpu_memory_utilization"] for trial in with_engine)
+    assert len(trials) >= 8
+    assert max(engines.values()) >= 3
+    assert demo["told"]["elapsed_seconds"] < 240
+
+
+def test_memory_really_runs_out_in_more_than_one_phase(demo: dict[str, Any]) -> None:
+    phases = {trial["outcome"] for trial in demo["told"]["trials"] if trial["outcome"].startswith("oom_")}
+    assert len(phases) >= 2, phases
+
+
+def test_the_recommendation_is_confirmed_within_the_limit_and_written_down(demo: dict[str, Any]) -> None:
+    told = demo["told"]["recommendation"]
+    assert told["certificate"]["outcome"] == "ok"
+    assert told["certificate"]["optimizer_steps"] >= 4
+    assert 0 < told["peak_memory_bytes"] <= told["limit_bytes"]
+    assert told["certificate"]["effective"]["per_device_train_batch_size"] == told["knobs"]["per_device_train_batch_size"]
+    out = demo["folder"] / "out"
+    assert json.loads((out / "recommendation.json").read_text()) == demo["told"]
+    assert {"recommended.yaml", "accelerate.yaml", "launch.sh"} <= {path.name for path in out.iterdir()}
+
+
+@pytest.mark.parametrize("phase", ["oom_load", "oom_backward", "oom_forward", "oom_rollout"])
+def test_what_ran_out_of_memory_fits_under_a_higher_limit(demo: dict[str, Any], phase: str) -> None:
+    out = [trial for trial in demo["told"]["trials"] if trial["outcome"] == phase]
+    if not out:
+        assert phase not in {trial["outcome"] for trial in demo["told"]["trials"]}
+        return
+    held = [f"--hold={name}={_typed(value)}" for name, value in out[0]["knobs"].items() if value is not None]
+    flags = re.sub(r"--memory-limit \S+", "--memory-limit 6G", " ".join(demo_flags())).split()
+    folder = demo["folder"] / phase
+    folder.mkdir()
+    done = autotune("run", "--model", str(demo["model"]), *flags, *held, "--out", "out", "--json", cwd=folder, timeout=200)
+    assert done.code == 0, done.err
+    trial = next(trial for trial in done.document["trials"] if trial["knobs"] == out[0]["knobs"])
+    assert trial["outcome"] == "ok"
+    assert trial["peak_memory_bytes"] > demo["told"]["recommendation"]["limit_bytes"] * 0.9
+
+
+def _typed(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_nothing_was_written_beside_the_output_folder(demo: dict[str, Any]) -> None:
+    assert {path.name for path in Path(demo["folder"]).iterdir()} <= {"model", "out", "oom_load", "oom_backward", "oom_forward", "oom_rollout"}

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+
+from autotune.report import document, failed_without_memory
+from autotune.report.document import nearest_miss
+from tests.report.answers import answered
+from tests.simulated import MIB
+
+CONTRACT = {
+    "schema", "status", "basis", "recommendation", "baseline", "trade_offs", "counts", "proven", "study", "out",
+    "elapsed_seconds", "gpu_seconds",
+}  # fmt: skip
+RECOMMENDED = {"knobs", "changed_learning_knobs", "tokens_per_second", "peak_memory_bytes", "limit_bytes", "certificate", "files"}
+COUNTS = {"candidates", "screened", "implied", "probed", "out_of_memory", "failed", "loads"}
+
+
+def test_the_document_keeps_the_contract() -> None:
+    case = answered(900)
+    written = json.loads(json.dumps(document(case.question, case.answer, ["out/a.yaml"])))
+    assert set(written) >= CONTRACT
+    assert set(written["recommendation"]) >= RECOMMENDED
+    assert set(written["counts"]) == COUNTS
+    assert set(written["baseline"]) >= {"knobs", "outcome", "tokens_per_second", "peak_memory_bytes"}
+    assert set(written["recommendation"]["tokens_per_second"]) == {"worst", "typical"}
+    assert (written["schema"], written["status"], written["basis"]) == (1, "ok", "measured")
+    assert written["recommendation"]["files"] == ["out/a.yaml"]
+    assert written["study"] == {"storage": case.question.storage, "name": "toy"}
+
+
+def test_figures_are_the_measured_ones_and_unknown_is_null() -> None:
+    case = answered(900)
+    told = document(case.question, case.answer, [])
+    best = told["recommendation"]
+    assert case.answer.winner is not None
+    assert best["peak_memory_bytes"] == case.machine.need(case.answer.winner.candidate) <= best["limit_bytes"] == 900 * MIB
+    assert best["tokens_per_second"] == {"worst": float(round(case.machine.speed(case.answer.winner.candidate))), "typical": None}
+    assert best["certificate"]["torch_reserved_bytes"] is None
+    assert told["gpu_seconds"] is None, "there is no GPU here"
+
+
+def test_a_password_in_the_storage_is_not_written_down() -> None:
+    from dataclasses import replace
+
+    case = answered(900)
+    question = replace(case.question, storage="postgresql+psycopg://me:secret@host/db")
+    told = json.dumps(document(question, case.answer, []))
+    assert "secret" not in told and "host/db" in told
+
+
+def test_a_baseline_that_ran_out_of_memory_has_no_speed() -> None:
+    case = answered(450)
+    told = document(case.question, case.answer, [])["baseline"]
+    assert told["outcome"] == "oom_backward" and told["tokens_per_second"] is None
+
+
+def test_nothing_fits() -> None:
+    case = answered(100)
+    told = document(case.question, case.answer, [])
+    assert told["status"] == "nothing_fits" and told["recommendation"] is None
+    assert told["nearest_miss"]["phase"] == "backward"
+    assert told["counts"]["out_of_memory"] == len(case.answer.trials)
+    assert not failed_without_memory(case.answer)
+
+
+def test_there_is_a_nearest_miss_only_where_nothing_fits() -> None:
+    assert nearest_miss(answered(100).answer) is not None
+    assert nearest_miss(answered(450).answer) is None
+
+
+def test_failures_that_are_not_memorys_say_nothing_about_fitting() -> None:
+    case = answered(900, everything_crashes=True)
+    assert case.answer.winner is None
+    assert failed_without_memory(case.answer)
+    assert document(case.question, case.answer, [])["nearest_miss"] is None

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+from autotune.events import Note
+from autotune.report import Progress
+from tests.report.answers import answered
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    case = answered(450)
+    page = io.StringIO()
+    with Progress(case.question.space, stream=page) as progress:
+        for event in [*case.events, Note(text="one [bold]sentence[/bold]")]:
+            progress(event)
+    lines = page.getvalue().splitlines()
+    assert "\x1b" not in page.getvalue()
+    assert lines[0].startswith(f"{case.answer.counts.candidates} candidates; at most 100 probes in 10 min 00 s")
+    assert lines[1].startswith("probe 1 (anchor, loading first): batch=1 checkpointing=true")
+    assert lines[1].endswith("left]")
+    assert any("  fits: " in line and "tokens/s" in line for line in lines)
+    assert any("  oom_backward, peak 450 MiB" in line for line in lines)
+    assert lines[-1] == "one [bold]sentence[/bold]", "text is shown as it is"
+
+
+SHOW = """
+import time
+from pathlib import Path
+from autotune.events import ProbeEnded, ProbeStarted, Settled
+from autotune.measurement import Cost, Measurement, Memory, Outcome
+from autotune.recommendation import Trial
+from autotune.report import Progress
+from autotune.tune import legal_candidates
+from autotune.verdict import judge
+from tests.simulated import ToyTrainer, Machine, toy_question, toy_space
+from autotune.trainers.base import ProbePlan
+question = toy_question(Path("/tmp"), toy_space(), 2**30)
+candidate = legal_candidates(question, ToyTrainer())[0]
+measured = Machine(limit_bytes=2**30).measure(candidate, ProbePlan())
+trial = Trial(number=0, purpose="anchor", candidate=candidate, measurement=measured, verdict=judge(measured))
+with Progress(question.space) as progress:
+    progress(Settled(candidates=3, budget_seconds=60, max_probes=9, resumed_trials=0))
+    progress(ProbeStarted(number=0, purpose="anchor", candidate=candidate, loads=True, seconds_left=50))
+    time.sleep(0.7)
+    progress(ProbeEnded(trial=trial, best=trial, seconds_left=40))
+    time.sleep(0.7)
+"""
+
+
+def _on_a_terminal(**variables: str) -> str:
+    """What a person would see: the program's stderr is a real pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "PYTHONPATH": root, **variables}
+    environment.pop("NO_COLOR", None) if "NO_COLOR" not in variables else None
+    process = subprocess.Popen([sys.executable, "-c", SHOW], stderr=theirs, stdout=subprocess.DEVNULL, env=environment)
+    os.close(theirs)
+    seen = b""
+    while select.select([ours], [], [], 30)[0]:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # Linux's way to say that the other side is closed
+            break
+        if not chunk:
+            break
+        seen += chunk
+    assert process.wait(timeout=30) == 0
+    os.close(ours)
+    return seen.decode()
+
+
+def test_a_live_line_on_a_terminal() -> None:
+    seen = _on_a_terminal()
+    assert "\x1b[" in seen, "a live display moves the cursor"
+    assert "probe 1 (anchor" in seen and " left" in seen
+    assert "fits: " in seen and "best so far" in seen
+
+
+def test_no_live_display_on_a_dumb_terminal() -> None:
+    assert "\x1b[" not in _on_a_terminal(TERM="dumb")
+
+
+def test_no_color_means_no_color() -> None:
+    import re
+
+    seen = _on_a_terminal(NO_COLOR="1")
+    colours = [code for code in re.findall(r"\x1b\[([0-9;]*)m", seen) if code not in ("", "0", "1", "2")]
+    assert colours == []

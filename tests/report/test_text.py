@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from autotune.report import show_answer, show_question
+from autotune.tune import legal_candidates
+from tests.report.answers import Answered, answered
+from tests.simulated import MIB, ToyTrainer, toy_question, toy_space
+
+
+def _console() -> tuple[Console, io.StringIO]:
+    page = io.StringIO()
+    return Console(file=page, width=160, markup=False, highlight=False), page
+
+
+def _shown(case: Answered) -> str:
+    console, page = _console()
+    show_answer(console, case.question, case.answer, ["out/recommended.yaml"])
+    return page.getvalue()
+
+
+def test_what_will_be_done_is_said_before_it_is_done(tmp_path: Path) -> None:
+    question = toy_question(tmp_path, toy_space(num_generations=(8,)), 900 * MIB)
+    console, page = _console()
+    candidates = legal_candidates(question, ToyTrainer())
+    show_question(
+        console, question, candidates, assumed=["LoRA of rank 16", "global batch 64"], notes=["vLLM is not installed there"]
+    )
+    said = page.getvalue()
+    assert "grpo of toy (made up) with trl, on cpu" in said
+    assert "assumed  LoRA of rank 16, global batch 64" in said
+    assert "held     num_generations=8" in said
+    learning, neutral = said.split("changes what is learned\n")[1].split("changes only speed and memory\n")
+    assert "max_completion_length: 64, 32" in learning and "batch" not in learning
+    assert "batch: 1, 2, 4, 8" in neutral and "checkpointing: true, false" in neutral
+    assert "note     vLLM is not installed there" in said
+
+
+def test_the_answer_says_what_why_and_how_sure() -> None:
+    said = _shown(answered(900))
+    for words in ("baseline", "recommended", "peak memory", "changed", "learning?", "engine", "Runner-ups", "Confirmed by"):
+        assert words in said, words
+    assert "enforced by formula" in said
+    assert "completions of the longest length only" in said
+    assert "Written: out/recommended.yaml" in said
+    assert "Result: no better candidate possible." in said
+    assert "± 0 %" in said, "a speed comes with its spread"
+    assert "forward" in said and "100 %" in said
+
+
+def test_a_learning_knob_that_gave_way_stands_first() -> None:
+    case = answered(200)
+    assert case.answer.relaxed
+    first = _shown(case).splitlines()[:2]
+    assert "had to give way, and changes what is learned" in first[0]
+    assert all(f"{name}={value}" in first[1] for name, value in case.answer.relaxed.items())
+
+
+def test_nothing_fits_tells_how_close_it_came() -> None:
+    said = _shown(answered(100))
+    assert said.startswith("Nothing fits into 100 MiB.")
+    assert "Nearest miss: batch=" in said
+    assert "Given up without success: num_generations (tried 8, 4)" in said
+    assert "--memory-limit" in said and "--search num_generations" in said
+    assert "recommended" not in said
+
+
+def test_failures_are_not_called_a_lack_of_memory() -> None:
+    said = _shown(answered(900, everything_crashes=True))
+    assert said.startswith("No candidate ran to its end, and none for lack of memory")
+    assert "Nothing fits" not in said
+
+
+def test_trade_offs_are_offered_only_where_they_were_measured() -> None:
+    for limit in (200, 450, 900):
+        case = answered(limit)
+        assert ("offered and not taken" in _shown(case)) == bool(case.answer.trade_offs)
