@@ -35,6 +35,8 @@ Back (everything a rank says carries "rank"):
     {"event": "unloaded", "id": n}
     {"event": "stuck", "id": n, "pids": [...]}                              these could not be ended (a device driver holds them)
 
+A message begins and ends with a line feed, so half a line before it cannot swallow it; what is no JSON object is passed over.
+
 A rank that failed with an exception stays alive where it could give its memory back ("stays"), and takes the
 next candidate; a rank that was lost or did not stay is loaded anew by the parent's next `load`.
 
@@ -43,7 +45,7 @@ An adapter is a module with four functions (a file name ending in .py is taken a
     warm(load_hint) -> versions       imports everything, once, in the keeper; touches no device, starts no thread it can avoid
     load(request, stage) -> loaded    in each rank: model, engine, whatever candidates share
     measure(loaded, request, stage) -> result
-    release(loaded)                   gives back what the last `measure` left behind; what `load` made stays. After every measure, good or bad
+    release(loaded)                   gives back what the last `measure` left behind; what `load` made stays; after every measure
 
 `stage` is made anew for every load and measure: Stage(rank=, world_size=, emit=, limit_bytes=); `stage.phase` is the
 name of the phase that runs now; `limit_bytes` is what this process's own anonymous and shared memory may reach, or, on
@@ -51,10 +53,10 @@ a GPU, its device's memory.
 `tempfile.gettempdir()` is a scratch folder that the parent removes. The result of `measure`, for this rank alone:
 
     {"worst": speed | null, "typical": speed | null, "optimizer_steps": n, "effective": {...},
-     "memory": {"peak_bytes": n, "phase_peak_bytes": {"rollout": n, ...},   CPU: RssAnon + RssShmem of this process. GPU: of its device
+     "memory": {"peak_bytes": n, "phase_peak_bytes": {"rollout": n, ...},   CPU: its RssAnon + RssShmem. GPU: its device's
                 "torch_allocated_bytes": n | null, "torch_reserved_bytes": n | null, "allocation_retries": n | null},
      "setup_seconds": s, "loop_seconds": s,
-     "world_size": w}                                                       as the trainer itself sees it: it must be the number of ranks
+     "world_size": w}                                           as the trainer itself sees it: it must be the number of ranks
     speed: {"completion_tokens": n, "cycle_seconds": [s, ...], "cycle_loss_tokens": [n, ...], "prompt_tokens": n,
             "phase_seconds": {"rollout": s, ..., "other": s}, "user_reward_seconds": s, "cut_short": false}
 

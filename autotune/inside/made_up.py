@@ -82,7 +82,7 @@ def _special_ids(config: Mapping[str, Any]) -> dict[str, int]:
     """Where the special tokens go: where the config has its own, the first free places otherwise."""
     vocab = int(config["vocab_size"])
     if vocab < BYTES + 4:
-        raise ValueError(f"a vocabulary of {vocab} cannot hold the {BYTES} bytes and the special tokens: take {BYTES + 4} or more.")
+        raise ValueError(f"a vocabulary of {vocab} cannot hold {BYTES} bytes and the special tokens: take {BYTES + 4} or more.")
     ids: dict[str, int] = {}
     for token, name in ((END, "eos_token_id"), (PAD, "pad_token_id"), (START, "bos_token_id")):
         wanted = config.get(name)
@@ -132,7 +132,7 @@ def _write_weights(folder: Path, seed: int) -> None:
 
 
 def write_prompts(path: str | Path, *, rows: int = 256, shortest: int = 8, longest: int = 64, seed: int = 0) -> Path:
-    """A folder that `datasets.load_dataset` takes: sums to solve, of between `shortest` and `longest` numbers, and their answers."""
+    """A folder that `datasets.load_dataset` takes: sums of between `shortest` and `longest` numbers, and their answers."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(seed)

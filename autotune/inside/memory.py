@@ -63,7 +63,7 @@ class ProcessMeter:
         figures = resident()
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
         held = figures["RssAnon"] + figures["RssShmem"]
-        # The mark counts file pages too. They only grow while libraries are first touched, so what is mapped now is what was mapped then.
+        # The mark counts file pages too; they only grow while libraries are first touched, so what is mapped now was mapped then.
         return max(held, figures["VmHWM"] - figures["RssFile"])
 
     def totals(self) -> Mapping[str, int | None]:

@@ -37,7 +37,8 @@ class Stage:
         self.world_size = world_size
         self.limit_bytes = limit_bytes
         self.emit = emit
-        self.settle: Callable[[], None] = lambda: None  # adapters set it to wait for the device, so that work is timed where it was asked for
+        # Adapters set it to wait for the device, so that work is timed where it was asked for.
+        self.settle: Callable[[], None] = lambda: None
         self._clock = clock
         self._meter = meter or cpu_meter()
         self._trend = Trend(limit_bytes, lambda: self._meter.now())

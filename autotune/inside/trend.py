@@ -60,7 +60,7 @@ class Trend:
             )
 
     def _smallest_recent_slope(self) -> float:
-        # Growth comes in steps (pages, arenas), so each slope spans from a recent reading to the last, and one to the half of the way.
+        # Growth comes in steps (pages, arenas): each slope spans from a recent reading to the last, one from half of the way.
         done, held = self._points[-1]
-        since = self._points[-1 - RECENT : -1] + [self._points[len(self._points) // 2 - 1]]
+        since = [*self._points[-1 - RECENT : -1], self._points[len(self._points) // 2 - 1]]
         return min((held - before) / (done - at) for at, before in since)

@@ -92,7 +92,7 @@ def _show_winner(console: Console, question: Question, answer: Recommendation, w
     console.print(_side_by_side(question, answer, winner))
     _show_changes(console, answer)
     _show_phases(console, answer, winner)
-    _show_runner_ups(console, answer, winner)
+    _show_runner_ups(console, question, answer, winner)
     _show_trade_offs(console, question, answer, winner)
     for trial in answer.refuted:
         console.print(f"Looked best and did not hold in its longer probe (trial {trial.number}): {trial.verdict.why}")
@@ -162,15 +162,24 @@ def _show_phases(console: Console, answer: Recommendation, winner: Trial) -> Non
         )
 
 
-def _show_runner_ups(console: Console, answer: Recommendation, winner: Trial) -> None:
+def _show_runner_ups(console: Console, question: Question, answer: Recommendation, winner: Trial) -> None:
     if not answer.runner_ups:
         return
     table = _table("Runner-ups, with the same learning knobs", "tokens/s", "peak memory")
     for trial in answer.runner_ups:
-        change = {name: value for name, value in trial.candidate.knobs.items() if winner.candidate.knobs.get(name) != value}
-        mark = " (the baseline)" if answer.baseline and trial.candidate == answer.baseline.candidate else ""
-        table.add_row(_assignments(change) + mark, _rate(trial.measurement.ranking_speed), _peak(trial))
+        marks = ["the baseline"] if answer.baseline and trial.candidate == answer.baseline.candidate else []
+        # A longer probe and a short one are not the same evidence, so the reader is told which this is.
+        marks += [] if trial.purpose == "confirm" else ["one short probe"]
+        mark = f" ({', '.join(marks)})" if marks else ""
+        table.add_row(_unlike(trial, winner, question) + mark, _rate(trial.measurement.ranking_speed), _peak(trial))
     console.print(table)
+
+
+def _unlike(trial: Trial, winner: Trial, question: Question) -> str:
+    """How it differs from the winner, by the knobs that have a choice; the others follow from these."""
+    moving = {knob.name for knob in _moving(question)}
+    knobs, best = trial.candidate.knobs, winner.candidate.knobs
+    return _assignments({name: value for name, value in knobs.items() if name in moving and best.get(name) != value})
 
 
 def _show_trade_offs(console: Console, question: Question, answer: Recommendation, winner: Trial) -> None:

@@ -3,6 +3,7 @@
 folder.py        the only owner of file names: scratch, log
 output.py        what the rig's processes print, kept bounded
 limits.py        one interface, and what enforces it here: cgroup v1, cgroup v2, or rlimit
+cgroups.py       memory cgroups as files
 meter.py         the tree's memory, sampled from outside
 spawn.py         starts a keeper
 keeper.py        the parent's handle on it: starts, asks, ends

@@ -1,7 +1,8 @@
 """What one outcome settles about others, from the knobs' own declarations of how they move memory.
 
 If a candidate ran out of memory, whatever needs at least as much runs out too. An engine that found
-too little memory for itself (cache, start-up) says nothing of the kind: there more is better.
+too little memory for itself (cache, start-up) says nothing of the kind: there more is better. And what
+could not even be loaded cannot be loaded for the next candidate either.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ def ran_out(measurement: Measurement) -> bool:
 
 def implied_by(space: SearchSpace, trials: Iterable[Trial], candidates: Iterable[Candidate]) -> set[str]:
     """Ids of the candidates that cannot fit, given what ran out of memory so far."""
+    trials = list(trials)
     culprits = [trial.candidate for trial in trials if ran_out(trial.measurement)]
+    unloadable = {trial.candidate.load_key for trial in trials if trial.measurement.outcome is Outcome.OOM_LOAD}
     return {
         candidate.id
         for candidate in candidates
-        if any(candidate != culprit and needs_at_least(space, candidate, culprit) for culprit in culprits)
+        if candidate.load_key in unloadable or any(needs_at_least(space, candidate, culprit) for culprit in culprits)
     }
 
 

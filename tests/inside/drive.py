@@ -12,6 +12,10 @@ import gc
 import importlib
 import importlib.util
 import json
+import os
+import resource
+import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -73,6 +77,13 @@ def events_stage(**options: Any) -> tuple[Any, list[dict[str, Any]]]:
     return inside("stage").Stage(emit=events.append, **options), events
 
 
+def _allow(growth_bytes: int | None) -> None:
+    """How much this process may grow from here on: allocations beyond fail, as on a full machine."""
+    data = next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
+    limit = resource.RLIM_INFINITY if growth_bytes is None else data + growth_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+
+
 def run(document: dict[str, Any], *, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
     """Load and measure as a rank does, each request with its own seconds; a failure is an answer too."""
     trl, clock = adapter(), time.perf_counter
@@ -86,14 +97,21 @@ def run(document: dict[str, Any], *, rank: int = 0, world_size: int = 1) -> dict
     for request in document["measures"]:
         began = clock()
         stage, events = events_stage(rank=rank, world_size=world_size, **limits)
+        _allow(document.get("growth_bytes"))
         try:
             outcome = {"result": trl.measure(loaded, request, stage)}
         except Exception as error:
-            outcome = {"error": type(error).__name__, "text": str(error), "phase": stage.phase, "partial": getattr(error, "partial", None)}
+            outcome = {
+                "error": type(error).__name__,
+                "text": str(error),
+                "phase": stage.phase,
+                "partial": getattr(error, "partial", None),
+            }
             if document.get("traceback"):
                 traceback.print_exc()
             error.__traceback__ = None
             del error
+        _allow(None)
         gc.collect()
         trl.release(loaded)
         held = stage._meter.now()
@@ -101,9 +119,42 @@ def run(document: dict[str, Any], *, rank: int = 0, world_size: int = 1) -> dict
     return answer
 
 
-def main() -> None:
-    import os
+def run_apart(
+    document: dict[str, Any], folder: Path, *, ranks: int = 1, timeout: float = 240, **environment: str
+) -> list[dict[str, Any]]:
+    """The same in processes of their own, one a rank: what a test of memory, of several ranks or of another TRL needs."""
+    path = folder / "requests.json"
+    path.write_text(json.dumps(document))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    base = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
+    started = []
+    for rank in range(ranks):
+        ours = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        command = [sys.executable, __file__, str(path)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env={**base, **(ours if ranks > 1 else {})}, cwd=folder, **pipes))
+    answers = []
+    try:
+        for process in started:
+            out, err = process.communicate(timeout=timeout)
+            assert process.returncode == 0, err[-4000:]
+            answers.append(json.loads(out.strip().splitlines()[-1]))
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return answers
 
+
+def main() -> None:
     document = json.loads(Path(sys.argv[1]).read_text())
     answer = run(document, rank=int(os.environ.get("RANK", 0)), world_size=int(os.environ.get("WORLD_SIZE", 1)))
     print("\n" + json.dumps(answer), flush=True)

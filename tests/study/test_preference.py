@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.measurement import Outcome
 from autotune.study.implied import implied_by, least_demanding, needs_at_least
 from autotune.study.preference import tiers_of
 from autotune.study.view import View
@@ -59,6 +60,19 @@ def test_an_engine_that_wants_more_rules_out_nothing_bigger() -> None:
     assert measurement.failure is not None
     measurement = replace(measurement, failure=replace(measurement.failure, cause="kv_cache"))
     assert implied_by(SPACE, [_trial(starved, measurement)], CANDIDATES) == set()
+
+
+def test_what_cannot_be_loaded_is_not_loaded_again() -> None:
+    from dataclasses import replace
+
+    machine = Machine(limit_bytes=1)
+    starved = next(c for c in CANDIDATES if c.knobs.get("share") == 0.1)
+    measurement = machine.measure(starved, _plan())
+    assert measurement.failure is not None
+    failure = replace(measurement.failure, cause="kv_cache", phase="load")
+    measurement = replace(measurement, outcome=Outcome.OOM_LOAD, failure=failure)
+    ruled_out = implied_by(SPACE, [_trial(starved, measurement)], CANDIDATES)
+    assert ruled_out == {c.id for c in CANDIDATES if c.load_key == starved.load_key}
 
 
 def test_a_view_without_trials_knows_nothing() -> None:

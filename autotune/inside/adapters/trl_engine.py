@@ -33,7 +33,7 @@ def prepare_environment(*, cpu: bool) -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if cpu:
-        # vLLM compiles a few helpers of its sampler even when told to run eagerly: half a minute of C++ compiler for microseconds.
+        # Even when told to run eagerly, vLLM compiles helpers of its sampler: half a minute of C++ compiler for microseconds.
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
         if "torch._dynamo.config" in sys.modules:
             sys.modules["torch._dynamo.config"].disable = True  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ class Engines:
                 self._engine = self._build(whole)
             self._key, self.arguments = key, whole
         elif arguments.get("enable_sleep_mode"):
-            self._engine.wake_up()  # TRL puts a new engine to sleep at once; one that sleeps already must not be put to sleep again
+            self._engine.wake_up()  # TRL puts a new engine to sleep at once, and one that sleeps must not be put to sleep again
         return self._engine
 
     def _ours(self) -> dict[str, Any]:

@@ -31,6 +31,9 @@ PACKAGES = ("torch", "trl", "transformers", "peft", "accelerate", "datasets")
 GRPO = "trl.trainer.grpo_trainer"
 GENERATION = "trl.generation.vllm_generation"
 
+MADE_UP_TOKENS = 64
+"""Length of made-up prompts where none was asked for."""
+
 QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRL_EXPERIMENTAL_SILENCE": "1",
@@ -99,7 +102,7 @@ def _versions(packages: list[str]) -> dict[str, str]:
 
 def _without_vllm() -> None:
     """TRL imports vLLM wherever it is installed; unless this load generates with it, TRL is told that it is not."""
-    utilities = importlib.import_module("trl.import_utils")
+    utilities: Any = importlib.import_module("trl.import_utils")
     if not hasattr(utilities, "really_is_vllm_available"):
         utilities.really_is_vllm_available = utilities.is_vllm_available
         utilities.is_vllm_available = lambda *_, **__: False
@@ -107,14 +110,15 @@ def _without_vllm() -> None:
 
 def _with_vllm() -> Any:
     """TRL's generation module with vLLM in it, also where it was imported without."""
-    utilities = importlib.import_module("trl.import_utils")
-    generation, trainer = importlib.import_module(GENERATION), importlib.import_module(GRPO)
+    utilities: Any = importlib.import_module("trl.import_utils")
+    trainer: Any = importlib.import_module(GRPO)
+    generation = importlib.import_module(GENERATION)
     if hasattr(utilities, "really_is_vllm_available"):
         utilities.is_vllm_available = utilities.really_is_vllm_available
         del utilities.really_is_vllm_available
         generation = importlib.reload(generation)
-        trainer.VLLMGeneration = generation.VLLMGeneration  # type: ignore[attr-defined]
-        trainer.is_vllm_available = utilities.is_vllm_available  # type: ignore[attr-defined]
+        trainer.VLLMGeneration = generation.VLLMGeneration
+        trainer.is_vllm_available = utilities.is_vllm_available
     if not hasattr(generation, "LLM"):
         raise ImportError("generation by vLLM was asked for, and this environment has no vLLM.")
     return generation
@@ -204,7 +208,7 @@ def measure(loaded: Loaded, request: Mapping[str, Any], stage: Any) -> dict[str,
 
 def _measure(loaded: Loaded, request: Mapping[str, Any], stage: Any, found: dict[str, Any]) -> None:
     lengths, plan = request["lengths"], request["plan"]
-    prompt, longest, typical = int(lengths["prompt"]), int(lengths["completion"]), lengths.get("typical")
+    prompt, longest, typical = lengths.get("prompt"), int(lengths["completion"]), lengths.get("typical")
     stop_below = plan.get("stop_below_tokens_per_second")
     worst = trl_settings.Lengths(prompt=prompt, completion=longest, pad_prompts=True)
     # Speed is ranked by typical lengths where they are known: only there may slowness end a run.
@@ -238,10 +242,10 @@ class _Run:
         settings, model_settings = trl_settings.split(self.request["settings"], trl.GRPOConfig, trl.ModelConfig)
         if trl_material.are_made_up(self.request.get("reward_funcs"), self.request.get("dataset")):
             settings["reward_weights"] = None  # they weigh the user's own
-        if settings.get("use_vllm"):
-            self._prepare_engine()
         try:
             course = self._course(trl.GRPOConfig, settings)
+            if settings.get("use_vllm"):
+                self._prepare_engine()
             trainer, timing = self._build(trl, settings, model_settings, course)
             try:
                 return self._train(trainer, timing)
@@ -284,13 +288,13 @@ class _Run:
 
         loaded, stage, script = self.loaded, self.stage, self.request.get("dataset")
         config = self._config(trl.GRPOConfig, settings, course.optimizer_steps)
-        model_arguments = trl.ModelConfig(**model_settings)
+        model_arguments = trl.ModelConfig(**trl_settings.model_arguments(model_settings, loaded.request, trl.ModelConfig))
         model = trl_model.fresh(loaded.model, attention=model_arguments.attn_implementation)
         trl_hooks.foresee(model, trl_model.layers_of(model), stage, self.lengths)
         group = config.generation_batch_size // config.num_generations
         data = trl_material.prompts(
-            script, rows=group * course.generations, group=group, tokenizer=loaded.tokenizer, tokens=self.lengths.prompt,
-            seed=config.seed,
+            script, rows=group * course.generations, group=group, tokenizer=loaded.tokenizer,
+            tokens=self.lengths.prompt or MADE_UP_TOKENS, seed=config.seed,
         )  # fmt: skip
         watcher, timing = trl_hooks.watcher(
             transformers.TrainerCallback, stage, self.seen, course, enough_steps=int(self.request["plan"]["optimizer_steps"]),
@@ -360,16 +364,16 @@ class _Run:
 @contextmanager
 def _reference_models_made_here(loaded: Loaded) -> Iterator[None]:
     """A trainer reads its reference model from the model's folder. Where that holds no weights, it gets a copy in memory."""
-    trainer = importlib.import_module(GRPO)
+    trainer: Any = importlib.import_module(GRPO)
     real = getattr(trainer, "create_model_from_path", None)
     if real is None or loaded.request["model"]["weights"] == "real":
         yield
         return
-    trainer.create_model_from_path = lambda *_, **__: trl_model.twin(loaded.model)  # type: ignore[attr-defined]
+    trainer.create_model_from_path = lambda *_, **__: trl_model.twin(loaded.model)
     try:
         yield
     finally:
-        trainer.create_model_from_path = real  # type: ignore[attr-defined]
+        trainer.create_model_from_path = real
 
 
 def release(loaded: Loaded | None) -> None:

@@ -83,6 +83,8 @@ def fit(ids: list[int], lengths: Lengths) -> list[int]:
     The fill is the prompt's own tokens, over and over: prompts that differ go on to differ, so an engine's prefix cache finds
     nothing to share that it would not find in earnest.
     """
+    if lengths.prompt is None:
+        return ids
     if lengths.pad_prompts and ids and len(ids) < lengths.prompt:
         ids = ids * -(-lengths.prompt // len(ids))
     return ids[-lengths.prompt :]
@@ -124,7 +126,7 @@ def _inside(stage: Any, phase: str, method: Callable[..., Any]) -> Callable[...,
 
 
 def foresee(model: Any, layers: list[Any], stage: Any, lengths: Lengths) -> None:
-    """Tell the trend watch of work whose end is known: tokens of a generation, layers of a forward pass that keeps what it computes."""
+    """Tell the trend watch of work whose end is known: a generation's tokens, a forward pass's layers."""
     tokens = _Counter(stage, "rollout", lengths.completion, "token")
     if _grows_evenly(model.config):
         model.register_forward_pre_hook(tokens)
@@ -134,7 +136,7 @@ def foresee(model: Any, layers: list[Any], stage: Any, lengths: Lengths) -> None
 
 
 def _grows_evenly(config: Any) -> bool:
-    """Whether the cache of every layer grows with every token; a sliding window stops growing, and would be foretold too large."""
+    """Whether every layer's cache grows with every token; a sliding window stops growing, and would be foretold too large."""
     kinds = getattr(config, "layer_types", None)
     return not kinds or set(kinds) == {"full_attention"}
 

@@ -6,7 +6,6 @@ import functools
 import importlib
 import inspect
 import itertools
-import os
 import random
 import sys
 import time
@@ -71,8 +70,9 @@ def rewards(names: Sequence[str] | None, script: Mapping[str, Any] | None, clock
 def _reward(name: str) -> Callable[..., Any]:
     if "." in name:
         module, _, attribute = name.rpartition(".")
-        if os.getcwd() not in sys.path:  # as `trl grpo` does it: rewards lie beside where it is started
-            sys.path.insert(0, os.getcwd())
+        here = str(Path.cwd())
+        if here not in sys.path:  # as `trl grpo` does it: rewards lie beside where it is started
+            sys.path.insert(0, here)
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
     library = importlib.import_module("trl.rewards")
     if name == "get_soft_overlong_punishment":
@@ -142,7 +142,7 @@ def _loaded(name: str, script: Mapping[str, Any], split: str) -> Any:
 
 
 def made_up_prompts(rows: int, tokenizer: Any, tokens: int, seed: int) -> list[dict[str, Any]]:
-    """Prompts that all differ from their first word on, so that no engine's prefix cache saves what it could not save in earnest."""
+    """Prompts that differ from their first word on: an engine's prefix cache saves nothing that it would not save in earnest."""
     draw = random.Random(seed)
     conversational = getattr(tokenizer, "chat_template", None) is not None
     made = []

@@ -37,7 +37,12 @@ def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, tru
     place = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else "cpu"
     set_seed(seed)
     if model["weights"] == "real":
-        made = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, trust_remote_code=trust_remote_code).to(place)
+        quantised = {} if (bits := _quantisation(model, dtype)) is None else {"quantization_config": bits}
+        made = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=dtype, device_map=place, trust_remote_code=trust_remote_code, **quantised
+        )
+    elif model.get("load_in_4bit") or model.get("load_in_8bit"):
+        raise ValueError("random weights cannot be quantised: nothing is on disk to quantise from. Ask for real weights.")
     else:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
         with torch.device(place):
@@ -45,6 +50,17 @@ def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, tru
         made.config._name_or_path = made.name_or_path = str(folder)
         _read_generation_config(made, folder)
     return made.train()
+
+
+def _quantisation(model: Mapping[str, Any], dtype: Any) -> Any:
+    """As TRL makes it from its own settings; None for a model that is loaded as it is."""
+    if not (model.get("load_in_4bit") or model.get("load_in_8bit")):
+        return None
+    from transformers import BitsAndBytesConfig
+
+    if model.get("load_in_8bit"):
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4")
 
 
 def _read_generation_config(model: Any, folder: Path) -> None:
@@ -84,7 +100,7 @@ def twin(model: Any) -> Any:
 
 
 def is_whole(model: Any) -> bool:
-    """Whether no candidate spoilt the shared weights: a step on a gradient that is not a number does, even one of length nothing."""
+    """Whether no candidate spoilt the shared weights: a gradient that is not a number does, even in a step of length nothing."""
     import torch
 
     with torch.no_grad():
@@ -96,4 +112,4 @@ def layers_of(model: Any) -> list[Any]:
     import torch
 
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return list(max(lists, key=len)) if lists else []
+    return max((list(found) for found in lists), key=len, default=[])

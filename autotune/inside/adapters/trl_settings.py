@@ -48,8 +48,8 @@ BY_THE_LOAD = frozenset({"dtype", "model_name_or_path", "model_revision", "trust
 class Lengths:
     """What is forced on one run of the loop."""
 
-    prompt: int
-    """Tokens of the longest prompt."""
+    prompt: int | None
+    """Tokens of the longest prompt; None leaves prompts as they are."""
 
     completion: int
     """Tokens that every completion is forced to."""
@@ -82,6 +82,14 @@ def training_arguments(
         raise ValueError(f"vllm_mode={arguments['vllm_mode']!r} needs a server of its own and cannot be probed; use 'colocate'.")
     arguments["generation_kwargs"] = {**(settings.get("generation_kwargs") or {}), **_forced(lengths, arguments)}
     return {name: value for name, value in arguments.items() if name in known}
+
+
+def model_arguments(settings: Mapping[str, Any], load: Mapping[str, Any], model_config_class: Any) -> dict[str, Any]:
+    """The adapter and the attention kernel: the candidate's own, or else what the load names."""
+    adapter, model = load.get("adapter"), load["model"]
+    named = {"use_peft": True, **adapter} if adapter else {}
+    named["attn_implementation"] = model.get("attn_implementation")
+    return {name: value for name, value in {**named, **settings}.items() if name in known_fields(model_config_class)}
 
 
 def _forced(lengths: Lengths, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""Models and prompts out of nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.inside import made_up
+from autotune.inside.adapters import trl_material, trl_units
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = {**made_up.tiny_config(vocab=5000), "eos_token_id": 4321, "bos_token_id": 17, "pad_token_id": None}
+    folder = made_up.write_model_folder(tmp_path_factory.mktemp("made") / "model", config)
+    return transformers.AutoTokenizer.from_pretrained(str(folder))
+
+
+def test_special_tokens_stand_where_the_config_has_them(qwen: Any) -> None:
+    assert qwen.eos_token_id == 4321
+    assert qwen.convert_tokens_to_ids(made_up.START) == 17
+    assert qwen.pad_token_id not in (4321, 17)
+
+
+def test_every_id_that_a_model_can_sample_has_a_text(qwen: Any) -> None:
+    assert len(qwen) == 5000
+    assert all(isinstance(qwen.decode([token]), str) for token in range(5000))
+
+
+def test_any_text_goes_through_and_comes_back(qwen: Any) -> None:
+    for text in ("What is 17 + 4 ?", "größer, 数学, 🙂\n\ttabs"):
+        assert qwen.decode(qwen(text)["input_ids"]) == text
+
+
+def test_the_chat_template_hands_over_to_the_assistant(qwen: Any) -> None:
+    text = qwen.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_vocabulary_too_small_and_heads_too_small_are_refused() -> None:
+    with pytest.raises(ValueError, match="a vocabulary of 100 cannot hold"):
+        made_up.write_tokenizer("/nowhere", {"vocab_size": 100})
+    with pytest.raises(ValueError, match="makes heads of 16; take 32 or more"):
+        made_up.tiny_config(hidden=64, heads=4)
+
+
+@pytest.mark.slow
+def test_by_path_it_makes_a_model_that_loads_and_a_dataset_that_loads(tmp_path: Path) -> None:
+    transformers, datasets = pytest.importorskip("transformers"), pytest.importorskip("datasets")
+    shape = ["--hidden", "128", "--layers", "3", "--vocab", "600", "--prompts", str(tmp_path / "sums"), "--rows", "10"]
+    subprocess.run([sys.executable, made_up.__file__, str(tmp_path / "model"), *shape], check=True, timeout=120)
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "model"))
+    assert model.config.num_hidden_layers == 3
+    assert model.get_input_embeddings().weight.shape == (600, 128)
+    data = datasets.load_dataset(str(tmp_path / "sums"), cache_dir=str(tmp_path / "cache"))["train"]
+    assert len(data) == 10
+    first = json.loads((tmp_path / "sums" / "train.jsonl").read_text().splitlines()[0])
+    numbers = [int(word) for word in first["prompt"][0]["content"].split() if word.isdigit()]
+    assert 8 <= len(numbers) <= 64
+    assert sum(numbers) == int(first["answer"])
+
+
+def test_made_up_prompts_differ_from_the_start_and_are_long_enough(qwen: Any) -> None:
+    made = trl_material.made_up_prompts(20, qwen, 64, seed=1)
+    texts = [row["prompt"][0]["content"] for row in made]
+    assert len({text[:8] for text in texts}) == 20
+    assert all(len(qwen(text)["input_ids"]) >= 64 for text in texts)
+    assert trl_material.made_up_prompts(20, qwen, 64, seed=1) == made
+
+
+@pytest.mark.parametrize(
+    ("shape", "optimizer_steps", "generations"),
+    [((1, 1, 1), 1, 1), ((4, 1, 4), 1, 1), ((4, 2, 4), 2, 1), ((8, 1, 2), 4, 1), ((2, 1, 8), 1, 4), ((3, 1, 2), 3, 2)],
+)
+def test_what_is_timed_holds_whole_cycles_and_whole_optimizer_steps(shape: Any, optimizer_steps: int, generations: int) -> None:
+    steps, iterations, accumulation = shape
+    unit = trl_units.unit_of(steps_per_generation=steps, num_iterations=iterations, gradient_accumulation_steps=accumulation)
+    assert (unit.optimizer_steps, unit.generations) == (optimizer_steps, generations)
+    assert unit.optimizer_steps * accumulation == unit.generations * steps * iterations
+
+
+def test_a_course_has_a_warm_up_and_enough_optimizer_steps() -> None:
+    unit = trl_units.Unit(optimizer_steps=1, generations=1)
+    course = trl_units.course_of(unit, {"warmup_cycles": 0, "timed_cycles": 2, "optimizer_steps": 6})
+    assert (course.warmup, course.timed, course.optimizer_steps) == (1, 5, 6)
+    rich = trl_units.Unit(optimizer_steps=4, generations=1)
+    course = trl_units.course_of(rich, {"warmup_cycles": 1, "timed_cycles": 3, "optimizer_steps": 2})
+    assert (course.warmup, course.timed, course.optimizer_steps) == (1, 3, 16)
