@@ -23,7 +23,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 DEMO_MODEL := .demo/model
-DEMO_LIMIT ?= 900M
+DEMO_LIMIT ?= 1200M
 DEMO_BUDGET ?= 4m
 DEMO_OUT ?= demo-out
 

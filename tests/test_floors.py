@@ -27,6 +27,7 @@ FLOORS = [
     ("6", {"conclude"}),
     ("6", {"tune", "report", "asking", "diagnose", "preflight"}),
     ("7", {"cli", "integrations"}),
+    ("7", {"__main__"}),
 ]
 HEIGHT = {room: height for height, (_, rooms) in enumerate(FLOORS) for room in rooms}
 

@@ -42,7 +42,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
 
 
 def test_an_unknown_hub_id_says_how_to_fetch_its_shape() -> None:
-    with pytest.raises(BadInput, match="hf download someone/something config.json"):
+    with pytest.raises(BadInput, match=r"hf download someone/something config\.json"):
         find_model("someone/something")
 
 

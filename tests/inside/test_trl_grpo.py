@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 OVERLAYS = os.environ.get("AUTOTUNE_TRL_OVERLAYS")
 """A folder with trl-<version>/ folders, as `make trl-overlays` makes it."""
+
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="no vLLM here")
 
 PHASES_OF_EVERY_RUN = {"rollout", "reward", "forward", "backward", "optimizer"}
 
@@ -229,15 +232,15 @@ def check_vllm(answer: dict[str, Any]) -> None:
     assert 0.8 * 0.3 < answer["load_memory"]["peak_bytes"] / (3 * 2**30) < 1.2 * 0.3
 
 
+@needs_vllm
 def test_one_vllm_engine_serves_candidates_one_after_another(tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
     cut = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     measures = [measure_request({**VLLM, **more}) for more in ({}, cut, {"gradient_checkpointing": False})]
     check_vllm(run_apart(vllm_document(tmp_path, *measures), tmp_path)[0])
 
 
+@needs_vllm
 def test_a_vllm_window_too_small_fails_in_load_and_the_next_engine_comes_up(tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
     starved = measure_request({**VLLM, "vllm_gpu_memory_utilization": 0.1})
     other = measure_request({**VLLM, "per_device_train_batch_size": 8})
     failed, served = run_apart(vllm_document(tmp_path, starved, other), tmp_path)[0]["measures"]
@@ -257,7 +260,8 @@ def versions() -> list[str]:
 def test_other_releases_of_trl(version: str, engine: str, tmp_path: Path) -> None:
     here = {"PYTHONPATH": f"{OVERLAYS}/trl-{version}"}
     if engine == "vllm":
-        pytest.importorskip("vllm")
+        if find_spec("vllm") is None:
+            pytest.skip("no vLLM here")
         answer = run_apart(vllm_document(tmp_path, *[measure_request(VLLM)] * 2), tmp_path, **here)[0]
         check_vllm(answer)
     else:

@@ -16,6 +16,9 @@ from autotune.study import open_study
 from autotune.tune import Clock, baseline_candidate, legal_candidates, tune
 from tests.simulated import MIB, Machine, ToyTrainer, toy_question, toy_space
 
+_SCRATCH = tempfile.TemporaryDirectory(prefix="autotune-answers-")
+"""Emptied when the tests end."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
@@ -28,7 +31,7 @@ class Answered:
 @functools.cache
 def answered(limit_mib: int, *, everything_crashes: bool = False) -> Answered:
     """What a whole search of the toy space finds under this limit."""
-    folder = Path(tempfile.mkdtemp(prefix="autotune-answers-"))
+    folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
     question = toy_question(folder, toy_space(num_generations=(8, 4)), limit_mib * MIB)
     trainer, events = ToyTrainer(), list[Event]()
     candidates = legal_candidates(question, trainer)
