@@ -23,7 +23,8 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 DEMO_MODEL := .demo/model
-DEMO_LIMIT ?= 1200M
+DEMO_SHAPE := --hidden 128 --layers 2 --vocab 1024
+DEMO_LIMIT ?= 880M
 DEMO_BUDGET ?= 4m
 DEMO_OUT ?= demo-out
 
@@ -64,7 +65,7 @@ $(OVERLAYS)/trl-%/.ready: $(READY)
 $(DEMO_MODEL)/config.json: $(READY) autotune/inside/made_up.py
 	rm -rf $(@D)
 	mkdir -p $(dir $(@D))
-	$(BIN)/python autotune/inside/made_up.py $(@D)
+	$(BIN)/python autotune/inside/made_up.py $(@D) $(DEMO_SHAPE)
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -33,7 +33,7 @@ class Row:
     """One known text."""
 
     name: str
-    """What the recorded sample is called."""
+    """What its samples are called: texts that were produced, each with the word where."""
 
     pattern: str
     """A regular expression, searched for in the text."""
@@ -54,6 +54,14 @@ class Row:
 
 _NUMBER = r"(?P<{0}>\d+(?:\.\d+)?)\s*(?P<{0}_unit>[KMGT]?i?B|bytes)"
 _ASKED, _FREE, _TOTAL = (_NUMBER.format(name) for name in ("asked", "free", "total"))
+
+# torch lists who holds the GPU: itself by name, or in a container, where it does not know itself, as one more process.
+# A neighbour counts from a GiB up: a display or an idle context explains no failure.
+_ITSELF = r"Including non-PyTorch memory, this process has [\d.]+ \w+ memory in use\. "
+_PROCESS = r"Process \d+ has [\d.]+ \w+ memory in use\. "
+_LARGE_PROCESS = r"Process \d+ has [\d.]+ GiB memory in use\. "
+_ANY = rf"(?:{_PROCESS}|{_ITSELF})*?"
+_NEIGHBOURS = rf"{_ANY}(?:{_LARGE_PROCESS}{_ANY}{_ITSELF}|{_ITSELF}{_ANY}{_LARGE_PROCESS}|{_LARGE_PROCESS}{_ANY}{_LARGE_PROCESS})"
 
 ROWS: tuple[Row, ...] = (
     # vLLM's start. Two that only look like running out of memory come first.
@@ -96,7 +104,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="vllm_kv_too_small",
-        pattern=r"at least one request with the model's max seq len \(\d+\), \(?(?P<asked>[\d.]+)"
+        pattern=r"at least one request with the models?'s max seq len \(\d+\),\s\(?(?P<asked>[\d.]+)"
         r" (?P<asked_unit>GiB) KV cache is needed, which"
         r" is larger than the available KV cache memory \((?P<free>[\d.]+) (?P<free_unit>GiB)\)"
         r"(?:.{0,120}?estimated maximum model length is (?P<length>\d+))?",
@@ -123,7 +131,7 @@ ROWS: tuple[Row, ...] = (
     # Ray names the machine's memory as torch names a GPU's.
     Row(
         name="ray_host_memory",
-        pattern=r"RAY_memory_usage_threshold|exceeded K8s pod memory limits"
+        pattern=r"RAY_memory_usage_threshold|node running low on memory|exceeded K8s pod memory limits"
         r"|Worker unexpectedly exits with a connection error code 2",
         kind="host_memory",
         cause="host_ram",
@@ -137,7 +145,8 @@ ROWS: tuple[Row, ...] = (
         + _TOTAL
         + r" of which "
         + _FREE
-        + r" is free\. (?:Process \d+ has [^.]*\.\d+ \w+ memory in use\. ){2,}Of the allocated memory",
+        + r" is free\. "
+        + _NEIGHBOURS,
         kind="memory",
     ),
     Row(
@@ -173,7 +182,7 @@ ROWS: tuple[Row, ...] = (
         kind="memory",
     ),
     Row(
-        name="cpu_out_of_memory_old",
+        name="cpu_out_of_memory_elsewhere",
         pattern=r"DefaultCPUAllocator: not enough memory: you tried to allocate (?P<asked>\d+) bytes",
         kind="memory",
     ),
@@ -191,7 +200,7 @@ ROWS: tuple[Row, ...] = (
     # The machine's own memory, as launchers tell it.
     Row(
         name="host_killed",
-        pattern=r"exitcode:? -9\b|Signal 9 \(SIGKILL\) received by PID|exits with return code = -9|killed by signal: Killed",
+        pattern=r"exitcode\s*: -9\b|Signal 9 \(SIGKILL\) received by PID|exits with return code = -9|killed by signal: Killed",
         kind="host_memory",
         cause="host_ram",
     ),
@@ -205,9 +214,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="length_refused",
-        pattern=r"leaves no room to generate|max_token_len must be greater than the sequence length"
-        r"|decoder prompt \(length \d+\) is longer than the maximum model length"
-        r"|greater than the derived max_model_len|is too long and exceeds the maximum|longer than the maximum model length of",
+        pattern=r"max_token_len must be greater than the sequence length|This model's maximum context length is \d+ tokens"
+        r"|greater than the derived max_model_len|is too long to fit into the model|longer than the maximum model length of",
         kind="illegal",
         cause="illegal_config",
     ),
@@ -228,7 +236,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="disk",
-        pattern=r"No space left on device|Read-only file system|Permission denied|Disk quota exceeded",
+        pattern=r"No space left on device|Read-only file system|Permission denied|Disk quota exceeded"
+        r"|inline_container\.cc:\d+\] \. unexpected pos",
         kind="other",
         cause="disk_or_permission",
     ),
@@ -241,7 +250,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="data",
-        pattern=r"DatasetGenerationError|Couldn't find any data file|KeyError: 'prompt'|Column .{1,60} not in the dataset",
+        pattern=r"DatasetGenerationError|Couldn't find any data file|doesn't contain any data files|KeyError: 'prompt'"
+        r"|Column .{1,60} not in the dataset",
         kind="other",
         cause="data",
     ),

@@ -12,12 +12,13 @@ The processes, each the parent of the next:
 
 What is said, one JSON object a line. Parent to keeper:
 
-    {"do": "load", "id": n, "ranks": r, "load": {...}, "guard_bytes": b | null, "device_limit_bytes": d | null}
-    {"do": "measure", "id": n, "request": {...}, "guard_bytes": b | null, "device_limit_bytes": d | null}
+    {"do": "load", "id": n, "ranks": r, "load": {...}, "guard_bytes": b | null, "slack_bytes": k, "device_limit_bytes": d | null}
+    {"do": "measure", "id": n, "request": {...}, "guard_bytes": b | null, "slack_bytes": k, "device_limit_bytes": d | null}
     {"do": "unload", "id": n}                            ends the ranks, keeps the keeper
     {"do": "quit"}
 
-`guard_bytes` is how much each rank may still grow before the limit of the machine's memory is reached; on a GPU,
+`guard_bytes` is how much each rank may still grow before the limit of the machine's memory is reached, and `slack_bytes`
+how much more it may map without touching it (where a cgroup counts what is touched); on a GPU,
 `device_limit_bytes` is what each rank may reach on its own device.
 
 Back (everything a rank says carries "rank"):

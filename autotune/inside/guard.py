@@ -2,8 +2,8 @@
 
 A cgroup ends a process that crosses its limit. RLIMIT_DATA refuses the memory instead, so torch
 raises what it raises on any machine that is full, the rank can give everything back, and the next
-candidate runs on the same loaded model. The cgroup stays behind it for what this cannot see:
-shared memory, pages copied on write, and reservations that were made before and touched later.
+candidate runs on the same loaded model. It counts what is mapped, touched or not, so beside a cgroup
+it has slack and refuses only what could not fit by far; the cgroup decides the rest, exactly.
 """
 
 from __future__ import annotations
@@ -43,10 +43,14 @@ def keep_thread_stacks_small() -> None:
 
 
 class Guard:
-    """Within it, this process may grow by so many bytes and no further; None guards nothing."""
+    """Within it, this process may map so many bytes more and no further; None guards nothing.
 
-    def __init__(self, growth_bytes: int | None) -> None:
-        self._growth_bytes = growth_bytes
+    `slack_bytes` is for mappings that are never touched, where something else counts what is: TRL's loss, say, asks for
+    room for 32,768 tokens of vocabulary and uses what the model has.
+    """
+
+    def __init__(self, growth_bytes: int | None, slack_bytes: int = 0) -> None:
+        self._growth_bytes = None if growth_bytes is None else growth_bytes + slack_bytes
         self._before = resource.getrlimit(resource.RLIMIT_DATA)
 
     def __enter__(self) -> Guard:

@@ -60,7 +60,7 @@ class _Rank:
         self._say(message, event="loading", pid=os.getpid())
         stage, base = self._stage(message)
         try:
-            with guard.Guard(message.get("guard_bytes")):
+            with guard.Guard(message.get("guard_bytes"), message.get("slack_bytes", 0)):
                 self._loaded = self._adapter.load(message["load"], stage)
         except BaseException as error:
             # Half a model is nothing to stay for: the next load starts from a fresh fork.
@@ -82,7 +82,7 @@ class _Rank:
         stage, base = self._stage(message)
         report: Message
         try:
-            with guard.Guard(message.get("guard_bytes")):
+            with guard.Guard(message.get("guard_bytes"), message.get("slack_bytes", 0)):
                 result = self._adapter.measure(self._loaded, message["request"], stage)
             report = {"event": "measured", "result": result}
         except BaseException as error:

@@ -88,9 +88,12 @@ class Conversation:
     def _bounds(self, usage_bytes: int) -> Message:
         limit = self._keeper.limit_bytes
         if self._keeper.device_kind == "cuda":
-            return {"guard_bytes": None, "device_limit_bytes": limit}
+            return {"guard_bytes": None, "slack_bytes": 0, "device_limit_bytes": limit}
         free = limit - limit // KERNEL_SHARE - usage_bytes
-        return {"guard_bytes": max(0, free) // self._ranks, "device_limit_bytes": None}
+        # Memory that is mapped and never touched is none yet. Where the kernel counts what is touched, the guard only refuses
+        # at once what could never fit; where nothing else binds the tree, it is all there is.
+        slack = limit if self._keeper.limit.kernel_kills else 0
+        return {"guard_bytes": max(0, free) // self._ranks, "slack_bytes": slack, "device_limit_bytes": None}
 
     def _listen(self, answer: Answer, number: int, expected: str, deadline: float) -> None:
         until = deadline

@@ -58,7 +58,7 @@ def test_the_peak_is_what_was_held_and_each_phase_has_its_own(local: LocalExecut
 
 def test_a_refused_allocation_leaves_the_rig_as_it_was(local: LocalExecutor) -> None:
     before = still_works(local)
-    failed = measure(local, toy(phase("backward"), {"do": "hold", "mib": 400}))
+    failed = measure(local, toy(phase("backward"), {"do": "hold", "mib": 900, "piece": 900}))
     assert failed.outcome is Outcome.OOM_BACKWARD
     assert failed.failure is not None
     assert failed.failure.phase == "backward"
@@ -114,17 +114,26 @@ def test_without_a_cgroup_the_meter_ends_what_the_guard_cannot_refuse(tmp_path: 
         made.close()
 
 
+def test_memory_that_is_mapped_and_never_touched_is_none(local: LocalExecutor) -> None:
+    if not local.bound_by.startswith("cgroup"):
+        return  # there the guard is all there is, and it counts what is mapped
+    touched = still_works(local)
+    mapped = measure(local, toy(phase("forward"), {"do": "map", "mib": 250}))
+    assert mapped.outcome is Outcome.OK
+    assert mapped.memory.peak_bytes == pytest.approx(touched.memory.peak_bytes, abs=16 * MIB)
+
+
 def test_torch_itself_says_that_it_cannot_allocate_and_the_process_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     made = executor(tmp_path, limit_mib=700)
     try:
         first = measure(made, toy(phase("forward"), {"do": "torch", "mib": 16}))
         assert first.outcome is Outcome.OK
-        failed = measure(made, toy(phase("forward"), {"do": "torch", "mib": 900}))
+        failed = measure(made, toy(phase("forward"), {"do": "torch", "mib": 1500}))
         assert failed.outcome is Outcome.OOM_FORWARD
         assert failed.failure is not None
         assert "DefaultCPUAllocator" in failed.failure.evidence
-        assert failed.failure.numbers == {"asked_bytes": 900 * MIB}
+        assert failed.failure.numbers == {"asked_bytes": 1500 * MIB}
         again = measure(made, toy(phase("forward"), {"do": "torch", "mib": 300}))
         assert again.outcome is Outcome.OK
         assert pid_of(again) == pid_of(first)

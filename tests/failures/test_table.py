@@ -1,27 +1,58 @@
-"""The table of failures: one recorded sample a row, whose first line says where it comes from."""
+"""The table of failures: real texts for each row, whose first line says what they are and where they come from."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from autotune.failures import CAUSES, ROWS, Ending, Raised, Row, judge_ending, judge_raised, read_log
+from autotune.failures import CAUSES, ROWS, Ending, Raised, judge_ending, judge_raised, read_log
 from autotune.measurement import Outcome, Phase
 from autotune.units import GIB, MIB
 
 SAMPLES = Path(__file__).parent / "samples"
+NAMES = sorted(file.stem for file in SAMPLES.iterdir())
+"""`row`, and `row.variant` where a program words the same failure in several ways."""
+
+ROW = {row.name: row for row in ROWS}
+
+ORIGINS = (
+    r"recorded: .*\d.*",  # printed by that program, in that version, and by nothing but it
+    r"reported: https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+",  # what somebody's program printed, copied from there
+    r"source: .*https://github\.com/\S+.*",  # the text as it stands in the program
+)
 
 NUMBERS = {
-    "vllm_reservation": {"asked_bytes": int(71.2 * GIB), "free_bytes": int(20.31 * GIB), "total_bytes": int(79.11 * GIB)},
-    "vllm_kv_too_small": {"asked_bytes": int(1.75 * GIB), "free_bytes": int(0.98 * GIB), "longest_length": 18352},
-    "vllm_kv_too_small_old": {"longest_length": 12016},
-    "cuda_other_process": {"asked_bytes": int(1.16 * GIB), "free_bytes": int(1.02 * GIB), "total_bytes": int(79.11 * GIB)},
+    "vllm_reservation": {"asked_bytes": int(125.75 * GIB), "free_bytes": int(7.34 * GIB), "total_bytes": int(139.72 * GIB)},
+    "vllm_reservation.numbered": {
+        "asked_bytes": int(19.84 * GIB),
+        "free_bytes": int(19.77 * GIB),
+        "total_bytes": int(22.05 * GIB),
+    },
+    "vllm_reservation.cpu": {"asked_bytes": int(14.07 * GIB), "free_bytes": int(12.68 * GIB), "total_bytes": int(14.09 * GIB)},
+    "vllm_kv_too_small": {"asked_bytes": int(0.14 * GIB), "free_bytes": int(0.06 * GIB), "longest_length": 130944},
+    "vllm_kv_too_small.earlier": {"asked_bytes": 24 * GIB, "free_bytes": int(3.18 * GIB), "longest_length": 34736},
+    "vllm_kv_too_small.unestimated": {"asked_bytes": 24 * GIB, "free_bytes": int(9.97 * GIB)},
+    "vllm_kv_too_small_old": {"longest_length": 3792},
+    "cuda_other_process": {"asked_bytes": 20 * MIB, "free_bytes": int(9.25 * MIB), "total_bytes": int(39.39 * GIB)},
+    "cuda_other_process.itself": {"asked_bytes": 172 * MIB, "free_bytes": int(53.19 * MIB), "total_bytes": int(7.78 * GIB)},
     "cuda_out_of_memory": {"asked_bytes": int(1.70 * GIB), "free_bytes": 0, "total_bytes": 6 * GIB},
+    "cuda_out_of_memory.container": {
+        "asked_bytes": int(1.74 * GIB),
+        "free_bytes": int(605.88 * MIB),
+        "total_bytes": int(23.57 * GIB),
+    },
+    "cuda_out_of_memory.itself": {"asked_bytes": int(1.16 * GIB), "free_bytes": int(1.17 * GIB), "total_bytes": int(7.75 * GIB)},
+    "cuda_out_of_memory.small_neighbour": {
+        "asked_bytes": 132 * MIB,
+        "free_bytes": int(67.06 * MIB),
+        "total_bytes": int(23.64 * GIB),
+    },
     "cuda_out_of_memory_old": {"asked_bytes": 128 * MIB, "free_bytes": int(24.81 * MIB), "total_bytes": int(11.17 * GIB)},
     "cpu_out_of_memory": {"asked_bytes": 2**30},
-    "cpu_out_of_memory_old": {"asked_bytes": 2359296},
-    "limit_foreseen": {"total_bytes": 536870912},
+    "cpu_out_of_memory_elsewhere": {"asked_bytes": 31850496000},
+    "limit_foreseen": {"total_bytes": 360 * MIB},
     "numpy_memory_error": {"asked_bytes": 2 * GIB},
 }
 
@@ -35,18 +66,27 @@ def raised(name: str, phase: Phase | None = "backward", **more: object) -> Raise
     return Raised(chain=((kind, text),), phase=phase, device="cuda", **more)  # type: ignore[arg-type]
 
 
-def test_rows_and_samples_are_the_same_set() -> None:
-    assert {row.name for row in ROWS} == {file.stem for file in SAMPLES.iterdir()}
-    assert len({row.name for row in ROWS}) == len(ROWS)
+def test_each_row_has_a_sample_and_each_sample_a_row() -> None:
+    assert set(ROW) == {name.partition(".")[0] for name in NAMES}
+    assert set(ROW) <= set(NAMES)
+    assert len(ROW) == len(ROWS)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_each_sample_is_decided_by_its_own_row(row: Row) -> None:
-    finding = read_log(sample(row.name))
+@pytest.mark.parametrize("name", NAMES)
+def test_each_sample_says_what_it_is_and_where_it_comes_from(name: str) -> None:
+    first, _, text = (SAMPLES / f"{name}.txt").read_text().partition("\n")
+    assert any(re.fullmatch(f"# {origin}", first) for origin in ORIGINS)
+    assert text.strip()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_sample_is_decided_by_its_own_row(name: str) -> None:
+    row = ROW[name.partition(".")[0]]
+    finding = read_log(sample(name))
     assert finding is not None
     assert finding.row == row.name
     assert finding.cause is None or finding.cause in CAUSES
-    assert finding.numbers == NUMBERS.get(row.name, {})
+    assert finding.numbers == NUMBERS.get(name, {})
     assert finding.evidence
     assert "\n" not in finding.evidence
     expected = {"memory": finding.outcome.is_out_of_memory, "host_memory": finding.outcome is Outcome.OOM_HOST}
@@ -56,6 +96,14 @@ def test_each_sample_is_decided_by_its_own_row(row: Row) -> None:
         "transient": finding.transient,
     }
     assert expected[row.kind]
+
+
+def test_no_alternative_of_a_pattern_shadows_another_row() -> None:
+    """Each row decides its samples even when asked alone, and what comes before it in the table knows none of them."""
+    for position, row in enumerate(ROWS):
+        for name in (name for name in NAMES if name.partition(".")[0] == row.name):
+            assert row.search(sample(name)), name
+            assert not [earlier.name for earlier in ROWS[:position] if earlier.search(sample(name))], name
 
 
 def test_a_clean_log_is_no_failure() -> None:
@@ -87,11 +135,11 @@ def test_memory_that_is_there_in_pieces_is_fragmentation() -> None:
     assert judge_raised(raised("cuda_out_of_memory")).cause == "fragmentation"
 
 
-def test_what_the_engine_on_a_cpu_says_reads_like_what_it_says_on_a_gpu() -> None:
-    text = "Available memory on node 0 (5.33/5.8 GiB) on startup is less than desired CPU memory utilization (0.99, 5.74 GiB)."
-    finding = judge_raised(Raised(chain=(("ValueError", text),), phase="load"))
-    assert finding.row == "vllm_reservation"
-    assert finding.numbers["asked_bytes"] == int(5.74 * GIB)
+def test_only_a_large_neighbour_on_the_gpu_is_blamed() -> None:
+    assert judge_raised(raised("cuda_other_process")).cause == "gpu_other_process"
+    assert judge_raised(raised("cuda_other_process.itself")).cause == "gpu_other_process"
+    for alone in ("cuda_out_of_memory.container", "cuda_out_of_memory.itself"):
+        assert judge_raised(raised(alone)).cause == "activations"
 
 
 def test_a_wrapper_is_told_by_what_was_printed_behind_it() -> None:

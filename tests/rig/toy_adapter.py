@@ -81,6 +81,11 @@ def _hold(step, loaded, stage):
         loaded["held"].append(piece)
 
 
+def _map(step, loaded, stage):
+    """Private memory that is asked for and never touched: RLIMIT_DATA counts it, the kernel's cgroup does not."""
+    loaded["held"].append(mmap.mmap(-1, step["mib"] * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 def _share(step, loaded, stage):
     """Shared memory, which no rlimit counts: only the cgroup, or the meter, stands against it."""
     area = mmap.mmap(-1, step["mib"] * MIB)
@@ -174,6 +179,6 @@ def _peer(step, loaded, stage):
 
 
 _ACTIONS = {
-    "phase": _phase, "hold": _hold, "share": _share, "leak": _leak, "torch": _torch, "sleep": _sleep, "raise": _raise,
+    "phase": _phase, "hold": _hold, "map": _map, "share": _share, "leak": _leak, "torch": _torch, "sleep": _sleep, "raise": _raise,
     "exit": _exit, "kill": _kill, "grandchild": _grandchild, "print": _print, "say": _say, "garble": _garble, "spin": _spin, "peer": _peer,
 }  # fmt: skip
