@@ -23,8 +23,8 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 DEMO_MODEL := .demo/model
-DEMO_SHAPE := --hidden 128 --layers 2 --vocab 1024
-DEMO_LIMIT ?= 880M
+DEMO_SHAPE := --hidden 128 --intermediate 768 --layers 2 --vocab 1024
+DEMO_LIMIT ?= 1G
 DEMO_BUDGET ?= 4m
 DEMO_OUT ?= demo-out
 

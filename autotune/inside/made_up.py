@@ -24,7 +24,14 @@ CHAT_TEMPLATE = (
 
 
 def tiny_config(
-    *, hidden: int = 128, layers: int = 2, vocab: int = 1024, heads: int = 4, kv_heads: int = 2, positions: int = 4096
+    *,
+    hidden: int = 128,
+    intermediate: int = 256,
+    layers: int = 2,
+    vocab: int = 1024,
+    heads: int = 4,
+    kv_heads: int = 2,
+    positions: int = 4096,
 ) -> dict[str, Any]:
     """A Qwen2 small enough for a laptop. vLLM's CPU attention takes no head smaller than 32."""
     head = hidden // heads
@@ -34,7 +41,7 @@ def tiny_config(
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
+        "intermediate_size": intermediate,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -148,7 +155,7 @@ def write_prompts(path: str | Path, *, rows: int = 256, shortest: int = 8, longe
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Make a tiny model folder (and prompts) out of nothing.")
     parser.add_argument("folder")
-    sizes = {"hidden": 128, "layers": 2, "vocab": 1024, "heads": 4, "kv-heads": 2, "positions": 4096}
+    sizes = {"hidden": 128, "intermediate": 256, "layers": 2, "vocab": 1024, "heads": 4, "kv-heads": 2, "positions": 4096}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seed", type=int, default=0)

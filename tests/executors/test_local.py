@@ -115,9 +115,9 @@ def test_without_a_cgroup_the_meter_ends_what_the_guard_cannot_refuse(tmp_path: 
 
 
 def test_memory_that_is_mapped_and_never_touched_is_none(local: LocalExecutor) -> None:
-    if not local.bound_by.startswith("cgroup"):
-        return  # there the guard is all there is, and it counts what is mapped
     touched = still_works(local)
+    if not touched.memory.bound_by.startswith("cgroup"):
+        return  # there the guard is all there is, and it counts what is mapped
     mapped = measure(local, toy(phase("forward"), {"do": "map", "mib": 250}))
     assert mapped.outcome is Outcome.OK
     assert mapped.memory.peak_bytes == pytest.approx(touched.memory.peak_bytes, abs=16 * MIB)
