@@ -22,7 +22,7 @@ class Hardware:
     """How many devices, and so how many ranks."""
 
     memory_bytes: int
-    """Per GPU: its memory as the driver shows it. On a CPU: the memory of the machine (or of our cgroup), which all ranks share."""
+    """Per GPU: its memory as the driver shows it. On a CPU: the machine's (or our cgroup's), which all ranks share."""
 
     here: bool
     """Whether this machine has them, so that a probe can measure."""

@@ -90,7 +90,8 @@ class Memory:
     """Peaks of one probe."""
 
     peak_bytes: int | None
-    """What the limit is held against. CPU: the process tree's anonymous and shared memory, together. GPU: the worst rank's device memory."""
+    """What the limit is held against. CPU: the process tree's anonymous and shared memory, together. GPU: the worst
+    rank's device memory."""
 
     limit_bytes: int
     """The limit that bound the probe."""

@@ -97,7 +97,7 @@ def _sweep(
                 versions = dict(measurement.versions) or versions
                 row = table.setdefault(candidate.id, _row(understood, candidate))
                 _note(row, measurement)
-                print(repeat, dict(candidate.knobs), row["outcomes"][-1], row["tokens_per_second"][-1:], file=sys.stderr, flush=True)
+                print(repeat, row["knobs"], row["outcomes"][-1], row["tokens_per_second"][-1:], file=sys.stderr, flush=True)
     finally:
         executor.close()
     return table, versions

@@ -139,7 +139,7 @@ def _hopeless(tier: Tier, load_key: str, seen: View) -> bool:
 
 
 def _every_probe_fails_alike(seen: View) -> bool:
-    """Whether the last ones ended in one failure that has nothing to do with the candidates: a reward function that raises, say."""
+    """Whether the last ones ended in one failure that is not the candidates': a reward function that raises, say."""
     last = seen.probes[-ALIKE:]
     if len(last) < ALIKE or any(trial.verdict.fits or not _broke(trial) for trial in seen.probes):
         return False
