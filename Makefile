@@ -28,13 +28,14 @@ DEMO_LIMIT ?= 1G
 DEMO_BUDGET ?= 4m
 DEMO_OUT ?= demo-out
 
-.PHONY: help demo test test-all sweep-demo trl-overlays format clean
+.PHONY: help demo test test-all sweep-demo bench-gpu trl-overlays format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
 	@echo "make test          set up, then ruff, mypy and the fast tests"
 	@echo "make test-all      the slow tests, and only those (everything but what needs a GPU)"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
+	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: autotune run under several limits"
 	@echo "make trl-overlays  other supported versions of TRL, for the slow tests"
 
 demo: $(READY) $(DEMO_MODEL)/config.json
@@ -53,6 +54,10 @@ test-all: $(READY) trl-overlays
 
 sweep-demo: $(READY) $(DEMO_MODEL)/config.json
 	$(BIN)/python benchmarks/sweep_demo.py --model $(DEMO_MODEL) --memory-limit $(DEMO_LIMIT)
+
+# The environment that `pip install 'grpo-autotune[train]'` made, not .venv, which holds CPU builds.
+bench-gpu:
+	$(PYTHON) benchmarks/gpu_run.py
 
 trl-overlays: $(TRL_OVERLAYS:%=$(OVERLAYS)/trl-%/.ready)
 

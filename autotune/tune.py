@@ -25,7 +25,7 @@ from autotune.trainers.base import ProbePlan, Trainer
 SHORT = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3)
 """Enough to know whether a candidate fits, and roughly how fast it is."""
 
-LONG = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=8)
+LONG = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=8, save_checkpoint=True)
 """What the finalists go through before one of them is recommended."""
 
 SLOW = 0.7
@@ -101,9 +101,10 @@ def tune(question: Question, *, study: Study, executor: Executor, listener: List
 
 
 def _search(question: Question, study: Study, executor: Executor, listener: Listener, clock: Clock) -> Proven:
-    faults = 0
+    faults, live = 0, None
     while not isinstance(asked := study.ask(_means(question, study, clock)), Stop):
-        listener(_started(asked, study, clock))
+        listener(_started(asked, live, clock))
+        live = asked.candidate.load_key
         try:
             measurement = _measure(asked, study, executor, clock)
         except RigError as fault:
@@ -146,12 +147,11 @@ def _means(question: Question, study: Study, clock: Clock) -> Means:
     return Means(seconds=clock.left, probes=question.max_probes - len(study.view.probes))
 
 
-def _started(asked: Asked, study: Study, clock: Clock) -> ProbeStarted:
-    last = study.trials[-1].candidate.load_key if study.trials else None
+def _started(asked: Asked, live: str | None, clock: Clock) -> ProbeStarted:
     return ProbeStarted(
         number=asked.number,
         purpose=asked.purpose,
         candidate=asked.candidate,
-        loads=asked.candidate.load_key != last,
+        loads=asked.candidate.load_key != live,
         seconds_left=clock.left,
     )

@@ -31,6 +31,9 @@ class ProbePlan:
     timed_cycles: int = 3
     """Generation cycles that are timed."""
 
+    save_checkpoint: bool = False
+    """Also save one checkpoint, into scratch, for what saving takes in memory."""
+
     deadline_seconds: float = 600.0
     """Wall seconds after which the probe is ended from outside."""
 

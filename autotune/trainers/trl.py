@@ -121,9 +121,12 @@ def dataset_of(job: Job) -> Mapping[str, object] | None:
 
 
 def _baseline_value(name: str, choices: tuple[KnobValue, ...], effect: str, job: Job) -> KnobValue:
-    """Held by the user; else the most preferred for a learning knob, and TRL's own default for a neutral one."""
+    """Held by the user; else TRL's own default where it is the user's file that is run, or the knob is neutral; else the
+    most preferred value."""
     if name in job.workload.held:
         return job.workload.held[name]
+    if job.workload.config_file is not None and name in fields() and None not in choices:
+        return default(name)
     if effect == "learning" or len(choices) == 1 or name not in fields():
         return choices[0]
     return default(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +176,14 @@ def test_the_users_own_configuration_is_the_baseline(space_with: Callable[..., S
     }
     knobs = trainer("trl").baseline(space_with(), make_job(held=held))
     assert {name: knobs[name] for name in held} == held
+
+
+def test_what_the_users_file_leaves_out_is_trls_default_and_not_the_spaces_preference(
+    space_with: Callable[..., SearchSpace], tmp_path: Path
+) -> None:
+    job = make_job(held={"per_device_train_batch_size": 4}, config_file=tmp_path / "train.yaml")
+    assert space_with()["num_generations"].choices[0] == 16
+    assert trainer("trl").baseline(space_with(), job)["num_generations"] == 8
 
 
 @pytest.fixture

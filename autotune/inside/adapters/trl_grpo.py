@@ -176,8 +176,17 @@ def _settle_on_the_device(request: Mapping[str, Any], stage: Any) -> None:
     import torch
 
     torch.cuda.set_device(stage.rank)
+    _hold_to_the_limit(torch.cuda, stage.limit_bytes)
     stage.use_meter(memory.CudaMeter(torch))
     stage.settle = torch.cuda.synchronize
+
+
+def _hold_to_the_limit(cuda: Any, limit_bytes: int | None) -> None:
+    """Below the card's own size, torch's allocator refuses what is above the limit, with the error of a full card."""
+    free, total = cuda.mem_get_info()
+    if limit_bytes is not None and limit_bytes < total:
+        outside_torch = max(0, total - free - cuda.memory_reserved())
+        cuda.set_per_process_memory_fraction(max(0.0, (limit_bytes - outside_torch) / total))
 
 
 def _be_quiet() -> None:

@@ -1,0 +1,29 @@
+"""The budget is wall clock, and kept."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import autotune
+from tests.e2e.demo import demo_model
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seconds", [12, 25])
+def test_the_search_ends_with_its_budget(tmp_path: Path, seconds: int) -> None:
+    model = demo_model(tmp_path / "model")
+    started = time.monotonic()
+    done = autotune(
+        "run", "--model", str(model), "--gpus", "cpu", "--space", "demo", "--hold", "use_vllm=false",
+        "--budget", f"{seconds}s", "--out", "out", "--json", cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert done.code in (0, 3), done.err
+    assert done.document["elapsed_seconds"] <= seconds + 3
+    assert time.monotonic() - started <= seconds + 30  # starting and writing the files beside it
+    assert done.document["proven"] in ("budget spent", "not proven infeasible")
+    if done.document["recommendation"] is None:
+        assert done.document["proven"] == "not proven infeasible"
