@@ -12,6 +12,7 @@ The processes, each the parent of the next:
 
 What is said, one JSON object a line. Parent to keeper:
 
+    {"do": "warm", "id": n, "load": {...}}               imports what this load will need; answered by `ready` or `unready`
     {"do": "load", "id": n, "ranks": r, "load": {...}, "guard_bytes": b | null, "slack_bytes": k, "device_limit_bytes": d | null}
     {"do": "measure", "id": n, "request": {...}, "guard_bytes": b | null, "slack_bytes": k, "device_limit_bytes": d | null}
     {"do": "unload", "id": n}                            ends the ranks, keeps the keeper

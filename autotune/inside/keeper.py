@@ -74,7 +74,9 @@ class Keeper:
     def _obey(self, message: Message) -> None:
         command = message.get("do")
         self._id = message.get("id", self._id)
-        if command == "load":
+        if command == "warm":
+            self._warm(message)
+        elif command == "load":
             self._end_ranks()
             if self._warm(message):
                 self._fork_all(message)

@@ -65,12 +65,19 @@ class Conversation:
         self._ranks = ranks
 
     def load(self, request: Mapping[str, object], deadline: float) -> Answer:
+        if not self._keeper.warm:
+            # Apart from the load: what the imports take must be there when the rest of the limit is shared out.
+            imported = self._ask({"do": "warm", "load": dict(request)}, "ready", deadline, first_phase="load", answers=1)
+            if not imported.ended_well:
+                return imported
         return self._ask({"do": "load", "ranks": self._ranks, "load": dict(request)}, "loaded", deadline, first_phase="load")
 
     def measure(self, request: Mapping[str, object], deadline: float) -> Answer:
         return self._ask({"do": "measure", "request": dict(request)}, "measured", deadline, first_phase=None)
 
-    def _ask(self, message: Message, expected: str, deadline: float, *, first_phase: Phase | None) -> Answer:
+    def _ask(
+        self, message: Message, expected: str, deadline: float, *, first_phase: Phase | None, answers: int | None = None
+    ) -> Answer:
         mark = self._keeper.mark_output()
         self._keeper.meter.enter(first_phase)
         answer = Answer(usage_before_bytes=self._keeper.meter.now())
@@ -78,7 +85,7 @@ class Conversation:
             answer.phases = dict.fromkeys(range(self._ranks), first_phase)
         try:
             number = self._keeper.say({**message, **self._bounds(answer.usage_before_bytes)})
-            self._listen(answer, number, expected, deadline)
+            self._listen(answer, number, expected, deadline, answers or self._ranks)
         except KeeperLost:
             answer.keeper_lost = True
         if not answer.ended_well:
@@ -95,9 +102,9 @@ class Conversation:
         slack = limit if self._keeper.limit.kernel_kills else 0
         return {"guard_bytes": max(0, free) // self._ranks, "slack_bytes": slack, "device_limit_bytes": None}
 
-    def _listen(self, answer: Answer, number: int, expected: str, deadline: float) -> None:
+    def _listen(self, answer: Answer, number: int, expected: str, deadline: float, answers: int) -> None:
         until = deadline
-        while len(answer.results) + len(answer.failures) < self._ranks:
+        while len(answer.results) + len(answer.failures) < answers:
             if time.monotonic() >= until:
                 answer.timed_out = not answer.failures
                 return
@@ -109,6 +116,9 @@ class Conversation:
 
     def _note(self, answer: Answer, message: Message, expected: str) -> None:
         event, rank = message.get("event"), message.get("rank", 0)
+        if event == "ready":
+            self._keeper.warm = True
+            self._keeper.versions.update(message.get("versions") or {})
         if event == "phase" and message.get("phase") in PHASES:
             answer.phases[rank] = message["phase"]
             self._keeper.meter.enter(message["phase"])
@@ -119,9 +129,6 @@ class Conversation:
         elif event == "lost" and not any(known.get("rank") == rank for known in answer.failures):
             answer.results.pop(rank, None)
             answer.failures.append(message)
-        elif event == "ready":
-            self._keeper.warm = True
-            self._keeper.versions.update(message.get("versions") or {})
         elif event == "unready":
             raise self._cannot_import(message["error"])
 

@@ -85,6 +85,8 @@ def test_a_signal_ends_it_resumably(tiny_model: Path, tmp_path: Path, number: si
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        # A shell's background job, which a CI may be, has SIGINT ignored, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:

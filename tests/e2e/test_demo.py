@@ -58,7 +58,7 @@ def test_what_ran_out_of_memory_fits_under_a_higher_limit(demo: dict[str, Any], 
         assert phase not in {trial["outcome"] for trial in demo["told"]["trials"]}
         return
     held = [f"--hold={name}={_typed(value)}" for name, value in out[0]["knobs"].items() if value is not None]
-    flags = re.sub(r"--memory-limit \S+", "--memory-limit 2G", " ".join(demo_flags())).split()
+    flags = re.sub(r"--memory-limit \S+", "--memory-limit 6G", " ".join(demo_flags())).split()
     folder = demo["folder"] / phase
     folder.mkdir()
     done = autotune("run", "--model", str(demo["model"]), *flags, *held, "--out", "out", "--json", cwd=folder, timeout=200)
