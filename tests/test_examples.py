@@ -1,0 +1,50 @@
+"""What lies in examples/ is still what autotune would write and accept."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.report.document import SCHEMA
+from autotune.spaces import load_space
+from tests.trainers.conftest import make_job
+
+EXAMPLES = sorted(folder for folder in (Path(__file__).parents[1] / "examples").iterdir() if folder.is_dir())
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_the_recommendation_is_legal_and_its_files_agree_with_it(folder: Path) -> None:
+    from autotune.trainers import trainer
+
+    told = json.loads((folder / "recommendation.json").read_text())
+    assert told["schema"] == SCHEMA and told["status"] == "ok" and told["basis"] == "measured"
+    question, recommended = told["question"], told["recommendation"]
+    space = load_space(question["space"])
+    job = make_job(global_batch=space.assume["global_batch"])
+    candidate = trainer(question["framework"], question["method"]).complete(recommended["knobs"], job)
+    assert trainer("trl").why_illegal(candidate, job) is None
+    assert dict(candidate.settings) == recommended["settings"]
+    assert recommended["peak_memory_bytes"] <= recommended["limit_bytes"]
+
+    written = yaml.safe_load((folder / "recommended.yaml").read_text())
+    for name, value in recommended["settings"].items():
+        assert name not in written or written[name] == value, name
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length", "num_generations"):
+        assert written[name] == recommended["settings"][name]
+    assert os.access(folder / "launch.sh", os.X_OK)
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_no_path_of_the_machine_it_was_made_on_is_left(folder: Path) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            text = file.read_text(errors="replace")
+            assert "/home/" not in text and "/tmp/" not in text and "/root/" not in text and "/work/" not in text, file
