@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 HEAVY = {"torch", "trl", "transformers", "vllm", "optuna", "ray", "datasets", "accelerate", "peft", "sqlalchemy", "numpy"}
+
+LOG = Path(__file__).parent / "failures" / "samples" / "disk.txt"
 
 RUN = """
 import contextlib, io, json, sys
@@ -30,7 +33,16 @@ def _after(*arguments: str) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["run", "--help"], ["show", "knobs"], ["show", "models"], ["show", "gpus"], ["show", "spaces"]],
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["diagnose", "--help"],
+        ["diagnose", str(LOG)],
+        ["show", "knobs"],
+        ["show", "models"],
+        ["show", "gpus"],
+        ["show", "spaces"],
+    ],
     ids=" ".join,
 )
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:

@@ -13,6 +13,7 @@ from autotune.cli.exits import FAULT, report_and_exit_code
 
 _COMMANDS = {
     "run": "measure candidates on this machine and recommend the fastest that fits",
+    "diagnose": "say from a training log what failed first, and what helps",
     "show": "list the models, GPUs, spaces and knobs that are known",
 }
 """Name and summary of each command, so that --help needs none of them."""

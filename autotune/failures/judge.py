@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from autotune.failures.frames import cause_of
 from autotune.failures.table import ROWS, Row
 from autotune.hardware import DeviceKind
 from autotune.measurement import Outcome, Phase
@@ -16,20 +17,27 @@ from autotune.units import parse_bytes
 FRAGMENTED_SHARE = 1.0
 """Reserved but unallocated memory of this multiple of what was asked for: it would have sufficed in one piece."""
 
-_FRAMES: tuple[tuple[str, str], ...] = (
-    (r"_allocate_kv_cache|initialize_cache|initialize_kv_cache|initialize_from_config", "kv_cache"),
-    (r"_all_gather|gather_deepspeed3_params|GatheredParameters|unwrap_model_for_generation", "zero_gather"),
-    (r"_move_model_to_vllm|sync_weights|load_weights|merge_adapter", "weight_sync"),
-    (r"fixed_cross_entropy|_get_per_token_logps|selective_log_softmax|log_softmax|lm_head|entropy_from_logits", "logits"),
-    (r"/optim(?:izer)?/|torch/optim|bitsandbytes/optim|deepspeed/runtime/zero/stage.*:step", "optimizer"),
-    (r"profile_run|determine_available_memory|_dummy_run|capture_model", "engine_startup"),
-)
-"""Innermost frames that tell what the memory was for."""
-
 _BY_PHASE: Mapping[str, str] = {
     "load": "weights", "rollout": "unknown_memory", "sync": "weight_sync", "reward": "unknown_memory", "score": "activations",
     "forward": "activations", "backward": "activations", "optimizer": "optimizer",
 }  # fmt: skip
+
+
+_ERROR_ROWS = tuple(
+    row for row in ROWS if row.kind in ("memory", "host_memory", "transient") or row.secondary or row.name == "cuda_fault"
+)
+_LOUD_ROWS = tuple(
+    row
+    for row in _ERROR_ROWS
+    if row.kind != "other"
+    and row.name not in ("cuda_out_of_memory_plain", "cannot_allocate", "numpy_memory_error", "limit_foreseen")
+)
+_LINE_WORDS = (
+    "memory", "kv cache", "killed", "-9", "sigkill", "alloc", "oom", "worker unexpectedly", "watchdog", "peer", "broken pipe",
+    "timeout", "timed out", "nccl", "cuda", "memory access", "device-side", "launch failure", "ecc", "remote process",
+    "engine core", "engine",
+)  # fmt: skip
+"""One of these is in every line that a row of them matches: most lines are settled by this alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +130,19 @@ def read_log(text: str, device: DeviceKind = "cuda") -> Finding | None:
     return None if found is None else _finding(*found, Raised(chain=(), frames=text.splitlines()[-40:], device=device))
 
 
+def told_by_line(line: str, *, is_error: bool) -> Finding | None:
+    """The known failure that a single printed line tells of, exception or not.
+
+    Lines say much that is no failure. So one that its logger did not call an error must be in words that only a failure has.
+    """
+    lowered = line.lower()
+    if not any(word in lowered for word in _LINE_WORDS):
+        return None
+    aborted = line.startswith(("terminate called", "  what():"))
+    found = _first_match([line], _ERROR_ROWS if is_error or aborted else _LOUD_ROWS)
+    return None if found is None else _finding(*found, Raised(chain=(), device="cuda"))
+
+
 def _first_match(texts: Sequence[str], rows: Sequence[Row] = ROWS) -> tuple[Row, re.Match[str]] | None:
     for row in rows:
         for text in texts:
@@ -171,11 +192,7 @@ def _cause(evidence: str, phase: Phase | None, frames: Sequence[str], numbers: M
         idle_bytes = parse_bytes(unallocated[1])
         if idle_bytes >= FRAGMENTED_SHARE * numbers["asked_bytes"]:
             return "fragmentation"
-    innermost_first = list(reversed(frames))
-    for pattern, cause in _FRAMES:
-        if any(re.search(pattern, frame) for frame in innermost_first):
-            return cause
-    return _BY_PHASE.get(phase or "", "unknown_memory")
+    return cause_of(frames) or _BY_PHASE.get(phase or "", "unknown_memory")
 
 
 def _numbers(match: re.Match[str]) -> dict[str, int]:

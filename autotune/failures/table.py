@@ -200,7 +200,9 @@ ROWS: tuple[Row, ...] = (
     # The machine's own memory, as launchers tell it.
     Row(
         name="host_killed",
-        pattern=r"exitcode\s*: -9\b|Signal 9 \(SIGKILL\) received by PID|exits with return code = -9|killed by signal: Killed",
+        pattern=r"exitcode\s*: -9\b|Signal 9 \(SIGKILL\) received by PID|exits with return code = -9|killed by signal: Killed"
+        # A shell's word alone on its line, or with the line and the process; SLURM's own.
+        r"|(?m:^(?-i:Killed)$)|: line \d+: +\d+ (?-i:Killed) |slurmstepd\S*: error: Detected \d+ oom.kill event",
         kind="host_memory",
         cause="host_ram",
     ),

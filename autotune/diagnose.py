@@ -1,0 +1,294 @@
+"""What failed first, read from any training log.
+
+Several processes print at once, and when one is gone the others complain about that. So each exception is put together from
+the lines of its own process and judged by the table in `failures/`; then the earliest decides that is no mere echo of another:
+
+    an exception, or words of memory running out  >  a known error without a traceback  >  a lost peer  >  a wrapper
+
+What the run went on after (more steps were logged, or training finished) is not what ended it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from autotune.failures import (
+    MEMORY_CAUSES,
+    ROWS,
+    Finding,
+    Line,
+    Raised,
+    Thrown,
+    Told,
+    Tracebacks,
+    judge_raised,
+    phase_of,
+    read_line,
+    remedies_for,
+    told_by_line,
+)
+from autotune.measurement import Phase
+
+SCHEMA = 1
+STEPS_SURVIVED = 3
+"""So many steps logged after an error: it was dealt with. Fewer may be other ranks', printed late."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One change that helps, and by how much where that was predicted."""
+
+    change: Mapping[str, str]
+    """Setting under its framework's own name -> direction, or the value to give it."""
+
+    why: str
+    predicted: Mapping[str, int] | None = None
+    """Always None as yet: without the configuration nothing can be predicted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What a log says of its end."""
+
+    known: bool
+    """False: nothing in the log is known, or only echoes of something that is not in it."""
+
+    is_memory: bool | None = None
+    """Whether memory ran out; None where that is not known."""
+
+    cause: str | None = None
+    """One of `failures.CAUSES`; `none` for a log of a training that finished; None where unknown."""
+
+    phase: Phase | None = None
+    rank: int | None = None
+    evidence: str = ""
+    """The line that decided it."""
+
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """What the message itself measured: asked_bytes, free_bytes, total_bytes, longest_length."""
+
+    remedies: tuple[Advice, ...] = ()
+
+
+def diagnose(text: str) -> Diagnosis:
+    """What failed first in a whole log."""
+    return diagnose_lines(re.split(r"\r\n|\n|\r", text))
+
+
+def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
+    """The same for a log that is not to be held in memory."""
+    reader = _Reader()
+    for position, raw in enumerate(lines):
+        reader.feed(raw, position)
+    return reader.conclude()
+
+
+def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The one JSON document."""
+    return {"schema": SCHEMA, **dataclasses.asdict(diagnosis)}
+
+
+class _Tier(IntEnum):
+    """How much a finding tells, the most first."""
+
+    ROOT = 0
+    BARE = 1
+    """A known error that is no memory's and has no traceback: perhaps only printed."""
+
+    ECHO = 2
+    """A lost peer: another process probably failed first."""
+
+    WRAPPER = 3
+    """Says only that something failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    tier: _Tier
+    position: int
+    rank: int | None
+    finding: Finding
+    phase: Phase | None
+
+
+# Only a line with one of these words can begin or end anything: most are settled by this alone.
+_TELLING = (
+    "error", "exception", "traceback", "memory", "killed", "terminate called", "watchdog", "nccl", "exitcode", "return code",
+    "signal", "interrupt", "limitforeseen", "worker exit", "broken pipe", "failures:", "root cause", "rank   ", "=====",
+)  # fmt: skip
+_PROGRESS = ("loss", "step:", "train_runtime", "train metrics", "training")
+_STEP = re.compile(r"""['"](?:train/|actor/|critic/)?(?:loss|pg_loss|reward)['"]\s*:|\bstep:\d+ - """)
+_FINISHED = re.compile(
+    r"""\s*\{.{0,2000}['"]train_runtime['"]|\W*train metrics \*+|\W*(?:finished|completed) training\b"""
+    r"""|\W*training (?:is |has )?(?:been )?(?:completed?|finished|done)\b(?! with err)""",
+    re.IGNORECASE,
+)
+_WRAPPERS = re.compile(
+    r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError|RayTaskError(?:\(\w+\))?|ActorDiedError|RayActorError|ActorUnavailableError"
+    r"|WorkerCrashedError|ProcessRaisedException|ProcessExitedException|SignalException|SystemExit|TrainingFailedError|BrokenProcessPool)\b"
+)
+_LAUNCHERS_RANK = re.compile(r"\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
+_RANK_IN_WORDS = re.compile(r"\[(?:PG .{0,60} )?Rank (\d{1,6})\]", re.IGNORECASE)
+
+
+class _Reader:
+    """One pass over the lines; it keeps the earliest finding of each tier, so that its size does not grow with the log."""
+
+    def __init__(self) -> None:
+        self._tracebacks = Tracebacks()
+        self._found: dict[_Tier, _Found] = {}
+        self._survived: dict[_Tier, _Found] = {}
+        self._steps_since = 0
+        self._finished = ""
+        self._last = ""
+        self._section = ""
+        self._first_to_fail: int | None = None
+
+    def feed(self, raw: str, position: int) -> None:
+        if raw.strip():
+            self._last = raw
+        lowered = raw.lower()
+        if self._tracebacks.busy or any(word in lowered for word in _TELLING):
+            self._read(read_line(raw), position)
+        if any(word in lowered for word in _PROGRESS):
+            self._watch_progress(raw)
+
+    def _read(self, line: Line, position: int) -> None:
+        if self._in_launchers_summary(line.text):
+            return
+        for told in self._tracebacks.feed(line, position):
+            self._keep(_judge(told))
+        if line.level == "lower" or self._tracebacks.holds(line):
+            return
+        finding = told_by_line(line.text, is_error=line.level == "error")
+        if finding is not None:
+            self._keep(_found_in_line(finding, line, position))
+
+    def conclude(self) -> Diagnosis:
+        for told in self._tracebacks.flush():
+            self._keep(_judge(told))
+        if not self._found:
+            return self._ended_well() if self._finished else Diagnosis(known=False, evidence=_one_line(self._last))
+        best = self._found[min(self._found)]
+        if best.tier >= _Tier.ECHO and _Tier.ROOT in self._survived:
+            # Logs of several ranks, one behind the other: the root of these echoes stands before the others' steps.
+            best = self._survived[_Tier.ROOT]
+        return _diagnosis(best, best.rank if best.rank is not None else self._first_to_fail)
+
+    def _ended_well(self) -> Diagnosis:
+        return Diagnosis(known=True, is_memory=False, cause="none", evidence=_one_line(self._finished))
+
+    def _keep(self, found: _Found) -> None:
+        self._steps_since = 0
+        known = self._found.get(found.tier)
+        if known is None or found.position < known.position:
+            self._found[found.tier] = found
+
+    def _watch_progress(self, raw: str) -> None:
+        finished = _STEP.search(raw) is None
+        if finished and _FINISHED.match(read_line(raw).text) is None:
+            return
+        self._finished = raw if finished else self._finished
+        self._steps_since += 1
+        if self._found and (finished or self._steps_since >= STEPS_SURVIVED):
+            self._survived = {**self._found, **self._survived}
+            self._found = {}
+
+    def _in_launchers_summary(self, text: str) -> bool:
+        """torchrun lists every process that it ended; only the first to fail is of interest."""
+        stripped = text.strip()
+        if stripped == "Failures:":
+            self._section = "others"
+        elif stripped.startswith("Root Cause (first observed failure)"):
+            self._section = "first"
+        elif stripped.startswith("====") or not self._section:
+            self._section = ""
+        elif self._section == "first" and (match := _LAUNCHERS_RANK.match(text)) is not None and self._first_to_fail is None:
+            self._first_to_fail = int(match[1])
+        return self._section == "others"
+
+
+def _judge(told: Told) -> _Found:
+    """A chain of exceptions: the first in it that the table knows, else the first that says anything."""
+    judged = [_judge_one(told, thrown) for thrown in told.chain]
+    known = [found for found in judged if found.tier is _Tier.ROOT and found.finding.row is not None]
+    return (known or sorted(judged, key=lambda found: found.tier is _Tier.WRAPPER))[0]
+
+
+def _judge_one(told: Told, thrown: Thrown) -> _Found:
+    phase = phase_of(thrown.frames)
+    kind, _, words = thrown.text.partition(": ")
+    finding = judge_raised(Raised(chain=((kind, words),), frames=thrown.frames, phase=phase, device="cuda"))
+    return _Found(
+        tier=_tier(finding, thrown.text, told.has_traceback),
+        position=told.position,
+        rank=told.rank,
+        finding=finding,
+        # Not the finding's own: a probe that has not told of a phase yet is loading, and a log may never tell of any.
+        phase=_phase_of_row(finding) or phase,
+    )
+
+
+def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
+    if finding.row is None:
+        return _Tier.WRAPPER if _WRAPPERS.match(text) or not has_traceback else _Tier.ROOT
+    if finding.secondary:
+        return _Tier.ECHO if finding.cause is not None else _Tier.WRAPPER
+    return _Tier.ROOT if has_traceback or _is_memory(finding) else _Tier.BARE
+
+
+def _found_in_line(finding: Finding, line: Line, position: int) -> _Found:
+    rank = _RANK_IN_WORDS.search(line.text)
+    return _Found(
+        tier=_tier(finding, line.text, has_traceback=False),
+        position=position,
+        rank=line.rank if line.rank is not None or rank is None else int(rank[1]),
+        finding=finding,
+        phase=_phase_of_row(finding),
+    )
+
+
+def _phase_of_row(finding: Finding) -> Phase | None:
+    return next((row.phase for row in ROWS if row.name == finding.row), None)
+
+
+def _is_memory(finding: Finding) -> bool:
+    return finding.cause in MEMORY_CAUSES and not finding.transient
+
+
+def _diagnosis(found: _Found, rank: int | None) -> Diagnosis:
+    finding = found.finding
+    if finding.cause is None:
+        return Diagnosis(known=False, phase=found.phase, rank=rank, evidence=_one_line(finding.evidence))
+    return Diagnosis(
+        known=True,
+        is_memory=_is_memory(finding),
+        cause=finding.cause,
+        phase=found.phase,
+        rank=rank,
+        evidence=_one_line(finding.evidence),
+        numbers=dict(finding.numbers),
+        remedies=_advice(finding.cause, finding.row, finding.numbers),
+    )
+
+
+def _advice(cause: str, row: str | None, numbers: Mapping[str, int]) -> tuple[Advice, ...]:
+    def change(remedy_change: Mapping[str, str], bound: int | None) -> dict[str, str]:
+        return {
+            name: direction if bound is None else f"{direction}, to at most {bound}" for name, direction in remedy_change.items()
+        }
+
+    return tuple(
+        Advice(change=change(remedy.change, numbers.get(remedy.bounded_by or "")), why=remedy.why)
+        for remedy in remedies_for(cause, row)
+    )
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(read_line(text).text.split())
+    return "".join(letter for letter in line if letter.isprintable())[:600].removesuffix(":")

@@ -1,0 +1,117 @@
+"""Lines of a log as its processes meant them: without colours, progress bars and prefixes, and with the rank they came from.
+
+Logs are large and dirty. They are read once, in blocks; a line without end is cut in its middle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+LONGEST_LINE = 2**15
+"""Of a longer line its beginning and its end are kept, half of this each: launchers print the exit code last."""
+
+BLOCK = 2**20
+
+Level = Literal["error", "lower"]
+
+
+class Readable(Protocol):
+    """What is open for reading, in bytes."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line, its prefixes taken off."""
+
+    text: str
+    source: str
+    """Which process printed it, as far as its prefixes tell: lines of one source belong together."""
+
+    rank: int | None = None
+    level: Level | None = None
+    """What its logger said of it: an error, or something lower; None for what was simply printed."""
+
+
+def lines_of(stream: Readable) -> Iterator[str]:
+    """Text lines of what may be anything: ended by \\n, \\r or both, bounded in length, never an error for a strange byte."""
+    for line in _bounded(iter(lambda: stream.read(BLOCK), b"")):
+        yield line.decode("utf-8", errors="replace")
+
+
+def _bounded(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    half, pending = LONGEST_LINE // 2, b""
+    for block in blocks:
+        # A progress bar is redrawn by \r: each drawing is a line, and what is printed over it is one of its own.
+        *whole, rest = (pending + block).replace(b"\r", b"\n").split(b"\n")
+        yield from (line if len(line) <= LONGEST_LINE else line[:half] + line[-half:] for line in whole)
+        pending = rest if len(rest) <= LONGEST_LINE else rest[:half] + rest[-half:]
+    yield pending
+
+
+_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def without_colours(text: str) -> str:
+    """Without what only a terminal understands."""
+    return _UNPRINTABLE.sub("", _COLOUR.sub("", text))
+
+
+_LEVELS = r"ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG"
+_PREFIXES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # torchrun and torch itself; `[default1]:` is torchrun's --tee.
+        r"(?:[\w.-]{1,80}: )?\[(?:rank|default)(?P<rank>\d{1,6})\]:? ?",
+        # Ray's actors, vLLM's processes, verl's workers.
+        r"\((?P<actor>raylet[^()]{0,80}|[A-Za-z_][\w.:]{0,80}[ ,][^()]{0,120}\bpid=\d+[^()]{0,80})\) ?",
+        # srun --label
+        r" {0,3}(?P<task>\d{1,5}): (?=\S| +File )",
+        # glog: `E1120 18:14:00.860000 23297 torch/.../api.py:1002] `, `[E219 12:14:43.35 ProcessGroupNCCL.cpp:1595] `
+        r"\[?(?P<letter>[EWIF])\d{0,4}(?: [^\]]{0,160})?\.(?:cpp|cc|cu|py|h|hpp):\d+\] ?",
+        # vLLM: `ERROR 04-05 01:12:55 [core.py:390] `
+        rf"(?P<level>{_LEVELS}) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]{{1,80}}\] ?)?",
+        # Ray's own: `[2025-04-02 15:02:00,117 E 135782 135782] `
+        r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ (?P<ray>[EWIDCF]) [\d ]+\] ?",
+        # logging, DeepSpeed, transformers, Kubernetes
+        (
+            rf"\[?\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[,.]\d+)?Z?\]? ?(?:[-|:] ?)?"
+            rf"(?:\[?(?P<logged>{_LEVELS})\b[|\]:]? ?(?:[-|:] ?)?(?:\[[^\]\s]{{1,120}}\] ?)?)?"
+        ),
+        rf"\[?(?P<named>{_LEVELS})(?:\|[^\]\s]{{1,160}}\]|\]|:)(?: \d\d-\d\d-\d\d \d\d:\d\d:\d\d,?| >>)? ?",
+    )
+)
+_MOST_PREFIXES = 6
+
+
+def read_line(raw: str) -> Line:
+    """A line with its prefixes taken off; the indentation behind them stays."""
+    text, rank, level, source = without_colours(raw), None, None, ""
+    for _ in range(_MOST_PREFIXES):
+        match = next((match for pattern in _PREFIXES if (match := pattern.match(text)) and match.end()), None)
+        if match is None:
+            break
+        told = {name: value for name, value in match.groupdict().items() if value is not None}
+        text = text[match.end() :]
+        level = _level(told) or level
+        named = told.get("rank") or told.get("task") or _rank_of_actor(told.get("actor", ""))
+        rank = int(named) if named is not None and rank is None else rank
+        source += told.get("actor") or told.get("rank") or told.get("task") or ""
+    return Line(text=text, source=source, rank=rank, level=level)
+
+
+def _level(told: dict[str, str]) -> Level | None:
+    word = next((told[name] for name in ("level", "logged", "named", "letter", "ray") if name in told), None)
+    if word is None:
+        return None
+    return "error" if word[0] in "EFC" else "lower"
+
+
+def _rank_of_actor(actor: str) -> str | None:
+    match = re.search(r"\brank=(\d{1,6})\b", actor)
+    return match[1] if match else None

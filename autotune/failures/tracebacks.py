@@ -1,0 +1,174 @@
+"""Exceptions as Python prints them, put together from the lines of several processes that print at once."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from autotune.failures.log import Line
+
+HEADER = "Traceback (most recent call last)"
+MOST_FRAMES = 80
+"""Innermost ones that are kept."""
+
+MOST_SOURCES = 4096
+"""Processes that are told apart; a log that names more is not a log."""
+
+_MOST_TEXT = 4096
+_MOST_NOISE = 40
+"""Lines of others between the parts of one traceback, before it is given up."""
+
+_FRAME = re.compile(r'\s*File "([^"]{1,1000})", line \d+, in (\S{1,200})')
+_THROWN = re.compile(r"(?:(?:[A-Za-z_]\w{0,80}\.){1,12}[A-Za-z_]|[A-Z])\w{0,120}(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
+_ALONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}\w{0,120}(?:Error|Exception|LimitForeseen)(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
+_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+_HARMLESS = ("Exception ignored in", "--- Logging error ---")
+"""What Python says of an exception that it goes on after."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thrown:
+    """One exception: what was said, and where."""
+
+    text: str
+    frames: tuple[str, ...] = ()
+    """`file:function source line`, innermost last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a process told of its end: one exception, and those that it led to."""
+
+    position: int
+    """Number of the line it began at."""
+
+    rank: int | None
+    chain: tuple[Thrown, ...]
+    """In the order of printing: the first is the one that came first."""
+
+    has_traceback: bool
+
+
+@dataclass(kw_only=True)
+class _Open:
+    """A traceback that is still being printed."""
+
+    position: int
+    rank: int | None
+    mark: str = ""
+    """What stood before the header, as containers' names do: taken off the lines that follow."""
+
+    chain: list[Thrown] = field(default_factory=list)
+    frames: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
+    text: str = ""
+    remote: str = ""
+    """Ray's words for an exception elsewhere, whose own traceback follows them."""
+
+    harmless: bool = False
+    in_frames: bool = True
+    noise: int = 0
+
+    def close_exception(self) -> None:
+        if self.text or self.remote:
+            self.chain.append(Thrown(text=self.text or self.remote, frames=tuple(self.frames)))
+        self.text = self.remote = ""
+        self.frames.clear()
+
+
+class Tracebacks:
+    """Feed it the lines in their order; it gives each exception once it is told in full."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self._harmless: set[str] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether some traceback is still being printed, so that every line counts."""
+        return bool(self._open or self._harmless)
+
+    def feed(self, line: Line, position: int) -> Iterator[Told]:
+        if any(line.text.startswith(words) for words in _HARMLESS):
+            self._harmless.add(line.source)
+            return
+        open_ = self._open.get(line.source)
+        if HEADER in line.text:
+            yield from self._begin(line, position, open_)
+        elif open_ is not None:
+            yield from self._go_on(open_, line, position)
+        else:
+            yield from self._alone(line, position)
+
+    def holds(self, line: Line) -> bool:
+        """Whether the line belongs to a traceback that is still being printed."""
+        return line.source in self._open
+
+    def flush(self) -> Iterator[Told]:
+        """What was still open when the log ended."""
+        for source in list(self._open):
+            yield from self._end(source)
+
+    def _begin(self, line: Line, position: int, open_: _Open | None) -> Iterator[Told]:
+        awaited = open_ is not None and not open_.text and bool(open_.chain) and not open_.in_frames
+        if open_ is not None and (awaited or open_.remote):
+            open_.in_frames, open_.noise = True, 0
+            return
+        yield from self._end(line.source)
+        if len(self._open) < MOST_SOURCES:
+            harmless = line.source in self._harmless or line.level == "lower"
+            self._open[line.source] = _Open(
+                position=position, rank=line.rank, harmless=harmless, mark=line.text.partition(HEADER)[0]
+            )
+        self._harmless.discard(line.source)
+
+    def _go_on(self, open_: _Open, line: Line, position: int) -> Iterator[Told]:
+        text = line.text.removeprefix(open_.mark).rstrip()
+        if open_.in_frames:
+            yield from self._in_frames(open_, line, text)
+        elif not text.strip(" |+-"):
+            return
+        elif text.startswith(_CHAINED):
+            open_.close_exception()
+        elif open_.text and text[0] in " \t":
+            open_.text = f"{open_.text}\n{text}"[:_MOST_TEXT]
+        elif open_.text or open_.noise >= _MOST_NOISE:
+            yield from self._end(line.source)
+            yield from self.feed(line, position)
+        else:
+            open_.noise += 1
+
+    def _in_frames(self, open_: _Open, line: Line, text: str) -> Iterator[Told]:
+        frame = _FRAME.match(text)
+        if frame is not None:
+            open_.frames.append(f"{frame[1]}:{frame[2]}")
+        elif text[:1] in (" ", "\t", ""):
+            if open_.frames and text.strip(" ~^\t") and len(open_.frames[-1]) < 1000:
+                open_.frames[-1] += f" {text.strip()[:300]}"
+        elif "RayTaskError(" in text and not open_.remote:
+            open_.remote = text[:_MOST_TEXT]
+        elif _THROWN.match(text):
+            open_.text, open_.in_frames = text[:_MOST_TEXT], False
+        else:
+            open_.noise += 1
+            if open_.noise > _MOST_NOISE:
+                yield from self._end(line.source)
+
+    def _alone(self, line: Line, position: int) -> Iterator[Told]:
+        """An exception's last line without its traceback: logs are cut, and loggers print no more than that."""
+        text = line.text.strip()
+        if line.level == "lower" or _ALONE.match(text) is None:
+            return
+        if "RayTaskError(" in text and len(self._open) < MOST_SOURCES:
+            self._open[line.source] = _Open(position=position, rank=line.rank, remote=text[:_MOST_TEXT])
+        else:
+            yield Told(position=position, rank=line.rank, chain=(Thrown(text=text[:_MOST_TEXT]),), has_traceback=False)
+
+    def _end(self, source: str) -> Iterator[Told]:
+        open_ = self._open.pop(source, None)
+        if open_ is None:
+            return
+        open_.close_exception()
+        if open_.chain and not open_.harmless:
+            yield Told(position=open_.position, rank=open_.rank, chain=tuple(open_.chain[:32]), has_traceback=True)
