@@ -119,7 +119,7 @@ class _Found:
 # Only a line with one of these words can begin or end anything: most are settled by this alone.
 _TELLING = (
     "error", "exception", "traceback", "memory", "killed", "terminate called", "watchdog", "nccl", "exitcode", "return code",
-    "signal", "interrupt", "limitforeseen", "worker exit", "broken pipe", "failures:", "root cause", "rank   ", "=====",
+    "signal", "interrupt", "limitforeseen", "worker exit", "broken pipe", "failures:", "root cause", "rank   ", "====", 'file "',
 )  # fmt: skip
 _PROGRESS = ("loss", "step:", "train_runtime", "train metrics", "training")
 _STEP = re.compile(r"""['"](?:train/|actor/|critic/)?(?:loss|pg_loss|reward)['"]\s*:|\bstep:\d+ - """)

@@ -22,7 +22,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     (r"fixed_cross_entropy|selective_log_softmax|log_softmax|lm_head|entropy_from_logits|ForCausalLMLoss", "logits"),
     (r"/optim(?:izer)?/|torch/optim|bitsandbytes/optim|deepspeed/runtime/zero/stage.*:step", "optimizer"),
     (r"profile_run|determine_available_memory|_dummy_run|capture_model", "engine_startup"),
-    (r"/models/\w+/modeling_\w+\.py|torch/utils/checkpoint\.py", "activations"),
+    (r"/models/\w+/modeling_\w+\.py:(?!__init__)|torch/utils/checkpoint\.py", "activations"),
     (r"_get_per_token_logps", "logits"),
 )
 

@@ -158,9 +158,13 @@ class Tracebacks:
     def _alone(self, line: Line, position: int) -> Iterator[Told]:
         """An exception's last line without its traceback: logs are cut, and loggers print no more than that."""
         text = line.text.strip()
-        if line.level == "lower" or _ALONE.match(text) is None:
+        if _FRAME.match(line.text) is not None and len(self._open) < MOST_SOURCES:
+            # A log that was cut in the middle of a traceback.
+            self._open[line.source] = _Open(position=position, rank=line.rank, harmless=line.level == "lower")
+            yield from self._go_on(self._open[line.source], line, position)
+        elif line.level == "lower" or _ALONE.match(text) is None:
             return
-        if "RayTaskError(" in text and len(self._open) < MOST_SOURCES:
+        elif "RayTaskError(" in text and len(self._open) < MOST_SOURCES:
             self._open[line.source] = _Open(position=position, rank=line.rank, remote=text[:_MOST_TEXT])
         else:
             yield Told(position=position, rank=line.rank, chain=(Thrown(text=text[:_MOST_TEXT]),), has_traceback=False)

@@ -72,6 +72,12 @@ def test_the_cause_is_found_in_a_whole_log(name: str, shape: str) -> None:
         assert found.rank == RANKS[shape]
 
 
+def test_a_log_cut_in_the_middle_of_a_traceback() -> None:
+    whole = prefixed("[rank1]: ", raised(sample("cuda_out_of_memory.container"), FRAMES + FORWARD))
+    found = diagnose(whole.split("\n", 1)[1])
+    assert (found.cause, found.phase, found.rank) == ("logits", "forward", 1)
+
+
 @pytest.mark.parametrize("name", ["disk", "cuda_out_of_memory.container", "vllm_no_cache_blocks", "trl_divisible"])
 def test_a_containers_name_before_each_line(name: str) -> None:
     found = diagnose(in_containers(sample(name)))
@@ -133,6 +139,12 @@ def test_the_engines_causes_pull_in_opposite_directions() -> None:
             "sync",
         ),
         ('  File "/venv/transformers/modeling_utils.py", line 1, in from_pretrained\n    cls._load()\n', "weights", "load"),
+        (
+            '  File "/venv/transformers/modeling_utils.py", line 1, in from_pretrained\n    model = cls(config)\n'
+             '  File "/venv/transformers/models/qwen2/modeling_qwen2.py", line 1, in __init__\n    super().__init__(config)\n',
+            "weights",
+            "load",
+        ),
         ('  File "/job/train.py", line 1, in helper\n    torch.zeros(10)\n', "unknown_memory", None),
     ],
 )
