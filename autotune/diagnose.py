@@ -32,7 +32,7 @@ from autotune.failures import (
     remedies_for,
     told_by_line,
 )
-from autotune.measurement import Phase
+from autotune.measurement import Outcome, Phase
 
 SCHEMA = 1
 STEPS_SURVIVED = 3
@@ -59,7 +59,8 @@ class Diagnosis:
     """False: nothing in the log is known, or only echoes of something that is not in it."""
 
     is_memory: bool | None = None
-    """Whether memory ran out; None where that is not known."""
+    """Whether memory ran out; None where that is not known. Memory that another process gave back while vLLM measured
+    it did not run out, though its cause is `gpu_other_process`."""
 
     cause: str | None = None
     """One of `failures.CAUSES`; `none` for a log of a training that finished; None where unknown."""
@@ -119,7 +120,8 @@ class _Found:
 # Only a line with one of these words can begin or end anything: most are settled by this alone.
 _TELLING = (
     "error", "exception", "traceback", "memory", "killed", "terminate called", "watchdog", "nccl", "exitcode", "return code",
-    "signal", "interrupt", "limitforeseen", "worker exit", "broken pipe", "failures:", "root cause", "rank   ", "====", 'file "',
+    "signal", "interrupt", "limitforeseen", "worker exit", "fault", "bus err", "broken pipe", "failures:", "root cause",
+    "rank   ", "====", 'file "',
 )  # fmt: skip
 _PROGRESS = ("loss", "step:", "train_runtime", "train metrics", "training")
 _STEP = re.compile(r"""['"](?:train/|actor/|critic/)?(?:loss|pg_loss|reward)['"]\s*:|\bstep:\d+ - """)
@@ -132,6 +134,9 @@ _WRAPPERS = re.compile(
     r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError|RayTaskError(?:\(\w+\))?|ActorDiedError|RayActorError|ActorUnavailableError"
     r"|WorkerCrashedError|ProcessRaisedException|ProcessExitedException|SignalException|SystemExit|TrainingFailedError|BrokenProcessPool)\b"
 )
+_FAULT = re.compile(r"failed \(exitcode: -(?:4|7|8|11)\)|^Segmentation fault|^Bus error")
+"""A process that ended by a fault of its own, without a word: what its peers say then is an echo of that."""
+
 _LAUNCHERS_RANK = re.compile(r"\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
 _RANK_IN_WORDS = re.compile(r"\[(?:PG .{0,60} )?Rank (\d{1,6})\]", re.IGNORECASE)
 
@@ -166,6 +171,10 @@ class _Reader:
         if line.level == "lower" or self._tracebacks.holds(line):
             return
         finding = told_by_line(line.text, is_error=line.level == "error")
+        if finding is None and _FAULT.search(line.text) is not None:
+            finding = Finding(outcome=Outcome.CRASH, evidence=line.text)
+            self._keep(_Found(tier=_Tier.ROOT, position=position, rank=line.rank, finding=finding, phase=None))
+            return
         if finding is not None:
             self._keep(_found_in_line(finding, line, position))
 

@@ -140,8 +140,10 @@ def test_the_engines_causes_pull_in_opposite_directions() -> None:
         ),
         ('  File "/venv/transformers/modeling_utils.py", line 1, in from_pretrained\n    cls._load()\n', "weights", "load"),
         (
-            '  File "/venv/transformers/modeling_utils.py", line 1, in from_pretrained\n    model = cls(config)\n'
-             '  File "/venv/transformers/models/qwen2/modeling_qwen2.py", line 1, in __init__\n    super().__init__(config)\n',
+            (
+                '  File "/venv/transformers/modeling_utils.py", line 1, in from_pretrained\n    model = cls(config)\n'
+                '  File "/venv/transformers/models/qwen2/modeling_qwen2.py", line 1, in __init__\n    super().__init__(config)\n'
+            ),
             "weights",
             "load",
         ),
