@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from autotune.question import Question
     from autotune.recommendation import Recommendation
     from autotune.space import Knob, SearchSpace
-    from autotune.tune import tune
     from autotune.verdict import Verdict
     from autotune.workload import Workload
 
@@ -37,7 +36,6 @@ _HOME = {
     "SearchSpace": "space",
     "Verdict": "verdict",
     "Workload": "workload",
-    "tune": "tune",
 }
 
 __all__ = [
@@ -52,7 +50,6 @@ __all__ = [
     "Verdict",
     "Workload",
     "__version__",
-    "tune",
 ]
 
 
