@@ -25,8 +25,8 @@ from autotune.trainers.base import ProbePlan, Trainer
 SHORT = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3)
 """Enough to know whether a candidate fits, and roughly how fast it is."""
 
-LONG = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=8, save_checkpoint=True)
-"""What the finalists go through before one of them is recommended."""
+LONG = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=5, save_checkpoint=True)
+"""One turn of what the finalists go through before one of them is recommended."""
 
 SLOW = 0.7
 """A candidate is stopped early when its fastest cycle stays below this share of the best in its tier."""

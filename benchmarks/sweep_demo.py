@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import tempfile
@@ -39,7 +40,11 @@ def main() -> None:
     arguments = _arguments()
     understood = _question(arguments, seed=0, folder=Path(tempfile.mkdtemp(prefix="sweep-")))
     candidates = legal_candidates(understood.question, understood.trainer)
-    table, versions = _sweep(understood, candidates, arguments.repeats)
+    if arguments.sweep:
+        earlier = json.loads(arguments.sweep.read_text())
+        table, versions = {row["id"]: row for row in earlier["candidates"]}, earlier["machine"]["versions"]
+    else:
+        table, versions = _sweep(understood, candidates, arguments.repeats)
     runs = [_run(arguments, seed, table) for seed in range(arguments.seeds)]
     result = {
         "about": "the demo's space swept whole, and what the demo recommends for several seeds",
@@ -64,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--memory-limit", required=True)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--sweep", type=Path, help="take the sweep from this earlier result and only run the seeds")
     parser.add_argument("--budget", default="4m", help="of each seed's run")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/demo_sweep.json"))
     return parser.parse_args()
@@ -90,9 +96,14 @@ def _sweep(
     table: dict[str, dict[str, Any]] = {}
     versions: dict[str, str] = {}
     executor = make_executor(understood)
+    shuffle = random.Random(0)
     try:
         for repeat in range(repeats):
-            for candidate in sorted(candidates, key=lambda one: one.load_key):
+            # Shuffled anew in each round, loads apart: a machine that warms up or slows down must not favour a place in the row.
+            order = sorted(shuffle.sample(list(candidates), len(candidates)), key=lambda one: one.load_key)
+            for last, candidate in zip([None, *order], order, strict=False):
+                if last is None or last.load_key != candidate.load_key:
+                    _measure(executor, candidate)  # the first on a fresh process is not counted
                 measurement = _measure(executor, candidate)
                 versions = dict(measurement.versions) or versions
                 row = table.setdefault(candidate.id, _row(understood, candidate))

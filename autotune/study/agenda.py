@@ -5,7 +5,7 @@ Because nothing else is remembered, a study that was killed goes on where it sto
     anchor     the least demanding candidate of the most preferred tier, then of each next one, until one fits
     baseline   the user's own configuration, so that there is something to compare with
     search     the rest of the first tier that fits, one loaded model or engine after the other
-    confirm    the fastest few again, longer; the best of these is the answer
+    confirm    the fastest few again, longer and in turns; the best of these is the answer
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ FINALISTS = 4
 
 CLOSE = 0.12
 """A candidate this much slower than the fastest, in one short probe, may still be the fastest."""
+
+ROUNDS = 3
+"""Finalists take so many turns, so that a machine that is slow for a while is slow for all of them."""
+
+BEHIND = 0.06
+"""A finalist this much behind the leader after a round is out of the next."""
 
 GAIN = 0.02
 """Less than this is no improvement."""
@@ -179,21 +185,33 @@ def _affordable(step: Step, seen: View, means: Means) -> bool:
 
 
 def _confirmation(seen: View, means: Means) -> Step | None:
-    """The next finalist to measure again: the fastest always, the others while time is left."""
+    """The next finalist to measure again: the fastest always, the others and further rounds while time is left."""
     tier = seen.tier_of_choice()
     if tier is None:
         return None
     contenders = seen.contenders(tier)
-    close = [trial for trial in contenders if speed_of(trial) >= (1 - CLOSE) * speed_of(contenders[0])][:FINALISTS]
-    confirmed = [trial for trial in close if trial.candidate.id in seen.confirmations]
-    for trial in _by_load(close):
-        if trial not in confirmed and means.seconds > (2 * seen.usual_seconds(load=True) if confirmed else 0.0):
-            return Step(purpose="confirm", pool=(trial.candidate,))
+    finalists = [trial for trial in contenders if speed_of(trial) >= (1 - CLOSE) * speed_of(contenders[0])][:FINALISTS]
+    anything_confirmed = any(trial.candidate.id in seen.rounds for trial in finalists)
+    if means.seconds <= (2 * seen.usual_seconds(load=True) if anything_confirmed else 0.0):
+        return None
+    for number in range(ROUNDS):
+        for trial in _turns(finalists, number, seen):
+            if len(seen.rounds.get(trial.candidate.id, ())) <= number:
+                return Step(purpose="confirm", pool=(trial.candidate,))
     return None
 
 
-def _by_load(finalists: list[Trial]) -> list[Trial]:
-    """The fastest first, then the others grouped so that few loads are needed."""
-    return sorted(
-        finalists, key=lambda trial: (trial.candidate.load_key != finalists[0].candidate.load_key, trial.candidate.load_key)
-    )
+def _turns(finalists: list[Trial], number: int, seen: View) -> list[Trial]:
+    """Who is measured in this round, in which order: one load after the other, every second round backwards."""
+    if number > 0:
+        best = max(_confirmed_speed(trial, seen) for trial in finalists)
+        finalists = [trial for trial in finalists if _confirmed_speed(trial, seen) >= (1 - BEHIND) * best]
+        if len(finalists) == 1:
+            return []
+    first = finalists[0].candidate.load_key
+    ordered = sorted(finalists, key=lambda trial: (trial.candidate.load_key != first, trial.candidate.load_key))
+    return ordered[::-1] if number % 2 else ordered
+
+
+def _confirmed_speed(trial: Trial, seen: View) -> float:
+    return speed_of(seen.confirmations.get(trial.candidate.id, trial))

@@ -10,6 +10,7 @@ from autotune.measurement import Outcome
 from autotune.recommendation import Trial
 from autotune.space import SearchSpace
 from autotune.study.implied import implied_by
+from autotune.study.pool import pooled
 from autotune.study.preference import Tier
 
 
@@ -27,7 +28,11 @@ class View:
         self.tiers = tiers
         self.all = tuple(trials)
         self.probes = [trial for trial in telling if trial.purpose != "confirm"]
-        self.confirmations = {trial.candidate.id: trial for trial in telling if trial.purpose == "confirm"}
+        self.rounds: dict[str, list[Trial]] = {}
+        for trial in telling:
+            if trial.purpose == "confirm":
+                self.rounds.setdefault(trial.candidate.id, []).append(trial)
+        self.confirmations = {candidate_id: pooled(trials) for candidate_id, trials in self.rounds.items()}
         self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
         candidates = [candidate for tier in tiers for candidate in tier.candidates]
         self.implied = implied_by(space, telling, candidates) - set(self.measured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +106,30 @@ def test_a_winner_that_fails_its_confirmation_is_replaced_by_the_runner_up(tmp_p
     assert answer.winner is not None and answer.winner.candidate != best
     assert [trial.candidate for trial in answer.refuted] == [best]
     assert answer.certificate is not None and answer.certificate.verdict.fits
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_machine_that_drifts_does_not_choose_for_us(tmp_path: Path, seed: int) -> None:
+    """Speeds wander by up to 15% over a few probes, and the two best are 8% apart."""
+    machine = Machine(limit_bytes=900 * MIB)
+    question = toy_question(tmp_path, toy_space(use_vllm=(False,)), machine.limit_bytes)
+    best = best_by_enumeration(question, machine, {"num_generations": 8, "max_completion_length": 64})
+
+    def drifting(candidate: Candidate, plan: ProbePlan) -> Measurement:
+        measured = machine.measure(candidate, plan)
+        if measured.worst is None:
+            return measured
+        pace = 1 + 0.15 * math.sin(seed + len(machine.asked) / 2.5)
+        return replace(measured, worst=replace(measured.worst, cycle_seconds=(pace,) * plan.timed_cycles))
+
+    trainer = ToyTrainer()
+    study = open_study(question, legal_candidates(question, trainer), baseline_candidate(question, trainer))
+    executor = InlineExecutor(measure=drifting)
+    answer = tune(question, study=study, executor=executor, listener=lambda event: None, clock=Clock(600))
+    assert answer.winner is not None
+    assert machine.speed(answer.winner.candidate) >= 0.95 * machine.speed(best)
+    assert answer.certificate is not None and answer.certificate.measurement.worst is not None
+    assert len(answer.certificate.measurement.worst.cycle_seconds) > 5, "the cycles of all its turns"
 
 
 def test_slow_candidates_are_told_where_to_stop_but_not_the_first(tmp_path: Path) -> None:
