@@ -110,9 +110,10 @@ def test_a_winner_that_fails_its_confirmation_is_replaced_by_the_runner_up(tmp_p
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_machine_that_drifts_does_not_choose_for_us(tmp_path: Path, seed: int) -> None:
-    """Speeds wander by up to 15% over a few probes, and the two best are 8% apart."""
+    """Speeds wander by up to 15% over a few probes, and the best three are 5% apart, each from the next."""
     machine = Machine(limit_bytes=900 * MIB)
-    question = toy_question(tmp_path, toy_space(use_vllm=(False,)), machine.limit_bytes)
+    space = toy_space(use_vllm=(False,), checkpointing=(True,), batch=(5, 6, 7, 8))
+    question = toy_question(tmp_path, space, machine.limit_bytes)
     best = best_by_enumeration(question, machine, {"num_generations": 8, "max_completion_length": 64})
 
     def drifting(candidate: Candidate, plan: ProbePlan) -> Measurement:
@@ -128,8 +129,17 @@ def test_a_machine_that_drifts_does_not_choose_for_us(tmp_path: Path, seed: int)
     answer = tune(question, study=study, executor=executor, listener=lambda event: None, clock=Clock(600))
     assert answer.winner is not None
     assert machine.speed(answer.winner.candidate) >= 0.95 * machine.speed(best)
+    assert answer.certificate is not None
+
+
+def test_what_a_finalist_is_judged_by_is_all_its_turns(tmp_path: Path) -> None:
+    machine = Machine(limit_bytes=900 * MIB)
+    space = toy_space(use_vllm=(False,), checkpointing=(True,), batch=(7, 8))
+    answer = run(toy_question(tmp_path, space, machine.limit_bytes), machine)
     assert answer.certificate is not None and answer.certificate.measurement.worst is not None
-    assert len(answer.certificate.measurement.worst.cycle_seconds) > 5, "the cycles of all its turns"
+    turns = [trial for trial in answer.trials if trial.purpose == "confirm" and trial.candidate == answer.certificate.candidate]
+    assert len(turns) == 3
+    assert len(answer.certificate.measurement.worst.cycle_seconds) == 3 * 5
 
 
 def test_slow_candidates_are_told_where_to_stop_but_not_the_first(tmp_path: Path) -> None:
