@@ -55,10 +55,10 @@ class KnownModel:
     """As its authors state it: a test recomputes it from the config."""
 
     source: str
-    """Where the model's own config.json is published."""
+    """The public table that the shape was read from; its parameter count agrees with the published one."""
 
-    checked_against: str
-    """A second public source with the same shape."""
+    page: str
+    """The model's own page, where the whole config.json is; fields that the table lacks follow the family."""
 
     config: Mapping[str, object]
     """The fields of config.json that decide shape, memory and speed."""

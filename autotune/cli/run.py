@@ -170,6 +170,7 @@ def _console(*, to_stderr: bool) -> Console:
 
     stream = sys.stderr if to_stderr else sys.stdout
     # Without a terminal there is no width to ask for, and rich would take 80.
+    terminal = stream.isatty()
     return Console(
-        file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True, width=None if stream.isatty() else 120
+        file=stream, highlight=False, markup=False, emoji=False, soft_wrap=not terminal, width=None if terminal else 120
     )
