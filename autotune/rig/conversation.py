@@ -15,8 +15,7 @@ ROOT_CAUSE_SECONDS = 0.2
 """How long the other ranks are heard after the first failure: a peer may complain before the rank that was killed is missed."""
 
 KERNEL_SHARE = 100
-"""One part in so many of the limit is left for page tables and sockets, which a cgroup counts: so a rank meets its own
-guard before it meets the cgroup, and lives."""
+"""One part in so many of the limit is left for page tables and sockets, which a cgroup counts and a rank does not."""
 
 
 @dataclass(kw_only=True)

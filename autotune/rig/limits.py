@@ -66,11 +66,26 @@ class Limit(Protocol):
         ...
 
 
-class CgroupV1:
+class _Cgroup:
+    """What both versions do alike: their members are entered, ended and let go through the same files."""
+
+    kernel_kills = True
+    _group: cgroups.Group
+
+    def enter(self, pid: int) -> None:
+        self._group.write("cgroup.procs", pid)
+
+    def kill_all(self) -> None:
+        self._group.kill_all()
+
+    def close(self) -> None:
+        self._group.remove()
+
+
+class CgroupV1(_Cgroup):
     """The memory controller of cgroup v1."""
 
     name = "cgroup-v1"
-    kernel_kills = True
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -84,9 +99,6 @@ class CgroupV1:
         except BaseException:
             self._group.remove()
             raise
-
-    def enter(self, pid: int) -> None:
-        self._group.write("cgroup.procs", pid)
 
     def usage_bytes(self) -> int | None:
         stat = self._group.table("memory.stat")
@@ -105,18 +117,11 @@ class CgroupV1:
         # Not by memory.failcnt: kernels exist (seen: 6.18) that never count it up.
         return self._group.number("memory.max_usage_in_bytes") + _REACHED_BYTES >= self._limit_bytes
 
-    def kill_all(self) -> None:
-        self._group.kill_all()
 
-    def close(self) -> None:
-        self._group.remove()
-
-
-class CgroupV2:
+class CgroupV2(_Cgroup):
     """The memory controller of cgroup v2."""
 
     name = "cgroup-v2"
-    kernel_kills = True
 
     def __init__(self, limit_bytes: int) -> None:
         self._group = cgroups.Group(cgroups.v2_home())
@@ -129,9 +134,6 @@ class CgroupV2:
         except BaseException:
             self._group.remove()
             raise
-
-    def enter(self, pid: int) -> None:
-        self._group.write("cgroup.procs", pid)
 
     def usage_bytes(self) -> int | None:
         stat = self._group.table("memory.stat")
@@ -148,12 +150,6 @@ class CgroupV2:
 
     def at_limit(self) -> bool:
         return self._group.table("memory.events").get("oom", 0) > self._limited_before
-
-    def kill_all(self) -> None:
-        self._group.kill_all()
-
-    def close(self) -> None:
-        self._group.remove()
 
 
 class Rlimit:
