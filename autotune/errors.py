@@ -6,6 +6,7 @@ AutotuneError                     anything this package raises on purpose
 │   ├── IllegalConfiguration      the framework itself would refuse this combination
 │   ├── HardwareNotHere           the asked GPUs are not on this machine
 │   ├── MissingExtra              an optional part of autotune is not installed, with the pip line
+│   ├── CannotPredict             a step that cannot be followed without a GPU: which operation or module is in the way
 │   └── StudyMismatch             a study of this name holds another question
 ├── TrainingEnvironmentError      the interpreter behind --python cannot run the framework
 └── RigError                      a rig broke for a reason that is not the candidate's (retried, then told)
@@ -60,6 +61,10 @@ class MissingExtra(BadInput):
             f"{feature} needs the extra {extra!r}, which is not installed.",
             way_out=f"Install it with: pip install 'grpo-autotune[{extra}]'",
         )
+
+
+class CannotPredict(BadInput):
+    """Prediction has no sound figure for this, and gives none."""
 
 
 class StudyMismatch(BadInput):

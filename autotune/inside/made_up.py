@@ -66,7 +66,7 @@ def write_model_folder(path: str | Path, config: Mapping[str, Any], weights: boo
     (folder / "config.json").write_text(json.dumps(whole, indent=1))
     generation = {"eos_token_id": text.get("eos_token_id") or ids[END], "pad_token_id": ids[PAD]}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
-    _tokenizer(int(text["vocab_size"]), ids, int(text.get("max_position_embeddings") or 2048)).save_pretrained(str(folder))
+    _write_tokenizer(folder, text, ids)
     if weights:
         _write_weights(folder, seed)
     return folder
@@ -75,8 +75,10 @@ def write_model_folder(path: str | Path, config: Mapping[str, Any], weights: boo
 def write_tokenizer(path: str | Path, config: Mapping[str, Any]) -> None:
     """Only the tokenizer, beside a config that is already there."""
     text = _text_config(config)
-    made = _tokenizer(int(text["vocab_size"]), _special_ids(text), int(text.get("max_position_embeddings") or 2048))
-    made.save_pretrained(str(path))
+    ids = _special_ids(text)
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_tokenizer(folder, text, ids)
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -104,28 +106,38 @@ def _special_ids(config: Mapping[str, Any]) -> dict[str, int]:
     return ids
 
 
-def _tokenizer(vocab: int, special: Mapping[str, int], longest: int) -> Any:
+def _write_tokenizer(folder: Path, config: Mapping[str, Any], special: Mapping[str, int]) -> None:
+    """What `save_pretrained` would write, without its copy of a quarter of a million words."""
+    _tokenizer(int(config["vocab_size"]), special).save(str(folder / "tokenizer.json"))
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "padding_side": "left",
+        "model_max_length": int(config.get("max_position_embeddings") or config.get("n_positions") or 2048),
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
+
+
+def _tokenizer(vocab: int, special: Mapping[str, int]) -> Any:
     """Bytes, pairs of digits, and fillers up to the vocabulary's size, so that every id a model can sample has a text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     merges = [(first, second) for first in "Ġ0123456789" for second in "0123456789"]
     words = sorted(pre_tokenizers.ByteLevel.alphabet()) + [first + second for first, second in merges]
     taken = set(special.values())
     places = [place for place in range(vocab) if place not in taken]
     table = dict(special)
-    for index, place in enumerate(places):
-        table[words[index] if index < len(words) else f"<unused{place}>"] = place
+    table.update(zip(words, places))  # noqa: B905 (Python 3.9 has no strict=)
+    table.update((f"<unused{place}>", place) for place in places[len(words) :])
     merges = [pair for pair in merges if "".join(pair) in table]
     tokenizer = Tokenizer(models.BPE(vocab=table, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, padding_side="left", model_max_length=longest
-    )
-    made.chat_template = CHAT_TEMPLATE
-    return made
+    return tokenizer
 
 
 def _write_weights(folder: Path, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 Run by path under the training interpreter. `autotune/trainers/trl_fields.json` is this output, merged
 over the supported versions (python trl_fields.py --merge A.json B.json ...); a test compares it with the installed one.
+`trl_fields_sft.json` and its kin are the same for `trl sft` and so on (--method sft).
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import importlib
 import json
 import sys
 import types
 import typing
 
-OWNERS = {"GRPOScriptArguments": "script", "GRPOConfig": "config", "ModelConfig": "model", "DatasetMixtureConfig": "mixture"}
+OWNERS = ("script", "config", "model", "mixture")
 KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict"}
 
 
@@ -65,15 +67,17 @@ def accelerate_options() -> list[str]:
     return sorted(name for name in names - {"help"} if "-" not in name)
 
 
-def known() -> dict[str, object]:
+def known(method: str) -> dict[str, object]:
     import trl
-    from trl.scripts.grpo import GRPOScriptArguments
     from trl.scripts.utils import DatasetMixtureConfig
 
+    script = importlib.import_module(f"trl.scripts.{method}")
+    arguments = getattr(script, f"{method.upper()}ScriptArguments", trl.ScriptArguments)  # not all methods have some of their own
     fields: dict[str, dict[str, object]] = {}
-    for owner in (GRPOScriptArguments, trl.GRPOConfig, trl.ModelConfig, DatasetMixtureConfig):
-        for name, facts in fields_of(owner).items():
-            fields.setdefault(name, {"of": OWNERS[owner.__name__], **facts})
+    classes = (arguments, getattr(trl, f"{method.upper()}Config"), trl.ModelConfig, DatasetMixtureConfig)
+    for owner, described in zip(OWNERS, classes, strict=False):
+        for name, facts in fields_of(described).items():
+            fields.setdefault(name, {"of": owner, **facts})
     return {"versions": [trl.__version__], "fields": fields, "accelerate": accelerate_options()}
 
 
@@ -94,7 +98,9 @@ def merge(listings: list[dict[str, typing.Any]]) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--merge", nargs="+", metavar="JSON")
-    paths = parser.parse_args().merge
+    parser.add_argument("--method", default="grpo")
+    options = parser.parse_args()
+    paths = options.merge
     if paths:
         listings = []
         for path in paths:
@@ -106,7 +112,7 @@ def main() -> None:
         rest = f'"accelerate": {json.dumps(answer["accelerate"])}'
         print(f'{{"versions": {json.dumps(answer["versions"])},\n"fields": {{\n{lines}\n}},\n{rest}}}')
     else:
-        json.dump(known(), sys.stdout)
+        json.dump(known(options.method), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ from typing import Any
 
 Message = dict[str, Any]
 
-LONGEST_LINE = 8 * 2**20
+LONGEST_LINE = 128 * 2**20
+"""Beyond any trace of a step: the longest thing that is said."""
+
+_PIECE = 2**18
 
 
 class Wire:
@@ -46,12 +49,14 @@ class Wire:
         """The messages that are here, after waiting at most so long for the first bytes. None waits for ever."""
         if not self.closed and self._readable(timeout_seconds):
             try:
-                received = self._socket.recv(2**16)
+                received = self._socket.recv(_PIECE)
             except OSError:
                 received = b""
             self.closed = self.closed or not received
             self._buffer += received
-        return self._complete_lines()
+            # A long line comes in many pieces, and only the last of them ends it.
+            return self._complete_lines() if b"\n" in received or len(self._buffer) > LONGEST_LINE else []
+        return []
 
     def take_rest(self) -> list[Message]:
         """Everything that was said before the other end fell silent, without waiting."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,22 @@ def test_any_text_goes_through_and_comes_back(qwen: Any) -> None:
 def test_the_chat_template_hands_over_to_the_assistant(qwen: Any) -> None:
     text = qwen.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("special", "end"),
+    [({}, 1), ({"eos_token_id": [106, 1], "pad_token_id": 0, "bos_token_id": 2}, 106), ({"eos_token_id": 262_207}, 262_207)],
+)
+def test_the_largest_vocabulary_takes_less_than_a_second(special: dict[str, Any], end: int, tmp_path: Path) -> None:
+    """Of processor time, which what else this machine does leaves alone."""
+    pytest.importorskip("tokenizers")
+    begin = time.process_time()
+    made_up.write_tokenizer(tmp_path, {"vocab_size": 262_208, **special})
+    assert time.process_time() - begin < 1
+    written = json.loads((tmp_path / "tokenizer.json").read_text())
+    table = written["model"]["vocab"]
+    assert sorted(table.values()) == list(range(262_208))
+    assert table[made_up.END] == end
 
 
 def test_a_vocabulary_too_small_and_heads_too_small_are_refused() -> None:

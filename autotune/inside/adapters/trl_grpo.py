@@ -85,12 +85,12 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
         importlib.import_module(name)
     generation = importlib.import_module(GENERATION)
     _import_model_code(load)
-    versions = _versions(packages)
+    versions = installed(packages)
     trl_versions.check(trainer.GRPOTrainer, generation, versions.get("trl", "?"))
     return versions
 
 
-def _versions(packages: list[str]) -> dict[str, str]:
+def installed(packages: list[str]) -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in packages:
         try:

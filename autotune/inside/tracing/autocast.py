@@ -1,0 +1,214 @@
+"""Autocast on fake CPU tensors with CUDA's lists: which operations run in half precision, which in float32.
+
+torch keeps one list per device, and CUDA's is not the CPU's: on a GPU softmax, exp or sum widen to float32, on a CPU they
+stay as they are. Each width decides what is saved for backward, so the device's list is followed. The lists are those of
+`ATen/autocast_mode.h` (also in torch's documentation of `torch.amp`, "CUDA Op-Specific Behavior").
+
+What both devices run in half precision keeps torch's own kernel; the others get one in Python under the same policy.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+KEY = "AutocastCPU"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+LOWER_PRECISION = _names(
+    """
+    _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+    conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
+    chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    _scaled_dot_product_flash_attention scaled_dot_product_attention
+    """
+)
+
+FP32 = _names(
+    """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor
+    pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
+    cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss
+    smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
+    multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
+    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
+    _upsample_bicubic2d_aa
+    """
+)
+
+FP32_UNLESS_ASKED = _names(
+    """
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+    linalg_matrix_norm.str_ord sum sum.dim_IntList
+    """
+)
+
+FP32_BY_OVERLOAD = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+
+WIDEST = _names(
+    """
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
+    """
+)
+
+_HALF = (torch.float16, torch.bfloat16)
+_casts: dict[int, tuple[Any, Any]] = {}
+
+
+@contextmanager
+def follow_cuda() -> Iterator[None]:
+    """Meanwhile autocast on CPU tensors, asked for as "cpu" or "cuda", goes by CUDA's lists."""
+    library = torch.library.Library("aten", "IMPL")
+    dtype = torch.get_autocast_dtype("cpu")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel of torch is replaced is the point
+            _install(library)
+        torch.set_autocast_dtype("cpu", torch.get_autocast_dtype("cuda"))
+        with _asked_for_by_name():
+            yield
+    finally:
+        torch.set_autocast_dtype("cpu", dtype)
+        library._destroy()
+        _casts.clear()
+
+
+def _install(library: Any) -> None:
+    theirs: dict[str, Callable[..., Any] | None] = {}
+    for name in _native_kernels():
+        theirs[name] = None
+    for name in LOWER_PRECISION:
+        if name in theirs:
+            del theirs[name]  # the same on both devices, with torch's own cache of cast weights
+        else:
+            theirs[name] = _lower_precision
+    theirs.update(dict.fromkeys(FP32, _fp32))
+    theirs.update(dict.fromkeys(FP32_UNLESS_ASKED, _fp32_unless_asked))
+    theirs.update(dict.fromkeys(FP32_BY_OVERLOAD, _fp32_by_overload))
+    theirs.update(dict.fromkeys(WIDEST, _widest))
+    theirs["binary_cross_entropy"] = _unsafe
+    for name, policy in theirs.items():
+        operation = _operation(name)
+        if operation is None:
+            continue  # a torch that does not have it yet, or no more
+        kernel = torch.library.fallthrough_kernel if policy is None else functools.partial(policy, operation)
+        library.impl(name, kernel, KEY)
+
+
+@functools.lru_cache(maxsize=1)
+def _native_kernels() -> tuple[str, ...]:
+    """What this torch's CPU list holds."""
+    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    held = (name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, KEY))
+    return tuple(name.removeprefix("aten::") for name in held)
+
+
+def _operation(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    packet = getattr(torch.ops.aten, base, None)
+    return getattr(packet, overload or "default", None) if packet is not None else None
+
+
+# The policies, as `ATen/autocast_mode.h` has them.
+
+
+def _lower_precision(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    return _run(operation, *_cast((args, kwargs), torch.get_autocast_dtype("cpu")))
+
+
+def _fp32(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    return _run(operation, *_cast((args, kwargs), torch.float32))
+
+
+def _fp32_unless_asked(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    place = [argument.name for argument in operation._schema.arguments].index("dtype")
+    asked = args[place] if len(args) > place else kwargs.get("dtype")
+    if asked is None and _eligible(args[0]):
+        args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
+    return _run(operation, args, kwargs)
+
+
+def _fp32_by_overload(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    wider = _operation(FP32_BY_OVERLOAD[f"{operation._schema.name.removeprefix('aten::')}.{operation._overloadname}"])
+    defaults = [argument.default_value for argument in operation._schema.arguments]
+    dtype = torch.float32 if _eligible(args[0]) else args[0].dtype
+    return _run(wider, (*args, *defaults[len(args) :]), {**kwargs, "dtype": dtype})
+
+
+def _widest(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    half = torch.get_autocast_dtype("cpu")
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    wide = any(_eligible(leaf) and leaf.dtype is torch.float32 for leaf in leaves)
+    return _run(operation, *_cast((args, kwargs), torch.float32 if wide else half))
+
+
+def _unsafe(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        "binary_cross_entropy is refused under autocast on CUDA: use binary_cross_entropy_with_logits, or leave autocast"
+    )
+
+
+def _run(operation: Any, args: Any, kwargs: Any) -> Any:
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        return operation(*args, **kwargs)
+
+
+def _eligible(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+
+
+def _cast(tree: Any, dtype: torch.dtype) -> Any:
+    return torch.utils._pytree.tree_map(lambda leaf: _cast_one(leaf, dtype) if _eligible(leaf) else leaf, tree)
+
+
+def _cast_one(tensor: Any, dtype: torch.dtype) -> Any:
+    """torch keeps the half-precision copy of a float32 weight until autocast is left."""
+    if tensor.dtype is dtype:
+        return tensor
+    weight = dtype in _HALF and tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf
+    if not weight or tensor._is_view() or not torch.is_autocast_cache_enabled():
+        return tensor.to(dtype)
+    kept = _casts.get(id(tensor))
+    if kept is None or kept[0]() is not tensor:
+        kept = _casts[id(tensor)] = (weakref.ref(tensor), tensor.to(dtype))
+    return kept[1]
+
+
+@contextmanager
+def _asked_for_by_name() -> Iterator[None]:
+    """Whoever asks for "cuda" autocast, or whether it is on, means the tensors that stand in for CUDA's."""
+    autocast = torch.amp.autocast_mode.autocast
+    begin, clear = autocast.__init__, torch.clear_autocast_cache
+    enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
+
+    def stand_in(device_type: Any = None) -> Any:
+        return "cpu" if device_type in (None, "cuda") else device_type
+
+    def init(self: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, stand_in(device_type), *args, **kwargs)
+
+    def forget() -> None:
+        clear()
+        _casts.clear()
+
+    autocast.__init__ = init
+    torch.clear_autocast_cache = forget
+    torch.is_autocast_enabled = lambda device_type=None: enabled(stand_in(device_type))
+    torch.get_autocast_dtype = lambda device_type: dtype_of(stand_in(device_type))
+    try:
+        yield
+    finally:
+        autocast.__init__ = begin
+        torch.clear_autocast_cache = clear
+        torch.is_autocast_enabled, torch.get_autocast_dtype = enabled, dtype_of

@@ -1,0 +1,37 @@
+"""Putting something in a name's place, and the old one back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+_ABSENT = object()
+
+
+@contextmanager
+def swapped(names: MutableMapping[str, Any], name: str, value: Any) -> Iterator[None]:
+    """In a module's names (`vars(module)`) or in `sys.modules`."""
+    before = names.get(name, _ABSENT)
+    names[name] = value
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            names.pop(name, None)
+        else:
+            names[name] = before
+
+
+@contextmanager
+def attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """On a class or an object that has it (or gets it for the while)."""
+    before = vars(holder).get(name, _ABSENT)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, before)

@@ -1,0 +1,148 @@
+"""Traces of TRL's own trainers. What they foretell is held against real tensors in tests/foresight."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from autotune.trace import Trace
+from tests.foresight import cases
+
+pytest.importorskip("trl")
+
+from autotune.inside.adapters import trl_trace
+from autotune.inside.adapters.trl_trace_trainer import Lengths, course
+from autotune.inside.tracing import Untraceable
+
+SEVEN_B = {
+    "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_micro_steps_that_repeat_others_are_passed_over() -> None:
+    plan = course(accumulation=8, generate_every=8, steps=2, most=None)
+    assert plan.optimizer_steps == 2
+    assert plan.micro_steps == {0: {0, 1}, 1: {0, 1}}
+
+
+def test_one_that_generates_while_gradients_are_there_is_not() -> None:
+    plan = course(accumulation=8, generate_every=4, steps=2, most=None)
+    assert plan.micro_steps == {0: {0, 4}, 1: {0, 4}}
+
+
+def test_the_loop_goes_on_until_new_completions_are_scored_beside_the_optimizer_s_state() -> None:
+    plan = course(accumulation=2, generate_every=8, steps=2, most=None)
+    assert plan.optimizer_steps == 5
+    assert plan.micro_steps == {0: {0, 1}, 4: {0, 1}}
+    assert [plan.number(step) for step in (0, 4)] == [0, 1]
+
+
+def test_a_padded_batch_is_as_long_as_asked_and_no_row_fills_it() -> None:
+    lengths = Lengths(prompt=5, completion=3, padded=True)
+    prompts, completions = lengths.prompts(4), lengths.completions(4)
+    assert max(map(len, prompts)) == 5
+    assert max(map(len, completions)) == 3
+    assert all(len(prompt) + len(answer) < 8 for prompt, answer in zip(prompts, completions, strict=True))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    trl_trace.warm({"model": {"config": {"model_type": "qwen2"}}})
+
+
+def traced(**changes: Any) -> Trace:
+    return msgspec.convert(trl_trace.trace(cases.spec(**changes)), Trace)
+
+
+@pytest.mark.slow
+def test_a_trace_says_where_the_step_is_and_what_is_held() -> None:
+    trace = traced(adapter=cases.LORA, beta=0.04, gradient_accumulation_steps=2)
+    phases = list(dict.fromkeys(mark.phase for mark in trace.marks))
+    assert phases[0] == "load"
+    assert {"score", "forward", "backward", "optimizer"} <= set(phases)
+    assert {mark.layer for mark in trace.marks if mark.phase == "backward"} == {None, 0, 1, 2}
+    assert {mark.step for mark in trace.marks} == {0, 1}
+    last = trace.live_parts_at(len(trace.events) - 1)
+    assert last["weights"] + last["adapters"] == trace.inventory.weight_bytes + 4  # and the reward's weight
+    assert last["adapters"] == trace.inventory.trainable_bytes
+    adam = 2 * trace.inventory.trainable_bytes
+    assert adam <= last["optimizer"] <= adam + 8 * 1024  # both moments, and a step's number for each parameter
+    in_backward = next(mark.event for mark in trace.marks if (mark.phase, mark.step) == ("optimizer", 1))
+    assert trace.live_parts_at(in_backward - 1)["gradients"] == trace.inventory.trainable_bytes
+
+
+@pytest.mark.slow
+def test_fewer_layers_may_be_traced() -> None:
+    whole = cases.spec()
+    part = {**whole, "model": {**whole["model"], "layers": 1}}
+    trace = msgspec.convert(trl_trace.trace(part), Trace)
+    assert trace.layers == len(trace.inventory.layer_bytes) == 1
+
+
+@pytest.mark.slow
+def test_every_micro_step_followed_makes_no_difference_to_the_peak() -> None:
+    few = cases.spec(gradient_accumulation_steps=5)
+    peaks = [msgspec.convert(trl_trace.trace({**few, "micro_steps": most}), Trace).peak_bytes for most in (None, 5)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch", "steps"), [(1, 2), (1, 1), (2, 3)])
+def test_a_rank_of_many_holds_a_part_of_its_group(batch: int, steps: int) -> None:
+    whole = cases.spec(per_device_train_batch_size=batch, steps_per_generation=steps, num_generations=8)
+    trace = msgspec.convert(trl_trace.trace({**whole, "sharding": {"kind": "ddp", "ranks": 8}}), Trace)
+    assert trace.effective["generation_batch_size"] == 8 * batch * steps
+
+
+def test_a_model_whose_code_is_not_there_is_named() -> None:
+    with pytest.raises(Untraceable, match="'of_my_own'"):
+        trl_trace.trace(cases.spec(config={**cases.SHAPE, "model_type": "of_my_own"}))
+
+
+@pytest.mark.slow
+def test_a_module_that_looks_at_numbers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from transformers.models.qwen2 import modeling_qwen2
+
+    plain = modeling_qwen2.Qwen2MLP.forward
+
+    def looks(self: Any, hidden: Any) -> Any:
+        torch.unique(hidden)
+        return plain(self, hidden)
+
+    monkeypatch.setattr(modeling_qwen2.Qwen2MLP, "forward", looks)
+    with pytest.raises(Untraceable, match="unique"):
+        trl_trace.trace(cases.spec())
+
+
+@pytest.mark.slow
+def test_seven_billion_parameters_in_ten_seconds_and_one_gibibyte() -> None:
+    """The framework's imports apart, as a keeper has them behind it."""
+    code = (
+        "import json, sys, time\n"
+        "from autotune.inside.adapters import trl_trace\n"
+        "trl_trace.warm({'model': {'config': {'model_type': 'qwen2'}}})\n"
+        "spec = json.load(sys.stdin); began = time.process_time(); trl_trace.trace(spec); took = time.process_time() - began\n"
+        "import resource; sys.stderr.write(f'\\n{took} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}')\n"
+    )
+    spec = cases.spec(
+        config=SEVEN_B, dtype="bfloat16", adapter=cases.EVERYWHERE, prompt=512, completion=512, **cases.NON_REENTRANT
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=msgspec.json.encode(spec),
+        capture_output=True,
+        timeout=200,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stderr.decode().splitlines() if line.strip()]
+    seconds, kibibytes = next((float(a), int(b)) for a, b in (line for line in lines if len(line) == 2 and line[0][0].isdigit()))
+    assert seconds < 10  # of processor time: what else runs on this machine is no part of it
+    assert kibibytes < 2**20
