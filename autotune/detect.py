@@ -57,6 +57,12 @@ def gpu_named(name: str) -> catalogue.Gpu:
     raise UnknownName("GPU", name, [gpu.name for gpu in known], listing="autotune show gpus")
 
 
+def can_be_probed(hardware: Hardware) -> bool:
+    """Whether probes know this kind of device at all, wherever it is."""
+    known = {gpu.name: gpu for gpu in catalogue.gpus()}
+    return hardware.name not in known or known[hardware.name].probes
+
+
 def recognise(device: Device) -> catalogue.Gpu | None:
     """The catalogue's entry for a GPU of this machine, by its name and then by its memory."""
     name = device.name.lower()
@@ -105,13 +111,11 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
 
 
 def _named(count: int, gpu: catalogue.Gpu, devices: tuple[Device, ...]) -> Hardware:
+    """The named GPUs; they are here only if all of them are."""
     alike = [device for device in devices if recognise(device) == gpu]
-    if alike and count > len(alike):
-        raise BadInput(
-            f"{count} {gpu.name} were asked for and {len(alike)} are here.", way_out=f"Type --gpus {len(alike)}x{gpu.name}."
-        )
     memory = min((device.memory_bytes for device in alike), default=gpu.memory_bytes)
-    return Hardware(kind="cuda", name=gpu.name, count=count, memory_bytes=memory, here=bool(alike))
+    here = gpu.probes and count <= len(alike)
+    return Hardware(kind="cuda", name=gpu.name, count=count, memory_bytes=memory, here=here)
 
 
 def _plain(name: str) -> str:
@@ -119,7 +123,8 @@ def _plain(name: str) -> str:
 
 
 def _has_words(text: str, words: str) -> bool:
-    return re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])", text) is not None
+    """Whole words, and not those of a faster or slower sister: an RTX 4070 Ti is no RTX 4070."""
+    return re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])(?!\s+(?:ti|super|d)\b)", text) is not None
 
 
 def _by_nvml() -> list[Device] | None:

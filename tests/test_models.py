@@ -29,7 +29,7 @@ def test_short_names_and_hub_ids_in_any_case(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "choice"), [("Mistral-7B", "Mistral-7B-v0.3"), ("Qwen3", "Qwen3-1.7B"), ("SmolLM2", "SmolLM2-135M")]
+    ("text", "choice"), [("Mistral-7B", "Mistral-7B-v0.3"), ("Qwen3", "Qwen3-8B"), ("SmolLM2", "SmolLM2-135M")]
 )
 def test_an_ambiguous_name_is_an_error_with_the_choices(text: str, choice: str) -> None:
     with pytest.raises(BadInput, match=rf"could be several.*{choice}"):

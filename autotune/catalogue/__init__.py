@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Literal
 
@@ -39,6 +39,31 @@ class Gpu:
     aliases: tuple[str, ...] = ()
     """Other ways people write it."""
 
+    compute_capability: str | None = None
+    """`8.0`: which kernels and which workspaces it gets."""
+
+    multiprocessors: int | None = None
+    """Of NVIDIA's, streaming multiprocessors; of AMD's, compute units."""
+
+    bandwidth_gb_per_second: float | None = None
+    """Of its own memory, as the vendor states it; GB are 10^9 bytes."""
+
+    tflops: Mapping[str, float] = field(default_factory=dict)
+    """Dense peak by dtype, summed in float32: float32 (outside the tensor cores), tf32, float16, bfloat16, float8. A dtype
+    that its tensor cores don't take is absent."""
+
+    link: Literal["nvlink", "pcie", "infinity-fabric"] | None = None
+    """What connects it to its like in common machines."""
+
+    link_gb_per_second: float | None = None
+    """To one peer or to all together, in one direction, as the vendor states it."""
+
+    speed_source: str | None = None
+    """The page with these: the vendor's, or a collection's where the vendor has none."""
+
+    probes: bool = True
+    """False for what prediction may name but no probe can use (not an NVIDIA GPU)."""
+
     @property
     def memory_bytes(self) -> int:
         return self.memory_mib * MIB
@@ -55,13 +80,41 @@ class KnownModel:
     """As its authors state it: a test recomputes it from the config."""
 
     source: str
-    """The public table that the shape was read from; its parameter count agrees with the published one."""
+    """The public files that the shape was read from, each with the entry in it. Its parameter count agrees with the
+    published one."""
 
     page: str
     """The model's own page, where the whole config.json is; fields that the table lacks follow the family."""
 
     config: Mapping[str, object]
     """The fields of config.json that decide shape, memory and speed."""
+
+    @property
+    def layers(self) -> int:
+        """How many blocks its text part has."""
+        return self._number("num_hidden_layers", "n_layer")
+
+    @property
+    def hidden(self) -> int:
+        """The width of its text part."""
+        return self._number("hidden_size", "n_embd")
+
+    @property
+    def vocabulary(self) -> int:
+        return self._number("vocab_size")
+
+    @property
+    def context(self) -> int:
+        """The longest sequence that its config allows."""
+        return self._number("max_position_embeddings", "n_positions")
+
+    def _number(self, *names: str) -> int:
+        """The first of these fields that it has: of a model of several kinds of input, in the part for text."""
+        inner = self.config.get("text_config")
+        config = inner if isinstance(inner, Mapping) else self.config
+        value = next(config[name] for name in names if name in config)
+        assert isinstance(value, int)
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.units import MIB, format_bytes
+from autotune.units import format_bytes
 
+if TYPE_CHECKING:
+    from autotune.catalogue import Gpu, KnownModel
+
+_NARROWEST = 60
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -32,23 +37,39 @@ def models(as_json: bool) -> None:
     Example:
       autotune show models
     """
+    import msgspec
+
     from autotune import catalogue
 
+    known = catalogue.models()
     rows: list[dict[str, Any]] = [
         {
-            "name": known.ids[0].split("/")[1],
-            "ids": list(known.ids),
-            "parameters_billions": known.parameters_billions,
-            "layers": known.config["num_hidden_layers"],
-            "hidden": known.config["hidden_size"],
-            "source": known.source,
+            "name": _short(model),
+            **msgspec.to_builtins(model),
+            "layers": model.layers,
+            "hidden": model.hidden,
+            "vocabulary": model.vocabulary,
+            "context": model.context,
         }
-        for known in catalogue.models()
+        for model in known
     ]
-    shown = [[row["name"], f"{row['parameters_billions']}B", row["layers"], row["hidden"], ", ".join(row["ids"])] for row in rows]
-    _show(as_json, "models", rows, ["name", "parameters", "layers", "hidden", "hub id"], shown)
+    columns = ["name", "parameters", "layers", "context", "hidden", "vocabulary", "hub ids"]
+    shown = [
+        [
+            _short(model),
+            f"{model.parameters_billions:g}B",
+            model.layers,
+            model.context,
+            model.hidden,
+            model.vocabulary,
+            ", ".join(model.ids),
+        ]
+        for model in sorted(known, key=lambda model: _short(model).lower())
+    ]
+    _show(as_json, "models", rows, columns, shown, _NARROWEST)
     if not as_json:
         click.echo("\nAny local folder with a config.json works too, and any hub id that is in this machine's hub cache.")
+        click.echo("--json adds each shape and the public file that it was read from.")
 
 
 @command.command()
@@ -60,27 +81,48 @@ def gpus(as_json: bool) -> None:
     Example:
       autotune show gpus
     """
+    import msgspec
+
     from autotune import catalogue, detect
 
-    rows: list[dict[str, Any]] = [
-        {
-            "name": gpu.name,
-            "memory_bytes": gpu.memory_mib * MIB,
-            "seen_by": gpu.seen_by,
-            "aliases": list(gpu.aliases),
-            "source": gpu.source,
-        }
-        for gpu in catalogue.gpus()
-    ]
+    known = catalogue.gpus()
+    rows: list[dict[str, Any]] = [{**msgspec.to_builtins(gpu), "memory_bytes": gpu.memory_bytes} for gpu in known]
     here: list[dict[str, Any]] = [{"name": device.name, "memory_bytes": device.memory_bytes} for device in detect.gpus_here()]
     if as_json:
         document = {"schema": 1, "gpus": rows, "here": here, "cpu_memory_bytes": detect.machine_memory_bytes()}
         click.echo(json.dumps(document, indent=2))
         return
-    shown = [[row["name"], format_bytes(row["memory_bytes"]), row["seen_by"], row["source"]] for row in rows]
-    _table(["name", "memory", "as seen by", "source"], shown)
+    _table(
+        ["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s", "compute", "seen by", "source"],
+        [_gpu_row(gpu) for gpu in known],
+        _NARROWEST,
+    )
     found = ", ".join(f"{device['name']} ({format_bytes(device['memory_bytes'])})" for device in here) or "no NVIDIA GPU"
-    click.echo(f"\nHere: {found}; a CPU with {format_bytes(detect.machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
+    click.echo("\nDense peaks, and one direction of a link. --json adds the other dtypes and every source.")
+    click.echo(f"Here: {found}; a CPU with {format_bytes(detect.machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
+
+
+def _gpu_row(gpu: Gpu) -> list[str]:
+    link = (gpu.link or "-").removeprefix("infinity-")
+    return [
+        gpu.name,
+        format_bytes(gpu.memory_bytes),
+        _figure(gpu.bandwidth_gb_per_second),
+        _figure(gpu.tflops.get("bfloat16")),
+        f"{link} {_figure(gpu.link_gb_per_second)}",
+        gpu.compute_capability or "-",
+        gpu.seen_by if gpu.probes else "no probes",
+        gpu.source,
+    ]
+
+
+def _figure(value: float | None) -> str:
+    """A dash where there is none, which is not the same as nothing per second."""
+    return "-" if value is None else f"{value:g}"
+
+
+def _short(model: KnownModel) -> str:
+    return model.ids[0].split("/")[1]
 
 
 @command.command()
@@ -138,16 +180,24 @@ def knobs(space: str, as_json: bool) -> None:
     _show(as_json, "knobs", rows, ["knob", "choices", "effect", "what it does"], shown)
 
 
-def _show(as_json: bool, what: str, rows: list[dict[str, Any]], columns: list[str], shown: list[list[Any]]) -> None:
+def _show(
+    as_json: bool, what: str, rows: list[dict[str, Any]], columns: list[str], shown: list[list[Any]], narrowest: int = 0
+) -> None:
     if as_json:
         click.echo(json.dumps({"schema": 1, what: rows}, indent=2))
     else:
-        _table(columns, shown)
+        _table(columns, shown, narrowest)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Columns aligned by spaces: rich would take longer to import than all the rest of this command."""
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], narrowest: int = 0) -> None:
+    """Columns aligned by spaces: rich would take longer to import than all the rest of this command.
+
+    Where a table can do without its last columns (it says how narrow it may get), those that the terminal has no room for
+    are left out.
+    """
     cells = [list(columns), *([str(value) for value in row] for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    room = max(narrowest, shutil.get_terminal_size((10_000, 24)).columns)
+    shown = [index for index in range(len(widths)) if not narrowest or sum(widths[: index + 1]) + 2 * index <= room]
     for row in cells:
-        click.echo("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+        click.echo("  ".join(row[index].ljust(widths[index]) for index in shown).rstrip())
