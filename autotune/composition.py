@@ -12,6 +12,8 @@ from autotune.measurement import Phase
 
 Role = Literal["policy", "reference", "critic", "reward", "engine"]
 Sharding = Literal["none", "optimizer", "gradients", "parameters", "tensor"]
+Generation = Literal["none", "trainer", "engine", "server"]
+"""Who writes completions: nobody (a fixed dataset), the trainer's own model, an engine on the same devices, or one elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,44 @@ class Resident:
     awake: tuple[Phase, ...] | None = None
     """The phases in which it holds its memory; None is always."""
 
+    weight_bytes: int | None = None
+    """On each rank, where it is another model than the policy and its size is known."""
+
+    state_bytes_per_weight: int = 8
+    """Of a trained one beside the policy: Adam's two moments, and a master copy where its weights are shorter than float32.
+    0 where all of that waits on the host while the policy trains."""
+
+    trains_along: bool = False
+    """Trained beside the policy at the same time, with activations of its own; else one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What a rollout engine on the training devices is told."""
+
+    utilization: float
+    """Share of the device that it claims."""
+
+    max_model_length: int
+    """Longest sequence, prompt and completion, that it accepts."""
+
+    max_num_seqs: int
+    """Sequences that it decodes at a time."""
+
+    tensor_parallel: int = 1
+    sleep: bool = False
+    """Whether it gives its memory back while it is not needed."""
+
+    eager: bool = False
+    """Without captured graphs."""
+
+    quantised_bits: int | None = None
+    max_num_batched_tokens: int | None = None
+    """Tokens in one pass; None is what TRL says."""
+
+    apart: bool = False
+    """In a process of its own, which shares neither context nor torch's cache with the trainer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
@@ -71,6 +111,24 @@ class Composition:
     """Whether activations are recomputed in the backward pass."""
 
     optimizer: str
+    generation: Generation = "none"
+    engine: EngineSettings | None = None
+    """Set where the engine shares the training devices."""
+
+    attention: str | None = None
+    """The attention implementation that was asked for; None is the framework's own choice."""
+
+    sharded_by: str = "none"
+    """Who spreads the training state over the ranks: `none`, `ddp`, `fsdp1`, `fsdp2`, `zero1`, `zero2`, `zero3`."""
+
+    processes: int = 1
+    """That hold a context of their own on each device."""
+
+    away_in_rollout: tuple[str, ...] = ()
+    """Parts of the policy's state that wait on the host while completions are written: `weights`, `adapters`, `optimizer`."""
+
+    notes: tuple[str, ...] = ()
+    """What the framework's step was taken for, in words for the reader."""
 
     def __getitem__(self, role: Role) -> Resident:
         return next(resident for resident in self.residents if resident.role == role)

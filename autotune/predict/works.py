@@ -1,0 +1,105 @@
+"""A step's counted work at any point of a space, in any number of layers: operations, moved bytes, launches by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autotune.measurement import Phase
+from autotune.predict.blocks import Stretch
+from autotune.predict.monomials import Basis, Floats
+from autotune.trace import Inventory, Trace, Work
+
+OTHER = ("moved_bytes", "kernels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Works:
+    """By phase and what is counted: coefficients of the basis' terms."""
+
+    basis: Basis
+    counts: Mapping[tuple[Phase, str], Floats]
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace], points: Floats, basis: Basis, longer: Trace | None, stretch: Stretch) -> Works:
+        """Outside the layers it stays, inside it grows with them; what grows otherwise (an optimizer's) is as in `longer`."""
+        names = list(dict.fromkeys((work.phase, what) for trace in traces for work in trace.work for what in _counted(work)))
+        if not names:
+            return cls(basis=basis, counts={})
+        inside = np.array([[_inside(trace, *name) for trace in traces] for name in names])
+        outside = np.array([[_count(trace, *name) for trace in traces] for name in names]) - inside
+        inner, outer = basis.fit(points, inside)[0], basis.fit(points, outside)[0]
+        coefficients = outer + (1 + stretch.copies * stretch.period / stretch.layers) * inner
+        counts = dict(zip(names, coefficients, strict=True))
+        if longer is not None:
+            for name in names:
+                counts[name][0] += stretch.copies * _unexplained(traces[0], longer, name, stretch)
+        return cls(basis=basis, counts=counts)
+
+    def at(self, points: Floats) -> list[tuple[Work, ...]]:
+        values = self.basis.values(points)
+        found = {name: np.maximum(0.0, values @ row) for name, row in self.counts.items()}
+        phases = list(dict.fromkeys(phase for phase, _ in self.counts))
+        return [tuple(_work(phase, found, row) for phase in phases) for row in range(len(points))]
+
+
+def inventory_of(short: Trace, longer: Trace | None, stretch: Stretch) -> Inventory:
+    """The long model's."""
+    if longer is None or not stretch.copies:
+        return short.inventory
+    one, two, copies = short.inventory, longer.inventory, stretch.copies
+    group = slice(stretch.first, stretch.first + stretch.period)
+
+    def grown(name: str) -> int:
+        before, after = getattr(one, name), getattr(two, name)
+        return int(before + copies * (after - before))
+
+    def repeated(layers: tuple[int, ...]) -> tuple[int, ...]:
+        return (*layers[: group.stop], *(layers[group] * copies), *layers[group.stop :])
+
+    return replace(
+        one,
+        parameters=grown("parameters"),
+        trainable_parameters=grown("trainable_parameters"),
+        weight_bytes=grown("weight_bytes"),
+        trainable_bytes=grown("trainable_bytes"),
+        layer_bytes=repeated(one.layer_bytes),
+        layer_trainable=repeated(one.layer_trainable),
+        largest_parameter=max(one.largest_parameter, two.largest_parameter),
+    )
+
+
+def _unexplained(short: Trace, longer: Trace, name: tuple[Phase, str], stretch: Stretch) -> float:
+    """What one more group of layers adds beyond what is counted inside layers: a batch does not change it."""
+    expected = _inside(short, *name) * stretch.period / stretch.layers
+    return _count(longer, *name) - _count(short, *name) - expected
+
+
+def _counted(work: Work) -> list[str]:
+    return [*work.flops, *OTHER]
+
+
+def _count(trace: Trace, phase: Phase, what: str) -> float:
+    return sum(_of(work, what) for work in trace.work if work.phase == phase)
+
+
+def _of(work: Work, what: str) -> float:
+    if what == "moved_bytes":
+        return float(work.moved_bytes)
+    return float(work.kernels) if what == "kernels" else work.flops.get(what, 0.0)
+
+
+def _inside(trace: Trace, phase: Phase, what: str) -> float:
+    return sum(work.in_layers.get(what, 0.0) for work in trace.work if work.phase == phase)
+
+
+def _work(phase: Phase, found: Mapping[tuple[Phase, str], Floats], row: int) -> Work:
+    flops = {what: float(counts[row]) for (of, what), counts in found.items() if of == phase and what not in OTHER}
+    return Work(
+        phase=phase,
+        flops=flops,
+        moved_bytes=float(found[phase, "moved_bytes"][row]),
+        kernels=round(float(found[phase, "kernels"][row])),
+    )

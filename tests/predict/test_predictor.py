@@ -1,0 +1,305 @@
+"""From a trace to a Prediction: sums, intervals, verdicts, and cases worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.composition import EngineSettings, Resident
+from autotune.hardware import Hardware
+from autotune.predict.allocator import AllocatorSettings
+from autotune.predict.predictor import Calibration, Situation, predict, use_of
+from autotune.prediction import Prediction
+from autotune.units import GIB, MIB
+from tests.predict.made import A100, CONFIG, composition, hardware, training
+
+ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8)
+
+
+def situation(**changed: Any) -> Situation:
+    facts: dict[str, Any] = {
+        "candidate_id": "made",
+        "composition": composition(),
+        "hardware": hardware(),
+        "gpu": A100,
+        "limit_bytes": 40 * GIB,
+        "config": CONFIG,
+        "trace": training(),
+    }
+    return Situation(**{**facts, **changed})
+
+
+def predicted(**changed: Any) -> Prediction:
+    return predict(situation(**changed))
+
+
+# Sums and intervals.
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    micro_batch=st.integers(1, 5),
+    ranks=st.sampled_from([1, 2, 8]),
+    utilization=st.sampled_from([None, 0.2, 0.6]),
+    sleep=st.booleans(),
+    expandable=st.booleans(),
+    extra=st.sampled_from([0, 77_777]),
+)
+def test_every_breakdown_sums_to_its_total_to_the_byte(
+    micro_batch: int, ranks: int, utilization: float | None, sleep: bool, expandable: bool, extra: int
+) -> None:
+    engine = None if utilization is None else dataclasses.replace(ENGINE, utilization=utilization, sleep=sleep)
+    found = predicted(
+        composition=composition(
+            micro_batch=micro_batch,
+            ranks=ranks,
+            engine=engine,
+            generation="trainer" if engine is None else "engine",
+            adapter_rank=16,
+        ),
+        hardware=hardware(count=ranks),
+        trace=training(micro_batch=micro_batch, high_extra_bytes=extra),
+        allocator=AllocatorSettings(expandable_segments=expandable),
+    )
+    assert sum(found.breakdown.values()) == found.peak_memory_bytes.value
+    assert all(isinstance(size, int) and size > 0 for size in found.breakdown.values())
+    for phase in found.phases:
+        assert sum(phase.parts.values()) == phase.peak_bytes.value
+        assert all(size > 0 for size in phase.parts.values()), phase
+        assert phase.peak_bytes.value <= found.peak_memory_bytes.value
+    allocated, reserved, peak = found.torch_peak_allocated_bytes, found.torch_peak_reserved_bytes, found.peak_memory_bytes
+    assert allocated.value <= reserved.value
+    assert peak.high - peak.low >= reserved.high - reserved.low - 1 or engine is not None
+
+
+@pytest.mark.parametrize("engine", [None, ENGINE, dataclasses.replace(ENGINE, sleep=True)])
+def test_a_larger_micro_batch_never_takes_less(engine: EngineSettings | None) -> None:
+    """Up to what lies between the blocks: the state that stays when a cache is given back sits in other segments each time."""
+    peaks = [
+        predicted(
+            composition=composition(micro_batch=micro_batch, engine=engine, generation="none" if engine is None else "engine"),
+            trace=training(micro_batch=micro_batch),
+        ).peak_memory_bytes
+        for micro_batch in range(1, 9)
+    ]
+    for smaller, larger in itertools.pairwise(peaks):
+        assert smaller.value <= 1.01 * larger.value
+        assert smaller.low <= 1.01 * larger.low
+        assert smaller.high <= 1.01 * larger.high
+    assert peaks[0].value < peaks[-1].value or engine is not None
+
+
+def test_by_hand_on_one_gpu() -> None:
+    """Second forward pass: 100 of weights and 200 of Adam in segments of 26 per 25; activations and logits exactly.
+
+    Reserved: weights 4 x 26, optimizer 8 x 26, of which 4 lie in what the gradients left; activations 4 x 30 and logits 50;
+    two workspaces of 8.125, each in a segment of 20, whose rest serves nobody here.
+    """
+    found = predicted()
+    context = 108 * 3.05 + 195
+    parts = {name: size / MIB for name, size in found.breakdown.items()}
+    assert parts["weights"] == 100
+    assert parts["optimizer"] == 200
+    assert parts["activations"] == 120
+    assert parts["logits"] == 50
+    assert parts["workspaces"] == 2 * 8.125
+    assert parts["context"] == pytest.approx(context, abs=1e-3)
+    assert "engine" not in parts and "communication" not in parts
+    assert found.torch_peak_allocated_bytes.value == pytest.approx((100 + 200 + 120 + 50 + 16.25 + 12) * MIB, abs=13 * MIB)
+    assert found.peak_memory_bytes.value == pytest.approx(found.torch_peak_reserved_bytes.value + context * MIB, abs=1)
+    assert found.peak_phase is not None
+    assert found.peak_phase.name == "forward"
+    assert found.fits is True
+
+
+def test_a_second_gpu_adds_what_it_takes_to_talk() -> None:
+    one, two = predicted(), predicted(composition=composition(ranks=2), hardware=hardware(count=2))
+    assert two.peak_memory_bytes.value - one.peak_memory_bytes.value == two.breakdown["communication"] == 544 * MIB
+
+
+# The engine.
+
+
+def with_engine(**changed: Any) -> Prediction:
+    engine = dataclasses.replace(ENGINE, **changed)
+    return predicted(composition=composition(engine=engine, generation="engine"))
+
+
+def test_an_engine_claims_its_share_beside_the_trainer() -> None:
+    alone, beside = predicted(), with_engine()
+    added = beside.peak_memory_bytes.value - alone.peak_memory_bytes.value
+    assert added == pytest.approx(0.3 * 39.5 * GIB, rel=0.1)
+    assert beside.engine is not None
+    assert beside.breakdown["kv_cache"] == pytest.approx(beside.engine.kv_cache_bytes.value, rel=0.01)
+
+
+def test_a_sleeping_engine_is_there_in_the_rollout_alone() -> None:
+    awake, sleeping = with_engine(), with_engine(sleep=True)
+    by_name = {phase.name: phase.peak_bytes.value for phase in sleeping.phases}
+    assert by_name["rollout"] > by_name["forward"] + 8 * GIB
+    assert {phase.name: phase.peak_bytes.value for phase in awake.phases}["forward"] > by_name["forward"] + 8 * GIB
+    assert sleeping.peak_phase is not None and sleeping.peak_phase.name in ("rollout", "load")
+    assert sleeping.peak_memory_bytes.value <= awake.peak_memory_bytes.value
+
+
+def test_while_weights_are_pushed_a_sleeping_engine_has_no_cache_yet() -> None:
+    engine = dataclasses.replace(ENGINE, sleep=True)
+    found = predicted(composition=composition(engine=engine, generation="engine", adapter_rank=16))
+    parts = {phase.name: phase.parts for phase in found.phases}
+    assert "kv_cache" in parts["rollout"] and "kv_cache" not in parts["sync"]
+    assert parts["sync"]["workspaces"] > parts["rollout"]["workspaces"]  # the merged matrix
+
+
+def test_an_engine_that_finds_no_room_is_a_failure_in_its_own_words() -> None:
+    found = with_engine(utilization=0.05)
+    assert found.fits is False
+    assert found.failure is not None and "gpu_memory_utilization" in found.failure
+
+
+def test_an_engine_elsewhere_takes_nothing_here_and_says_so() -> None:
+    found = predicted(composition=composition(generation="server"))
+    assert found.engine is None and "engine" not in found.breakdown
+    assert any("other devices" in assumption for assumption in found.assumptions)
+
+
+def test_transformers_own_generation_has_its_cache_in_the_trainers_memory() -> None:
+    long = dataclasses.replace(composition(generation="trainer"), prompt_length=64, completion_length=2000)
+    rollout = next(phase for phase in predicted(composition=long).phases if phase.name == "rollout")
+    tokens = 8 * (64 + 1999)  # the last token's keys are never needed
+    assert rollout.parts["kv_cache"] == pytest.approx(tokens * 28 * 2 * 2 * 128 * 2, rel=0.01)
+    assert rollout.parts["logits"] >= 8 * 151936 * 4
+
+
+# Verdicts.
+
+
+def test_verdicts_by_the_interval_and_the_limit() -> None:
+    peak = predicted().peak_memory_bytes
+    assert predicted(limit_bytes=int(peak.high) + 1).fits is True
+    assert predicted(limit_bytes=int(peak.low) - 1).fits is False
+    between = predicted(limit_bytes=int((peak.low + peak.value) / 2))
+    assert between.fits is None
+    assert between.depends_on and all(cause for cause in between.depends_on)
+
+
+def test_only_an_undecided_prediction_depends_on_something() -> None:
+    for limit in (GIB // 4, GIB, 40 * GIB):
+        found = predicted(limit_bytes=limit)
+        assert bool(found.depends_on) is (found.fits is None)
+
+
+def test_the_driver_keeps_a_part_of_the_device() -> None:
+    """Within the limit, but above what CUDA has to give."""
+    small = dataclasses.replace(A100, memory_mib=1300)
+    found = predicted(gpu=small, hardware=hardware(small), limit_bytes=small.memory_bytes)
+    assert found.peak_memory_bytes.value < small.memory_bytes
+    assert found.fits is not True
+    assert any("CUDA offers" in assumption for assumption in found.assumptions)
+
+
+def test_near_the_limit_torch_can_go_on_with_less_than_it_would_like_to_reserve() -> None:
+    """After a shorter first step the cache is full of blocks that fit nothing: given back, the same run fits."""
+    wide = situation(composition=composition(micro_batch=16), trace=training(micro_batch=16))
+    loose = predict(wide)
+    limit = int(loose.peak_memory_bytes.high - (loose.peak_memory_bytes.high - loose.peak_memory_bytes.value) / 4)
+    tight = predict(dataclasses.replace(wide, limit_bytes=limit))
+    assert limit < loose.peak_memory_bytes.high
+    assert tight.fits is True
+    assert tight.peak_memory_bytes.high <= limit
+    assert any("give its cache back" in assumption for assumption in tight.assumptions)
+
+
+def test_a_crowded_device_is_marked() -> None:
+    peak = int(predicted().peak_memory_bytes.value)
+    crowded = dataclasses.replace(A100, memory_mib=int(peak / 0.95 / MIB), seen_by="torch")
+    found = predicted(gpu=crowded, hardware=hardware(crowded), limit_bytes=crowded.memory_bytes)
+    assert any("90%" in assumption or "give its cache back" in assumption for assumption in found.assumptions)
+    assert not any("90%" in assumption for assumption in predicted().assumptions)
+
+
+# What is less certain is wider.
+
+
+def test_a_stand_in_step_has_a_wider_interval_that_leaves_weights_alone() -> None:
+    traced, generic = predicted(), predicted(trace=training(basis="generic"))
+    assert generic.basis == "generic"
+    assert generic.torch_peak_allocated_bytes.value == traced.torch_peak_allocated_bytes.value
+    width = generic.torch_peak_allocated_bytes.high - traced.torch_peak_allocated_bytes.high
+    assert width == pytest.approx(0.4 * (120 + 50 + 16.25) * MIB, rel=0.02)
+    assert any("stands in" in assumption for assumption in generic.assumptions)
+
+
+def test_models_that_a_stand_in_step_does_not_run_over_are_counted() -> None:
+    reference = Resident(role="reference", model="made", ranks=(0,), dtype="bfloat16", trains=False)
+    critic = Resident(role="critic", model="made", ranks=(0,), dtype="bfloat16", trains=True)
+    plain = predicted(trace=training(basis="generic"))
+    more = predicted(trace=training(basis="generic"), composition=composition(others=(reference, critic)))
+    assert more.breakdown["weights"] == plain.breakdown["weights"] + 200 * MIB
+    assert more.breakdown["optimizer"] == plain.breakdown["optimizer"] + 200 * MIB
+    traced = predicted(composition=composition(others=(reference,)))
+    assert traced.breakdown == predicted().breakdown  # a traced step has its reference in it
+
+
+def test_experts_can_only_add() -> None:
+    even, crowded = predicted(), predicted(trace=training(high_extra_bytes=300 * MIB))
+    assert crowded.peak_memory_bytes.value == even.peak_memory_bytes.value
+    assert crowded.peak_memory_bytes.high == even.peak_memory_bytes.high + 300 * MIB
+
+
+def test_an_unknown_gpu_is_wider_and_said() -> None:
+    known, unknown = predicted(), predicted(gpu=None, hardware=hardware(None))
+    assert unknown.peak_memory_bytes.high > known.peak_memory_bytes.high
+    assert any("catalogue" in assumption for assumption in unknown.assumptions)
+
+
+def test_a_measured_neighbour_replaces_the_constants() -> None:
+    found = predicted(calibration=Calibration(outside_torch_bytes=700 * MIB))
+    assert found.breakdown["context"] == 700 * MIB
+    assert found.peak_memory_bytes.high - found.torch_peak_reserved_bytes.high == 700 * MIB
+
+
+# Two ways to the same figures.
+
+
+@pytest.mark.parametrize("engine", [None, dataclasses.replace(ENGINE, sleep=True)])
+def test_what_was_summarised_before_predicts_the_same(engine: EngineSettings | None) -> None:
+    whole = situation(composition=composition(engine=engine, generation="none" if engine is None else "engine", adapter_rank=16))
+    short = dataclasses.replace(
+        whole, usage=use_of(whole), trace=dataclasses.replace(whole.trace, events=(), marks=whole.trace.marks[:1])
+    )
+    assert predict(short).peak_memory_bytes == predict(whole).peak_memory_bytes
+    assert predict(short).breakdown == predict(whole).breakdown
+
+
+# On CPUs.
+
+
+def on_cpu(**changed: Any) -> Prediction:
+    ranks = changed.pop("ranks", 1)
+    machine = Hardware(kind="cpu", name="cpu", count=ranks, memory_bytes=16 * GIB, here=True)
+    return predicted(hardware=machine, gpu=None, composition=composition(ranks=ranks), limit_bytes=16 * GIB, **changed)
+
+
+def test_on_a_cpu_the_processes_weigh_too() -> None:
+    found = on_cpu()
+    assert found.breakdown["weights"] == 100 * MIB
+    assert found.breakdown["processes"] >= (345 + 40) * MIB
+    assert sum(found.breakdown.values()) == found.peak_memory_bytes.value
+    assert not {"context", "fragmentation", "workspaces"} & set(found.breakdown)
+    assert found.torch_peak_allocated_bytes.value == 470 * MIB
+
+
+def test_on_a_cpu_all_ranks_share_one_memory_but_the_imports_once() -> None:
+    one, two = on_cpu(), on_cpu(ranks=2)
+    assert two.breakdown["weights"] == 200 * MIB
+    assert two.peak_memory_bytes.value < 2 * one.peak_memory_bytes.value
+
+
+def test_on_a_cpu_the_interval_says_how_little_is_known_of_small_models() -> None:
+    found = on_cpu().peak_memory_bytes
+    assert found.high / found.low > 2
