@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from autotune.errors import UnknownName
 from autotune.trainers.base import Trainer
+from autotune.trainers.open_reasoner_zero import OpenReasonerZero
+from autotune.trainers.openrlhf import OpenRlhf
 from autotune.trainers.trl import TrlGrpo
+from autotune.trainers.trl_other import TrlForesight
+from autotune.trainers.verl import Verl
 
-_TRAINERS: dict[tuple[str, str], Trainer] = {("trl", "grpo"): TrlGrpo()}
+_TRAINERS: dict[tuple[str, str], Trainer] = {
+    ("trl", "grpo"): TrlGrpo(),
+    **{("trl", method): TrlForesight(method) for method in ("rloo", "sft", "dpo")},
+    **{(kind.name, method): kind(method) for kind in (Verl, OpenRlhf, OpenReasonerZero) for method in ("grpo", "ppo")},
+}
 
 
 def trainer(name: str, method: str = "grpo") -> Trainer:

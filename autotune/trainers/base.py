@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from autotune.candidate import Candidate, Knobs
+from autotune.composition import Composition
 from autotune.hardware import Hardware
 from autotune.space import SearchSpace
+from autotune.trainers.trl_fields import Field
 from autotune.workload import Workload
 
 
@@ -58,6 +60,25 @@ class Trainer(Protocol):
     adapter: str
     """Name of the module in `autotune.inside.adapters` that runs this framework's loop."""
 
+    method: str
+    """As `--method` takes it."""
+
+    trace_adapter: str
+    """Name of the module there that follows a step without a GPU."""
+
+    needs: tuple[str, ...]
+    """The packages that the training environment must have for that."""
+
+    space: str
+    """The search space that goes with it, where none is named."""
+
+    measures: bool
+    """Whether probes can run it; what can't be run can still be predicted."""
+
+    def fields(self) -> Mapping[str, Field]:
+        """Every setting that the framework knows for this method, with its default."""
+        ...
+
     def complete(self, knobs: Knobs, job: Job) -> Candidate:
         """The candidate that these knobs make: derived settings filled in, defaults named."""
         ...
@@ -76,6 +97,19 @@ class Trainer(Protocol):
 
     def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
         """What it must then run and measure, as JSON."""
+        ...
+
+    def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
+        """What is to be followed without a GPU, as `inside/tracing` specifies it."""
+        ...
+
+    def shortest(self, candidate: Candidate, job: Job) -> Candidate | None:
+        """Where micro-batches hold only real tokens: the same with one row of the longest length in each, which is the least that
+        data can make of them. None where their size does not follow the data."""
+        ...
+
+    def compose(self, candidate: Candidate, job: Job) -> Composition:
+        """Which models are resident for this candidate, and the shape of its step."""
         ...
 
     def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:

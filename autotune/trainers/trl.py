@@ -7,20 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from autotune.candidate import Candidate, Knobs, KnobValue
-from autotune.composition import Composition, Resident, Role
+from autotune.composition import Composition
 from autotune.space import SearchSpace
 from autotune.trainers import trl_files, trl_legality
 from autotune.trainers.base import Job, ProbePlan
-from autotune.trainers.trl_fields import fields
-from autotune.trainers.trl_settings import OWN_SETTINGS, default, load_of, max_num_seqs, settings_of
-
-SIDE_EFFECTS = (
-    "output_dir", "push_to_hub", "report_to", "run_name", "project", "trackio_", "hub_", "log", "save_", "eval", "do_",
-    "resume_from_checkpoint", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "max_steps",
-    "num_train_epochs", "disable_tqdm", "prediction_loss_only", "fp16_full_eval", "bf16_full_eval", "per_device_eval",
-    "num_generations_eval", "num_completions_to_print",
-)  # fmt: skip
-"""Beginnings of the settings that a probe leaves to itself: where things are written, how long it runs, what it evaluates."""
+from autotune.trainers.trl_compose import compose
+from autotune.trainers.trl_fields import Field, fields
+from autotune.trainers.trl_requests import adapter_request, refuse_what_no_probe_runs, trace_request, trainer_settings
+from autotune.trainers.trl_settings import default, load_of, max_num_seqs, settings_of
 
 DATASET_KEYS = (
     "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming", "datasets",
@@ -34,7 +28,15 @@ class TrlGrpo:
     """GRPO with TRL, as `autotune.trainers.base.Trainer` describes a framework."""
 
     name = "trl"
+    method = "grpo"
     adapter = "trl_grpo"
+    trace_adapter = "trl_trace"
+    needs: tuple[str, ...] = ("trl",)
+    space = "grpo"
+    measures = True
+
+    def fields(self) -> Mapping[str, Field]:
+        return fields(self.method)
 
     def complete(self, knobs: Knobs, job: Job) -> Candidate:
         settings = settings_of(knobs, job)
@@ -67,7 +69,7 @@ class TrlGrpo:
                 "load_in_4bit": bool(settings.get("load_in_4bit")),
                 "load_in_8bit": bool(settings.get("load_in_8bit")),
             },
-            "adapter": _adapter_request(candidate, job),
+            "adapter": adapter_request(candidate, job),
             "engine": _engine_request(candidate),
             "device": job.hardware.kind,
             "seed": workload.seed,
@@ -75,11 +77,12 @@ class TrlGrpo:
         }
 
     def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
+        refuse_what_no_probe_runs(candidate)
         settings, user = candidate.settings, job.workload.user_settings
         longest = settings["max_completion_length"]
         typical = job.workload.typical_completion_length
         return {
-            "settings": _trainer_settings({**user, **settings}),
+            "settings": trainer_settings({**user, **settings}),
             "lengths": {
                 "prompt": settings["max_prompt_length"],
                 "completion": longest,
@@ -91,25 +94,19 @@ class TrlGrpo:
             "seed": job.workload.seed,
         }
 
+    def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
+        settings = candidate.settings
+        return trace_request(candidate, job, _int(settings["max_prompt_length"]), _int(settings["max_completion_length"]))
+
     def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
         return trl_files.write_files(candidate, job, folder, dataset_of(job))
 
+    def shortest(self, candidate: Candidate, job: Job) -> None:
+        """TRL pads."""
+
     def compose(self, candidate: Candidate, job: Job) -> Composition:
         """Which models are resident for this candidate."""
-        settings, ranks = candidate.settings, job.hardware.count
-        steps = _int(settings.get("steps_per_generation"))
-        micro = _int(settings["per_device_train_batch_size"])
-        return Composition(
-            residents=tuple(_residents(candidate, job)),
-            ranks=ranks,
-            micro_batch=micro,
-            accumulation=_int(settings["gradient_accumulation_steps"]),
-            generation_batch=micro * ranks * steps,
-            prompt_length=_int(settings["max_prompt_length"]),
-            completion_length=_int(settings["max_completion_length"]),
-            checkpointing=bool(settings["gradient_checkpointing"]),
-            optimizer=str(settings["optim"]),
-        )
+        return compose(candidate, job)
 
 
 def dataset_of(job: Job) -> Mapping[str, object] | None:
@@ -148,22 +145,6 @@ def _batch_shapes(space: SearchSpace, job: Job) -> Iterator[dict[str, KnobValue]
             yield {micro_name: micro, steps_name: total // per_step}
 
 
-def _adapter_request(candidate: Candidate, job: Job) -> dict[str, object] | None:
-    if not candidate.settings["use_peft"]:
-        return None
-    user = job.workload.user_settings
-    lists = {name: user[name] for name in ("lora_target_parameters", "lora_modules_to_save") if name in user}
-    flags = {name: candidate.settings[name] for name in ("use_rslora", "use_dora") if name in candidate.settings}
-    return {
-        "lora_r": candidate.settings["lora_r"],
-        "lora_alpha": candidate.settings["lora_alpha"],
-        "lora_dropout": candidate.settings["lora_dropout"],
-        "lora_target_modules": user.get("lora_target_modules", candidate.settings.get("lora_target_modules")),
-        **lists,
-        **flags,
-    }
-
-
 def _engine_request(candidate: Candidate) -> dict[str, object] | None:
     settings = candidate.settings
     if not settings["use_vllm"]:
@@ -173,45 +154,6 @@ def _engine_request(candidate: Candidate) -> dict[str, object] | None:
     if "vllm_model_impl" in settings:
         request["vllm_model_impl"] = settings["vllm_model_impl"]
     return {**request, "max_num_seqs": max_num_seqs(settings)}
-
-
-def _trainer_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """GRPOConfig's part, without what would leave traces outside the probe."""
-    return {
-        name: value
-        for name, value in settings.items()
-        if name in fields()
-        and fields()[name].owner == "config"
-        and name not in OWN_SETTINGS
-        and not name.startswith(SIDE_EFFECTS)
-    }
-
-
-def _residents(candidate: Candidate, job: Job) -> Iterator[Resident]:
-    settings, model = candidate.settings, job.workload.model.name
-    ranks = tuple(range(job.hardware.count))
-    adapter = _int(settings["lora_r"]) if settings["use_peft"] else None
-    bits = 4 if settings.get("load_in_4bit") else 8 if settings.get("load_in_8bit") else None
-    dtype = str(settings["dtype"])
-    yield Resident(role="policy", model=model, ranks=ranks, dtype=dtype, trains=True, adapter_rank=adapter, quantised_bits=bits)
-    if settings["beta"] != 0.0:
-        shared: Role | None = "policy" if adapter is not None else None
-        yield Resident(
-            role="reference", model=model, ranks=ranks, dtype=dtype, trains=False, quantised_bits=bits,
-            shares_weights_with=shared, awake=None,
-        )  # fmt: skip
-    if settings["use_vllm"]:
-        share = settings["vllm_gpu_memory_utilization"]
-        yield Resident(
-            role="engine",
-            model=model,
-            ranks=ranks,
-            dtype=dtype,
-            trains=False,
-            sharding="tensor" if settings["vllm_tensor_parallel_size"] != 1 else "none",
-            claims_share=float(share) if isinstance(share, int | float) else None,
-            awake=("rollout", "sync") if settings["vllm_enable_sleep_mode"] else None,
-        )
 
 
 def _int(value: object) -> int:

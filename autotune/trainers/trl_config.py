@@ -27,6 +27,12 @@ REPLACED = frozenset(
 )
 """Launch options that the written accelerate.yaml decides."""
 
+_OWN_WAY = {
+    "max_prompt_length": "Give autotune --max-prompt-length: it filters the dataset, and the written YAML points to the result.",
+    "sharding": "Give it to autotune: `autotune predict --set sharding=zero3`.",
+}
+"""What to type instead of our own settings in TRL's file."""
+
 _TYPES: dict[str, object] = {"bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict, "null": None}
 
 
@@ -63,37 +69,37 @@ def is_launch_option(name: str) -> bool:
     return name not in fields() and name.replace("-", "_") in accelerate_options() and name not in UNTOUCHED
 
 
-def read_user_config(path: Path) -> UserConfig:
-    """The user's file, or BadInput that names the line, the key and the nearest ones that exist."""
+def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
+    """The user's file for this method, or BadInput that names the line, the key and the nearest ones that exist."""
     document = read_document(path)
     settings: dict[str, KnobValue] = {}
     rest: dict[str, object] = {}
     for name, value in document.content.items():
-        checked = _checked(document, str(name), value)
+        checked = _checked(document, str(name), value, fields(method))
         plain = checked is None or isinstance(checked, bool | int | float | str)
-        if plain and _is_setting(str(name)):
+        if plain and _is_setting(str(name), fields(method)):
             settings[str(name)] = checked  # type: ignore[assignment]
         else:
             rest[str(name)] = checked
     return UserConfig(path=path, settings=settings, rest=rest)
 
 
-def _is_setting(name: str) -> bool:
-    known = fields().get(name)
+def _is_setting(name: str, fields: Mapping[str, Field]) -> bool:
+    known = fields.get(name)
     return known is not None and known.owner in ("config", "model") and name != "model_name_or_path"
 
 
-def _checked(document: Document, name: str, value: object) -> object:
-    if name in fields() and name not in UNTOUCHED:
-        return _converted(document, name, value, fields()[name])
+def _checked(document: Document, name: str, value: object, fields: Mapping[str, Field]) -> object:
+    if name in fields and name not in UNTOUCHED:
+        return _converted(document, name, value, fields[name])
     if name in OWN_SETTINGS:
         raise document.error(
             (name,),
             f"TRL has no {name}.",
-            way_out="Give autotune --max-prompt-length: it filters the dataset, and the written YAML points to the result.",
+            way_out=_OWN_WAY[name],
         )
     if name not in UNTOUCHED and not is_launch_option(name):
-        unknown = UnknownName("key", name, [*fields(), *accelerate_options(), *UNTOUCHED])
+        unknown = UnknownName("key", name, [*fields, *accelerate_options(), *UNTOUCHED])
         raise document.error((name,), unknown.what, way_out=unknown.way_out)
     if name == "accelerate_config" and value not in PLAIN_LAUNCHES:
         raise document.error(

@@ -1,6 +1,7 @@
 """What `trl grpo --config` knows: a static list over the supported TRL versions, so that no TRL is needed to read it.
 
-`trl_fields.json` is written by `inside/trl_fields.py`; a test compares it with the installed TRL.
+`trl_fields.json` is written by `inside/trl_fields.py`; a test compares it with the installed TRL. The other methods' lists are
+beside it, `trl_fields_sft.json` and so on.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Field:
 
 
 @cache
-def fields() -> Mapping[str, Field]:
-    """Every key that TRL itself takes."""
+def fields(method: str = "grpo") -> Mapping[str, Field]:
+    """Every key that TRL itself takes for this method."""
     return MappingProxyType(
         {
             name: Field(
@@ -44,7 +45,7 @@ def fields() -> Mapping[str, Field]:
                 choices=tuple(facts.get("choices", ())),
                 versions=tuple(facts.get("in", ())),
             )
-            for name, facts in _listing()["fields"].items()
+            for name, facts in _listing(method)["fields"].items()
         }
     )
 
@@ -52,15 +53,16 @@ def fields() -> Mapping[str, Field]:
 @cache
 def accelerate_options() -> frozenset[str]:
     """Keys that TRL hands on to `accelerate launch`."""
-    return frozenset(_listing()["accelerate"]) | {"accelerate_config"}
+    return frozenset(_listing("grpo")["accelerate"]) | {"accelerate_config"}
 
 
 @cache
 def listed_versions() -> tuple[str, ...]:
-    return tuple(_listing()["versions"])
+    return tuple(_listing("grpo")["versions"])
 
 
 @cache
-def _listing() -> dict[str, Any]:
-    listing: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+def _listing(method: str) -> dict[str, Any]:
+    name = "trl_fields.json" if method == "grpo" else f"trl_fields_{method}.json"
+    listing: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     return listing

@@ -21,6 +21,7 @@ from autotune.errors import BadInput
 from autotune.trainers.base import Job
 from autotune.trainers.trl_config import REPLACED
 from autotune.trainers.trl_fields import fields
+from autotune.trainers.trl_launch import launch_configuration
 from autotune.trainers.trl_prompts import measure_prompts
 from autotune.trainers.trl_settings import GENERATION_SHAPE, OWN_SETTINGS
 
@@ -44,7 +45,7 @@ def write_files(candidate: Candidate, job: Job, folder: Path, dataset: Mapping[s
     notes = [*_head(candidate, job), *data.notes]
     text = "".join(f"# {line}".rstrip() + "\n" for line in notes) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     _write(folder / YAML_NAME, text)
-    _write(folder / ACCELERATE_NAME, yaml.safe_dump(_accelerate(candidate, job), sort_keys=False))
+    _write(folder / ACCELERATE_NAME, yaml.safe_dump(launch_configuration(candidate, job), sort_keys=False))
     shim = _write_shim(folder) if job.hardware.kind == "cpu" and candidate.settings["use_vllm"] else []
     _write(folder / LAUNCH_NAME, _launch(job, data.own_dataset, shimmed=bool(shim)), executable=True)
     return [*data.paths, *shim, folder / YAML_NAME, folder / ACCELERATE_NAME, folder / LAUNCH_NAME]
@@ -170,24 +171,6 @@ def _model(job: Job) -> str:
         return named
     model = job.workload.model
     return str(model.folder.resolve()) if model.folder is not None and Path(model.name).exists() else model.name
-
-
-def _accelerate(candidate: Candidate, job: Job) -> dict[str, object]:
-    """Plain data parallel. `MULTI_GPU` is accelerate's word for one process per rank, with gloo on a CPU too."""
-    precision = "bf16" if candidate.settings["bf16"] else "fp16" if candidate.settings["fp16"] else "no"
-    return {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU" if job.hardware.count > 1 else "NO",
-        "num_machines": 1,
-        "num_processes": job.hardware.count,
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "mixed_precision": precision,
-        "rdzv_backend": "static",
-        "same_network": True,
-        # With use_cpu on, accelerate starts a single process whatever num_processes says; the YAML's own use_cpu is enough.
-        "use_cpu": job.hardware.kind == "cpu" and job.hardware.count == 1,
-    }
 
 
 def _write_shim(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from autotune.trainers.base import Job
 from autotune.trainers.trl_fields import fields
+from autotune.trainers.trl_settings import SHARDINGS
 
 Settings = Mapping[str, object]
 
@@ -138,6 +139,19 @@ def other_refusals(settings: Settings, job: Job) -> Iterator[str]:
         yield from rule(settings, job)
 
 
+def offline_refusals(settings: Settings, job: Job, method: str) -> Iterator[str]:
+    """What stands in the way of a method that trains on given rows."""
+    yield from counts_refusals(settings)
+    if settings.get("fp16") and settings.get("bf16"):
+        yield "fp16 and bf16 cannot both be on."
+    known = fields(method)
+    for name in (name for name in ENUMERATIONS if name in known and name in settings):
+        if settings[name] not in known[name].choices:
+            yield f"{name} must be one of {', '.join(known[name].choices)}, and is {settings[name]!r}."
+    for rule in (_global_batch, _device, _adapter, _strategy):
+        yield from rule(settings, job)
+
+
 def _global_batch(settings: Settings, job: Job) -> Iterator[str]:
     held, ranks = job.workload.global_batch, job.hardware.count
     micro, steps = number(settings, "per_device_train_batch_size"), number(settings, "gradient_accumulation_steps")
@@ -222,3 +236,6 @@ def _strategy(settings: Settings, job: Job) -> Iterator[str]:
     for name in ("deepspeed", "fsdp", "parallelism_config"):
         if get(settings, name):
             yield f"{name} is set, but probes run plain data parallel so far; what they measure would not hold for it."
+    named = settings.get("sharding")
+    if named is not None and named not in SHARDINGS:
+        yield f"sharding must be one of {', '.join(SHARDINGS)}, and is {named!r}."

@@ -1,7 +1,7 @@
 """Knobs into settings: what TRL would use, every derived value filled in, under TRL's own names.
 
-The one setting that is not TRL's is `max_prompt_length`: TRL has no limit on prompts, so autotune keeps
-it by filtering the dataset.
+Two settings are not TRL's. `max_prompt_length`: TRL has no limit on prompts, so autotune keeps it by filtering the dataset.
+`sharding`: how the model is spread over the ranks, which TRL leaves to the launcher.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from autotune.candidate import Knobs, KnobValue, fingerprint
 from autotune.trainers.base import Job
 from autotune.trainers.trl_fields import fields
 
-OWN_SETTINGS = frozenset({"max_prompt_length"})
+OWN_SETTINGS = frozenset({"max_prompt_length", "sharding"})
+SHARDINGS = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 DEFAULT_PROMPT_LENGTH = 512
 
 CORE = (
@@ -22,25 +23,32 @@ CORE = (
 )  # fmt: skip
 """GRPOConfig's settings that every candidate states, the default where nothing else was said."""
 
+OFFLINE_CORE = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16", "max_length", "beta",
+)  # fmt: skip
+"""The same of the methods that train on given rows, as far as they have them."""
+
+DEFAULT_ROW_LENGTH = 1024
+
 ENGINE = ("vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
 ADAPTER = ("lora_r", "lora_alpha", "lora_dropout")
 GENERATION_SHAPE = ("steps_per_generation", "generation_batch_size")
 
 
 @cache
-def default(name: str) -> KnobValue:
+def default(name: str, method: str = "grpo") -> KnobValue:
     """TRL's own default."""
-    value = fields()[name].default
+    value = fields(method)[name].default
     assert value is None or isinstance(value, bool | int | float | str)
     return value
 
 
-def settings_of(knobs: Knobs, job: Job) -> dict[str, KnobValue]:
+def settings_of(knobs: Knobs, job: Job, method: str = "grpo") -> dict[str, KnobValue]:
     """Everything TRL is told for these knobs. A knob at null follows from the rest."""
     workload = job.workload
     given = {**workload.held, **{name: value for name, value in knobs.items() if value is not None}}
     settings = {name: value for name, value in given.items() if name not in GENERATION_SHAPE}
-    settings.update({name: default(name) for name in CORE if name not in given})
+    settings.update({name: default(name, method) for name in CORE if name not in given and name in fields(method)})
     settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH)
     if "gradient_accumulation_steps" not in given:
         settings["gradient_accumulation_steps"] = _accumulation(settings["per_device_train_batch_size"], job)
@@ -48,6 +56,19 @@ def settings_of(knobs: Knobs, job: Job) -> dict[str, KnobValue]:
     settings.update(_precision(given, job.hardware.kind))
     settings.update(_adapter(given, workload.tuning))
     settings.update(_engine(given, settings))
+    return {name: value for name, value in settings.items() if _matters(name, settings)}
+
+
+def offline_settings(knobs: Knobs, job: Job, method: str) -> dict[str, KnobValue]:
+    """The same for a method that trains on rows as they are. A row's longest is cut into a prompt's and a completion's part."""
+    given = {**job.workload.held, **{name: value for name, value in knobs.items() if value is not None}}
+    settings = {**given, **{name: default(name, method) for name in OFFLINE_CORE if name not in given and name in fields(method)}}
+    if "gradient_accumulation_steps" not in given:
+        settings["gradient_accumulation_steps"] = _accumulation(settings["per_device_train_batch_size"], job)
+    settings.update(_precision(given, job.hardware.kind))
+    settings.update(_adapter(given, job.workload.tuning))
+    settings.update(_row(settings))
+    settings["use_vllm"] = False
     return {name: value for name, value in settings.items() if _matters(name, settings)}
 
 
@@ -80,6 +101,23 @@ def max_num_seqs(settings: Mapping[str, KnobValue]) -> int:
         * _int(settings.get("vllm_tensor_parallel_size", 1))
         * _int(settings.get("steps_per_generation"))
     )
+
+
+def sharding_of(settings: Mapping[str, KnobValue], ranks: int) -> str:
+    """The named one; a copy on every rank unless another is named."""
+    named = settings.get("sharding")
+    if isinstance(named, str) and named not in ("none", "ddp"):
+        return named
+    return "ddp" if ranks > 1 else "none"
+
+
+def _row(settings: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+    """Prompt and completion of the longest row: as given, and cut to what the trainer cuts rows to."""
+    prompt, completion = _int(settings.get("max_prompt_length")), _int(settings.get("max_completion_length"))
+    longest = _int(settings.get("max_length")) or (prompt + completion if prompt and completion else 0) or DEFAULT_ROW_LENGTH
+    row = min(longest, prompt + completion) if prompt and completion else longest
+    prompt = min(prompt or row - min(completion, row - 1) if completion else prompt or row // 2, row - 1)
+    return {"max_prompt_length": prompt, "max_completion_length": row - prompt}
 
 
 def _accumulation(micro_batch: KnobValue, job: Job) -> int:
