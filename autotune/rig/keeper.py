@@ -105,7 +105,7 @@ class Keeper:
             self.limit.enter(pid)
         self.meter = self._meter(pid)
         self.versions = self._environment()
-        _require(self.supported, self.versions, self.python)
+        require_supported(self.supported, self.versions, self.python)
 
     def _meter(self, pid: int) -> Meter:
         if self.device_kind == "cuda":  # the ranks measure their devices; walking such large processes would only disturb them
@@ -182,7 +182,7 @@ class Keeper:
         if spawned is not None:
             spawned.wire.close()
             self.limit.kill_all()
-            _end(spawned)
+            end_processes(spawned)
             self.meter.close()
             spawned.log.close()
         if hasattr(self, "limit"):
@@ -201,7 +201,8 @@ class Keeper:
         return True
 
 
-def _end(spawned: Spawned) -> None:
+def end_processes(spawned: Spawned) -> None:
+    """Everything that came of this start."""
     with contextlib.suppress(OSError):
         spawned.process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -214,7 +215,8 @@ def _end(spawned: Spawned) -> None:
         time.sleep(0.01)
 
 
-def _require(supported: Supported, versions: Mapping[str, str], python: Path) -> None:
+def require_supported(supported: Supported, versions: Mapping[str, str], python: Path) -> None:
+    """TrainingEnvironmentError, with the line to type, where a package is absent or of a version that is not supported."""
     for package, (oldest, beyond) in supported.items():
         found = versions.get(package)
         if found is None or not _parts(oldest) <= _parts(found) < _parts(beyond):

@@ -44,8 +44,13 @@ class Spawned:
     """The value of AUTOTUNE_RIG in all of its processes."""
 
 
-def spawn(python: Path, adapter: str, packages: Iterable[str], folder: RigFolder) -> Spawned:
-    """Start `python .../autotune/inside`. An interpreter that cannot be started is the user's to mend."""
+def spawn(
+    python: Path, adapter: str, packages: Iterable[str], folder: RigFolder, also: Mapping[str, str] | None = None
+) -> Spawned:
+    """Start `python .../autotune/inside`. An interpreter that cannot be started is the user's to mend.
+
+    `also` is what the environment must say besides.
+    """
     inside = Path(autotune.inside.__file__).parent
     mark = uuid.uuid4().hex
     log = OutputLog(folder.log, folder.older_log)
@@ -54,7 +59,7 @@ def spawn(python: Path, adapter: str, packages: Iterable[str], folder: RigFolder
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log.write_end, stderr=log.write_end, pass_fds=(theirs.fileno(),),
-            start_new_session=True, env=environment(os.environ, folder.scratch, mark),
+            start_new_session=True, env={**environment(os.environ, folder.scratch, mark), **(also or {})},
         )  # fmt: skip
     except OSError as error:
         ours.close()
