@@ -8,52 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from autotune import assignments, detect, environment, models, spaces, trainers
+from autotune import detect, environment, models, spaces, trainers
 from autotune.candidate import Candidate, KnobValue
 from autotune.errors import BadInput, HardwareNotHere, IllegalConfiguration, MissingExtra, TrainingEnvironmentError
+from autotune.flags import Flags, held_by, named_choices, positive
 from autotune.hardware import Hardware
-from autotune.question import Mode, Question, SamplerName
+from autotune.question import Mode, Question
 from autotune.space import SearchSpace
 from autotune.trainers.base import Job, Trainer
 from autotune.trainers.trl_config import UserConfig, read_user_config
-from autotune.trainers.trl_fields import fields
+from autotune.trainers.trl_settings import OWN_SETTINGS
 from autotune.units import format_bytes, parse_bytes, parse_seconds
-from autotune.workload import Model, Tuning, Weights, Workload
+from autotune.workload import Model, Tuning, Workload
 
-
-@dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The command line of `autotune run`, as typed; None where a flag was not given."""
-
-    model: str | None = None
-    gpus: str = "local"
-    method: str = "grpo"
-    framework: str = "trl"
-    python: str | None = None
-    tuning: Tuning | None = None
-    lora_rank: int | None = None
-    max_prompt_length: int | None = None
-    max_completion_length: int | None = None
-    typical_completion_length: int | None = None
-    num_generations: int | None = None
-    global_batch: int | None = None
-    dataset: str | None = None
-    config: str | None = None
-    hold: tuple[str, ...] = ()
-    search: tuple[str, ...] = ()
-    memory_limit: str | None = None
-    weights: Weights = "random"
-    seed: int = 42
-    space: str = "grpo"
-    budget: str = "20m"
-    max_probes: int = 100
-    mode: Mode = "auto"
-    sampler: SamplerName = "tpe"
-    storage: str | None = None
-    study: str | None = None
-    resume: bool = False
-    fresh: bool = False
-    out: str = "autotune-out"
+TRL = "trl"
+"""The framework whose own configuration files are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,22 +40,26 @@ class Understood:
     named: Mapping[str, tuple[KnobValue, ...]]
     """Knob values that the user asked for by name; each must be possible."""
 
+    whole_space: SearchSpace
+    """The space as it was before anything was held: what advice may move."""
+
 
 def understand(flags: Flags) -> Understood:
     """Settle everything that can be settled without measuring. BadInput and its kin say what to type instead."""
     if flags.resume and flags.fresh:
         raise BadInput("--resume goes on with a study and --fresh throws it away.", way_out="Give one of the two.")
     trainer = trainers.trainer(flags.framework, flags.method)
-    space = spaces.load_space(flags.space)
-    config = read_user_config(Path(flags.config)) if flags.config else None
+    space = whole = spaces.load_space(flags.space or trainer.space)
+    config = _config(flags, trainer)
     hardware = _hardware(flags)
     model = _model(flags, config)
     tuning = _tuning(flags, config, space)
-    named = _named_choices(flags, space, tuning)
-    held = {**(config.settings if config else {}), **_tuning_settings(flags, tuning), **_held(flags)}
+    named = named_choices(flags, space, tuning, _settings(trainer))
+    held = {**(config.settings if config else {}), **_tuning_settings(flags, tuning), **held_by(flags)}
     space = _hold_learning_knobs(space.with_choices(named), held, named)
     python = environment.interpreter(flags.python)
-    space, notes = _with_what_is_installed(space, python, flags, hardware)
+    mode = _mode(flags, hardware, trainer)
+    space, notes = _with_what_is_installed(space, python, flags, trainer, hardware, mode)
     workload = Workload(
         model=model,
         method=flags.method,
@@ -94,8 +67,8 @@ def understand(flags: Flags) -> Understood:
         python=python,
         tuning=tuning,
         weights=flags.weights,
-        global_batch=_global_batch(flags, config, space, hardware),
-        typical_completion_length=_positive("--typical-completion-length", flags.typical_completion_length),
+        global_batch=_global_batch(flags, config, space, hardware, trainer),
+        typical_completion_length=positive("--typical-completion-length", flags.typical_completion_length),
         dataset=flags.dataset or (config.dataset if config else None),
         config_file=config.path if config else None,
         held=held,
@@ -103,11 +76,30 @@ def understand(flags: Flags) -> Understood:
         trust_remote_code=bool(held.get("trust_remote_code", False)),
         seed=flags.seed,
     )
-    question = _question(flags, Job(workload=workload, hardware=hardware), space)
+    if not hardware.here:
+        notes.append(f"{hardware} is not on this machine: everything that follows is predicted, nothing is measured")
+    elif mode == "predict" and flags.mode == "auto":
+        notes.append(f"{trainer.method} with {trainer.name} is not measured yet: everything that follows is predicted")
+    question = _question(flags, Job(workload=workload, hardware=hardware), space, mode)
     _refuse_illegal_config(question, trainer)
     return Understood(
-        question=question, trainer=trainer, assumed=_assumed(flags, config, question), notes=tuple(notes), named=named
+        question=question,
+        trainer=trainer,
+        assumed=_assumed(flags, config, question),
+        notes=tuple(notes),
+        named=named,
+        whole_space=whole,
     )
+
+
+def candidate_in_question(understood: Understood) -> Candidate:
+    """The one candidate that `predict` is about: what was given, and the framework's defaults for the rest."""
+    question, trainer = understood.question, understood.trainer
+    candidate = trainer.complete(trainer.baseline(question.space, question.job), question.job)
+    reason = trainer.why_illegal(candidate, question.job)
+    if reason is not None:
+        raise IllegalConfiguration(f"This can't be trained as it is: {reason}", way_out="Change it with --set, and ask again.")
+    return candidate
 
 
 def possible_candidates(
@@ -148,16 +140,44 @@ def _why_never(understood: Understood, name: str, value: KnobValue) -> str | Non
     return None
 
 
+def _config(flags: Flags, trainer: Trainer) -> UserConfig | None:
+    if flags.config and trainer.name != TRL:
+        raise BadInput(
+            f"--config reads TRL's files, and not {trainer.name}'s.",
+            way_out=f"Give {trainer.name}'s settings one by one, under their own names: --set {next(iter(trainer.fields()))}=...",
+        )
+    return read_user_config(Path(flags.config), flags.method) if flags.config else None
+
+
 def _hardware(flags: Flags) -> Hardware:
     hardware = detect.hardware(flags.gpus)
-    if not hardware.here:
+    if flags.mode == "probe" and not detect.can_be_probed(hardware):
+        raise HardwareNotHere(
+            f"{hardware} is no NVIDIA GPU, and probes know no other kind.", way_out="Leave --mode out for a prediction."
+        )
+    if flags.mode == "probe" and not hardware.here:
         found = detect.hardware("local")
         raise HardwareNotHere(
-            f"{hardware} is not on this machine, which has {_in_words(found)}, so it can't be measured here"
-            " (and this version does not predict).",
-            way_out="Run this command on the machine that has it, or type --gpus local.",
+            f"{hardware} is not on this machine, which has {_in_words(found)}, so it can't be measured here.",
+            way_out="Run this command on the machine that has it, type --gpus local, or leave --mode out for a prediction.",
         )
     return hardware
+
+
+def _mode(flags: Flags, hardware: Hardware, trainer: Trainer) -> Mode:
+    """What is here is measured unless a prediction was asked for; what is not can only be predicted."""
+    if flags.mode == "probe" and not trainer.measures:
+        raise BadInput(
+            f"{trainer.method} with {trainer.name} can be predicted, and not measured yet.",
+            way_out="Leave --mode out for a prediction.",
+        )
+    return "probe" if hardware.here and trainer.measures and flags.mode != "predict" else "predict"
+
+
+def _settings(trainer: Trainer) -> list[str]:
+    """What --hold and --set may name beside the space's knobs: all that the framework takes, but the model's name."""
+    known = {name for name, field in trainer.fields().items() if field.owner in ("config", "model")}
+    return sorted((known | (OWN_SETTINGS if trainer.name == TRL else frozenset())) - {"model_name_or_path"})
 
 
 def _in_words(hardware: Hardware) -> str:
@@ -194,39 +214,6 @@ def _tuning_settings(flags: Flags, tuning: Tuning) -> dict[str, KnobValue]:
     return {"use_peft": tuning != "full", "load_in_4bit": tuning == "qlora"}
 
 
-def _held(flags: Flags) -> dict[str, KnobValue]:
-    return {**assignments.parse_holds(flags.hold), **_length_flags(flags)}
-
-
-def _length_flags(flags: Flags) -> dict[str, KnobValue]:
-    given = {
-        "max_prompt_length": _positive("--max-prompt-length", flags.max_prompt_length),
-        "max_completion_length": _positive("--max-completion-length", flags.max_completion_length),
-        "num_generations": _positive("--num-generations", flags.num_generations),
-        "lora_r": _positive("--lora-rank", flags.lora_rank),
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _named_choices(flags: Flags, space: SearchSpace, tuning: Tuning) -> dict[str, tuple[KnobValue, ...]]:
-    """The knobs whose values were given one by one, by a flag of their own, --hold or --search."""
-    holds, searches, lengths = assignments.parse_holds(flags.hold), assignments.parse_searches(flags.search), _length_flags(flags)
-    for name in {*holds, *lengths} & set(searches) | set(holds) & set(lengths):
-        raise BadInput(
-            f"{name} is both held and given another way.", way_out="Give it once: held with --hold, or moving with --search."
-        )
-    if flags.lora_rank is not None and tuning == "full":
-        raise BadInput(
-            "--lora-rank says LoRA, and full tuning has no adapter.", way_out="Type --tuning lora, or leave --lora-rank out."
-        )
-    settings = [name for name, field in fields().items() if field.owner in ("config", "model") and name != "model_name_or_path"]
-    assignments.check_names(holds, space, settings)
-    assignments.check_names(searches, space)
-    choices = {name: (value,) for name, value in {**holds, **lengths}.items() if name in space} | searches
-    assignments.check_values(space, choices)
-    return choices
-
-
 def _hold_learning_knobs(space: SearchSpace, held: Mapping[str, KnobValue], named: Mapping[str, object]) -> SearchSpace:
     """What changes what is learned stays as the configuration has it; its neutral knobs are the baseline, and may move."""
     learning = {knob.name for knob in space.learning_knobs(held)}
@@ -234,16 +221,20 @@ def _hold_learning_knobs(space: SearchSpace, held: Mapping[str, KnobValue], name
     return space.with_choices(fixed)
 
 
-def _with_what_is_installed(space: SearchSpace, python: Path, flags: Flags, hardware: Hardware) -> tuple[SearchSpace, list[str]]:
-    """Without the framework nothing can be measured; without vLLM, only generation by transformers."""
-    found = environment.installed(python, (flags.framework, "vllm"))
-    if not found[flags.framework] and flags.python is None:
-        raise MissingExtra("Measuring with autotune's own interpreter", "train")
-    if not found[flags.framework]:
+def _with_what_is_installed(
+    space: SearchSpace, python: Path, flags: Flags, trainer: Trainer, hardware: Hardware, mode: Mode
+) -> tuple[SearchSpace, list[str]]:
+    """Without the framework there is no loop to run or to follow; without vLLM, only generation by transformers to measure."""
+    found = environment.installed(python, (*trainer.needs, "vllm"))
+    missing = [package for package in trainer.needs if not found[package]]
+    if missing and flags.python is None:
+        doing = "Measuring" if mode == "probe" else "Predicting"
+        raise MissingExtra(f"{doing} with autotune's own interpreter", "train")
+    if missing:
         raise TrainingEnvironmentError(
-            f"{python} has no {flags.framework}. Install it there: {python} -m pip install {flags.framework}"
+            f"{python} has no {' and no '.join(missing)}. Install it there: {python} -m pip install {' '.join(missing)}"
         )
-    if found["vllm"] or "use_vllm" not in space or True not in space["use_vllm"].choices:
+    if found["vllm"] or mode == "predict" or "use_vllm" not in space or True not in space["use_vllm"].choices:
         return space, []
     without = tuple(choice for choice in space["use_vllm"].choices if choice is not True)
     if not without:
@@ -253,22 +244,24 @@ def _with_what_is_installed(space: SearchSpace, python: Path, flags: Flags, hard
     ]
 
 
-def _global_batch(flags: Flags, config: UserConfig | None, space: SearchSpace, hardware: Hardware) -> int | None:
+def _global_batch(
+    flags: Flags, config: UserConfig | None, space: SearchSpace, hardware: Hardware, trainer: Trainer
+) -> int | None:
     """Completions per optimizer step: the flag's, the user's own, or what the space assumes."""
-    given = _positive("--global-batch", flags.global_batch)
+    given = positive("--global-batch", flags.global_batch)
     if given is not None:
         return given
     if config is None:
         assumed = space.assume.get("global_batch")
         return assumed if isinstance(assumed, int) else None
-    micro, steps = (config.settings.get(name, fields()[name].default) for name in _BATCH)
+    micro, steps = (config.settings.get(name, trainer.fields()[name].default) for name in _BATCH)
     return micro * steps * hardware.count if isinstance(micro, int) and isinstance(steps, int) else None
 
 
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
-def _question(flags: Flags, job: Job, space: SearchSpace) -> Question:
+def _question(flags: Flags, job: Job, space: SearchSpace, mode: Mode) -> Question:
     out = Path(flags.out).expanduser()
     model = job.workload.model.name.rstrip("/").split("/")[-1]
     name = flags.study or re.sub(r"[^\w.-]+", "-", f"{model}-{flags.method}-{job.hardware}")
@@ -277,8 +270,8 @@ def _question(flags: Flags, job: Job, space: SearchSpace) -> Question:
         space=space,
         memory_limit_bytes=_memory_limit(flags, job.hardware),
         budget_seconds=parse_seconds(flags.budget),
-        max_probes=_positive("--max-probes", flags.max_probes) or 1,
-        mode=flags.mode,
+        max_probes=positive("--max-probes", flags.max_probes) or 1,
+        mode=mode,
         sampler=flags.sampler,
         storage=flags.storage or f"sqlite:///{out.resolve() / 'study.db'}",
         study_name=name,
@@ -335,9 +328,3 @@ def _tuning_words(tuning: Tuning, space: SearchSpace, flags: Flags, config: User
     name = {"lora": "LoRA", "qlora": "QLoRA"}[tuning]
     ranks = space["lora_r"].choices if "lora_r" in space else ()
     return f"{name} of rank {ranks[0]}{source}" if len(ranks) == 1 and flags.lora_rank is None else f"{name}{source}"
-
-
-def _positive(flag: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise BadInput(f"{flag} {value} is not above zero.", way_out=f"Give {flag} a whole number of at least 1.")
-    return value

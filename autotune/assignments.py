@@ -11,13 +11,13 @@ from autotune.errors import BadInput, UnknownName
 from autotune.space import Knob, SearchSpace
 
 
-def parse_holds(texts: Iterable[str]) -> dict[str, KnobValue]:
+def parse_holds(texts: Iterable[str], *, flag: str = "--hold") -> dict[str, KnobValue]:
     """`["num_generations=8"]` as values; the last of two for one knob would win silently, so two are refused."""
     held: dict[str, KnobValue] = {}
     for text in texts:
-        name, value = _split(text, "--hold", "K=V")
+        name, value = _split(text, flag, "K=V")
         if name in held:
-            raise BadInput(f"--hold {name} is given twice.", way_out="Keep one, or let it move with --search.")
+            raise BadInput(f"{flag} {name} is given twice.", way_out="Keep one of the two.")
         held[name] = parse_value(value)
     return held
 

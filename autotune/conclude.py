@@ -52,7 +52,7 @@ def _counts(seen: View, loads: int) -> Counts:
     outcomes = [trial.measurement.outcome for trial in seen.all]
     return Counts(
         candidates=sum(len(tier.candidates) for tier in seen.tiers),
-        screened=0,
+        screened=len(seen.screened),
         implied=len(seen.implied),
         probed=len(seen.probes),
         out_of_memory=sum(outcome.is_out_of_memory for outcome in outcomes),
@@ -74,19 +74,26 @@ def _trade_offs(seen: View, tier: Tier | None) -> tuple[Trial, ...]:
 
 
 def _relaxed(question: Question, winner: Trial | None) -> dict[str, KnobValue]:
+    return {} if winner is None else relaxed_in(question, winner.candidate)
+
+
+def relaxed_in(question: Question, chosen: Candidate) -> dict[str, KnobValue]:
     """Learning knobs that are not at their most preferred value. Speed alone knows no preference."""
-    if winner is None or question.space.objective == "throughput":
+    if question.space.objective == "throughput":
         return {}
-    chosen = learning_values(question.space, winner.candidate)
-    return {name: value for name, value in chosen.items() if value != question.space[name].choices[0]}
+    values = learning_values(question.space, chosen)
+    return {name: value for name, value in values.items() if value != question.space[name].choices[0]}
 
 
 def _changes(question: Question, winner: Trial | None, baseline: Trial | None) -> tuple[Change, ...]:
-    if winner is None or baseline is None:
-        return ()
-    before, after = baseline.candidate.knobs, winner.candidate.knobs
+    return () if winner is None or baseline is None else changes_between(question, baseline.candidate, winner.candidate)
+
+
+def changes_between(question: Question, baseline: Candidate, chosen: Candidate) -> tuple[Change, ...]:
+    """Every knob in which the two differ, and why; what is learned differently comes first."""
+    before, after = baseline.knobs, chosen.knobs
     names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
-    changes = [_change(question, name, baseline.candidate, winner.candidate) for name in names]
+    changes = [_change(question, name, baseline, chosen) for name in names]
     return tuple(sorted(changes, key=lambda change: change.effect != "learning"))
 
 

@@ -75,6 +75,9 @@ class SearchSpace:
     relax: tuple[str, ...] = ()
     """Learning knobs in the order in which they give way when nothing fits: the first is given up first."""
 
+    remedies: tuple[Knob, ...] = ()
+    """Settings that are never searched, and that advice may offer where nothing of the space helps."""
+
     assume: Mapping[str, KnobValue] = field(default_factory=dict)
     """What the bare command takes for granted: tuning, lora_rank, global_batch and the like."""
 
@@ -109,6 +112,16 @@ class SearchSpace:
     def applicable(self, knobs: Knobs) -> Knobs:
         """`knobs` without those whose condition does not hold."""
         return {name: value for name, value in knobs.items() if self[name].applies(knobs)}
+
+    def with_remedies(self, knobs: Knobs) -> Knobs:
+        """`knobs`, some of which may be remedies, without those whose condition does not hold."""
+        known = {knob.name: knob for knob in (*self.remedies, *self.knobs)}
+        return {name: value for name, value in knobs.items() if name not in known or known[name].applies(knobs)}
+
+    def is_learning(self, change: Mapping[str, object], settings: Mapping[str, object]) -> bool:
+        """Whether moving these, remedies among them, changes what is learned."""
+        moved = [knob for knob in (*self.knobs, *self.remedies) if knob.name in change]
+        return any(knob.effect_under(settings) == "learning" for knob in moved)
 
     def learning_knobs(self, settings: Mapping[str, object]) -> tuple[Knob, ...]:
         return tuple(knob for knob in self.knobs if knob.effect_under(settings) == "learning")

@@ -43,10 +43,11 @@ def read_space(path: Path) -> SearchSpace:
     document = read_document(path)
     content = {"name": path.stem, **document.content}
     _refuse_unknown_keys(document, content, SearchSpace, ())
-    knobs = content.get("knobs")
-    for index, knob in enumerate(knobs if isinstance(knobs, list) else []):
-        if isinstance(knob, Mapping):
-            _refuse_unknown_keys(document, knob, Knob, ("knobs", index))
+    for part in ("knobs", "remedies"):
+        listed = content.get(part)
+        for index, knob in enumerate(listed if isinstance(listed, list) else []):
+            if isinstance(knob, Mapping):
+                _refuse_unknown_keys(document, knob, Knob, (part, index))
     try:
         space = msgspec.convert(content, SearchSpace)
     except msgspec.ValidationError as error:

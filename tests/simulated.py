@@ -5,13 +5,15 @@ It goes through the real inline executor, so the search sees nothing that it wou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.candidate import Candidate, Knobs
+from autotune.composition import Composition
 from autotune.hardware import Hardware
 from autotune.measurement import Cost, Failure, Measurement, Memory, Outcome, Speed
+from autotune.prediction import Estimate, Prediction
 from autotune.question import Question
 from autotune.space import Knob, SearchSpace
 from autotune.trainers.base import Job, ProbePlan
@@ -52,7 +54,12 @@ class ToyTrainer:
     """Knobs are settings; a batch that does not divide into groups is illegal."""
 
     name = "toy"
+    method = "grpo"
     adapter = "toy"
+    trace_adapter = "toy_trace"
+    needs: tuple[str, ...] = ()
+    space = "toy"
+    measures = True
 
     def complete(self, knobs: Knobs, job: Job) -> Candidate:
         load = {name: knobs.get(name) for name in ("use_vllm", "share")}
@@ -75,6 +82,15 @@ class ToyTrainer:
 
     def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
         return dict(candidate.settings)
+
+    def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
+        raise NotImplementedError("this machine is predicted by formula")
+
+    def shortest(self, candidate: Candidate, job: Job) -> None:
+        """Its steps do not follow the data."""
+
+    def compose(self, candidate: Candidate, job: Job) -> Composition:
+        raise NotImplementedError("this machine is predicted by formula")
 
     def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
         return []
@@ -120,6 +136,43 @@ class Machine:
             worst=speed if fits else None,
             failure=None if fits else Failure(evidence="out of memory", phase="backward", cause="activations"),
         )
+
+
+@dataclass
+class Oracle:
+    """Foresees a Machine: right up to a bias, and open about how far it may be off."""
+
+    machine: Machine
+    bias: float = 1.0
+    off: float = 0.1
+    knows_speed: bool = True
+    predicted: list[Candidate] = field(default_factory=list)
+    """What was asked for one by one."""
+
+    def predict(self, candidate: Candidate) -> Prediction:
+        self.predicted.append(candidate)
+        return self._foresee(candidate)
+
+    def screen(self, candidates: Sequence[Candidate]) -> dict[str, Prediction]:
+        return {candidate.id: self._foresee(candidate) for candidate in candidates}
+
+    def _foresee(self, candidate: Candidate) -> Prediction:
+        need, limit = self._within(self.machine.need(candidate) * self.bias), self.machine.limit_bytes
+        fits = True if need.high <= limit else False if need.low > limit else None
+        return Prediction(
+            candidate_id=candidate.id,
+            basis="traced",
+            fits=fits,
+            depends_on=() if fits is not None else ("the interval",),
+            limit_bytes=limit,
+            peak_memory_bytes=need,
+            torch_peak_allocated_bytes=need,
+            torch_peak_reserved_bytes=need,
+            tokens_per_second=self._within(self.machine.speed(candidate)) if self.knows_speed else None,
+        )
+
+    def _within(self, value: float) -> Estimate:
+        return Estimate(value=value, low=value * (1 - self.off), high=value * (1 + self.off))
 
 
 def toy_question(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: object) -> Question:

@@ -36,6 +36,7 @@ def _after(*arguments: str) -> dict[str, object]:
     [
         ["--help"],
         ["run", "--help"],
+        ["predict", "--help"],
         ["diagnose", "--help"],
         ["diagnose", str(LOG)],
         ["show", "knobs"],

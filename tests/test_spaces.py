@@ -40,12 +40,13 @@ def written(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_the_shipped_spaces_are_there() -> None:
-    assert names() == ("demo", "grpo", "grpo-wide")
+    frameworks = {f"{name}{method}" for name in ("verl", "openrlhf", "open-reasoner-zero") for method in ("", "-ppo")}
+    assert set(names()) == {"demo", "dpo", "grpo", "grpo-wide", "rloo", "sft"} | frameworks
     assert load_space("grpo").objective == "preference" and load_space("grpo-wide").objective == "throughput"
     assert load_space("grpo").relax == ("max_prompt_length", "num_generations", "max_completion_length")
 
 
-@pytest.mark.parametrize("name", ["demo", "grpo", "grpo-wide"])
+@pytest.mark.parametrize("name", names())
 def test_a_shipped_space_orders_its_choices_as_knob_promises(name: str) -> None:
     """Neutral knobs from the least memory to the most, which is how the study and the implied outcomes read them."""
     for knob in load_space(name).knobs:
@@ -54,15 +55,17 @@ def test_a_shipped_space_orders_its_choices_as_knob_promises(name: str) -> None:
             assert values == sorted(values, reverse=knob.memory == "shrinks"), knob.name  # type: ignore[type-var]
 
 
-def test_every_knob_is_one_of_trls_or_autotunes_own() -> None:
-    from autotune.trainers.trl_fields import fields
+def test_every_knob_is_one_of_the_frameworks_or_autotunes_own() -> None:
+    from autotune import trainers
     from autotune.trainers.trl_settings import OWN_SETTINGS
 
     for name in names():
-        for knob in load_space(name).knobs:
-            assert knob.name in fields() or knob.name in OWN_SETTINGS
+        space = load_space(name)
+        known = trainers.trainer(space.framework, space.method).fields()
+        for knob in space.knobs:
+            assert knob.name in known or (space.framework == "trl" and knob.name in OWN_SETTINGS), knob.name
             for setting in (*knob.learning_when, *knob.learning_unless):
-                assert setting in fields(), setting
+                assert setting in known, setting
 
 
 def test_a_file_of_ones_own(written) -> None:  # type: ignore[no-untyped-def]

@@ -13,6 +13,7 @@ from autotune.cli.exits import FAULT, report_and_exit_code
 
 _COMMANDS = {
     "run": "measure candidates on this machine and recommend the fastest that fits",
+    "predict": "say without a GPU whether a configuration fits, by how much, and what takes the memory",
     "diagnose": "say from a training log what failed first, and what helps",
     "show": "list the models, GPUs, spaces and knobs that are known",
 }

@@ -1,4 +1,4 @@
-"""`autotune run`: measure candidates here and recommend the fastest that fits."""
+"""`autotune run`: measure candidates here, or predict them, and recommend the fastest that fits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exits import DONE, FAULT, INTERRUPTED, NOTHING_FITS
+from autotune.cli.exits import DONE, FAULT, INTERRUPTED, NOTHING_FITS, UNDECIDED
+from autotune.cli.question import console, question_options
 from autotune.cli.signals import interruptible
 
 if TYPE_CHECKING:
@@ -25,38 +26,15 @@ _COUNT = click.IntRange(min=1)
 
 
 @click.command(name="run", short_help="measure candidates on this machine")
-@click.option(
-    "--model", metavar="NAME|ID|FOLDER", help="A name of `autotune show models`, a hub id in the local cache, or a folder."
-)
-@click.option("--gpus", default="local", show_default=True, metavar="HARDWARE", help="local, 2xA100-40G, cpu, 2xcpu ...")
-@click.option("--method", default="grpo", show_default=True, metavar="METHOD", help="What is trained: grpo.")
-@click.option("--framework", default="trl", show_default=True, metavar="NAME", help="What trains it: trl.")
-@click.option("--python", metavar="PATH", help="The training environment's interpreter; autotune's own otherwise.")
-@click.option("--tuning", type=click.Choice(["full", "lora", "qlora"]), help="What of the model is trained.")
-@click.option("--lora-rank", type=int, metavar="N", help="Rank of the adapter.")
-@click.option("--max-prompt-length", type=int, metavar="N", help="Longest prompt, in tokens; held.")
-@click.option("--max-completion-length", type=int, metavar="N", help="Longest completion, in tokens; held.")
-@click.option(
-    "--typical-completion-length", type=int, metavar="N", help="How long completions usually are; speed is ranked by it."
-)
-@click.option("--num-generations", type=int, metavar="N", help="Completions per prompt; held.")
-@click.option("--global-batch", type=int, metavar="N", help="Completions per optimizer step, over all GPUs; held.")
-@click.option("--dataset", metavar="NAME|FOLDER", help="Your prompts, as the framework would load them.")
-@click.option(
-    "--config", metavar="FILE", help="Your own YAML of `trl grpo --config`: the baseline; what it says about learning is held."
-)
-@click.option("--hold", multiple=True, metavar="K=V", help="Hold a knob or another setting at a value. May be repeated.")
-@click.option("--search", multiple=True, metavar="K=V1,V2", help="Let a knob move over these values. May be repeated.")
-@click.option("--memory-limit", metavar="SIZE", help="Fit into this much, like 38G: per GPU, or for all ranks on a CPU.")
-@click.option("--weights", type=click.Choice(["random", "real"]), default="random", show_default=True, help="What probes load.")
-@click.option("--seed", type=int, default=42, show_default=True, metavar="N", help="Seeds probes and the search.")
-@click.option(
-    "--space", default="grpo", show_default=True, metavar="NAME|FILE", help="A name of `autotune show spaces`, or a file."
-)
+@question_options
 @click.option("--budget", default="20m", show_default=True, metavar="TIME", help="Wall clock for the search, like 20m or 1h30m.")
 @click.option("--max-probes", type=_COUNT, default=100, show_default=True, metavar="N", help="At most this many candidates.")
 @click.option(
-    "--mode", type=click.Choice(["auto", "probe"]), default="auto", show_default=True, help="How candidates are judged."
+    "--mode",
+    type=click.Choice(["auto", "probe", "predict"]),
+    default="auto",
+    show_default=True,
+    help="Measure here (probe), or only predict; auto measures what is here.",
 )
 @click.option("--sampler", type=click.Choice(["tpe", "gp", "random"]), default="tpe", show_default=True, help="Optuna's sampler.")
 @click.option("--storage", metavar="URL", help="Optuna's storage; study.db in the output folder otherwise.")
@@ -76,7 +54,8 @@ def command(as_json: bool, **flags: Any) -> int:
       autotune run --model ./my-model --gpus 2xcpu --search num_generations=4,8
     """
     # Only now, so that --help answers at once.
-    from autotune.asking import Flags, understand
+    from autotune.asking import understand
+    from autotune.flags import Flags
     from autotune.report import check_folder
 
     with interruptible():
@@ -91,8 +70,10 @@ def _run(understood: Understood, as_json: bool) -> int:
     from autotune.tune import legal_candidates
 
     candidates = possible_candidates(understood, legal_candidates)
-    words = _console(to_stderr=as_json)
+    words = console(to_stderr=as_json)
     show_question(words, understood.question, candidates, assumed=understood.assumed, notes=understood.notes)
+    if understood.question.mode == "predict":
+        return _forecast(words, understood, candidates, as_json)
     answer = _search(understood, candidates)
     if answer.interrupted:
         return _say_how_to_resume(words, understood, answer, as_json)
@@ -102,7 +83,42 @@ def _run(understood: Understood, as_json: bool) -> int:
     return DONE if answer.winner is not None else NOTHING_FITS
 
 
+def _forecast(words: Console, understood: Understood, candidates: tuple[Candidate, ...], as_json: bool) -> int:
+    """Nothing is measured: every candidate is predicted, and what to run on the target is said."""
+    from autotune.forecasting import forecast
+    from autotune.foresight import open_foresight
+    from autotune.report import forecast_document, publish, show_forecast
+    from autotune.tune import baseline_candidate
+
+    question, trainer = understood.question, understood.trainer
+    with contextlib.closing(open_foresight(question, trainer)) as foresight:
+        answer = forecast(question, foresight, candidates, baseline_candidate(question, trainer))
+    winner, confirm = answer.winner, _typed_for_the_target()
+    described = publish(
+        question.out,
+        None if winner is None else lambda folder: trainer.write_files(winner.candidate, question.job, folder),
+        lambda files: forecast_document(question, answer, files, confirm_with=confirm, warnings=understood.notes),
+    )
+    show_forecast(words, question, answer, described, confirm_with=confirm)
+    if as_json:
+        print(json.dumps(described))
+    if winner is not None:
+        return DONE
+    return NOTHING_FITS if answer.screened == answer.candidates else UNDECIDED
+
+
+def _typed_for_the_target() -> str:
+    """What confirms a prediction where the hardware is: the same question, measured."""
+    words = sys.argv[1:]
+    if "--mode" in words:
+        at = words.index("--mode")
+        words = words[:at] + words[at + 2 :]
+    typed = [word for word in words if word != "--json" and not word.startswith("--mode=")]
+    return shlex.join(["autotune", *typed, "--mode", "probe"])
+
+
 def _search(understood: Understood, candidates: tuple[Candidate, ...]) -> Recommendation:
+    from autotune.foresight import screened_out
     from autotune.report import Progress
     from autotune.study import open_study
     from autotune.tune import Clock, baseline_candidate, tune
@@ -114,7 +130,8 @@ def _search(understood: Understood, candidates: tuple[Candidate, ...]) -> Recomm
         executor.prepare()
         if question.storage.startswith(f"sqlite:///{question.out.resolve()}"):
             question.out.mkdir(parents=True, exist_ok=True)
-        study = open_study(question, candidates, baseline_candidate(question, trainer))
+        ruled_out = screened_out(question, trainer, candidates)
+        study = open_study(question, candidates, baseline_candidate(question, trainer), ruled_out)
         return tune(question, study=study, executor=executor, listener=progress, clock=clock)
 
 
@@ -163,14 +180,3 @@ def _say_how_to_resume(words: Console, understood: Understood, answer: Recommend
         described = document(understood.question, answer, [], warnings=understood.notes)
         print(json.dumps({**described, "status": "interrupted", "resume_with": again}))
     return INTERRUPTED
-
-
-def _console(*, to_stderr: bool) -> Console:
-    from rich.console import Console
-
-    stream = sys.stderr if to_stderr else sys.stdout
-    # Without a terminal there is no width to ask for, and rich would take 80.
-    terminal = stream.isatty()
-    return Console(
-        file=stream, highlight=False, markup=False, emoji=False, soft_wrap=not terminal, width=None if terminal else 120
-    )

@@ -23,7 +23,7 @@ def document(question: Question, answer: Recommendation, files: Sequence[str], *
         "basis": "measured",
         "recommendation": _recommended(question, answer, files),
         "baseline": _baseline(answer.baseline),
-        "changes": [_change(change) for change in answer.changes],
+        "changes": [change_row(change) for change in answer.changes],
         "runner_ups": [_trial(trial) for trial in answer.runner_ups],
         "trade_offs": [_trade_off(answer, trial) for trial in answer.trade_offs],
         "nearest_miss": _nearest(answer),
@@ -31,7 +31,7 @@ def document(question: Question, answer: Recommendation, files: Sequence[str], *
         "counts": _counts(answer.counts),
         "trials": [{"purpose": trial.purpose, **_trial(trial)} for trial in answer.trials],
         "proven": answer.proven,
-        "question": _question(question),
+        "question": question_row(question),
         "study": {"storage": without_password(question.storage), "name": question.study_name},
         "out": str(question.out),
         "elapsed_seconds": round(answer.elapsed_seconds, 2),
@@ -170,7 +170,7 @@ def _over(trial: Trial) -> int | None:
     return -margin if margin is not None and margin < 0 else None
 
 
-def _change(change: Change) -> dict[str, Any]:
+def change_row(change: Change) -> dict[str, Any]:
     return {
         "name": change.name,
         "baseline": change.baseline,
@@ -207,7 +207,7 @@ def _counts(counts: Counts) -> dict[str, int]:
     }
 
 
-def _question(question: Question) -> Mapping[str, Any]:
+def question_row(question: Question) -> Mapping[str, Any]:
     workload, hardware = question.job.workload, question.job.hardware
     return {
         "model": workload.model.name,

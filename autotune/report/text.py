@@ -51,7 +51,8 @@ def show_question(
             console.print(f"  {knob.name}: {', '.join(_value(choice) for choice in knob.choices)}")
     for note in notes:
         console.print(f"note     {note}")
-    console.print(f"out      {question.out}; study {question.study_name!r} in {without_password(question.storage)}")
+    kept = f"; study {question.study_name!r} in {without_password(question.storage)}" if question.mode == "probe" else ""
+    console.print(f"out      {question.out}{kept}")
     console.print()
 
 

@@ -77,9 +77,11 @@ class Agenda:
     space: SearchSpace
     tiers: tuple[Tier, ...]
     baseline: Candidate | None
+    screened: frozenset[str] = frozenset()
+    """Candidates that cannot fit, by prediction: they are not measured."""
 
     def view(self, trials: tuple[Trial, ...]) -> View:
-        return View(self.space, self.tiers, trials)
+        return View(self.space, self.tiers, trials, self.screened)
 
     def next(self, trials: tuple[Trial, ...], means: Means) -> Step | Stop:
         """The next step, given everything measured and what is left to spend."""
@@ -94,11 +96,11 @@ class Agenda:
         return step
 
     def _opening(self, seen: View) -> Step | None:
-        """The safe first candidate, then the baseline, whatever became of the first."""
+        """The safe first candidate, then the baseline, whatever became of the first; a baseline that cannot fit is not tried."""
         first = least_demanding(self.space, self.tiers[0].candidates)[0]
         if seen.is_open(first):
             return Step(purpose="anchor", pool=(first,))
-        if self.baseline is not None and self.baseline.id not in seen.measured:
+        if self.baseline is not None and self.baseline.id not in seen.measured and self.baseline.id not in self.screened:
             return Step(purpose="baseline", pool=(self.baseline,))
         return None
 

@@ -7,16 +7,20 @@ learns from; FAIL is for faults that say nothing about the candidate, and no sam
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import optuna
 from optuna.trial import TrialState
 
 from autotune.candidate import Candidate
 from autotune.measurement import Measurement, Outcome
+from autotune.prediction import Prediction
 from autotune.question import Question
 from autotune.recommendation import Purpose, Trial
 from autotune.study import records
+from autotune.study import screened as screening
 from autotune.study.agenda import Agenda, Means, Stop
 from autotune.study.preference import tiers_of
 from autotune.study.sampler import PoolSampler, distributions_of, make_sampler, suggest
@@ -69,15 +73,29 @@ class Study:
         step = self.agenda.next(self.trials, means)
         if isinstance(step, Stop):
             return step
-        self._sampler.pool = step.pool
+        trial, candidate = self._begin(step.pool, step.purpose)
+        self._open[trial.number] = trial
+        return Asked(number=trial.number, purpose=step.purpose, candidate=candidate)
+
+    def _begin(self, pool: Sequence[Candidate], purpose: Purpose) -> tuple[optuna.Trial, Candidate]:
+        self._sampler.pool = pool
         trial = self._study.ask()
         candidate = self._sampler.settle(trial)
         for name in candidate.knobs:
             suggest(trial, name, self._distributions[name])
-        for key, value in records.candidate_attributes(candidate, step.purpose).items():
+        for key, value in records.candidate_attributes(candidate, purpose).items():
             trial.set_user_attr(key, value)
-        self._open[trial.number] = trial
-        return Asked(number=trial.number, purpose=step.purpose, candidate=candidate)
+        return trial, candidate
+
+    def tell_screened(self, candidate: Candidate, prediction: Prediction) -> None:
+        """On record as ruled out by prediction; the sampler learns from it as from something that does not fit."""
+        trial, _ = self._begin((candidate,), "search")
+        trial.set_user_attr("candidate_id", candidate.id)
+        trial.set_user_attr(screening.PREDICTED, screening.figures(prediction))
+        trial.set_user_attr(records.OUTCOME, str(Outcome.SCREENED))
+        trial.set_user_attr(records.WHY, screening.why(prediction))
+        trial.set_constraint(_CONSTRAINT, screening.violation(prediction))
+        self._study.tell(trial, state=TrialState.PRUNED)
 
     def tell(self, asked: Asked, measurement: Measurement) -> Trial:
         """Record the measurement and what it means."""
@@ -126,12 +144,24 @@ def _violation(told: Trial) -> float:
     return max((peak + asked) / memory.limit_bytes - 1, 0.01)
 
 
-def open_study(question: Question, candidates: tuple[Candidate, ...], baseline: Candidate | None) -> Study:
-    """The study of this question, new or resumed, over its legal candidates."""
+def open_study(
+    question: Question,
+    candidates: tuple[Candidate, ...],
+    baseline: Candidate | None,
+    screened: Mapping[str, Prediction] = MappingProxyType({}),
+) -> Study:
+    """The study of this question, new or resumed, over its legal candidates; those `screened` cannot fit, by prediction."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = open_optuna(question, open_storage(question.storage))
     sweep_stale(study)
     sampler = make_sampler(question.sampler, distributions_of(question.space, baseline), question.job.workload.seed)
     study.sampler = sampler
-    agenda = Agenda(space=question.space, tiers=tiers_of(question.space, candidates), baseline=baseline)
-    return Study(study, sampler, agenda)
+    agenda = Agenda(
+        space=question.space, tiers=tiers_of(question.space, candidates), baseline=baseline, screened=frozenset(screened)
+    )
+    opened = Study(study, sampler, agenda)
+    by_id = {candidate.id: candidate for candidate in candidates}
+    for name in screening.to_record(study, screened):
+        if name in by_id:
+            opened.tell_screened(by_id[name], screened[name])
+    return opened

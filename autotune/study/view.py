@@ -23,7 +23,9 @@ def speed_of(trial: Trial) -> float:
 class View:
     """What is known, derived anew from the recorded trials each time, so that a resumed study knows the same."""
 
-    def __init__(self, space: SearchSpace, tiers: Sequence[Tier], trials: Sequence[Trial]) -> None:
+    def __init__(
+        self, space: SearchSpace, tiers: Sequence[Tier], trials: Sequence[Trial], screened: frozenset[str] = frozenset()
+    ) -> None:
         telling = [trial for trial in trials if trial.measurement.outcome is not Outcome.INTERRUPTED]
         self.tiers = tiers
         self.all = tuple(trials)
@@ -36,9 +38,10 @@ class View:
         self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
         candidates = [candidate for tier in tiers for candidate in tier.candidates]
         self.implied = implied_by(space, telling, candidates) - set(self.measured)
+        self.screened = screened - set(self.measured)
 
     def is_open(self, candidate: Candidate) -> bool:
-        return candidate.id not in self.measured and candidate.id not in self.implied
+        return not any(candidate.id in settled for settled in (self.measured, self.implied, self.screened))
 
     def open_in(self, tier: Tier) -> list[Candidate]:
         return [candidate for candidate in tier.candidates if self.is_open(candidate)]

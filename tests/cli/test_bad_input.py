@@ -54,8 +54,13 @@ def test_an_ambiguous_gpu(here: Path) -> None:
 
 
 def test_hardware_that_is_not_here_is_said_first(here: Path) -> None:
-    done = refused(here, "--gpus", "64xB200", says="64xB200 is not on this machine", instead="--gpus local")
+    asked = ["--gpus", "64xB200", "--mode", "probe"]
+    done = refused(here, *asked, says="64xB200 is not on this machine", instead="--gpus local")
     assert "can't be measured" in done.err.splitlines()[0]
+
+
+def test_what_no_probe_can_use(here: Path) -> None:
+    refused(here, "--gpus", "MI300X", "--mode", "probe", says="MI300X is no NVIDIA GPU", instead="Leave --mode out")
 
 
 def test_more_devices_than_are_here(here: Path) -> None:

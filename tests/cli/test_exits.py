@@ -51,7 +51,17 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["run"], ["show"], ["show", "models"], ["show", "gpus"], ["show", "spaces"], ["show", "knobs"], ["diagnose"]],
+    [
+        [],
+        ["run"],
+        ["predict"],
+        ["show"],
+        ["show", "models"],
+        ["show", "gpus"],
+        ["show", "spaces"],
+        ["show", "knobs"],
+        ["diagnose"],
+    ],
 )
 def test_every_command_has_help_with_an_example(arguments: list[str], tmp_path: Path) -> None:
     done = autotune(*arguments, "--help", cwd=tmp_path)
@@ -62,7 +72,7 @@ def test_every_command_has_help_with_an_example(arguments: list[str], tmp_path: 
 def test_only_what_works_is_offered(tmp_path: Path) -> None:
     done = autotune("--help", cwd=tmp_path)
     commands = done.out.split("Commands:")[1]
-    assert re.findall(r"^  (\w+)", commands, re.MULTILINE) == ["run", "diagnose", "show"]
+    assert re.findall(r"^  (\w+)", commands, re.MULTILINE) == ["run", "predict", "diagnose", "show"]
     assert "--script" not in autotune("run", "--help", cwd=tmp_path).out
 
 

@@ -19,7 +19,7 @@ from autotune.recommendation import Recommendation
 from autotune.study import open_study
 from autotune.trainers.base import ProbePlan
 from autotune.tune import Clock, baseline_candidate, legal_candidates, tune
-from tests.simulated import MIB, Machine, ToyTrainer, toy_question, toy_space
+from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_question, toy_space
 
 
 def run(question: Question, machine: Machine, events: list[Event] | None = None) -> Recommendation:
@@ -246,3 +246,27 @@ def test_a_failure_that_every_candidate_shares_ends_the_search_early(tmp_path: P
     answer = run(question, machine)
     assert answer.winner is None and answer.proven == "not proven infeasible"
     assert answer.counts.probed == 3
+
+
+def test_what_cannot_fit_is_on_record_and_never_measured(tmp_path: Path) -> None:
+    machine = Machine(limit_bytes=450 * MIB)
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    trainer, oracle = ToyTrainer(), Oracle(machine=machine, off=0.05)
+    candidates = legal_candidates(question, trainer)
+    ruled_out = {name: one for name, one in oracle.screen(candidates).items() if one.fits is False}
+    assert ruled_out
+    for _ in range(2):  # a second opening of the same study records nothing twice
+        study = open_study(replace(question, resume=True), candidates, baseline_candidate(question, trainer), ruled_out)
+    executor = InlineExecutor(measure=machine.measure)
+    answer = tune(question, study=study, executor=executor, listener=lambda event: None, clock=Clock(600.0))
+    assert answer.winner is not None
+    assert answer.counts.screened == len(ruled_out)
+    assert not {candidate.id for candidate, _ in machine.asked} & set(ruled_out)
+    kept = optuna.load_study(study_name="toy", storage=question.storage)
+    on_record = [trial for trial in kept.trials if trial.user_attrs.get("outcome") == "screened"]
+    assert len(on_record) == len(ruled_out)
+    assert all(trial.state is optuna.trial.TrialState.PRUNED and "predicted" in trial.user_attrs["why"] for trial in on_record)
+    (tmp_path / "plain").mkdir()
+    plain = run(toy_question(tmp_path / "plain", toy_space(), machine.limit_bytes), Machine(limit_bytes=450 * MIB))
+    assert plain.winner is not None and machine.speed(plain.winner.candidate) == machine.speed(answer.winner.candidate)
+    assert answer.counts.out_of_memory < plain.counts.out_of_memory

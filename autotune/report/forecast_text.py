@@ -1,0 +1,248 @@
+"""Predictions as pictures and words for a person at a terminal: bars against the limit, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autotune.advice import as_flags
+from autotune.candidate import Candidate
+from autotune.forecast import Forecast, Foreseen, WayToFit
+from autotune.prediction import Estimate, Prediction
+from autotune.question import Question
+from autotune.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDEST_BAR = 56
+LABEL = 14
+FIGURE = 11
+
+SURE, UNSURE, LIMIT = "█", "░", "│"
+"""What is needed at least, what may be needed on top, and where the limit is."""
+
+
+def show_prediction(
+    console: Console,
+    question: Question,
+    candidate: Candidate,
+    prediction: Prediction,
+    *,
+    assumed: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> None:
+    """The answer first, then where the memory goes."""
+    workload = question.job.workload
+    model = workload.model
+    console.print(f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {question.job.hardware}")
+    console.print(f"settings {_knobs(candidate.knobs)}")
+    console.print(f"basis    predicted, nothing was measured; {_followed(prediction)}")
+    for taken in dict.fromkeys((*assumed, *prediction.assumptions)):
+        console.print(f"assumed  {taken}")
+    for note in notes:
+        console.print(f"note     {note}")
+    console.print()
+    _show_verdict(console, prediction)
+    _show_picture(console, prediction)
+    _show_speed(console, prediction)
+    _show_engine(console, prediction)
+
+
+def show_forecast(
+    console: Console, question: Question, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str
+) -> None:
+    """The predicted recommendation, or why there is none; and the command that measures it."""
+    console.print("Predicted, nothing was measured.")
+    if answer.winner is None:
+        _show_no_winner(console, answer)
+    else:
+        _show_winner(console, answer, answer.winner)
+    if answer.undecided is not None:
+        rate = _rate(answer.undecided.prediction.tokens_per_second)
+        console.print(f"Could be better, and may or may not fit ({rate}): {_knobs(answer.undecided.candidate.knobs)}")
+    files = (described["recommendation"] or {}).get("files") or []
+    if files:
+        console.print(f"Written: {', '.join(files)}")
+    console.print(
+        f"{answer.candidates} candidates predicted in {answer.elapsed_seconds:.0f} s, {answer.screened} of them cannot fit."
+        " None was run."
+    )
+    console.print(f"To confirm it, where the hardware is: {confirm_with}")
+
+
+def _show_winner(console: Console, answer: Forecast, winner: Foreseen) -> None:
+    if answer.relaxed:
+        console.print("Nothing surely fits at the preferred settings. This had to give way, and changes what is learned:")
+        console.print(f"  {_knobs(answer.relaxed)}")
+    console.print(f"recommended  {_knobs(winner.candidate.knobs)}")
+    if answer.baseline is not None:
+        console.print(f"baseline     {_knobs(answer.baseline.candidate.knobs)}")
+        console.print(f"             {_in_a_line(answer.baseline.prediction)}")
+    for change in answer.changes:
+        learning = ", changes what is learned" if change.effect == "learning" else ""
+        console.print(f"  {change.name}: {change.baseline} -> {change.recommended}{learning} ({change.why})")
+    console.print()
+    _show_verdict(console, winner.prediction)
+    _show_picture(console, winner.prediction)
+    _show_speed(console, winner.prediction)
+    _show_engine(console, winner.prediction)
+    for other in answer.runner_ups:
+        console.print(f"next best    {_in_a_line(other.prediction)}: {_difference(winner, other)}")
+    for other in answer.trade_offs:
+        console.print(f"trade-off    {_in_a_line(other.prediction)}: {_difference(winner, other)}")
+
+
+def _show_no_winner(console: Console, answer: Forecast) -> None:
+    surely = answer.screened == answer.candidates
+    console.print(
+        "Nothing fits." if surely else "Nothing surely fits; whether something does can't be decided without measuring."
+    )
+    if answer.nearest_miss is not None:
+        console.print(f"What comes closest: {_knobs(answer.nearest_miss.candidate.knobs)}")
+        console.print()
+        _show_verdict(console, answer.nearest_miss.prediction)
+        _show_picture(console, answer.nearest_miss.prediction)
+
+
+def _show_verdict(console: Console, prediction: Prediction) -> None:
+    margin, limit = prediction.margin_bytes, format_bytes(prediction.limit_bytes)
+    peak = _span(prediction.peak_memory_bytes)
+    if prediction.failure is not None:
+        console.print(f"does not fit: it would stop with: {prediction.failure}")
+    if prediction.fits:
+        console.print(f"fits: {peak} of {limit}; {format_bytes(margin.value)} left, at least {format_bytes(margin.low)}")
+    elif prediction.fits is False and prediction.failure is None:
+        console.print(
+            f"does not fit: {peak} of {limit}; {format_bytes(-margin.value)} too much, at least {format_bytes(-margin.high)}"
+        )
+    elif prediction.fits is None:
+        console.print(f"can't be decided: {peak} of {limit}")
+        for fact in prediction.depends_on:
+            console.print(f"  depends on {fact}")
+    phase = prediction.peak_phase
+    if phase is not None:
+        counted = prediction.torch_peak_reserved_bytes
+        beyond = (
+            "it counts what sleeps" if counted.value > prediction.peak_memory_bytes.value else "the rest only the device shows"
+        )
+        allocated = _span(prediction.torch_peak_allocated_bytes)
+        console.print(
+            f"The peak is in phase {phase.name}. torch itself: {allocated} allocated, {_span(counted)} reserved; {beyond}."
+        )
+    console.print()
+
+
+def _show_picture(console: Console, prediction: Prediction) -> None:
+    """Bars on one scale, so that phases and parts can be compared with each other and with the limit."""
+    top = max(prediction.limit_bytes, *(phase.peak_bytes.high for phase in prediction.phases), prediction.peak_memory_bytes.high)
+    width = max(10, min(WIDEST_BAR, console.width - LABEL - FIGURE - 4))
+    console.print(f"by phase, against the limit of {format_bytes(prediction.limit_bytes)}", soft_wrap=True)
+    for phase in prediction.phases:
+        console.print(_line(phase.name, phase.peak_bytes, top, width, prediction.limit_bytes), soft_wrap=True)
+    peak = prediction.peak_phase
+    console.print(f"by part, at the peak{f' ({peak.name})' if peak else ''}", soft_wrap=True)
+    for name, size in sorted(prediction.breakdown.items(), key=lambda part: -part[1]):
+        if size:
+            console.print(
+                _line(name.replace("_", " "), Estimate.exactly(size), top, width, prediction.limit_bytes), soft_wrap=True
+            )
+    console.print()
+
+
+def _line(label: str, size: Estimate, top: float, width: int, limit: int) -> str:
+    def cells(count: float) -> int:
+        return round(count / top * width)
+
+    bar = list((SURE * cells(size.value)).ljust(cells(size.high), UNSURE).ljust(width + 1))
+    bar[min(cells(limit), width)] = LIMIT
+    return f"  {label:<{LABEL}}{''.join(bar)} {_gib(size.value):>{FIGURE}}"
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.2f} GiB"
+
+
+def _show_speed(console: Console, prediction: Prediction) -> None:
+    if prediction.tokens_per_second is None:
+        console.print("speed    not known for this hardware before something was measured on it")
+        return
+    known = [(phase.name, phase.seconds) for phase in prediction.phases if phase.seconds is not None]
+    total = sum(seconds.value for _, seconds in known)
+    shares = ", ".join(
+        f"{name} {seconds.value / total:.0%}" for name, seconds in known if total and seconds.value / total >= 0.005
+    )
+    console.print(f"speed    {_rate(prediction.tokens_per_second)} at the longest completions; {shares}")
+
+
+def _show_engine(console: Console, prediction: Prediction) -> None:
+    engine = prediction.engine
+    if engine is not None:
+        console.print(
+            f"engine   KV cache {_span(engine.kv_cache_bytes)}: {engine.kv_cache_tokens:,} tokens,"
+            f" {engine.concurrency:.1f} sequences of the longest length at a time"
+        )
+
+
+def show_ways(console: Console, ways: Sequence[WayToFit]) -> None:
+    """What would make it fit."""
+    if not ways:
+        console.print("No change of one or two settings was found that would make it surely fit.")
+        return
+    console.print("What would make it fit, the cheapest first:")
+    for way in ways:
+        console.print(f"  {as_flags(way.change)}")
+        console.print(f"      {', '.join(_consequences(way))}")
+
+
+def _consequences(way: WayToFit) -> Iterator[str]:
+    margin = way.prediction.margin_bytes
+    yield f"leaves {format_bytes(margin.value)} free, at least {format_bytes(margin.low)}"
+    if way.speed_ratio is not None:
+        yield f"{way.speed_ratio:.2f} times the speed"
+    if way.learning:
+        yield "changes what is learned"
+
+
+def _difference(winner: Foreseen, other: Foreseen) -> str:
+    names = {**winner.candidate.knobs, **other.candidate.knobs}
+    differing = {
+        name: other.candidate.knobs.get(name)
+        for name in names
+        if winner.candidate.knobs.get(name) != other.candidate.knobs.get(name)
+    }
+    return _knobs({name: value for name, value in differing.items() if name in other.candidate.knobs})
+
+
+def _in_a_line(prediction: Prediction) -> str:
+    verdict = {True: "fits", False: "does not fit", None: "may fit"}[prediction.fits]
+    return f"{verdict}, {_span(prediction.peak_memory_bytes)}, {_rate(prediction.tokens_per_second)}"
+
+
+def _followed(prediction: Prediction) -> str:
+    versions = " ".join(
+        f"{name} {prediction.versions[name]}" for name in ("trl", "transformers", "peft", "torch") if name in prediction.versions
+    )
+    if prediction.basis == "generic":
+        return f"a plain Hugging Face step stood in for the framework's own ({versions})"
+    return f"the training step of {versions} was followed"
+
+
+def _span(estimate: Estimate) -> str:
+    if estimate.low == estimate.high:
+        return format_bytes(estimate.value)
+    return f"{format_bytes(estimate.value)} ({format_bytes(estimate.low)} to {format_bytes(estimate.high)})"
+
+
+def _rate(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "speed not known"
+    return f"{estimate.value:,.0f} tokens/s ({estimate.low:,.0f} to {estimate.high:,.0f})"
+
+
+def _knobs(knobs: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={_word(value)}" for name, value in knobs.items() if value is not None)
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

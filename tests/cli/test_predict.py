@@ -1,0 +1,147 @@
+"""`autotune predict` and `run --mode predict` as a user meets them: no GPU, no weights, the installed TRL followed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.measurement import PHASES
+from autotune.units import GIB
+from tests.cli.command import Done, autotune, shape_only
+
+SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 32000}
+LARGE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16, "vocab_size": 32000}
+"""Large enough that activations and not the CUDA context decide."""
+
+LENGTHS = ("--max-prompt-length", "128", "--max-completion-length", "128", "--num-generations", "4", "--global-batch", "8")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shape_only(tmp_path_factory.mktemp("shape") / "model", **SMALL)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of traces for all tests here."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def predict(model: Path, kept: Path, cwd: Path, *arguments: str, command: str = "predict") -> Done:
+    asked = [command, "--model", str(model), *LENGTHS, *arguments]
+    return autotune(*asked, cwd=cwd, timeout=240, XDG_CACHE_HOME=str(kept))
+
+
+def assert_contract(document: dict[str, Any]) -> None:
+    """Every figure is an interval, the breakdown sums, the phases are the eight."""
+    assert document["schema"] == 1 and document["basis"] in ("traced", "generic")
+    for name in ("peak_memory_bytes", "margin_bytes", "torch_peak_allocated_bytes", "torch_peak_reserved_bytes"):
+        assert document[name]["low"] <= document[name]["value"] <= document[name]["high"]
+    peak = document["peak_memory_bytes"]["value"]
+    assert sum(part["bytes"] for part in document["breakdown"]) == peak
+    assert document["margin_bytes"]["value"] == document["limit_bytes"] - peak
+    assert {phase["name"] for phase in document["phases"]} <= set(PHASES)
+    assert max(phase["peak_bytes"]["value"] for phase in document["phases"]) == peak
+    assert document["torch_peak_allocated_bytes"]["value"] <= document["torch_peak_reserved_bytes"]["value"] <= peak
+
+
+@pytest.mark.slow
+def test_fits_does_not_fit_and_can_not_be_decided(model: Path, kept: Path, tmp_path: Path) -> None:
+    fits = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--json")
+    assert fits.code == 0, fits.err
+    assert_contract(fits.document)
+    assert fits.document["fits"] is True and fits.document["limit_bytes"] == 40 * GIB
+    assert "predicted, nothing was measured" in fits.err
+
+    peak = fits.document["peak_memory_bytes"]
+    between = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", str(peak["value"]), "--json")
+    assert between.code == 5, between.err
+    assert between.document["fits"] is None and between.document["depends_on"]
+
+    over = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", str(peak["low"] // 2), "--json")
+    assert over.code == 3, over.err
+    assert_contract(over.document)
+    assert over.document["fits"] is False
+
+
+@pytest.mark.slow
+def test_advice_is_what_it_says(kept: Path, tmp_path: Path) -> None:
+    """A change that is said to make it fit does, when it is asked for as typed."""
+    model = shape_only(tmp_path / "large", **LARGE)
+    arguments = ["--gpus", "A100-40G", "--memory-limit", "4G", "--set", "gradient_checkpointing=false", "--json"]
+    over = predict(model, kept, tmp_path, *arguments, "--set", "per_device_train_batch_size=8")
+    assert over.code == 3, over.err
+    ways = over.document["ways_to_fit"]
+    assert ways, over.err
+    change = ways[0]["change"]
+    assert "--set" in over.err and ways[0]["margin_bytes"]["low"] >= 0
+    settings = {"gradient_checkpointing": False, "per_device_train_batch_size": 8, **change}
+    typed = [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    again = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", "4G", "--json", *typed)
+    assert again.code == 0, again.err
+
+
+@pytest.mark.slow
+def test_a_second_question_starts_no_framework(model: Path, kept: Path, tmp_path: Path) -> None:
+    first = predict(model, kept, tmp_path, "--gpus", "A100-80G", "--json")
+    second = predict(model, kept, tmp_path, "--gpus", "A100-80G", "--json")
+    assert first.code == second.code == 0
+    assert first.document == second.document
+
+
+@pytest.mark.slow
+def test_run_where_the_hardware_is_not_here(model: Path, kept: Path, tmp_path: Path) -> None:
+    done = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--out", "there", "--json", command="run")
+    assert done.code == 0, done.err
+    document = done.document
+    assert document["basis"] == "predicted" and document["status"] == "ok"
+    assert document["recommendation"]["basis"] == "predicted" and document["recommendation"]["certificate"] is None
+    assert document["counts"]["probed"] == 0 and document["gpu_seconds"] is None
+    assert document["confirm_with"].startswith("autotune run") and document["confirm_with"].endswith("--mode probe")
+    assert "not on this machine" in done.err and "Predicted, nothing was measured." in done.err
+    assert json.loads((tmp_path / "there" / "recommendation.json").read_text()) == document
+    assert (tmp_path / "there" / "recommended.yaml").is_file()
+    assert not (tmp_path / "there" / "study.db").exists(), "nothing was measured, so there is no study"
+
+
+@pytest.mark.slow
+def test_run_says_when_nothing_fits(model: Path, kept: Path, tmp_path: Path) -> None:
+    asked = ("--gpus", "A100-40G", "--memory-limit", "300M", "--out", "there", "--json")
+    done = predict(model, kept, tmp_path, *asked, command="run")
+    assert done.code == 3, done.err
+    assert done.document["status"] == "nothing_fits" and done.document["recommendation"] is None
+    assert done.document["nearest_miss"]["prediction"]["peak_memory_bytes"]["low"] > 300 * 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "arguments"), [("sft", []), ("dpo", []), ("rloo", ["--num-generations", "2"])])
+def test_trls_other_methods(model: Path, kept: Path, tmp_path: Path, method: str, arguments: list[str]) -> None:
+    asked = ["predict", "--model", str(model), "--method", method, "--gpus", "A100-40G", "--json", *arguments]
+    done = autotune(*asked, cwd=tmp_path, timeout=240, XDG_CACHE_HOME=str(kept))
+    assert done.code == 0, done.err
+    assert_contract(done.document)
+
+
+def test_bad_input_is_answered_before_anything_starts(model: Path, kept: Path, tmp_path: Path) -> None:
+    def refused(*arguments: str) -> str:
+        done = predict(model, kept, tmp_path, "--gpus", "A100-40G", *arguments)
+        assert done.code == 2, done.err
+        assert done.out == "" and done.err.startswith("Error: ") and done.err.count("\n") == 1
+        return done.err
+
+    assert "'num_generations'" in refused("--set", "num_generation=8")
+    assert "--set num_generations=8" in refused("--set", "num_generations")
+    assert "given twice" in refused("--set", "beta=0.1", "--set", "beta=0.2")
+    assert "illegal" not in refused("--set", "per_device_train_batch_size=3")
+    assert "above the memory" in refused("--memory-limit", "80G")
+
+
+@pytest.mark.slow
+def test_a_model_that_can_not_be_followed(kept: Path, tmp_path: Path) -> None:
+    strange = shape_only(tmp_path / "strange", model_type="no_such_architecture")
+    done = predict(strange, kept, tmp_path, "--gpus", "A100-40G", "--json")
+    assert done.code == 2, done.err
+    assert "no_such_architecture" in done.err and "Traceback" not in done.err

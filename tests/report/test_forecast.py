@@ -1,0 +1,161 @@
+"""Predictions in words, pictures and JSON: they sum, they fit the screen, and nobody could take them for measurements."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autotune.candidate import Candidate
+from autotune.forecast import Forecast, Foreseen, WayToFit
+from autotune.prediction import EngineFit, Estimate, PhasePrediction, Prediction
+from autotune.question import Question
+from autotune.recommendation import Change
+from autotune.report import forecast_document, prediction_document, show_forecast, show_prediction, show_ways
+from autotune.units import GIB
+from tests.simulated import toy_question, toy_space
+
+CANDIDATE = Candidate(knobs={"batch": 8, "checkpointing": True}, settings={"batch": 8}, load={})
+
+
+def gib(value: float, low: float | None = None, high: float | None = None) -> Estimate:
+    low, high = value if low is None else low, value if high is None else high
+    return Estimate(value=value * GIB, low=low * GIB, high=high * GIB)
+
+
+PREDICTION = Prediction(
+    candidate_id=CANDIDATE.id,
+    basis="traced",
+    fits=False,
+    limit_bytes=40 * GIB,
+    peak_memory_bytes=gib(50, 48, 53),
+    torch_peak_allocated_bytes=gib(47),
+    torch_peak_reserved_bytes=gib(49, 47, 51),
+    phases=(
+        PhasePrediction(name="forward", peak_bytes=gib(30, 29, 31), seconds=Estimate(value=1.0, low=0.5, high=2.0)),
+        PhasePrediction(name="backward", peak_bytes=gib(50, 48, 53), seconds=Estimate(value=3.0, low=1.5, high=6.0)),
+    ),
+    breakdown={"weights": 15 * GIB, "activations": 30 * GIB, "context": 5 * GIB},
+    tokens_per_second=Estimate(value=1000.0, low=500.0, high=2000.0),
+    assumptions=("prompts are as long as allowed",),
+    versions={"trl": "1.16.0", "torch": "2.13.0"},
+)
+WAY = WayToFit(
+    change={"batch": 4},
+    learning=False,
+    prediction=replace(PREDICTION, fits=True, peak_memory_bytes=gib(30, 29, 31)),
+    speed_ratio=0.83,
+)
+
+
+@pytest.fixture
+def question(tmp_path: Path) -> Question:
+    return toy_question(tmp_path, toy_space(), 40 * GIB, mode="predict")
+
+
+def shown(question: Question, prediction: Prediction, width: int = 100, ways: tuple[WayToFit, ...] = ()) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    show_prediction(console, question, CANDIDATE, prediction, assumed=("global batch 64",))
+    if not prediction.fits:
+        show_ways(console, ways)
+    return stream.getvalue()
+
+
+def test_the_answer_its_size_and_its_reason(question: Question) -> None:
+    text = shown(question, PREDICTION, ways=(WAY,))
+    assert "predicted, nothing was measured" in text and "trl 1.16.0" in text
+    assert "does not fit: 50 GiB (48 GiB to 53 GiB) of 40 GiB; 10 GiB too much, at least 8 GiB" in text
+    assert "The peak is in phase backward" in text
+    assert "--set batch=4" in text and "0.83 times the speed" in text and "leaves 10 GiB free, at least 9 GiB" in text
+    assert "global batch 64" in text and "prompts are as long as allowed" in text
+    assert "1,000 tokens/s (500 to 2,000)" in text and "backward 75%" in text
+
+
+def test_bars_share_one_scale_with_the_limit(question: Question) -> None:
+    lines = [line for line in shown(question, PREDICTION).splitlines() if "│" in line]
+    assert len(lines) == 5
+    assert len({line.index("│") for line in lines}) == 1, "the limit is in one column"
+    full = {line.split()[0]: line.count("█") for line in lines}
+    assert full["backward"] > full["forward"] > full["weights"] > full["context"] > 0
+    # What is above the limit is drawn beyond its mark.
+    backward = next(line for line in lines if "backward" in line)
+    assert "█" in backward[backward.index("│") :] and "░" in backward
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_pictures_fit_the_terminal(question: Question, width: int) -> None:
+    pictures = [line for line in shown(question, PREDICTION, width).splitlines() if "│" in line]
+    assert pictures and all(len(line) <= width for line in pictures)
+
+
+def test_what_fits_and_what_depends(question: Question) -> None:
+    assert "fits: 30 GiB (29 GiB to 31 GiB) of 40 GiB; 10 GiB left, at least 9 GiB" in shown(question, WAY.prediction)
+    undecided = replace(PREDICTION, fits=None, peak_memory_bytes=gib(40, 38, 42), depends_on=("what the driver takes",))
+    text = shown(question, undecided)
+    assert "can't be decided" in text and "depends on what the driver takes" in text
+    refused = replace(PREDICTION, failure="ValueError: No available memory for the cache blocks")
+    assert "it would stop with: ValueError: No available memory" in shown(question, refused)
+    assert "No change of one or two settings was found" in text
+
+
+def test_an_engine_and_an_unknown_speed(question: Question) -> None:
+    engine = EngineFit(kv_cache_bytes=gib(3, 2, 4), kv_cache_tokens=54_321, concurrency=12.34, longest_length=8192)
+    text = shown(question, replace(PREDICTION, engine=engine, tokens_per_second=None))
+    assert "54,321 tokens, 12.3 sequences" in text
+    assert "not known for this hardware" in text
+
+
+def test_the_document_keeps_the_contract(question: Question) -> None:
+    document = prediction_document(question, CANDIDATE, PREDICTION, (WAY,))
+    assert document["schema"] == 1 and document["basis"] == "traced" and document["fits"] is False
+    assert document["peak_memory_bytes"] == {"value": 50 * GIB, "low": 48 * GIB, "high": 53 * GIB}
+    assert document["margin_bytes"] == {"value": -10 * GIB, "low": -13 * GIB, "high": -8 * GIB}
+    assert sum(part["bytes"] for part in document["breakdown"]) == document["peak_memory_bytes"]["value"]
+    assert [phase["name"] for phase in document["phases"]] == ["forward", "backward"]
+    assert document["host_memory_bytes"] is None
+    assert document["ways_to_fit"][0]["change"] == {"batch": 4}
+
+
+def _forecast(**changes: object) -> Forecast:
+    winner = Foreseen(candidate=CANDIDATE, prediction=WAY.prediction)
+    settled: dict[str, object] = {
+        "winner": winner,
+        "baseline": Foreseen(candidate=CANDIDATE, prediction=PREDICTION),
+        "changes": (Change(name="batch", baseline=8, recommended=4, effect="neutral", why="sequences at once"),),
+        "candidates": 10,
+        "screened": 4,
+        "elapsed_seconds": 1.5,
+    }
+    return Forecast(**{**settled, **changes})  # type: ignore[arg-type]
+
+
+def test_a_predicted_recommendation_says_so_everywhere(question: Question) -> None:
+    document = forecast_document(question, _forecast(), ["out/recommended.yaml"], confirm_with="autotune run --mode probe")
+    assert document["status"] == "ok" and document["basis"] == "predicted"
+    assert document["recommendation"]["basis"] == document["baseline"]["basis"] == "predicted"
+    assert document["recommendation"]["certificate"] is None
+    assert document["recommendation"]["peak_memory_bytes"] == 30 * GIB
+    assert document["baseline"]["outcome"] is None
+    assert document["counts"] == {
+        "candidates": 10, "screened": 4, "implied": 0, "probed": 0, "out_of_memory": 0, "failed": 0, "loads": 0,
+    }  # fmt: skip
+    stream = io.StringIO()
+    console = Console(file=stream, width=120, highlight=False, markup=False)
+    show_forecast(console, question, _forecast(), document, confirm_with="autotune run --mode probe")
+    text = stream.getvalue()
+    assert text.startswith("Predicted, nothing was measured.")
+    assert "To confirm it, where the hardware is: autotune run --mode probe" in text
+    assert "None was run." in text
+
+
+def test_nothing_fits_and_undecided_are_told_apart(question: Question) -> None:
+    miss = Foreseen(candidate=CANDIDATE, prediction=PREDICTION)
+    nothing = forecast_document(question, _forecast(winner=None, screened=10, nearest_miss=miss), [], confirm_with="x")
+    assert nothing["status"] == "nothing_fits" and nothing["recommendation"] is None
+    assert nothing["nearest_miss"]["knobs"] == {"batch": 8, "checkpointing": True}
+    undecided = forecast_document(question, _forecast(winner=None, undecided=miss), [], confirm_with="x")
+    assert undecided["status"] == "undecided"

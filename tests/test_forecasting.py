@@ -1,0 +1,148 @@
+"""The search on predictions alone, and what is advised, on machines whose optimum is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.advice import Adviser, as_flags
+from autotune.candidate import Candidate
+from autotune.forecast import Forecast
+from autotune.forecasting import forecast
+from autotune.prediction import Estimate, Prediction
+from autotune.question import Question
+from autotune.tune import baseline_candidate, legal_candidates
+from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_question, toy_space
+
+
+def ask(tmp_path: Path, limit: int, **oracle: float) -> tuple[Question, Machine, Forecast]:
+    machine = Machine(limit_bytes=limit * MIB)
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    trainer = ToyTrainer()
+    candidates = legal_candidates(question, trainer)
+    foresight = Oracle(machine=machine, **oracle)  # type: ignore[arg-type]
+    return question, machine, forecast(question, foresight, candidates, baseline_candidate(question, trainer))
+
+
+@pytest.mark.parametrize("limit", [450, 600, 900, 2500])
+def test_names_the_fastest_of_the_preferred_tier_that_surely_fits(tmp_path: Path, limit: int) -> None:
+    question, machine, answer = ask(tmp_path, limit)
+    assert answer.winner is not None and answer.relaxed == {}
+    preferred = {"num_generations": 8, "max_completion_length": 64}
+    surely = [
+        one
+        for one in legal_candidates(question, ToyTrainer())
+        if machine.need(one) * 1.1 <= machine.limit_bytes and preferred.items() <= one.knobs.items()
+    ]
+    assert machine.speed(answer.winner.candidate) == max(machine.speed(one) for one in surely)
+
+
+def test_learning_knobs_give_way_only_when_nothing_surely_fits(tmp_path: Path) -> None:
+    _, _, answer = ask(tmp_path, 230)
+    assert answer.winner is not None
+    assert answer.relaxed == {"num_generations": 4}
+    assert answer.undecided is not None, "the preferred tier may fit, and that is said"
+    assert answer.undecided.candidate.knobs["num_generations"] == 8
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    _, machine, answer = ask(tmp_path, 120)
+    assert answer.winner is None and answer.screened == answer.candidates
+    assert answer.nearest_miss is not None
+    need = answer.nearest_miss.prediction.peak_memory_bytes.low
+    assert need > machine.limit_bytes
+
+
+def test_undecided_is_not_nothing_fits(tmp_path: Path) -> None:
+    _, _, answer = ask(tmp_path, 175, off=0.3)
+    assert answer.winner is None
+    assert answer.screened < answer.candidates
+    assert answer.undecided is not None
+
+
+def test_what_is_named_was_followed_step_by_step(tmp_path: Path) -> None:
+    """The screen may be kinder than the full trace: then the next is taken."""
+    machine = Machine(limit_bytes=600 * MIB)
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    candidates = legal_candidates(question, ToyTrainer())
+
+    class Kinder(Oracle):
+        def screen(self, candidates: object) -> dict[str, Prediction]:
+            return {
+                name: replace(one, fits=True, depends_on=())
+                for name, one in super().screen(candidates).items()  # type: ignore[arg-type]
+            }
+
+    foresight = Kinder(machine=machine)
+    answer = forecast(question, foresight, candidates, None)
+    assert answer.winner is not None
+    assert answer.winner.prediction.fits
+    assert answer.winner.candidate == foresight.predicted[-1]
+    assert len(foresight.predicted) > 1
+
+
+def _advice(tmp_path: Path, limit: int, **knobs: object) -> tuple[Candidate, Machine, list[dict[str, object]]]:
+    machine = Machine(limit_bytes=limit * MIB)
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    trainer, oracle = ToyTrainer(), Oracle(machine=machine)
+    asked = trainer.complete({**trainer.baseline(question.space, question.job), **knobs}, question.job)  # type: ignore[dict-item]
+    adviser = Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle)
+    ways = adviser.ways_to_fit(asked, oracle.predict(asked))
+    return asked, machine, [{"change": dict(way.change), "learning": way.learning, "ratio": way.speed_ratio} for way in ways]
+
+
+def test_advice_moves_one_thing_and_neutral_ones_first(tmp_path: Path) -> None:
+    asked, machine, ways = _advice(tmp_path, 600)
+    assert machine.need(asked) > 600 * MIB
+    assert ways[0]["learning"] is False
+    assert ways[0]["change"] == {"batch": 4}, "the mildest that fits, not the smallest"
+    assert ways[0]["ratio"] == pytest.approx((4 / 2) / (8 / 3))
+    assert {"max_completion_length": 32} in [way["change"] for way in ways]
+    learning = [way["learning"] for way in ways]
+    assert learning == sorted(learning)  # type: ignore[type-var]
+    assert all(way["ratio"] is None for way in ways if way["learning"]), "speeds of unlike learning are not compared"
+
+
+def test_advice_moves_two_things_when_one_is_not_enough(tmp_path: Path) -> None:
+    _, _, ways = _advice(tmp_path, 230, max_completion_length=64)
+    assert ways and all(len(way["change"]) == 2 for way in ways)  # type: ignore[arg-type]
+
+
+def test_no_advice_where_nothing_helps(tmp_path: Path) -> None:
+    assert _advice(tmp_path, 100)[2] == []
+
+
+def test_a_kind_whose_strongest_does_not_fit_is_left_at_once(tmp_path: Path) -> None:
+    machine = Machine(limit_bytes=100 * MIB)
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    trainer, oracle = ToyTrainer(), Oracle(machine=machine)
+    asked = trainer.complete(trainer.baseline(question.space, question.job), question.job)
+    prediction = oracle.predict(asked)
+    Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle).ways_to_fit(asked, prediction)
+    batches = [one.knobs["batch"] for one in oracle.predicted[1:] if one.knobs == {**asked.knobs, "batch": one.knobs["batch"]}]
+    assert set(batches) == {1}, "2 and 4 need no look where 1 does not fit"
+
+
+def test_looking_ends_when_time_is_up(tmp_path: Path) -> None:
+    machine = Machine(limit_bytes=600 * MIB)
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    trainer, oracle = ToyTrainer(), Oracle(machine=machine)
+    asked = trainer.complete(trainer.baseline(question.space, question.job), question.job)
+    clock = iter(range(0, 10_000, 50))
+    adviser = Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle, now=lambda: next(clock))
+    ways = adviser.ways_to_fit(asked, oracle.predict(asked))
+    assert len(ways) == 1, "what was found by then is told"
+
+
+def test_a_change_reads_as_it_is_typed() -> None:
+    assert as_flags({"gradient_checkpointing": True, "batch": 4, "dtype": None}) == (
+        "--set gradient_checkpointing=true --set batch=4 --set dtype=null"
+    )
+
+
+def test_an_estimate_holds_its_own_value() -> None:
+    with pytest.raises(ValueError, match="within its own interval"):
+        Estimate(value=3.0, low=4.0, high=5.0)
+    assert (Estimate.exactly(2.0) + Estimate(value=1.0, low=0.5, high=2.0)) == Estimate(value=3.0, low=2.5, high=4.0)
