@@ -28,13 +28,17 @@ DEMO_LIMIT ?= 1G
 DEMO_BUDGET ?= 4m
 DEMO_OUT ?= demo-out
 
-.PHONY: help demo test test-all sweep-demo bench-gpu trl-overlays format clean
+# Environments of public measurements: packages of their time laid over .venv, whose torch they share.
+FORESIGHT_OVERLAYS := tf-4.48 tf-4.45
+
+.PHONY: help demo test test-all sweep-demo bench-foresight bench-gpu trl-overlays format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
 	@echo "make test          set up, then ruff, mypy and the fast tests"
 	@echo "make test-all      the slow tests, and only those (everything but what needs a GPU)"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
+	@echo "make bench-foresight  predicted memory against what was publicly measured, row by row"
 	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: autotune run under several limits"
 	@echo "make trl-overlays  other supported versions of TRL, for the slow tests"
 
@@ -54,6 +58,14 @@ test-all: $(READY) trl-overlays
 
 sweep-demo: $(READY) $(DEMO_MODEL)/config.json
 	$(BIN)/python benchmarks/sweep_demo.py --model $(DEMO_MODEL) --memory-limit $(DEMO_LIMIT)
+
+bench-foresight: $(READY) $(FORESIGHT_OVERLAYS:%=$(OVERLAYS)/foresight-%/.ready)
+	$(BIN)/python benchmarks/foresight.py --environments $(OVERLAYS)
+
+$(OVERLAYS)/foresight-%/.ready: constraints/foresight-%.txt $(READY)
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) --requirement $<
+	touch $@
 
 # The environment that `pip install 'grpo-autotune[train]'` made, not .venv, which holds CPU builds.
 bench-gpu:

@@ -1,0 +1,113 @@
+"""From a row's trace to what it should have shown, beside what it did show: each kind of peak by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from foresight_express import Case
+
+from autotune import catalogue
+from autotune.composition import Composition, Resident
+from autotune.hardware import Hardware
+from autotune.predict import sharding
+from autotune.predict.predictor import Situation, predict
+from autotune.prediction import Prediction
+from autotune.trace import Trace
+from autotune.units import MIB
+
+
+def compare(case: Case, answer: Mapping[str, Any] | None, beside_mib: float = 0) -> dict[str, Any]:
+    """One line of the table. A row that could not be followed says why."""
+    row = case.row
+    line: dict[str, Any] = {
+        "id": row["id"],
+        "class": case.label,
+        "url": row["url"],
+        "environment": row["environment"],
+        "model": row["model"],
+        "gpus": row["gpus"],
+        "tuning": row["tuning"],
+        "framework_config": row["framework_config"],
+        "micro_batch": row["micro_batch"],
+    }
+    if answer is None or "error" in answer:
+        return {**line, "error": (answer or {}).get("error", "not followed")}
+    try:
+        found = prediction(case, msgspec.convert(answer["trace"], Trace))
+    except (ValueError, NotImplementedError) as error:
+        return {**line, "error": f"{type(error).__name__}: {error}"}
+    return {**line, "trace_seconds": answer["trace"]["seconds"], **_kinds(row["measured"], found, beside_mib * MIB)}
+
+
+def _kinds(measured: Mapping[str, float], found: Prediction, beside: float) -> dict[str, Any]:
+    """`beside`: what is known that the machine shows beyond what a process of its kind does elsewhere."""
+    allocated, shown = found.torch_peak_allocated_bytes, found.peak_memory_bytes
+    return {
+        "torch_max_allocated": _beside(allocated.value, measured["torch_max_allocated_bytes"], allocated.low, allocated.high),
+        "nvidia_smi_used": _beside(
+            shown.value + beside, measured["nvidia_smi_mib"] * MIB, shown.low + beside, shown.high + beside
+        ),
+        "nvidia_smi_used_elsewhere": _beside(shown.value, measured["nvidia_smi_mib"] * MIB, shown.low, shown.high),
+        "torch_max_reserved_predicted": round(found.torch_peak_reserved_bytes.value),
+    }
+
+
+def _beside(predicted: float, measured: float, low: float, high: float) -> dict[str, Any]:
+    return {
+        "predicted": round(predicted),
+        "measured": round(measured),
+        "error": round(predicted / measured - 1, 6),
+        "within_interval": low <= measured <= high,
+    }
+
+
+def prediction(case: Case, trace: Trace) -> Prediction:
+    """The product's own path: sharding, replay, what the device shows."""
+    row, spec = case.row, case.specification
+    spread = sharding.worst_rank(trace, sharding.Sharding.of(case.sharding))
+    gpu = gpu_named(row["gpu"])
+    return predict(
+        Situation(
+            candidate_id=row["id"],
+            composition=composition(row, spec),
+            hardware=Hardware(kind="cuda", name=gpu.name, count=row["gpus"], memory_bytes=gpu.memory_mib * MIB, here=False),
+            gpu=gpu,
+            limit_bytes=gpu.memory_mib * MIB,
+            config=spec["model"]["config"],
+            trace=spread.trace,
+            settings=spec["settings"],
+            host_bytes=spread.host_bytes,
+        )
+    )
+
+
+def gpu_named(name: str) -> catalogue.Gpu:
+    return next(gpu for gpu in catalogue.gpus() if gpu.name == name)
+
+
+def composition(row: Mapping[str, Any], spec: Mapping[str, Any]) -> Composition:
+    ranks, settings = row["gpus"], spec["settings"]
+    policy = Resident(
+        role="policy",
+        model=row["model"],
+        ranks=tuple(range(ranks)),
+        dtype=row["dtype"],
+        trains=True,
+        adapter_rank=None if row["tuning"] == "full" else 16,
+        sharding="parameters" if ranks > 1 else "none",
+    )
+    return Composition(
+        residents=(policy,),
+        ranks=ranks,
+        micro_batch=row["micro_batch"],
+        accumulation=1,
+        generation_batch=row["micro_batch"],
+        prompt_length=0,
+        completion_length=row["length"],
+        checkpointing=True,
+        optimizer=settings["optim"],
+        attention="flash_attention_2",
+        sharded_by="fsdp1" if ranks > 1 else "none",
+    )

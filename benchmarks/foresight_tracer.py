@@ -1,0 +1,56 @@
+"""Follows generic steps in the environment that it is started with; every one in a fork, because patches stay.
+
+    python benchmarks/foresight_tracer.py SPECIFICATIONS.json FOLDER
+
+One file per specification is written to FOLDER: `{"trace": ...}` or `{"error": "..."}`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+SECONDS = 150
+"""A step that takes longer is given up; the longest takes a tenth of it on an idle core."""
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> int:
+    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    specifications = json.loads(Path(sys.argv[1]).read_text())
+    folder = Path(sys.argv[2])
+    adapter = importlib.import_module("autotune.inside.adapters.generic_trace")
+    adapter.warm({})
+    for name, specification in specifications.items():
+        follow(adapter, specification, folder / f"{name}.json")
+    return 0
+
+
+def follow(adapter: Any, specification: Any, answer: Path) -> None:
+    """In a child, so that what one specification patches is gone for the next."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    signal.alarm(SECONDS)
+    try:
+        if specification["method"] != "generic":
+            adapter = importlib.import_module("autotune.inside.adapters.trl_trace")
+            adapter.warm({"model": specification["model"]})
+        found = {"trace": adapter.trace(specification)}
+    except BaseException as error:
+        said = traceback.format_exc(limit=-6) if os.environ.get("FORESIGHT_DEBUG") else ""
+        found = {"error": f"{type(error).__name__}: {str(error)[:600]}{said}"}
+    answer.write_text(json.dumps(found))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
