@@ -25,8 +25,8 @@ from autotune.trainers.base import Job, Trainer
 
 if TYPE_CHECKING:
     from autotune.predict.pieces import Pieces, Point
+    from autotune.predict.pieces.screening import Anchor
     from autotune.predict.predictor import Situation
-    from autotune.predict.screening import Anchor
     from autotune.question import Question
 
 Request = Mapping[str, Any]
@@ -130,7 +130,7 @@ class Foresight:
 
     def _screened(self, key: str, members: Sequence[tuple[Candidate, Request]]) -> dict[str, Prediction]:
         """All members of one family; one by one where their steps don't follow from each other."""
-        from autotune.predict.blocks import NotUniform
+        from autotune.predict.pieces.blocks import NotUniform
 
         if key not in self._families and len(members) <= FEW:
             return {candidate.id: self.predict(candidate) for candidate, _ in members}
@@ -141,7 +141,7 @@ class Foresight:
         return family.predictions(self, members)
 
     def _family(self, key: str, members: Sequence[tuple[Candidate, Request]]) -> _Family:
-        from autotune.predict.survey import stretch_of, survey
+        from autotune.predict.pieces.survey import stretch_of, survey
 
         points = list(dict.fromkeys(_point_of(request) for _, request in members))
         known = self._families.get(key)
@@ -179,8 +179,8 @@ class Foresight:
 
     def _replayed(self, candidate: Candidate, request: Request) -> tuple[Anchor, Situation]:
         """What a replay of this member shows, and its situation without events."""
+        from autotune.predict.pieces.screening import Anchor
         from autotune.predict.predictor import use_of
-        from autotune.predict.screening import Anchor
 
         trace = self._tracer.trace(request)
         situation = self._situation(candidate, request, trace)
@@ -215,8 +215,8 @@ class _Family:
 
     def predictions(self, foresight: Foresight, members: Sequence[tuple[Candidate, Request]]) -> dict[str, Prediction]:
         from autotune.predict.pieces import rows_of
+        from autotune.predict.pieces.screening import usage_at
         from autotune.predict.predictor import predict, surroundings_of
-        from autotune.predict.screening import usage_at
 
         points = [_point_of(request) for _, request in members]
         heights, works = self._pieces.at(points), self._pieces.works.at(rows_of(points))
@@ -265,7 +265,7 @@ def screened_out(question: Question, trainer: Trainer, candidates: Sequence[Cand
 
 def _family_key(request: Request) -> str:
     """Everything but the point, and the course that the number of micro-steps leads to."""
-    from autotune.predict.survey import course_of
+    from autotune.predict.pieces.survey import course_of
 
     settings = request["settings"]
     accumulation, steps = settings.get("gradient_accumulation_steps"), settings.get("steps_per_generation")

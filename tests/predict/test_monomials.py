@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.monomials import Basis, Floats
 from autotune.predict.pieces import Point, rows_of
-from autotune.predict.survey import corner, picked
+from autotune.predict.pieces.monomials import Basis, Floats
+from autotune.predict.pieces.survey import corner, picked
 
 SPACE = [
     Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=steps)

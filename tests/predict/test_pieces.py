@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.predict.blocks import NotUniform, Stretch, blocks_of, growth
 from autotune.predict.pieces import Point, Sample, error_at, fit, phase_peaks
-from autotune.predict.screening import parts_of
-from autotune.predict.survey import corner, picked, stretch_of, survey
+from autotune.predict.pieces.blocks import NotUniform, Stretch, blocks_of, growth
+from autotune.predict.pieces.screening import parts_of
+from autotune.predict.pieces.survey import corner, picked, stretch_of, survey
 from autotune.trace import Inventory, Mark, Part, Trace
 
 NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")

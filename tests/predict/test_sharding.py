@@ -145,7 +145,7 @@ def test_ddp_adds_one_copy_of_the_gradients_unless_they_are_views_of_it() -> Non
 
 
 def test_ddp_buckets_close_when_they_reach_their_cap() -> None:
-    from autotune.predict.sharding_flat import Ddp
+    from autotune.predict.sharding.flat import Ddp
 
     trace = plain()
     assert trace.usage is not None

@@ -11,9 +11,10 @@ import pytest
 from autotune import catalogue
 from autotune.catalogue.efficiency import efficiencies
 from autotune.composition import Composition, EngineSettings, Resident
-from autotune.predict import decoding, speed
-from autotune.predict.ceilings import SOME_CPU, Ceilings, ceilings
-from autotune.predict.decoding import Writing
+from autotune.predict import speed
+from autotune.predict.speed import decoding
+from autotune.predict.speed.ceilings import SOME_CPU, Ceilings, ceilings
+from autotune.predict.speed.decoding import Writing
 from autotune.prediction import Estimate, PhasePrediction, Prediction
 from autotune.trace import Inventory, Mark, Trace, Work
 

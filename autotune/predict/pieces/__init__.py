@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.measurement import Phase
-from autotune.predict.blocks import PARTS, Block, NotUniform, Segment, Stretch, blocks_of, growth, segments
-from autotune.predict.monomials import Basis, Floats
-from autotune.predict.works import Works, inventory_of
+from autotune.predict.pieces.blocks import PARTS, Block, NotUniform, Segment, Stretch, blocks_of, growth, segments
+from autotune.predict.pieces.monomials import Basis, Floats
+from autotune.predict.pieces.works import Works, inventory_of
 from autotune.trace import Part, Trace
 
 

@@ -60,7 +60,7 @@ class Sharding:
     @classmethod
     def of(cls, given: Mapping[str, object] | None, *, hidden_size: int | None = None) -> Sharding:
         """From a specification's `sharding`, whose `options` have the library's names; `auto` is what transformers fills in."""
-        from autotune.predict.sharding_options import read
+        from autotune.predict.sharding.options import read
 
         return cls() if given is None else read(cls(), given, hidden_size)
 
@@ -94,16 +94,16 @@ def _applied(trace: Trace, sharding: Sharding) -> Sharded:
             f"trace it with sharding kind {sharding.kind}"
         )
     if sharding.kind in ("zero1", "zero2"):
-        from autotune.predict.sharding_zero import Zero12
+        from autotune.predict.sharding.zero import Zero12
 
         rewriter = Zero12(trace, trace.usage, sharding)
         return Sharded(trace=rewriter.rewritten(), host_bytes=rewriter.host_bytes)
     if sharding.kind == "zero3":
-        from autotune.predict.sharding_zero3 import Zero3
+        from autotune.predict.sharding.zero3 import Zero3
 
         third = Zero3(trace, trace.usage, sharding)
         return Sharded(trace=third.rewritten(), host_bytes=third.host_bytes)
-    from autotune.predict.sharding_flat import Ddp, Fsdp1
+    from autotune.predict.sharding.flat import Ddp, Fsdp1
 
     flat = Ddp(trace, trace.usage, sharding) if sharding.kind == "ddp" else Fsdp1(trace, trace.usage, sharding)
     return Sharded(trace=flat.rewritten())

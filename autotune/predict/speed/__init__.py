@@ -15,9 +15,10 @@ from autotune.catalogue import Gpu
 from autotune.catalogue.efficiency import efficiency
 from autotune.composition import Composition
 from autotune.measurement import PHASES, Phase
-from autotune.predict import decoding, shapes
-from autotune.predict.ceilings import SOME_CPU, Ceilings, ceilings, computing, crossing, each, longer, moving
-from autotune.predict.decoding import MICRO, MILLI, Writing
+from autotune.predict import shapes
+from autotune.predict.speed import decoding
+from autotune.predict.speed.ceilings import SOME_CPU, Ceilings, ceilings, computing, crossing, each, longer, moving
+from autotune.predict.speed.decoding import MICRO, MILLI, Writing
 from autotune.prediction import EngineFit, Estimate, Prediction
 from autotune.trace import Inventory, Trace, Work
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autotune.measurement import Phase
-from autotune.predict.blocks import Stretch
-from autotune.predict.monomials import Basis, Floats
+from autotune.predict.pieces.blocks import Stretch
+from autotune.predict.pieces.monomials import Basis, Floats
 from autotune.trace import Inventory, Trace, Work
 
 OTHER = ("moved_bytes", "kernels")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from autotune.predict.sharding_book import Optimizer, Rewriter, optimizer_of
+from autotune.predict.sharding.book import Optimizer, Rewriter, optimizer_of
 from autotune.trace import Part, Trace, Usage
 
 if TYPE_CHECKING:

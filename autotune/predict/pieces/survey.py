@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.errors import BadInput
-from autotune.predict.blocks import Stretch
 from autotune.predict.pieces import Pieces, Point, Sample, error_at, fit
+from autotune.predict.pieces.blocks import Stretch
 from autotune.predict.shapes import shape, text_config
 from autotune.trace import Trace
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from autotune.predict.sharding_book import Writer
+from autotune.predict.sharding.book import Writer
 from autotune.trace import Usage
 
 NEVER = -1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autotune.predict.sharding_book import Optimizer, Rewriter, optimizer_of
+from autotune.predict.sharding.book import Optimizer, Rewriter, optimizer_of
 from autotune.trace import Mark, Trace, Usage
 
 if TYPE_CHECKING:

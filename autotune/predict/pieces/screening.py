@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.measurement import Phase
-from autotune.predict.blocks import PARTS
 from autotune.predict.pieces import Heights
+from autotune.predict.pieces.blocks import PARTS
 from autotune.predict.usage import Generation, PhaseUse, Surroundings, Usage
 from autotune.trace import Part, Trace
 

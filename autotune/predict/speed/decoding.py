@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from autotune.catalogue.efficiency import efficiency
 from autotune.predict import shapes
-from autotune.predict.ceilings import Ceilings, computing, crossing, each, longer, moving
 from autotune.predict.engine import TRL_BATCHED_TOKENS, quantisation, quantised_bytes
 from autotune.predict.shapes import Layer, Shape, dtype_bytes
+from autotune.predict.speed.ceilings import Ceilings, computing, crossing, each, longer, moving
 from autotune.prediction import Estimate
 
 MICRO, MILLI = 1e-6, 1e-3

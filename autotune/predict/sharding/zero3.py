@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autotune.predict.sharding_book import Optimizer, Rewriter, optimizer_of
-from autotune.predict.sharding_gathering import Gathering
-from autotune.predict.sharding_zero import NORM_BYTES
+from autotune.predict.sharding.book import Optimizer, Rewriter, optimizer_of
+from autotune.predict.sharding.gathering import Gathering
+from autotune.predict.sharding.zero import NORM_BYTES
 from autotune.trace import Trace, Usage
 
 if TYPE_CHECKING:
