@@ -64,10 +64,9 @@ def release(loaded: object) -> None:
 def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Follow one specification's step. As `autotune.trace.Trace`, in JSON's kinds."""
     warm(spec)
-    from ..tracing import cuda_choices, driver, fake, fsdp, uses
+    from ..tracing import cuda_choices, driver, fake, frozen_units, fsdp, uses
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
-    from . import generic_fsdp1
 
     began = time.perf_counter()
     ledger = Ledger()
@@ -80,7 +79,7 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
             log = uses.Uses(ledger)
             if uses.wanted(spec):
                 log.watch(model, tracker)
-            with fake.explained(), generic_fsdp1.followed(model, spec) as done_with_backward:
+            with fake.explained(), frozen_units.followed(model, spec) as done_with_backward:
                 step(model, spec, follower, done_with_backward)
             follower.stop()
     return {

@@ -75,7 +75,7 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _follow(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """The trainer after its steps, who followed it, and when each parameter was used (where sharding asks for that)."""
-    from ..tracing import cuda_choices, driver, experts, fake, fsdp, liger, uses
+    from ..tracing import cuda_choices, driver, experts, fake, frozen_units, fsdp, liger, uses
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
     from . import trl_trace_build
@@ -90,7 +90,12 @@ def _follow(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
             log = uses.Uses(ledger)
             if uses.wanted(spec):
                 log.watch(trainer.model, follower.tracker)
-            with fake.explained(), experts.follow(trainer.model, spec):
+            with (
+                fake.explained(),
+                experts.follow(trainer.model, spec),
+                frozen_units.followed(trainer.model, spec) as done_with_backward,
+            ):
+                _after_each_backward(trainer.accelerator, done_with_backward)
                 trainer.train()
             follower.stop()
     for note in liger.notes(spec):
@@ -107,6 +112,16 @@ def _extra_where_data_decide(trainer: Any, follower: Any, spec: Mapping[str, Any
     follower.note(experts.NOTE)
     _, worst, _ = _follow({**spec, "routing": "one"})
     return int(max(0, worst.ledger.peak - follower.ledger.peak))
+
+
+def _after_each_backward(accelerator: Any, then: Callable[[], None]) -> None:
+    backward = accelerator.backward
+
+    def backward_and_then(*args: Any, **kwargs: Any) -> None:
+        backward(*args, **kwargs)
+        then()
+
+    accelerator.backward = backward_and_then
 
 
 def _put_parameters_in_place(trainer: Any, follower: Any, spec: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..tracing.driver import layers_of
+from .driver import layers_of
 
 
 @contextmanager
