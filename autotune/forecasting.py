@@ -49,7 +49,7 @@ def forecast(question: Question, foresight: Foresees, candidates: Sequence[Candi
         runner_ups=tuple(one for one in _fastest_first(seen[place]) if one.candidate != winner.candidate)[:RUNNER_UPS]
         if winner
         else (),
-        trade_offs=tuple(_best_of_others(seen, place)) if winner else (),
+        trade_offs=tuple(_one_step_further(tiers, seen, place)) if winner else (),
         undecided=_worth_a_probe(preferred, winner),
         nearest_miss=None if winner else min(everyone, key=lambda one: one.prediction.peak_memory_bytes.low),
         candidates=len(everyone),
@@ -82,9 +82,12 @@ def _first_that_holds(foresight: Foresees, seen: Sequence[Sequence[Foreseen]]) -
     return None, 0
 
 
-def _best_of_others(seen: Sequence[Sequence[Foreseen]], place: int) -> Iterator[Foreseen]:
-    for other, members in enumerate(seen):
-        if other != place and (fitting := _fastest_first(members)):
+def _one_step_further(tiers: Sequence[Tier], seen: Sequence[Sequence[Foreseen]], place: int) -> Iterator[Foreseen]:
+    """The best of every tier that differs from the chosen one in a single learning knob."""
+    chosen = tiers[place].learning
+    for tier, members in zip(tiers, seen, strict=True):
+        differing = [name for name, value in tier.learning.items() if chosen.get(name) != value]
+        if len(differing) == 1 and (fitting := _fastest_first(members)):
             yield fitting[0]
 
 
