@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from autotune.candidate import Candidate, Knobs, KnobValue
 from autotune.composition import Composition
 from autotune.space import SearchSpace
 from autotune.trainers import trl_files, trl_legality
-from autotune.trainers.base import Job, ProbePlan
+from autotune.trainers.base import Job, ProbePlan, Trainer
 from autotune.trainers.trl_compose import compose
 from autotune.trainers.trl_fields import Field, fields
 from autotune.trainers.trl_requests import adapter_request, refuse_what_no_probe_runs, trace_request, trainer_settings
@@ -48,13 +48,7 @@ class TrlGrpo:
     def baseline(self, space: SearchSpace, job: Job) -> Knobs:
         """The first legal one of the user's or TRL's own batch shape at the held learning knobs."""
         fixed = {knob.name: _baseline_value(knob.name, knob.choices, knob.effect, job) for knob in space.knobs}
-        first: Knobs | None = None
-        for shape in _batch_shapes(space, job):
-            knobs = space.applicable({**fixed, **{name: value for name, value in shape.items() if name in space}})
-            first = first or knobs
-            if self.why_illegal(self.complete(knobs, job), job) is None:
-                return knobs
-        return first or space.applicable(fixed)
+        return first_legal(self, space, job, fixed, _batch_shapes(space, job))
 
     def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         workload, settings = job.workload, candidate.settings
@@ -115,6 +109,17 @@ def dataset_of(job: Job) -> Mapping[str, object] | None:
     if job.workload.dataset is not None:
         named = {**{name: value for name, value in named.items() if name != "datasets"}, "dataset_name": job.workload.dataset}
     return named if named.get("dataset_name") or named.get("datasets") else None
+
+
+def first_legal(trainer: Trainer, space: SearchSpace, job: Job, fixed: Knobs, shapes: Iterable[Mapping[str, KnobValue]]) -> Knobs:
+    """The fixed knobs with the first batch shape that is legal; with the first of all where none is."""
+    first: Knobs | None = None
+    for shape in shapes:
+        knobs = space.applicable({**fixed, **{name: value for name, value in shape.items() if name in space}})
+        first = first or knobs
+        if trainer.why_illegal(trainer.complete(knobs, job), job) is None:
+            return knobs
+    return first or space.applicable(fixed)
 
 
 def _baseline_value(name: str, choices: tuple[KnobValue, ...], effect: str, job: Job) -> KnobValue:

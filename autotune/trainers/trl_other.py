@@ -14,7 +14,7 @@ from autotune.errors import IllegalConfiguration
 from autotune.space import SearchSpace
 from autotune.trainers import trl_legality
 from autotune.trainers.base import Job, ProbePlan
-from autotune.trainers.trl import TrlGrpo
+from autotune.trainers.trl import TrlGrpo, first_legal
 from autotune.trainers.trl_compose import compose
 from autotune.trainers.trl_fields import Field, fields
 from autotune.trainers.trl_requests import trace_request
@@ -56,13 +56,7 @@ class TrlForesight:
         if self.method in ONLINE:
             return TrlGrpo.baseline(self, space, job)  # type: ignore[arg-type]
         fixed = {knob.name: self._baseline_value(knob.name, knob.choices, knob.effect, job) for knob in space.knobs}
-        first: Knobs | None = None
-        for shape in _batch_shapes(space, job):
-            knobs = space.applicable({**fixed, **{name: value for name, value in shape.items() if name in space}})
-            first = first or knobs
-            if self.why_illegal(self.complete(knobs, job), job) is None:
-                return knobs
-        return first or space.applicable(fixed)
+        return first_legal(self, space, job, fixed, _batch_shapes(space, job))
 
     def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         self._refuse()

@@ -9,7 +9,6 @@ mask as well for the memory-efficient kernel, the full score matrices for plain 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from . import hardware
+from .swap import torch_kernels
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -25,14 +25,8 @@ _HALF = (torch.float16, torch.bfloat16)
 @contextmanager
 def follow_cuda() -> Iterator[None]:
     """Meanwhile `scaled_dot_product_attention` on CPU tensors does what it does on CUDA's."""
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel of torch is replaced is the point
-            library.impl("scaled_dot_product_attention", _attention, "CompositeImplicitAutograd")
+    with torch_kernels(lambda library: library.impl("scaled_dot_product_attention", _attention, "CompositeImplicitAutograd")):
         yield
-    finally:
-        library._destroy()
 
 
 def _attention(

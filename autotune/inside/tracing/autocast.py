@@ -10,13 +10,14 @@ What both devices run in half precision keeps torch's own kernel; the others get
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from .swap import torch_kernels
 
 KEY = "AutocastCPU"
 
@@ -69,18 +70,14 @@ _casts: dict[int, tuple[Any, Any]] = {}
 @contextmanager
 def follow_cuda() -> Iterator[None]:
     """Meanwhile autocast on CPU tensors, asked for as "cpu" or "cuda", goes by CUDA's lists."""
-    library = torch.library.Library("aten", "IMPL")
     dtype = torch.get_autocast_dtype("cpu")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel of torch is replaced is the point
-            _install(library)
-        torch.set_autocast_dtype("cpu", torch.get_autocast_dtype("cuda"))
-        with _asked_for_by_name():
-            yield
+        with torch_kernels(_install):
+            torch.set_autocast_dtype("cpu", torch.get_autocast_dtype("cuda"))
+            with _asked_for_by_name():
+                yield
     finally:
         torch.set_autocast_dtype("cpu", dtype)
-        library._destroy()
         _casts.clear()
 
 

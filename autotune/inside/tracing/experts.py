@@ -7,7 +7,6 @@ largest share decides what lives for a moment; there the interval goes from the 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ import torch._meta_registrations
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from . import values
+from .swap import torch_kernels
 
 aten = torch.ops.aten
 
@@ -72,14 +72,8 @@ def _grouped_products_of_any_type() -> Iterator[None]:
         groups = [right.shape[0]] if left.dim() == right.dim() == 3 else [offs.shape[0]] if left.dim() == right.dim() else []
         return torch.empty([*groups, left.shape[-2], right.shape[-1]], dtype=out_dtype or left.dtype, device=left.device)
 
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel of torch is replaced is the point
-            library.impl("_grouped_mm", described, "Meta")
+    with torch_kernels(lambda library: library.impl("_grouped_mm", described, "Meta")):
         yield
-    finally:
-        library._destroy()
 
 
 class _Routing(TorchDispatchMode):  # type: ignore[misc]

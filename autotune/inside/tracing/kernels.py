@@ -7,7 +7,6 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from . import believing
-from .swap import swapped
+from .swap import swapped, torch_kernels
 
 aten = torch.ops.aten
 
@@ -24,15 +23,13 @@ aten = torch.ops.aten
 @contextmanager
 def follow_cuda() -> Iterator[None]:
     """Meanwhile these operations on CPU tensors do what they do on CUDA's."""
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel of torch is replaced is the point
-            for name, kernel in _KERNELS.items():
-                library.impl(name, kernel, "CompositeImplicitAutograd")
+    with torch_kernels(_install):
         yield
-    finally:
-        library._destroy()
+
+
+def _install(library: Any) -> None:
+    for name, kernel in _KERNELS.items():
+        library.impl(name, kernel, "CompositeImplicitAutograd")
 
 
 def _dropout(values: Any, p: float, train: bool) -> Any:

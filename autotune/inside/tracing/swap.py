@@ -1,10 +1,13 @@
-"""Putting something in a name's place, and the old one back afterwards."""
+"""Putting something in a name's place, or a kernel in one of torch's, and the old one back afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+import warnings
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 _ABSENT = object()
 
@@ -35,3 +38,16 @@ def attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
             delattr(holder, name)
         else:
             setattr(holder, name, before)
+
+
+@contextmanager
+def torch_kernels(install: Callable[[Any], None]) -> Iterator[None]:
+    """Kernels of torch's own operations, put by `install` into the library that it is given."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel of torch is replaced is the point
+            install(library)
+        yield
+    finally:
+        library._destroy()
