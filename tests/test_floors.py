@@ -12,9 +12,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "autotune"
 # From the ground up. Who stands on one line does not see the others on it; a floor of several lines has steps.
 FLOORS = [
     ("0", {"errors"}),
-    ("0", {"units", "document"}),
+    ("0", {"units", "document", "nvml", "secrets"}),
     ("0", {"catalogue"}),
-    ("1", {"candidate", "hardware", "measurement", "environment"}),
+    ("1", {"candidate", "devices", "hardware", "measurement", "environment"}),
     ("1", {"composition", "prediction", "trace"}),
     ("1", {"workload", "detect"}),
     ("2", {"space", "failures", "verdict", "models"}),

@@ -15,6 +15,8 @@ _COMMANDS = {
     "run": "measure candidates on this machine and recommend the fastest that fits",
     "predict": "say without a GPU whether a configuration fits, by how much, and what takes the memory",
     "diagnose": "say from a training log what failed first, and what helps",
+    "report": "make the HTML page of an answer",
+    "dashboard": "look at a study in optuna-dashboard, with the memory limit respected",
     "show": "list the models, GPUs, spaces and knobs that are known",
 }
 """Name and summary of each command, so that --help needs none of them."""

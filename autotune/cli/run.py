@@ -36,7 +36,7 @@ _COUNT = click.IntRange(min=1)
     show_default=True,
     help="Measure here (probe), or only predict; auto measures what is here.",
 )
-@click.option("--sampler", type=click.Choice(["tpe", "gp", "random"]), default="tpe", show_default=True, help="Optuna's sampler.")
+@click.option("--sampler", type=click.Choice(["value", "tpe", "gp", "random"]), default="value", show_default=True, help="Who chooses the next candidate: gain for its cost (value), or one of Optuna's samplers.")
 @click.option("--storage", metavar="URL", help="Optuna's storage; study.db in the output folder otherwise.")
 @click.option("--study", metavar="NAME", help="The study's name in the storage; made from model and hardware otherwise.")
 @click.option("--resume", is_flag=True, help="Go on with the study: nothing is measured twice.")
@@ -118,7 +118,7 @@ def _typed_for_the_target() -> str:
 
 
 def _search(understood: Understood, candidates: tuple[Candidate, ...]) -> Recommendation:
-    from autotune.foresight import screened_out
+    from autotune.foresight import foresee
     from autotune.report import Progress
     from autotune.study import open_study
     from autotune.tune import Clock, baseline_candidate, tune
@@ -130,8 +130,9 @@ def _search(understood: Understood, candidates: tuple[Candidate, ...]) -> Recomm
         executor.prepare()
         if question.storage.startswith(f"sqlite:///{question.out.resolve()}"):
             question.out.mkdir(parents=True, exist_ok=True)
-        ruled_out = screened_out(question, trainer, candidates)
-        study = open_study(question, candidates, baseline_candidate(question, trainer), ruled_out)
+        baseline = baseline_candidate(question, trainer)
+        foreseen = foresee(question, trainer, [*candidates, *([baseline] if baseline else [])])
+        study = open_study(question, candidates, baseline, foreseen)
         return tune(question, study=study, executor=executor, listener=progress, clock=clock)
 
 

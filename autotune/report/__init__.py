@@ -1,23 +1,31 @@
 """What a person or a program reads: prose and JSON made from a Recommendation or a Forecast, and nothing judged anew."""
 
 from autotune.report.document import document, failed_without_memory
-from autotune.report.folder import check_folder, publish
+from autotune.report.folder import DOCUMENT, check_folder, publish
 from autotune.report.forecast_document import forecast_document, prediction_document
 from autotune.report.forecast_text import show_forecast, show_prediction, show_ways
+from autotune.report.page import PAGE, figures_of, markdown, read_document, render, write_page
 from autotune.report.progress import Progress
 from autotune.report.text import show_answer, show_question
 
 __all__ = [
+    "DOCUMENT",
+    "PAGE",
     "Progress",
     "check_folder",
     "document",
     "failed_without_memory",
+    "figures_of",
     "forecast_document",
+    "markdown",
     "prediction_document",
     "publish",
+    "read_document",
+    "render",
     "show_answer",
     "show_forecast",
     "show_prediction",
     "show_question",
     "show_ways",
+    "write_page",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from autotune.candidate import Candidate
 from autotune.measurement import PHASES, Measurement, Outcome, Speed
 from autotune.question import Question
 from autotune.recommendation import Change, Counts, Recommendation, Trial
+from autotune.secrets import without_password
 
 SCHEMA = 1
 """Goes up when a field is renamed or dropped; fields are added freely."""
@@ -40,11 +40,6 @@ def document(question: Question, answer: Recommendation, files: Sequence[str], *
         "warnings": list(warnings),
         "versions": _versions(answer),
     }
-
-
-def without_password(url: str) -> str:
-    """A storage's address as it may be shown and written down."""
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)
 
 
 def learning_difference(question: Question, one: Candidate, other: Candidate) -> dict[str, Any]:
@@ -204,6 +199,9 @@ def _counts(counts: Counts) -> dict[str, int]:
         "out_of_memory": counts.out_of_memory,
         "failed": counts.failed,
         "loads": counts.loads,
+        "confirmations": counts.confirmations,
+        "refused_probed": counts.refused_probed,
+        "false_refusals": counts.false_refusals,
     }
 
 

@@ -9,7 +9,8 @@ from autotune.candidate import Candidate, KnobValue
 from autotune.measurement import PHASES, Speed
 from autotune.question import Question
 from autotune.recommendation import Recommendation, Trial
-from autotune.report.document import failed_without_memory, learning_difference, nearest_miss, without_password
+from autotune.report.document import failed_without_memory, learning_difference, nearest_miss
+from autotune.secrets import without_password
 from autotune.space import Knob
 from autotune.units import format_bytes, format_seconds
 

@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.trial import TrialState
+from sqlalchemy import event
 
 from autotune.errors import BadInput, MissingExtra, StudyMismatch
 from autotune.question import Question
+from autotune.secrets import without_password
 from autotune.study.records import plain
 
 _QUESTION = "autotune:question"
 
 
+IN_MEMORY = "memory://"
+"""A study that is kept nowhere: for simulations."""
+
+
 def open_storage(url: str) -> BaseStorage:
     """The storage behind an Optuna URL; whatever stands in the way is said in a sentence."""
+    if url == IN_MEMORY:
+        return InMemoryStorage()
     options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
-        return RDBStorage(url, engine_kwargs=options)
+        return _quick(RDBStorage(url, engine_kwargs=options))
     except ImportError as missing:
-        raise MissingExtra(f"The storage {_without_password(url)}", "postgres") from missing
+        raise MissingExtra(f"The storage {without_password(url)}", "postgres") from missing
     except Exception as error:  # sqlalchemy has many, and says the telling part in the first line
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise BadInput(
-            f"The storage {_without_password(url)} can't be opened: {reason.replace(url, _without_password(url))}.",
+            f"The storage {without_password(url)} can't be opened: {reason.replace(url, without_password(url))}.",
             way_out="Give --storage a database that can be written, like sqlite:///path/to/study.db.",
         ) from error
+
+
+def _quick(storage: RDBStorage) -> RDBStorage:
+    """SQLite with a log written ahead: a dozen small writes for each probe would else wait for the disk dozens of times.
+
+    What was told is in the file whichever way this process ends. Where the file system has no such log, nothing changes.
+    """
+    if storage.engine.dialect.name == "sqlite":
+
+        def on_connect(connection: Any, record: object) -> None:
+            with contextlib.suppress(Exception):  # the driver's own errors, of a module that need not be sqlite3
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=NORMAL")
+
+        event.listen(storage.engine, "connect", on_connect)
+        storage.engine.dispose()
+    return storage
 
 
 def open_optuna(question: Question, storage: BaseStorage) -> optuna.Study:
@@ -76,12 +102,3 @@ def sweep_stale(study: optuna.Study) -> int:
     for trial in stale:
         study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
     return len(stale)
-
-
-def _without_password(url: str) -> str:
-    from sqlalchemy.engine import make_url
-
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except Exception:  # not a URL at all: nothing secret to hide
-        return url

@@ -1,0 +1,82 @@
+"""`autotune dashboard`: a study in optuna-dashboard, with the memory limit respected."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autotune.cli.exits import DONE
+
+if TYPE_CHECKING:
+    from autotune.study.dashboard import Extras
+
+
+@click.command(name="dashboard", short_help="look at a study in optuna-dashboard")
+@click.argument("folder", default="autotune-out", metavar="[FOLDER]")
+@click.option("--storage", metavar="URL", help="Optuna's storage; the one that the folder's answer names otherwise.")
+@click.option("--study", "name", metavar="NAME", help="The study in it; needed only where there are several.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="The address to listen on. Others than this one let others in."
+)
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document with the address, then serve.")
+def command(folder: str, storage: str | None, name: str | None, host: str, port: int, as_json: bool) -> int:
+    """Serve a study in optuna-dashboard until Ctrl-C. The best trial is the best that fits; what ran out of memory is marked as
+    infeasible; notes say how each candidate ended, and the study's own note holds the recommendation. Nothing is written into it.
+
+    \b
+    Example:
+      autotune dashboard autotune-out
+    """
+    from autotune.study.dashboard import application, serve
+
+    document = _document(Path(folder), needed=storage is None)
+    app = application(storage or _storage_of(document, Path(folder)), name or _name_of(document), _extras(document))
+    with serve(app, host, port) as server:
+        url = f"http://{host}:{server.server_port}/dashboard"
+        print(json.dumps({"schema": 1, "url": url}) if as_json else f"Serving on {url} (Ctrl-C ends it)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+    return DONE
+
+
+def _document(folder: Path, *, needed: bool) -> dict[str, Any] | None:
+    from autotune.report import DOCUMENT, read_document
+
+    source = folder / DOCUMENT if folder.is_dir() else folder
+    return read_document(source) if needed or source.exists() else None
+
+
+def _storage_of(document: dict[str, Any] | None, folder: Path) -> str:
+    """The folder's own database where there is one, for folders are moved; else what the answer names."""
+    from autotune.errors import BadInput
+
+    beside = folder / "study.db"
+    if beside.exists():
+        return f"sqlite:///{beside.resolve()}"
+    named = (document or {}).get("study") or {}
+    if not named.get("storage"):
+        raise BadInput(
+            f"{folder} holds a predicted answer: nothing was measured, so there is no study.",
+            way_out="`autotune report` shows it.",
+        )
+    return str(named["storage"])
+
+
+def _name_of(document: dict[str, Any] | None) -> str | None:
+    return ((document or {}).get("study") or {}).get("name")
+
+
+def _extras(document: dict[str, Any] | None) -> Extras:
+    """The answer, where there is one already."""
+    from autotune.report import figures_of, markdown
+    from autotune.study.dashboard import Extras
+
+    if document is None:
+        return Extras()
+    certificate = (document.get("recommendation") or {}).get("certificate") or {}
+    return Extras(note=markdown(document), figures=figures_of(document), best_trial=certificate.get("trial"))

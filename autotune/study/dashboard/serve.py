@@ -1,0 +1,106 @@
+"""optuna-dashboard over one study, on an address of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from wsgiref.simple_server import WSGIServer, make_server
+
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.errors import BadInput, MissingExtra
+from autotune.secrets import without_password
+from autotune.study.storage import open_storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What the answer says beyond the study's own records."""
+
+    note: str = ""
+    """The study's note, in Markdown."""
+
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """plotly figures by title, as JSON."""
+
+    best_trial: int | None = None
+    """Number of the trial that is recommended; None where only the records can say."""
+
+
+def application(storage_url: str, study_name: str | None, extras: Extras | None = None) -> Any:
+    """The WSGI application; BadInput where there is no such study."""
+    try:
+        import optuna_dashboard
+    except ImportError as missing:
+        raise MissingExtra("`autotune dashboard`", "dashboard") from missing
+    from autotune.study.dashboard import artifacts, notes
+    from autotune.study.dashboard.storage import ShownStorage
+
+    extras = extras or Extras()
+    under = open_storage(storage_url)
+    name = _chosen(study_name, [study.study_name for study in under.get_all_studies()], storage_url)
+    study_id = under.get_study_id_from_name(name)
+
+    def of_study(trials: Sequence[FrozenTrial]) -> dict[str, Any]:
+        shown = notes.as_attributes(extras.note or _note_while_searching(trials), None) | _drawn(extras.figures)
+        for trial in trials:
+            shown |= notes.as_attributes(notes.of_trial(trial), trial._trial_id)
+        return shown
+
+    shown = ShownStorage(
+        under,
+        name,
+        of_study=of_study,
+        of_trial=artifacts.of_trial,
+        facts=notes.facts_of,
+        best=lambda trials: best_that_fits(trials, extras.best_trial),
+    )
+    recorded = artifacts.RecordedArtifacts(lambda: under.get_all_trials(study_id, deepcopy=False))
+    return optuna_dashboard.wsgi(shown, artifact_store=recorded)
+
+
+def serve(app: Any, host: str, port: int) -> WSGIServer:
+    """A server that answers once `serve_forever` is called; BadInput where the address cannot be had."""
+    try:
+        return make_server(host, port, app)
+    except OSError as error:
+        raise BadInput(
+            f"The address {host}:{port} can't be used: {error.strerror}.", way_out="Take another port: --port 0 picks a free one."
+        ) from error
+
+
+def best_that_fits(trials: Sequence[FrozenTrial], recommended: int | None) -> FrozenTrial | None:
+    """The recommended one, or the fastest whose constraints hold."""
+    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    fitting = [trial for trial in complete if all(amount <= 0 for amount in trial.constraints.values())]
+    chosen = next((trial for trial in fitting if trial.number == recommended), None)
+    return chosen or max(fitting, key=lambda trial: trial.value or float("-inf"), default=None)
+
+
+def _note_while_searching(trials: Sequence[FrozenTrial]) -> str:
+    best = best_that_fits(trials, None)
+    done = sum(trial.state.is_finished() for trial in trials)
+    found = f"the fastest that fits so far is trial {best.number}" if best else "nothing has fitted so far"
+    return f"{done} trials on record; {found}. There is no recommendation yet."
+
+
+def _drawn(figures: Mapping[str, str]) -> dict[str, Any]:
+    from optuna_dashboard._custom_plot_data import SYSTEM_ATTR_PLOT_DATA, split_plot_data
+
+    attributes: dict[str, Any] = {}
+    for title, figure in figures.items():
+        attributes |= split_plot_data(figure, f"{SYSTEM_ATTR_PLOT_DATA}{title}:")
+    return attributes
+
+
+def _chosen(wanted: str | None, there: Sequence[str], storage_url: str) -> str:
+    where = without_password(storage_url)
+    if wanted in there:
+        return str(wanted)
+    listed = ", ".join(there) or "no study at all"
+    if wanted is not None:
+        raise BadInput(f"{where} holds no study {wanted!r}.", way_out=f"It holds: {listed}.")
+    if len(there) == 1:
+        return there[0]
+    raise BadInput(f"{where} holds {len(there)} studies.", way_out=f"Name one with --study: {listed}.")

@@ -1,0 +1,136 @@
+"""The study through optuna-dashboard's own application: what its pages are told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from autotune.errors import BadInput
+from autotune.executors.inline import InlineExecutor
+from autotune.study import open_study
+from autotune.study.dashboard import Extras, application, serve
+from autotune.tune import Clock, baseline_candidate, legal_candidates, tune
+from tests.browser import needs_browser, tab
+from tests.simulated import MIB, Machine, ToyTrainer, toy_question, toy_space
+
+
+@pytest.fixture
+def searched(tmp_path: Path) -> Any:
+    """A whole search of the toy space, some of which ran out of memory."""
+    question = toy_question(tmp_path, toy_space(num_generations=(8, 4)), 900 * MIB)
+    trainer = ToyTrainer()
+    study = open_study(question, legal_candidates(question, trainer), baseline_candidate(question, trainer))
+    machine = Machine(limit_bytes=900 * MIB)
+    answer = tune(question, study=study, executor=InlineExecutor(machine.measure), listener=lambda event: None, clock=Clock(600))
+    assert answer.counts.out_of_memory > 0
+    return question, answer
+
+
+@contextlib.contextmanager
+def _served(question: Any, extras: Extras | None = None) -> Iterator[str]:
+    app = application(question.storage, question.study_name, extras)
+    with serve(app, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def _get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return json.load(answer)
+
+
+def test_the_best_trial_is_the_best_that_fits(searched: Any) -> None:
+    question, answer = searched
+    recommended = answer.certificate.number
+    with _served(question, Extras(best_trial=recommended)) as url:
+        study = _get(f"{url}/api/studies/1")
+    assert [trial["number"] for trial in study["best_trials"]] == [recommended]
+    by_number = {trial["number"]: trial for trial in study["trials"]}
+    for trial in answer.trials:
+        shown = by_number[trial.number]["constraints"]
+        if trial.measurement.outcome.is_out_of_memory:
+            assert shown and max(shown) > 0
+        elif trial.verdict.fits:
+            assert shown and max(shown) <= 0
+
+
+def test_notes_and_artifacts_are_made_from_the_records(searched: Any) -> None:
+    question, answer = searched
+    failed = next(trial for trial in answer.trials if trial.measurement.outcome.is_out_of_memory)
+    with _served(question, Extras(note="**the recommendation**")) as url:
+        study = _get(f"{url}/api/studies/1")
+        shown = next(trial for trial in study["trials"] if trial["number"] == failed.number)
+        contents = {}
+        for artifact in shown["artifacts"]:
+            with urllib.request.urlopen(f"{url}/artifacts/1/{shown['trial_id']}/{artifact['artifact_id']}") as answered:
+                contents[artifact["filename"].split("-", 2)[2]] = answered.read().decode()
+    assert study["note"]["body"] == "**the recommendation**"
+    assert str(failed.measurement.outcome) in shown["note"]["body"]
+    assert failed.measurement.failure.evidence in contents["failure.log"]
+    assert json.loads(contents["memory.json"])["limit_bytes"] == question.memory_limit_bytes
+    assert "checkpointing: false" in contents["settings.yaml"]
+
+
+def test_looking_changes_nothing(searched: Any) -> None:
+    question, _ = searched
+    before = _dump(question)
+    with _served(question) as url:
+        _get(f"{url}/api/studies/1")
+        request = urllib.request.Request(f"{url}/api/studies/1", method="DELETE")
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(request, timeout=20)
+    assert _dump(question) == before
+
+
+def _dump(question: Any) -> list[Any]:
+    study = optuna.load_study(study_name=question.study_name, storage=question.storage)
+    return [study.user_attrs, *[(t.user_attrs, t.system_attrs, t.state, t.values) for t in study.trials]]
+
+
+def test_a_note_written_by_hand_stands(searched: Any) -> None:
+    question, _ = searched
+    with _served(question, Extras(note="made")) as url:
+        version = _get(f"{url}/api/studies/1")["note"]["version"]
+        body = json.dumps({"body": "by hand", "version": version + 1}).encode()
+        request = urllib.request.Request(
+            f"{url}/api/studies/1/note", data=body, method="PUT", headers={"Content-Type": "application/json"}
+        )
+        urllib.request.urlopen(request, timeout=20).close()
+        assert _get(f"{url}/api/studies/1")["note"]["body"] == "by hand"
+
+
+def test_a_study_that_is_not_there_is_said(searched: Any, tmp_path: Path) -> None:
+    question, _ = searched
+    with pytest.raises(BadInput, match="holds no study 'other'"):
+        application(question.storage, "other")
+    with pytest.raises(BadInput, match="holds 0 studies"):
+        application(f"sqlite:///{tmp_path}/empty.db", None)
+
+
+def test_a_port_that_is_taken_is_said(searched: Any) -> None:
+    question, _ = searched
+    app = application(question.storage, None)
+    with serve(app, "127.0.0.1", 0) as first, pytest.raises(BadInput, match="can't be used"):
+        serve(app, "127.0.0.1", first.server_port)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_pages_open_in_a_browser(searched: Any) -> None:
+    question, answer = searched
+    with _served(question, Extras(note="**the recommendation**", best_trial=answer.certificate.number)) as url:
+        with tab(f"{url}/dashboard/studies/1") as opened:
+            opened.page.get_by_text(f"Best Trial (number={answer.certificate.number})").wait_for(timeout=20000)
+            assert opened.complaints == []
+        with tab(f"{url}/dashboard/studies/1/note") as opened:
+            opened.page.get_by_text("the recommendation").wait_for(timeout=20000)
