@@ -17,6 +17,7 @@ _COMMANDS = {
     "diagnose": "say from a training log what failed first, and what helps",
     "report": "make the HTML page of an answer",
     "dashboard": "look at a study in optuna-dashboard, with the memory limit respected",
+    "study": "move a study: export it into a file, import it again",
     "show": "list the models, GPUs, spaces and knobs that are known",
 }
 """Name and summary of each command, so that --help needs none of them."""

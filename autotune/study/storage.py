@@ -102,3 +102,19 @@ def sweep_stale(study: optuna.Study) -> int:
     for trial in stale:
         study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
     return len(stale)
+
+
+def the_study_in(storage: BaseStorage, wanted: str | None, url: str) -> str:
+    """The name of the one that is meant: the named one, or the only one."""
+    there, where = [study.study_name for study in storage.get_all_studies()], without_password(url)
+    if wanted is None and len(there) == 1:
+        return there[0]
+    if wanted is None:
+        raise BadInput(f"{where} holds {len(there)} studies.", way_out=f"Name one with --study: {_listed(there)}.")
+    if wanted not in there:
+        raise BadInput(f"{where} holds no study {wanted!r}.", way_out=f"It holds: {_listed(there)}.")
+    return wanted
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "no study at all"

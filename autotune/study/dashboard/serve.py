@@ -10,8 +10,7 @@ from wsgiref.simple_server import WSGIServer, make_server
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.errors import BadInput, MissingExtra
-from autotune.secrets import without_password
-from autotune.study.storage import open_storage
+from autotune.study.storage import open_storage, the_study_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ def application(storage_url: str, study_name: str | None, extras: Extras | None 
 
     extras = extras or Extras()
     under = open_storage(storage_url)
-    name = _chosen(study_name, [study.study_name for study in under.get_all_studies()], storage_url)
+    name = the_study_in(under, study_name, storage_url)
     study_id = under.get_study_id_from_name(name)
 
     def of_study(trials: Sequence[FrozenTrial]) -> dict[str, Any]:
@@ -92,15 +91,3 @@ def _drawn(figures: Mapping[str, str]) -> dict[str, Any]:
     for title, figure in figures.items():
         attributes |= split_plot_data(figure, f"{SYSTEM_ATTR_PLOT_DATA}{title}:")
     return attributes
-
-
-def _chosen(wanted: str | None, there: Sequence[str], storage_url: str) -> str:
-    where = without_password(storage_url)
-    if wanted in there:
-        return str(wanted)
-    listed = ", ".join(there) or "no study at all"
-    if wanted is not None:
-        raise BadInput(f"{where} holds no study {wanted!r}.", way_out=f"It holds: {listed}.")
-    if len(there) == 1:
-        return there[0]
-    raise BadInput(f"{where} holds {len(there)} studies.", way_out=f"Name one with --study: {listed}.")

@@ -1,0 +1,113 @@
+"""`autotune study export` and `import`: what comes out is what went in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState, create_trial
+
+from tests.cli.command import autotune
+
+pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+
+
+def _made(folder: Path) -> str:
+    """A study with a fitting trial, one that ran out of memory, and one that nobody finished."""
+    url = f"sqlite:///{folder}/one.db"
+    study = optuna.create_study(study_name="one", storage=url, direction="maximize")
+    study.set_user_attr("autotune:question", {"model": {"hidden_size": 8}})
+    study.set_metric_names(["completion tokens per second"])
+    distributions = {
+        "batch": IntDistribution(1, 64, log=True),
+        "share": FloatDistribution(0.1, 0.9),
+        "on": CategoricalDistribution([True, None]),
+    }
+    params = {"batch": 4, "share": 0.5, "on": None}
+    study.add_trial(
+        create_trial(params=params, distributions=distributions, value=12.5, constraints={"memory over the limit": -0.2})
+    )
+    study.add_trial(
+        create_trial(
+            state=TrialState.PRUNED, params={"batch": 8}, distributions={"batch": distributions["batch"]},
+            user_attrs={"why": "ünïcode \n <script>"}, constraints={"memory over the limit": 0.3},
+        )
+    )  # fmt: skip
+    study.ask()
+    return url
+
+
+def _content(url: str, name: str) -> Any:
+    study = optuna.load_study(study_name=name, storage=url)
+    finished = [trial for trial in study.trials if trial.state.is_finished()]
+    facts = [
+        (t.state, t.values, t.params, t.distributions, t.user_attrs, t.constraints, t.datetime_start, t.datetime_complete)
+        for t in finished
+    ]
+    return study.user_attrs, study.metric_names, study.directions, facts
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    url = _made(tmp_path)
+    out = autotune("study", "export", "--storage", url, "moved.json", cwd=tmp_path)
+    assert (out.code, out.out) == (0, "Written: moved.json (2 trials of study 'one')\n")
+    other = f"sqlite:///{tmp_path}/two.db"
+    back = autotune("study", "import", "--storage", other, "moved.json", "--json", cwd=tmp_path)
+    assert back.document == {"schema": 1, "study": "one", "trials": 2}
+    assert _content(other, "one") == _content(url, "one")
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    url = _made(tmp_path)
+    autotune("study", "export", "--storage", url, "moved.json", cwd=tmp_path)
+    before = _content(url, "one")
+    again = autotune("study", "import", "--storage", url, "moved.json", cwd=tmp_path)
+    assert again.code == 2
+    assert "already holds a study 'one'" in again.err
+    assert _content(url, "one") == before
+    named = autotune("study", "import", "--storage", url, "moved.json", "--study", "another", cwd=tmp_path)
+    assert named.code == 0
+    assert _content(url, "another") == before
+
+
+def _broken(tmp_path: Path, change: Any) -> Path:
+    autotune("study", "export", "--storage", _made(tmp_path), "moved.json", cwd=tmp_path)
+    document = json.loads((tmp_path / "moved.json").read_text())
+    change(document)
+    (tmp_path / "broken.json").write_text(json.dumps(document))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda document: document.update(schema=7), "schema 7"),
+        (lambda document: document.pop("trials"), "something else"),
+        (lambda document: document["trials"][0].update(state="HAPPY"), "makes no sense"),
+        (lambda document: document["trials"][0]["params"].update(batch=1000), "makes no sense"),
+        (lambda document: document["trials"][0]["distributions"].update(batch="{}"), "makes no sense"),
+    ],
+)
+def test_a_broken_file_leaves_no_study_behind(tmp_path: Path, change: Any, said: str) -> None:
+    folder = _broken(tmp_path, change)
+    done = autotune("study", "import", "--storage", "sqlite:///three.db", "broken.json", cwd=folder)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+    left = optuna.storages.RDBStorage(f"sqlite:///{folder}/three.db") if (folder / "three.db").exists() else None
+    assert left is None or left.get_all_studies() == []
+
+
+def test_a_storage_of_several_wants_a_name(tmp_path: Path) -> None:
+    url = _made(tmp_path)
+    optuna.create_study(study_name="two", storage=url)
+    unnamed = autotune("study", "export", "--storage", url, "moved.json", cwd=tmp_path)
+    assert unnamed.code == 2
+    assert "--study: one, two" in unnamed.err
+    wrong = autotune("study", "export", "--storage", url, "--study", "three", "moved.json", cwd=tmp_path)
+    assert wrong.code == 2
+    assert "no study 'three'" in wrong.err
