@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.cli.exits import DONE
+from autotune.cli.signals import interruptible
 
 if TYPE_CHECKING:
     from autotune.study.dashboard import Extras
@@ -39,7 +40,7 @@ def command(folder: str, storage: str | None, name: str | None, host: str, port:
     with serve(app, host, port) as server:
         url = f"http://{host}:{server.server_port}/dashboard"
         print(json.dumps({"schema": 1, "url": url}) if as_json else f"Serving on {url} (Ctrl-C ends it)", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), interruptible():
             server.serve_forever()
     return DONE
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -48,7 +47,7 @@ def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert "is a folder" in folder.err
 
 
-def test_the_dashboard_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_the_dashboard_serves_until_it_is_ended(tmp_path: Path) -> None:
     import optuna
 
     optuna.create_study(study_name="one", storage=f"sqlite:///{tmp_path}/study.db", direction="maximize")
@@ -59,7 +58,7 @@ def test_the_dashboard_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         assert url.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(url.replace("/dashboard", "/api/studies"), timeout=20) as answer:
             assert json.load(answer)["study_summaries"][0]["study_name"] == "one"
-        served.send_signal(signal.SIGINT)
+        served.terminate()
         assert served.wait(timeout=20) == 0
 
 
