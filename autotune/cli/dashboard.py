@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,12 @@ def command(folder: str, storage: str | None, name: str | None, host: str, port:
     with serve(app, host, port) as server:
         url = f"http://{host}:{server.server_port}/dashboard"
         print(json.dumps({"schema": 1, "url": url}) if as_json else f"Serving on {url} (Ctrl-C ends it)", flush=True)
+        # In a thread of its own: raised inside a request, the interrupt would be taken for the request's own failure.
+        thread = threading.Thread(target=server.serve_forever, name="autotune-dashboard", daemon=True)
         with contextlib.suppress(KeyboardInterrupt), interruptible():
-            server.serve_forever()
+            thread.start()
+            thread.join()
+        server.shutdown()
     return DONE
 
 
