@@ -36,18 +36,13 @@ def export_study(file: str, storage: str, name: str | None, as_json: bool) -> in
     Example:
       autotune study export --storage sqlite:///autotune-out/study.db study.json
     """
-    import optuna
-
     from autotune.files import write_whole
-    from autotune.study.moving import packed
-    from autotune.study.storage import open_storage, the_study_in
+    from autotune.study.moving import encode, packed
 
-    opened = open_storage(storage)
-    chosen = the_study_in(opened, name, storage)
-    study = optuna.load_study(study_name=chosen, storage=opened)
-    write_whole(Path(file), packed(study), way_out="Name another file.")
-    finished = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
-    _say(as_json, {"study": chosen, "file": file, "trials": finished}, f"Written: {file} ({finished} trials of study {chosen!r})")
+    moved = packed(storage, name)
+    write_whole(Path(file), encode(moved), way_out="Name another file.")
+    row = {"study": moved.name, "file": file, "trials": len(moved.trials)}
+    _say(as_json, row, f"Written: {file} ({len(moved.trials)} trials of study {moved.name!r})")
     return DONE
 
 
@@ -64,12 +59,11 @@ def import_study(file: str, storage: str, name: str | None, as_json: bool) -> in
       autotune study import --storage postgresql://me@db/autotune study.json
     """
     from autotune.study.moving import read, unpack
-    from autotune.study.storage import open_storage
 
     moved = read(Path(file))
-    study = unpack(moved, open_storage(storage), name or moved.name)
-    row = {"study": study.study_name, "trials": len(moved.trials)}
-    _say(as_json, row, f"Study {study.study_name!r} holds {len(moved.trials)} trials.")
+    chosen = name or moved.name
+    unpack(moved, storage, chosen)
+    _say(as_json, {"study": chosen, "trials": len(moved.trials)}, f"Study {chosen!r} holds {len(moved.trials)} trials.")
     return DONE
 
 

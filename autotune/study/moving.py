@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import optuna
 from optuna.distributions import distribution_to_json, json_to_distribution
-from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.errors import BadInput
 from autotune.files import read_json
+from autotune.study.storage import open_storage, the_study_in
 from autotune.units import MIB
 
 SCHEMA = 1
@@ -45,16 +45,21 @@ class MovedStudy(msgspec.Struct, frozen=True, kw_only=True):
     trials: tuple[MovedTrial, ...]
 
 
-def packed(study: optuna.Study) -> bytes:
-    """The study as JSON. Trials that are still running have no outcome to move, and stay behind."""
+def packed(url: str, name: str | None) -> MovedStudy:
+    """The study in this storage. Trials that are still running have no outcome to move, and stay behind."""
+    storage = open_storage(url)
+    study = optuna.load_study(study_name=the_study_in(storage, name, url), storage=storage)
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-    moved = MovedStudy(
+    return MovedStudy(
         schema=SCHEMA,
         name=study.study_name,
         metric_names=tuple(study.metric_names or ()),
         user_attrs=study.user_attrs,
         trials=tuple(_packed(trial) for trial in trials),
     )
+
+
+def encode(moved: MovedStudy) -> bytes:
     return msgspec.json.format(msgspec.json.encode(moved), indent=1) + b"\n"
 
 
@@ -67,8 +72,9 @@ def read(file: Path) -> MovedStudy:
     return moved
 
 
-def unpack(moved: MovedStudy, storage: BaseStorage, name: str) -> optuna.Study:
+def unpack(moved: MovedStudy, url: str, name: str) -> None:
     """A new study of this name with the same trials; BadInput where there is one already, or a trial makes no sense."""
+    storage = open_storage(url)
     if name in {study.study_name for study in storage.get_all_studies()}:
         raise BadInput(f"The storage already holds a study {name!r}.", way_out="Give this one another name with --study NAME.")
     trials = [_unpacked(number, trial) for number, trial in enumerate(moved.trials)]
@@ -80,7 +86,6 @@ def unpack(moved: MovedStudy, storage: BaseStorage, name: str) -> optuna.Study:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(list(moved.metric_names))
     study.add_trials(trials)
-    return study
 
 
 def _packed(trial: FrozenTrial) -> MovedTrial:
