@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from autotune import catalogue
-from autotune.errors import BadInput, UnknownName
+from autotune.devices import VISIBLE, Device, devices_here
+from autotune.errors import BadInput, HardwareNotHere, UnknownName
 from autotune.hardware import Hardware
-from autotune.units import MIB
+from autotune.units import format_bytes
 
 _ASKED = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
 _SAME_MEMORY = 0.05
 """Drivers differ by a few hundred MiB on one card; the sizes of a family differ by far more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """One GPU of this machine, as the driver describes it."""
-
-    name: str
-    memory_bytes: int
-
-
 def hardware(asked: str, here: Sequence[Device] | None = None) -> Hardware:
     """What `--gpus` means: `2xA100-40G`, `local`, `cpu`, `2xcpu`. Looks at this machine unless told what is `here`."""
-    devices = gpus_here() if here is None else tuple(here)
     match = _ASKED.fullmatch(asked.strip())
     if match is None:
         raise BadInput(f"{asked!r} names no hardware.", way_out="Write it like 2xA100-40G, A100-40G, local, cpu or 2xcpu.")
@@ -40,8 +29,8 @@ def hardware(asked: str, here: Sequence[Device] | None = None) -> Hardware:
     if name.lower() == "cpu":
         return _cpu(count)
     if name.lower() == "local":
-        return _local(count if match[1] else None, devices)
-    return _named(count, gpu_named(name), devices)
+        return _local(count if match[1] else None, devices_here() if here is None else tuple(here))
+    return _named(count, gpu_named(name), gpus_here() if here is None else tuple(here))
 
 
 def gpu_named(name: str) -> catalogue.Gpu:
@@ -64,19 +53,21 @@ def can_be_probed(hardware: Hardware) -> bool:
 
 
 def recognise(device: Device) -> catalogue.Gpu | None:
-    """The catalogue's entry for a GPU of this machine, by its name and then by its memory."""
+    """The catalogue's entry for a GPU of this machine, by its name and then by its memory; None for a slice of one."""
     name = device.name.lower()
+    if device.slice_of is not None or " mig " in name:
+        return None
     alike = [gpu for gpu in catalogue.gpus() if any(_has_words(name, words) for words in gpu.names)]
     close = [gpu for gpu in alike if abs(gpu.memory_bytes - device.memory_bytes) <= _SAME_MEMORY * gpu.memory_bytes]
     return min(close, key=lambda gpu: abs(gpu.memory_bytes - device.memory_bytes), default=None)
 
 
 def gpus_here() -> tuple[Device, ...]:
-    """The NVIDIA GPUs that a job started here would see, by NVML, by nvidia-smi where NVML's binding is missing."""
-    found = _by_nvml()
-    if found is None:
-        found = _by_nvidia_smi()
-    return _visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    """The NVIDIA GPUs that a job started here would see; none where their driver can't be asked."""
+    try:
+        return devices_here()
+    except HardwareNotHere:
+        return ()
 
 
 def machine_memory_bytes() -> int:
@@ -97,11 +88,13 @@ def _cpu(count: int) -> Hardware:
 def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
     if not devices:
         return _cpu(count or 1)
+    if len(devices) > 1 and any(device.slice_of for device in devices):
+        raise BadInput(
+            "GPUs of this machine are cut into slices by MIG, and a job sees one slice only.", way_out=_choices(devices, "uuid")
+        )
     if len({device.name for device in devices}) > 1:
         names = ", ".join(sorted({device.name for device in devices}))
-        raise BadInput(
-            f"This machine's GPUs differ ({names}).", way_out="Pick alike ones with CUDA_VISIBLE_DEVICES, or name one kind."
-        )
+        raise BadInput(f"This machine's GPUs differ ({names}).", way_out=_choices(devices, "index"))
     if count is not None and count > len(devices):
         raise BadInput(f"{count} GPUs were asked for and {len(devices)} are here.", way_out=f"Type --gpus {len(devices)}xlocal.")
     gpu = recognise(devices[0])
@@ -111,11 +104,26 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
 
 
 def _named(count: int, gpu: catalogue.Gpu, devices: tuple[Device, ...]) -> Hardware:
-    """The named GPUs; they are here only if all of them are."""
+    """The named GPUs; they are here only if all of them are, and then they must be the ones that a job would take."""
     alike = [device for device in devices if recognise(device) == gpu]
     memory = min((device.memory_bytes for device in alike), default=gpu.memory_bytes)
     here = gpu.probes and count <= len(alike)
+    if here and any(recognise(device) != gpu for device in devices[:count]):
+        first = ", ".join(device.name for device in devices[:count])
+        raise BadInput(
+            f"A job of {count}x{gpu.name} would get other GPUs here ({first}).", way_out=_choices(tuple(alike), "index")
+        )
     return Hardware(kind="cuda", name=gpu.name, count=count, memory_bytes=memory, here=here)
+
+
+def _choices(devices: tuple[Device, ...], by: str) -> str:
+    """What CUDA_VISIBLE_DEVICES may be set to, one choice for each kind of device."""
+    kinds: dict[str, list[Device]] = {}
+    for device in devices:
+        words = device.name if by == "index" else f"{device.name}, {format_bytes(device.memory_bytes)}, {device.uuid}"
+        kinds.setdefault(words, []).append(device)
+    shown = [f"{VISIBLE}={','.join(str(getattr(one, by)) for one in alike)} ({words})" for words, alike in kinds.items()]
+    return f"Pick with {' or '.join(shown)}."
 
 
 def _plain(name: str) -> str:
@@ -125,52 +133,6 @@ def _plain(name: str) -> str:
 def _has_words(text: str, words: str) -> bool:
     """Whole words, and not those of a faster or slower sister: an RTX 4070 Ti is no RTX 4070."""
     return re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])(?!\s+(?:ti|super|d)\b)", text) is not None
-
-
-def _by_nvml() -> list[Device] | None:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            Device(name=_text(pynvml.nvmlDeviceGetName(h)), memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(h).total))
-            for h in handles
-        ]
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
-
-
-def _by_nvidia_smi() -> list[Device]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (subprocess.SubprocessError, OSError):
-        return []
-    rows = [line.rsplit(",", 1) for line in answer.splitlines() if "," in line]
-    return [Device(name=name.strip(), memory_bytes=int(memory) * MIB) for name, memory in rows if memory.strip().isdigit()]
-
-
-def _visible(devices: list[Device], variable: str | None) -> tuple[Device, ...]:
-    """CUDA_VISIBLE_DEVICES by index; by UUID only the number is known, which is enough on machines of one kind."""
-    if variable is None:
-        return tuple(devices)
-    wanted = [part.strip() for part in variable.split(",") if part.strip()]
-    if all(part.isdigit() for part in wanted):
-        return tuple(devices[int(part)] for part in wanted if int(part) < len(devices))
-    return tuple(devices[: sum(not part.startswith("-") for part in wanted)])
 
 
 def _cgroup_limits(own: Path, root: Path) -> list[int]:

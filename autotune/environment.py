@@ -32,14 +32,35 @@ def interpreter(python: str | None) -> Path:
     return Path(found).absolute()
 
 
+_ASK_VERSIONS = """
+import importlib.metadata, json, sys
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+print(json.dumps({name: version(name) for name in sys.argv[1:]}))
+"""
+"""Distributions, under the names that pip installs them by."""
+
+
 def installed(python: Path, packages: Sequence[str]) -> Mapping[str, bool]:
     """Which of these packages the interpreter would find."""
+    return {name: bool(found) for name, found in _asked(python, _ASK, packages).items()}
+
+
+def versions(python: Path, packages: Sequence[str]) -> Mapping[str, str | None]:
+    """Which version of each the interpreter has; None where it has none."""
+    return {name: found if isinstance(found, str) else None for name, found in _asked(python, _ASK_VERSIONS, packages).items()}
+
+
+def _asked(python: Path, program: str, packages: Sequence[str]) -> dict[str, object]:
     try:
-        answer = subprocess.run([str(python), "-c", _ASK, *packages], capture_output=True, text=True, timeout=60, check=True)
-        found = json.loads(answer.stdout.strip().splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        answer = subprocess.run([str(python), "-c", program, *packages], capture_output=True, text=True, timeout=60, check=True)
+        found: dict[str, object] = json.loads(answer.stdout.strip().splitlines()[-1])
+        return {name: found[name] for name in packages}
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
         raise TrainingEnvironmentError(f"{python} can't be started as a Python interpreter: {_reason(error)}.") from error
-    return {name: bool(found[name]) for name in packages}
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from autotune import detect
-from autotune.detect import Device, gpu_named, hardware, recognise
+from autotune.detect import gpu_named, hardware, recognise
+from autotune.devices import Device
 from autotune.errors import BadInput, UnknownName
 from autotune.units import GIB, MIB
 
@@ -158,7 +159,7 @@ def test_a_cgroup_limit_of_a_parent_counts(tmp_path: Path) -> None:
 
 def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA A100-SXM4-40GB, 40960'\necho 'NVIDIA A100-SXM4-40GB, 40960'\n")
+    program.write_text("#!/bin/sh\nfor i in 0 1; do echo $i, GPU-$i, 40960, NVIDIA A100-SXM4-40GB; done\n")
     program.chmod(0o755)
     code = (
         "import sys; sys.modules['pynvml'] = None\n"

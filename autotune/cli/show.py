@@ -87,7 +87,7 @@ def gpus(as_json: bool) -> None:
 
     known = catalogue.gpus()
     rows: list[dict[str, Any]] = [{**msgspec.to_builtins(gpu), "memory_bytes": gpu.memory_bytes} for gpu in known]
-    here: list[dict[str, Any]] = [{"name": device.name, "memory_bytes": device.memory_bytes} for device in detect.gpus_here()]
+    here: list[dict[str, Any]] = [msgspec.to_builtins(device) for device in detect.gpus_here()]
     if as_json:
         document = {"schema": 1, "gpus": rows, "here": here, "cpu_memory_bytes": detect.machine_memory_bytes()}
         click.echo(json.dumps(document, indent=2))
@@ -163,6 +163,7 @@ def knobs(space: str, as_json: bool) -> None:
     """
     from autotune.spaces import load_space
 
+    loaded = load_space(space)
     rows: list[dict[str, Any]] = [
         {
             "name": knob.name,
@@ -170,14 +171,24 @@ def knobs(space: str, as_json: bool) -> None:
             "effect": knob.effect,
             "memory": knob.memory,
             "when": {name: list(values) for name, values in knob.when.items()},
+            "from_gpus": knob.from_gpus,
+            "searched": searched,
             "says": knob.says,
         }
-        for knob in load_space(space).knobs
+        for searched, listed in ((True, loaded.knobs), (False, loaded.remedies))
+        for knob in listed
     ]
     shown = [
-        [row["name"], ", ".join(json.dumps(choice) for choice in row["choices"]), row["effect"], row["says"]] for row in rows
+        [row["name"], ", ".join(json.dumps(choice) for choice in row["choices"]), row["effect"], _offered(row), row["says"]]
+        for row in rows
     ]
-    _show(as_json, "knobs", rows, ["knob", "choices", "effect", "what it does"], shown)
+    _show(as_json, "knobs", rows, ["knob", "choices", "effect", "moves", "what it does"], shown)
+
+
+def _offered(row: dict[str, Any]) -> str:
+    """Searched by itself, or only where it is named; and from how many GPUs on."""
+    words = "on request" if not row["searched"] else "searched" if len(row["choices"]) > 1 else "held"
+    return f"{words}, from {row['from_gpus']} GPUs" if row["from_gpus"] > 1 else f"{words}, GPUs" if row["from_gpus"] else words
 
 
 def _show(

@@ -10,11 +10,13 @@ import atexit
 import contextlib
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.hardware import DeviceKind
+from autotune.rig.gpus import Gpus
 from autotune.rig.keeper import Keeper, Supported
 from autotune.rig.process_rig import LoadRequest, ProbeRequest, ProcessRig, Requests
 
@@ -36,10 +38,15 @@ class LocalExecutor:
         device_kind: DeviceKind = "cpu",
         supported_versions: Supported | None = None,
         scratch_root: Path | None = None,
+        devices: int | None = None,
+        open_gpus: Callable[[], Gpus] | None = None,
     ) -> None:
+        """`devices` is how many GPUs the probes use, as many as ranks unless told; `open_gpus` finds them another way."""
+        if device_kind == "cuda" and open_gpus is None:
+            open_gpus = partial(Gpus, devices or ranks, limit_bytes, python)
         self._keeper = Keeper(
             python=python, adapter=adapter, supported=dict(supported_versions or {}), limit_bytes=limit_bytes,
-            device_kind=device_kind, scratch_root=scratch_root,
+            device_kind=device_kind, scratch_root=scratch_root, open_gpus=open_gpus,
         )  # fmt: skip
         self._ranks = ranks
         self._requests = Requests(load=load_request, probe=probe_request)
@@ -58,9 +65,15 @@ class LocalExecutor:
             if self._rig is not None:
                 self._rig.close()
             self._rig = ProcessRig(
-                load_key=candidate.load_key, keeper=self._keeper, ranks=self._ranks, requests=self._requests, on_load=self._count
-            )
+                load_key=candidate.load_key, keeper=self._keeper, ranks=self._ranks_of(candidate), requests=self._requests,
+                on_load=self._count,
+            )  # fmt: skip
         return self._rig
+
+    def _ranks_of(self, candidate: Candidate) -> int:
+        """As many as the candidate's load says: where a server has GPUs of its own, fewer processes train."""
+        named = candidate.load.get("ranks")
+        return named if isinstance(named, int) else self._ranks
 
     @property
     def loads(self) -> int:
@@ -79,7 +92,7 @@ class LocalExecutor:
     def close(self) -> None:
         if os.getpid() == self._owner:  # a forked child of ours has no say in this
             self._rig = None
-            self._keeper.end()
+            self._keeper.close()
 
     def _count(self) -> None:
         self._loads += 1

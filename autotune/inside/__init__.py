@@ -47,7 +47,8 @@ An adapter is a module with four functions (a file name ending in .py is taken a
     warm(load_hint) -> versions       imports everything, once, in the keeper; touches no device, starts no thread it can avoid
     load(request, stage) -> loaded    in each rank: model, engine, whatever candidates share
     measure(loaded, request, stage) -> result
-    release(loaded)                   gives back what the last `measure` left behind; what `load` made stays; after every measure
+    release(loaded)                   gives back what the last `measure` left behind; what `load` made stays; after every measure.
+                                      False says that this process cannot give it back: a fresh one takes the next candidate
 
 `stage` is made anew for every load and measure: Stage(rank=, world_size=, emit=, limit_bytes=); `stage.phase` is the
 name of the phase that runs now; `limit_bytes` is what this process's own anonymous and shared memory may reach, or, on
@@ -58,9 +59,11 @@ a GPU, its device's memory.
      "memory": {"peak_bytes": n, "phase_peak_bytes": {"rollout": n, ...},   CPU: its RssAnon + RssShmem. GPU: its device's
                 "torch_allocated_bytes": n | null, "torch_reserved_bytes": n | null, "allocation_retries": n | null},
      "setup_seconds": s, "loop_seconds": s,
+     "exercised": {...},                                        what really happened: `autotune.measurement.Exercised`
      "world_size": w}                                           as the trainer itself sees it: it must be the number of ranks
     speed: {"completion_tokens": n, "cycle_seconds": [s, ...], "cycle_loss_tokens": [n, ...], "prompt_tokens": n,
-            "phase_seconds": {"rollout": s, ..., "other": s}, "user_reward_seconds": s, "cut_short": false}
+            "phase_seconds": {"rollout": s, ..., "other": s}, "user_reward_seconds": s, "cut_short": false,
+            "borrowed_seconds": s}        of the cycles' seconds, those of rollouts taken over from an earlier candidate
 
 An exception may carry the same dictionary, as far as it got, in an attribute `partial`.
 """

@@ -32,8 +32,12 @@ class Meter(Protocol):
         """The most bytes held since the last call; begins anew."""
         ...
 
-    def totals(self) -> Mapping[str, int | None]:
-        """torch's own figures, None where torch keeps none: torch_allocated_bytes, torch_reserved_bytes, allocation_retries."""
+    def take_torch(self) -> dict[str, int | None] | None:
+        """torch's own figures since `take_peak`, before which it is to be called; None where torch keeps none."""
+        ...
+
+    def totals(self) -> Mapping[str, Any]:
+        """torch's own figures since the start, None where torch keeps none."""
         ...
 
     def close(self) -> None: ...
@@ -66,8 +70,16 @@ class ProcessMeter:
         # The mark counts file pages too; they only grow while libraries are first touched, so what is mapped now was mapped then.
         return max(held, figures["VmHWM"] - figures["RssFile"])
 
-    def totals(self) -> Mapping[str, int | None]:
-        return {"torch_allocated_bytes": None, "torch_reserved_bytes": None, "allocation_retries": None}
+    def take_torch(self) -> dict[str, int | None] | None:
+        return None
+
+    def totals(self) -> Mapping[str, Any]:
+        return {
+            "torch_allocated_bytes": None,
+            "torch_reserved_bytes": None,
+            "allocation_retries": None,
+            "allocation_failures": None,
+        }
 
     def close(self) -> None:
         return None
@@ -103,43 +115,74 @@ def _look(reference: weakref.ref[SamplingMeter], over: threading.Event) -> None:
         meter._peak = max(meter._peak, meter.now())
 
 
+SLEEP_MISLEADS = "vLLM's sleep mode: torch counts as reserved what sleeps and is not on the device"
+
+
 class CudaMeter:
-    """torch's allocator statistics of the current device, and what lies outside them."""
+    """torch's allocator statistics of the current device, and what lies outside them.
 
-    def __init__(self, torch: Any) -> None:
+    `others_bytes` of the device are not this process's. Where an engine `sleeps`, torch's reserved figure misleads, and the
+    peak is what the device showed at the moments it was asked: a bound from below, which whoever samples from outside lifts.
+    """
+
+    def __init__(self, torch: Any, *, others_bytes: int | None = None, sleeps: bool = False) -> None:
         self._cuda = torch.cuda
+        self._others_bytes = others_bytes or 0
+        self._sleeps = sleeps
         self._allocated = self._reserved = 0
-        self._retries_before = self._retries()
+        self._counts_before = self._turn_before = self._counts()
         self._cuda.reset_peak_memory_stats()
-
-    def _retries(self) -> int:
-        return int(self._cuda.memory_stats().get("num_alloc_retries", 0))
-
-    def _outside_torch(self) -> int:
-        free, total = self._cuda.mem_get_info()
-        return max(0, int(total) - int(free) - int(self._cuda.memory_reserved()))
 
     def now(self) -> int:
         # What is allocated, not what is reserved: a cached block can still be given to whoever asks next.
-        return int(self._cuda.memory_allocated()) + self._outside_torch()
+        return max(0, self._held() - int(self._cuda.memory_reserved())) + int(self._cuda.memory_allocated())
+
+    def take_torch(self) -> dict[str, int | None] | None:
+        retries, failures = self._counts()
+        before, self._turn_before = self._turn_before, (retries, failures)
+        return {
+            "allocated_bytes": int(self._cuda.max_memory_allocated()),
+            "reserved_bytes": None if self._sleeps else int(self._cuda.max_memory_reserved()),
+            "retries": retries - before[0],
+            "out_of_memory": failures - before[1],
+        }
 
     def take_peak(self) -> int:
         self._allocated = max(self._allocated, int(self._cuda.max_memory_allocated()))
         reserved = int(self._cuda.max_memory_reserved())
         self._reserved = max(self._reserved, reserved)
-        peak = reserved + self._outside_torch()
+        given_back = 0 if self._sleeps else reserved - int(self._cuda.memory_reserved())
         self._cuda.reset_peak_memory_stats()
-        return peak
+        return self._held() + given_back
 
-    def totals(self) -> Mapping[str, int | None]:
+    def totals(self) -> Mapping[str, Any]:
+        retries, failures = self._counts()
         return {
             "torch_allocated_bytes": self._allocated,
-            "torch_reserved_bytes": self._reserved,
-            "allocation_retries": self._retries() - self._retries_before,
+            "torch_reserved_bytes": None if self._sleeps else self._reserved,
+            "torch_reserved_why": SLEEP_MISLEADS if self._sleeps else None,
+            "allocation_retries": retries - self._counts_before[0],
+            "allocation_failures": failures - self._counts_before[1],
+            "device_uuid": device_uuid(self._cuda),
         }
 
     def close(self) -> None:
         return None
+
+    def _held(self) -> int:
+        """Of the device's memory, what is ours."""
+        free, total = self._cuda.mem_get_info()
+        return max(0, int(total) - int(free) - self._others_bytes)
+
+    def _counts(self) -> tuple[int, int]:
+        counted = self._cuda.memory_stats()
+        return int(counted.get("num_alloc_retries", 0)), int(counted.get("num_ooms", 0))
+
+
+def device_uuid(cuda: Any) -> str | None:
+    """Which GPU this is, as NVML names it; None where this torch does not say."""
+    uuid = getattr(cuda.get_device_properties(cuda.current_device()), "uuid", None)
+    return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
 
 
 def cpu_meter() -> Meter:

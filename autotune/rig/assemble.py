@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from autotune.errors import RigError
 from autotune.failures import Ending, Finding, Raised, judge_ending, judge_raised
 from autotune.hardware import DeviceKind
 from autotune.inside.wire import Message
-from autotune.measurement import Failure, Outcome, Phase, Speed
+from autotune.measurement import Cycle, Exercised, Failure, Outcome, Phase, Speed
 from autotune.rig.conversation import Answer
 
 EXCERPT_CHARACTERS = 4096
@@ -28,6 +29,9 @@ class Kernel:
 
     full: bool
     """The tree stood at its limit: what an allocator that cannot cope with a refusal then dies of counts as out of memory."""
+
+    host_short: bool = False
+    """Beside a GPU rig: next to nothing of the machine's memory was left at some moment."""
 
 
 def failure_of(answer: Answer, kernel: Kernel, device: DeviceKind, seconds: float) -> tuple[Outcome, Failure]:
@@ -70,6 +74,8 @@ def _ending(message: Message, phase: Phase | None, kernel: Kernel, device: Devic
         whose = "limit" if kernel.own_limit else "machine"
     elif kernel.full and message.get("signal") is not None:
         whose = "limit"
+    elif kernel.host_short and message.get("signal") == signal.SIGKILL:
+        whose = "machine"  # ended by a daemon that watches memory: the kernel counts only those that it ends itself
     return Ending(
         signal=message.get("signal"), exit=message.get("exit"), phase=phase, device=device, out_of_memory=whose, printed=printed
     )
@@ -82,6 +88,7 @@ def _failure(finding: Finding, message: Message, answer: Answer) -> Failure:
         phase=finding.phase,
         cause=finding.cause,
         rank=message.get("rank"),
+        row=finding.row,
         numbers=finding.numbers,
         excerpt=excerpt[-EXCERPT_CHARACTERS:],
     )
@@ -101,6 +108,30 @@ def merge_speeds(speeds: Sequence[Mapping[str, Any]]) -> Speed | None:
         phase_seconds=_phases(slowest.get("phase_seconds", {}), sum(seconds)),
         user_reward_seconds=float(slowest.get("user_reward_seconds", 0.0)),
         cut_short=any(speed.get("cut_short", False) for speed in speeds),
+        borrowed_seconds=float(slowest.get("borrowed_seconds", 0.0)),
+    )
+
+
+def exercised_of(bodies: Sequence[Mapping[str, Any]]) -> Exercised | None:
+    """What all ranks went through: of every count the least, of every length the shortest, of every cycle the worst."""
+    said = [body["exercised"] for body in bodies if body.get("exercised")]
+    if not said:
+        return None
+    names = {one.name for one in fields(Exercised)} - {"cycles", "seconds"}
+    known = {name: [one[name] for one in said if one.get(name) is not None] for name in names}
+    return Exercised(
+        **{name: min(values) for name, values in known.items() if values},
+        seconds=max(float(one.get("seconds") or 0.0) for one in said),
+        cycles=tuple(_worst_cycle(cycle) for cycle in zip(*(one.get("cycles") or () for one in said), strict=False)),
+    )
+
+
+def _worst_cycle(told: Sequence[Mapping[str, Any]]) -> Cycle:
+    return Cycle(
+        steps=int(told[0]["steps"]),
+        seconds=max(float(one["seconds"]) for one in told),
+        peak_bytes=max(int(one["peak_bytes"]) for one in told),
+        held_bytes=max(int(one["held_bytes"]) for one in told),
     )
 
 
@@ -138,16 +169,6 @@ def tree_peaks(answer: Answer, meter_peak: int, meter_phases: Mapping[str, int],
     return Peaks(peak_bytes=max(meter_peak, exact or 0) or None, phase_peak_bytes=phases)
 
 
-def device_peaks(answer: Answer) -> Peaks:
-    """GPU: the worst rank's device memory."""
-    bodies = [_body(report) for report in _reports(answer)]
-    phases: dict[str, int] = {}
-    for body in bodies:
-        for phase, peak in (body.get("phase_peak_bytes") or {}).items():
-            phases[phase] = max(peak, phases.get(phase, 0))
-    return Peaks(peak_bytes=worst(bodies, "peak_bytes"), phase_peak_bytes=phases)
-
-
 def worst(bodies: Iterable[Mapping[str, Any]], name: str) -> int | None:
     """The largest of the ranks' figures; None where no rank has one."""
     known = [int(body[name]) for body in bodies if body.get(name) is not None]
@@ -157,6 +178,11 @@ def worst(bodies: Iterable[Mapping[str, Any]], name: str) -> int | None:
 def bodies_of(answer: Answer) -> list[Mapping[str, Any]]:
     """By rank: its result, or what a failed one got done."""
     return [_body(report) for report in _reports(answer)]
+
+
+def bodies_by_rank(answer: Answer) -> dict[int, Mapping[str, Any]]:
+    """The same, each under its rank."""
+    return {int(report["rank"]): _body(report) for report in _reports(answer) if report.get("rank") is not None}
 
 
 def _reports(answer: Answer) -> list[Message]:

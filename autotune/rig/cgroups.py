@@ -68,16 +68,22 @@ def v1_home() -> Path:
     raise RigError("There is no cgroup v1 memory controller here.")
 
 
-def v2_home() -> Path:
-    """The nearest cgroup of v2, ours or the one above, whose children have the memory controller."""
+def v2_own() -> Path:
+    """Our own cgroup of v2."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, _, path = line.split(":", 2)
         if number == "0":
-            own = _below_mount(path, "cgroup2", None)
-            for home in (own, own.parent):
-                control = home / "cgroup.subtree_control"
-                if control.exists() and "memory" in control.read_text().split():
-                    return home
+            return _below_mount(path, "cgroup2", None)
+    raise RigError("There is no cgroup v2 here.")
+
+
+def v2_home() -> Path:
+    """The nearest cgroup of v2, ours or the one above, whose children have the memory controller."""
+    own = v2_own()
+    for home in (own, own.parent):
+        control = home / "cgroup.subtree_control"
+        if control.exists() and "memory" in control.read_text().split():
+            return home
     raise RigError("There is no cgroup v2 memory controller for children of ours here.")
 
 

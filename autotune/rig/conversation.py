@@ -14,6 +14,10 @@ from autotune.rig.keeper import Keeper, KeeperLost, install_line
 ROOT_CAUSE_SECONDS = 0.2
 """How long the other ranks are heard after the first failure: a peer may complain before the rank that was killed is missed."""
 
+VICTIM_SECONDS = 3.0
+"""How long the rank is waited for that the kernel has ended, when its peers were heard first: its memory is taken back before
+its end is told."""
+
 KERNEL_SHARE = 100
 """One part in so many of the limit is left for page tables and sockets, which a cgroup counts and a rank does not."""
 
@@ -62,6 +66,7 @@ class Conversation:
     def __init__(self, keeper: Keeper, ranks: int) -> None:
         self._keeper = keeper
         self._ranks = ranks
+        self._kills_before = 0
 
     def load(self, request: Mapping[str, object], deadline: float) -> Answer:
         if not self._keeper.warm:
@@ -78,11 +83,12 @@ class Conversation:
         self, message: Message, expected: str, deadline: float, *, first_phase: Phase | None, answers: int | None = None
     ) -> Answer:
         mark = self._keeper.mark_output()
-        self._keeper.meter.enter(first_phase)
+        self._keeper.enter(first_phase)
         answer = Answer(usage_before_bytes=self._keeper.meter.now())
         if first_phase is not None:
             answer.phases = dict.fromkeys(range(self._ranks), first_phase)
         try:
+            self._kills_before = self._keeper.limit.oom_kills()
             number = self._keeper.say({**message, **self._bounds(answer.usage_before_bytes)})
             self._listen(answer, number, expected, deadline, answers or self._ranks)
         except KeeperLost:
@@ -92,9 +98,10 @@ class Conversation:
         return answer
 
     def _bounds(self, usage_bytes: int) -> Message:
-        limit = self._keeper.limit_bytes
+        limit = self._keeper.effective_limit_bytes
         if self._keeper.device_kind == "cuda":
-            return {"guard_bytes": None, "slack_bytes": 0, "device_limit_bytes": limit}
+            devices = self._keeper.gpus.for_ranks() if self._keeper.gpus is not None else []
+            return {"guard_bytes": None, "slack_bytes": 0, "device_limit_bytes": limit, "devices": devices}
         free = limit - limit // KERNEL_SHARE - usage_bytes
         # Memory that is mapped and never touched is none yet. Where the kernel counts what is touched, the guard only refuses
         # at once what could never fit; where nothing else binds the tree, it is all there is.
@@ -102,16 +109,25 @@ class Conversation:
         return {"guard_bytes": max(0, free) // self._ranks, "slack_bytes": slack, "device_limit_bytes": None}
 
     def _listen(self, answer: Answer, number: int, expected: str, deadline: float, answers: int) -> None:
-        until = deadline
+        first_failure: float | None = None
         while len(answer.results) + len(answer.failures) < answers:
+            until = deadline if first_failure is None else min(deadline, first_failure + self._patience(answer))
             if time.monotonic() >= until:
                 answer.timed_out = not answer.failures
                 return
             for message in self._keeper.hear(until):
                 if message.get("id") in (number, None):
                     self._note(answer, message, expected)
-            if answer.failures and until == deadline:
-                until = min(deadline, time.monotonic() + ROOT_CAUSE_SECONDS)
+            if answer.failures and first_failure is None:
+                first_failure = time.monotonic()
+
+    def _patience(self, answer: Answer) -> float:
+        return VICTIM_SECONDS if self._misses_a_victim(answer) else ROOT_CAUSE_SECONDS
+
+    def _misses_a_victim(self, answer: Answer) -> bool:
+        """Whether the kernel ended a process of the tree, and none was heard to be lost."""
+        killed = self._keeper.limit.oom_kills() > self._kills_before
+        return killed and not any(failure.get("event") == "lost" for failure in answer.failures)
 
     def _note(self, answer: Answer, message: Message, expected: str) -> None:
         event, rank = message.get("event"), message.get("rank", 0)
@@ -120,7 +136,7 @@ class Conversation:
             self._keeper.versions.update(message.get("versions") or {})
         if event == "phase" and message.get("phase") in PHASES:
             answer.phases[rank] = message["phase"]
-            self._keeper.meter.enter(message["phase"])
+            self._keeper.enter(message["phase"])
         elif event == expected:
             answer.results[rank] = message
         elif event == "failed":

@@ -11,14 +11,17 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from autotune.errors import TrainingEnvironmentError
+from autotune.errors import RigError, TrainingEnvironmentError
 from autotune.hardware import DeviceKind
 from autotune.inside.processes import descendants
 from autotune.inside.wire import Message
+from autotune.rig.device_meter import DeviceMeter
 from autotune.rig.folder import RigFolder
+from autotune.rig.gpus import Gpus
+from autotune.rig.host_memory import HostMemory
 from autotune.rig.limits import Device, Limit, best_limit
 from autotune.rig.meter import Meter, TreeMemory
 from autotune.rig.spawn import Spawned, marked, spawn
@@ -27,6 +30,8 @@ START_SECONDS = 60.0
 """A bare interpreter answers in a fraction of a second; a network file system may take a while."""
 
 UNLOAD_SECONDS = 5.0
+HOST_SECONDS = 0.1
+"""How often the host's memory is looked at beside a GPU rig."""
 
 Supported = Mapping[str, tuple[str, str]]
 """Package -> (oldest supported version, first version that is not)."""
@@ -48,7 +53,9 @@ class Keeper:
         limit_bytes: int,
         device_kind: DeviceKind,
         scratch_root: Path | None,
+        open_gpus: Callable[[], Gpus] | None = None,
     ) -> None:
+        """`open_gpus` finds the GPUs of a CUDA rig."""
         self.python = python
         self.limit_bytes = limit_bytes
         self.device_kind = device_kind
@@ -59,6 +66,11 @@ class Keeper:
         """Whether the live keeper has its imports; while it imports, it hears nothing."""
         self.limit: Limit
         self.meter: Meter
+        """Of the processes' memory; on a GPU rig of the host's."""
+        self.host = HostMemory()
+        self.gpus: Gpus | None = None
+        self.device_meter: DeviceMeter | None = None
+        self._open_gpus = open_gpus
         self._adapter, self.supported, self._scratch_root = adapter, supported, scratch_root
         self._folder: RigFolder | None = None
         self._spawned: Spawned | None = None
@@ -69,8 +81,15 @@ class Keeper:
         return self._spawned is not None and not self._spawned.wire.closed and self._spawned.process.poll() is None
 
     @property
+    def effective_limit_bytes(self) -> int:
+        """The limit, or what others leave of the GPUs where that is less."""
+        return self.limit_bytes if self.gpus is None else self.gpus.effective_limit_bytes
+
+    @property
     def bound_by(self) -> str:
         """What enforces the limit, strongest first."""
+        if self.gpus is not None:
+            return self.gpus.bound_by
         ours = {"cgroup-v1": "cgroup-v1+rlimit", "cgroup-v2": "cgroup-v2+rlimit"}
         return ours.get(self.limit.name, self.limit.name)
 
@@ -97,6 +116,8 @@ class Keeper:
             raise
 
     def _start(self) -> None:
+        if self.gpus is None and self._open_gpus is not None:
+            self.gpus = self._open_gpus()
         self.limit = Device(self.limit_bytes) if self.device_kind == "cuda" else best_limit(self.limit_bytes)
         self._folder = RigFolder(self._scratch_root)
         self._spawned = spawn(self.python, self._adapter, self.supported, self._folder)
@@ -108,12 +129,45 @@ class Keeper:
         require_supported(self.supported, self.versions, self.python)
 
     def _meter(self, pid: int) -> Meter:
-        if self.device_kind == "cuda":  # the ranks measure their devices; walking such large processes would only disturb them
-            return Meter(lambda: None, interval_seconds=1.0)
+        if self.device_kind == "cuda":  # walking such large processes would only disturb them: the host as a whole will do
+            return Meter(self.host.used_bytes, interval_seconds=HOST_SECONDS)
         if self.limit.kernel_kills:
             return Meter(self.limit.usage_bytes)
         tree = TreeMemory(pid)
         return Meter(tree.read, exact=tree.exact, limit_bytes=self.limit_bytes, over=lambda: self._end_what_grows(tree))
+
+    def settle_gpus(self) -> None:
+        """Before a load: the GPUs as empty as before the first one, and from here on watched."""
+        if self.gpus is not None:
+            self._close_device_meter()
+            self.gpus.settle()
+            self.device_meter = self.gpus.meter(lambda: descendants(self.pid) if self.pid is not None else ())
+
+    def mark(self) -> None:
+        """A new command: peaks start again."""
+        self.meter.mark()
+        if self.device_meter is not None:
+            self.device_meter.mark()
+
+    def enter(self, phase: str | None) -> None:
+        """What is measured from here on belongs to this phase."""
+        self.meter.enter(phase)
+        if self.device_meter is not None:
+            self.device_meter.enter(phase)
+
+    def check_gpus(self) -> None:
+        """After a command: RigError where a GPU was lost or what held it to the limit ended."""
+        if self.device_meter is not None:
+            self.device_meter.look()
+            if self.device_meter.lost is not None:
+                raise RigError(f"A GPU stopped to answer: {self.device_meter.lost}.")
+        if self.gpus is not None:
+            self.gpus.check()
+
+    def _close_device_meter(self) -> None:
+        meter, self.device_meter = self.device_meter, None
+        if meter is not None:
+            meter.close()
 
     def _environment(self) -> dict[str, str]:
         deadline = time.monotonic() + START_SECONDS
@@ -175,6 +229,13 @@ class Keeper:
         self._spawned.log.settle()
         return self._spawned.log.since(mark)
 
+    def close(self) -> None:
+        """`end`, and what is held of the GPUs is given back. May be called twice, from a signal handler too."""
+        self.end()
+        gpus, self.gpus = self.gpus, None
+        if gpus is not None:
+            gpus.close()
+
     def end(self) -> None:
         """Every process of the rig ends, with the limit and the files. May be called twice, from a signal handler too."""
         spawned, self._spawned = self._spawned, None
@@ -184,6 +245,7 @@ class Keeper:
             self.limit.kill_all()
             end_processes(spawned)
             self.meter.close()
+            self._close_device_meter()
             spawned.log.close()
         if hasattr(self, "limit"):
             self.limit.close()

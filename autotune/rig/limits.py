@@ -19,6 +19,7 @@ from typing import Protocol
 from autotune.errors import RigError
 from autotune.inside.processes import descendants
 from autotune.rig import cgroups
+from autotune.rig.host_memory import HostMemory
 
 _REACHED_BYTES = 4 * 2**20
 """A charge that failed was at most a batch of pages away from the limit."""
@@ -195,9 +196,16 @@ class Rlimit:
 
 
 class Device(Rlimit):
-    """The GPU's own memory is the limit; nothing binds the host's, and its processes are ended as a tree."""
+    """The GPU's own memory is the limit; nothing of ours binds the host's, and its processes are ended as a tree."""
 
     name = "device"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self._host = HostMemory()
+
+    def oom_kills(self) -> int:
+        return self._host.kills()
 
 
 def best_limit(limit_bytes: int) -> Limit:

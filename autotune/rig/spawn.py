@@ -28,9 +28,9 @@ _LEFTOVER_FAMILIES = ("TORCHELASTIC_", "ACCELERATE_", "FSDP_", "OMPI_", "PMI_", 
 
 _OURS = {
     "WANDB_MODE": "disabled", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1",
-    "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
 }  # fmt: skip
-"""Nothing is reported to anybody, and what is printed comes out before a crash."""
+"""Nothing is reported to anybody, what is printed comes out before a crash, and CUDA counts GPUs as their driver does."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,54 @@
+"""What several ranks went through, told as one: never more than the least of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.measurement import Cycle, Exercised
+from autotune.rig.assemble import exercised_of, merge_speeds
+
+FIRST: dict[str, Any] = {
+    "optimizer_steps": 4, "generations": 4, "borrowed_generations": 0, "weight_syncs": 4, "sleeps": None, "wakes": None,
+    "checkpoint_saves": 1, "evaluations": None, "shortest_prompt": 64, "longest_prompt": 64, "shortest_completion": 128,
+    "longest_completion": 128, "seconds": 3.0,
+    "cycles": [{"steps": 1, "seconds": 1.0, "peak_bytes": 10, "held_bytes": 5},
+               {"steps": 2, "seconds": 2.0, "peak_bytes": 12, "held_bytes": 6}],
+}  # fmt: skip
+
+
+def test_one_rank_is_told_as_it_said() -> None:
+    told = exercised_of([{"exercised": FIRST}])
+    assert told == Exercised(
+        optimizer_steps=4, generations=4, weight_syncs=4, checkpoint_saves=1, shortest_prompt=64, longest_prompt=64,
+        shortest_completion=128, longest_completion=128, seconds=3.0,
+        cycles=(
+            Cycle(steps=1, seconds=1.0, peak_bytes=10, held_bytes=5),
+            Cycle(steps=2, seconds=2.0, peak_bytes=12, held_bytes=6),
+        ),
+    )  # fmt: skip
+
+
+def test_of_several_ranks_the_least_counts_and_the_worst_peak() -> None:
+    other = {**FIRST, "checkpoint_saves": 0, "shortest_completion": 100, "seconds": 4.0,
+             "cycles": [{"steps": 1, "seconds": 1.5, "peak_bytes": 30, "held_bytes": 1}]}  # fmt: skip
+    told = exercised_of([{"exercised": FIRST}, {"exercised": other}])
+    assert told is not None
+    assert (told.checkpoint_saves, told.shortest_completion, told.seconds) == (0, 100, 4.0)
+    assert told.cycles == (Cycle(steps=1, seconds=1.5, peak_bytes=30, held_bytes=5),)
+
+
+def test_silence_is_unknown() -> None:
+    assert exercised_of([{}, {"exercised": None}]) is None
+
+
+def test_what_was_taken_over_stays_told() -> None:
+    speed = {
+        "completion_tokens": 8,
+        "cycle_seconds": [2.0],
+        "cycle_loss_tokens": [16],
+        "prompt_tokens": 4,
+        "borrowed_seconds": 1.5,
+    }
+    merged = merge_speeds([speed])
+    assert merged is not None
+    assert merged.borrowed_seconds == 1.5
