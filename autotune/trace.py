@@ -129,8 +129,12 @@ class Trace:
 
     work: tuple[Work, ...]
     inventory: Inventory
-    gathers_apart: bool = False
-    """Whether what is `communication` is allocated on a stream of its own."""
+    streams: Mapping[int, int] = field(default_factory=dict)
+    """Of allocations that are made on another stream than the computation's, by their number: which one, from 1."""
+
+    returns: Mapping[int, int] = field(default_factory=dict)
+    """Of allocations that another stream still reads when they are given back: the allocation before which their block is
+    free again."""
 
     notes: tuple[str, ...] = ()
     """What the step could not follow exactly and stood in for, in words for the reader."""

@@ -60,7 +60,13 @@ GROUP_SIZE = 128
 """Of TheBloke's GPTQ checkpoint, as its model card says."""
 
 KERNELS = {"fast_loss": True, "fast_rms_layernorm": True, "fast_rope_embeddings": True}
-FSDP = {"fsdp_sharding_strategy": "FULL_SHARD", "fsdp_backward_prefetch": "BACKWARD_PRE"}
+FSDP = {
+    "fsdp_sharding_strategy": "FULL_SHARD",
+    "fsdp_backward_prefetch": "BACKWARD_PRE",
+    "fsdp_cpu_ram_efficient_loading": True,
+    "fsdp_sync_module_states": True,
+    "fsdp_use_orig_params": True,  # accelerate launch's default
+}
 """scripts/benchmarks/accelerate.yaml at the rows' commit."""
 
 
@@ -85,9 +91,20 @@ class Case:
         options: dict[str, Any] = dict(FSDP)
         if (self.row["bf16"] or self.row["fp16"]) and self.row["tuning"] == "full":
             options["master_bytes"] = 4  # accelerate widens what trains under mixed precision
+        if self.specification["settings"].get("fms", {}).get("quantised"):
+            options["begins_on_meta"] = True  # transformers' _load_state_dict_into_meta_model, and the GPTQ loader's own
         if "foak" in wanted and "peft" in wanted:
             options["ignores_trainable"] = True  # lora_adapters_switch_ddp_from_fsdp
         return {"kind": "fsdp1", "ranks": ranks, "options": options}
+
+    @property
+    def contexts(self) -> int:
+        """Processes with a CUDA context on each GPU.
+
+        The GPTQ loader asks accelerate for balanced memory, which allocates on every visible GPU to see how much there is
+        (`get_max_memory` in accelerate/utils/modeling.py): under several processes each is then in all of them.
+        """
+        return int(self.row["gpus"]) if "gptq" in self.row["framework_config"] else 1
 
     @property
     def label(self) -> str:

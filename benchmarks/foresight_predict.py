@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -11,7 +13,7 @@ from foresight_express import Case
 from autotune import catalogue
 from autotune.composition import Composition, Resident
 from autotune.hardware import Hardware
-from autotune.predict import sharding
+from autotune.predict import constants, sharding
 from autotune.predict.predictor import Situation, predict
 from autotune.prediction import Prediction
 from autotune.trace import Trace
@@ -35,22 +37,33 @@ def compare(case: Case, answer: Mapping[str, Any] | None, beside_mib: float = 0)
     if answer is None or "error" in answer:
         return {**line, "error": (answer or {}).get("error", "not followed")}
     try:
-        found = prediction(case, msgspec.convert(answer["trace"], Trace))
+        found = predictions(case, msgspec.convert(answer["trace"], Trace))
     except (ValueError, NotImplementedError) as error:
         return {**line, "error": f"{type(error).__name__}: {error}"}
-    return {**line, "trace_seconds": answer["trace"]["seconds"], **_kinds(row["measured"], found, beside_mib * MIB)}
+    return {**line, "trace_seconds": answer["trace"]["seconds"], **_kinds(case, found, beside_mib * MIB)}
 
 
-def _kinds(measured: Mapping[str, float], found: Prediction, beside: float) -> dict[str, Any]:
-    """`beside`: what is known that the machine shows beyond what a process of its kind does elsewhere."""
-    allocated, shown = found.torch_peak_allocated_bytes, found.peak_memory_bytes
+def predictions(case: Case, trace: Trace) -> list[Prediction]:
+    """One per rank."""
+    return [prediction(case, trace, rank) for rank in range(int(case.row["gpus"]))]
+
+
+def _kinds(case: Case, found: list[Prediction], beside: float) -> dict[str, Any]:
+    """The benchmark read torch on the first rank, and took the mean of what nvidia-smi showed on all GPUs.
+
+    `beside`: what is known that a process of this machine shows beyond what one of its kind does elsewhere.
+    """
+    measured, allocated = case.row["measured"], found[0].torch_peak_allocated_bytes
+    others = constants.context(gpu_named(case.row["gpu"])).scaled(case.contexts - 1)
+    each = [one.peak_memory_bytes + others for one in found]
+    low, value, high = (fmean(getattr(one, end) for one in each) for end in ("low", "value", "high"))
+    more = beside * case.contexts
+    shown = measured["nvidia_smi_mib"] * MIB
     return {
         "torch_max_allocated": _beside(allocated.value, measured["torch_max_allocated_bytes"], allocated.low, allocated.high),
-        "nvidia_smi_used": _beside(
-            shown.value + beside, measured["nvidia_smi_mib"] * MIB, shown.low + beside, shown.high + beside
-        ),
-        "nvidia_smi_used_elsewhere": _beside(shown.value, measured["nvidia_smi_mib"] * MIB, shown.low, shown.high),
-        "torch_max_reserved_predicted": round(found.torch_peak_reserved_bytes.value),
+        "nvidia_smi_used": _beside(value + more, shown, low + more, high + more),
+        "nvidia_smi_used_elsewhere": _beside(value, shown, low, high),
+        "torch_max_reserved_predicted": round(fmean(one.torch_peak_reserved_bytes.value for one in found)),
     }
 
 
@@ -63,10 +76,10 @@ def _beside(predicted: float, measured: float, low: float, high: float) -> dict[
     }
 
 
-def prediction(case: Case, trace: Trace) -> Prediction:
+def prediction(case: Case, trace: Trace, rank: int) -> Prediction:
     """The product's own path: sharding, replay, what the device shows."""
     row, spec = case.row, case.specification
-    spread = sharding.worst_rank(trace, sharding.Sharding.of(case.sharding))
+    spread = sharding.apply(trace, replace(sharding.Sharding.of(case.sharding), rank=rank))
     gpu = gpu_named(row["gpu"])
     return predict(
         Situation(

@@ -19,7 +19,7 @@ LOOKED_INTO = 0.10
 def document(
     compared: Sequence[Mapping[str, Any]], decided: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    rows = [{**line, **_reason(line)} for line in compared]
+    rows = [{**line, **_reason(line, compared)} for line in compared]
     bars = {kind: _bar(kind, kind, rows) for kind in KINDS}
     elsewhere = _bar("nvidia_smi_used", "nvidia_smi_used_elsewhere", rows)
     verdicts = _verdicts(decided)
@@ -38,27 +38,37 @@ def document(
     }
 
 
-REASONS = {
-    "crowded": "within 10% of the card: torch gives cached blocks back and asks again, which a replay without a limit does not",
-    "streams": "FSDP gathers and reduces on streams of their own: their cached blocks serve nobody else, their frees wait for "
-    "events; the replay has one stream",
-    "order": "allocated is right; how much more is cached hangs on the order and lifetime of blocks, which torch's own peak does "
-    "not show: unexplained beyond that",
-}
-"""For reserved memory, of which nvidia-smi shows the peak."""
-
-
-def _reason(line: Mapping[str, Any]) -> dict[str, str]:
-    """For rows above 10%, by the mechanism that applies to them."""
+def _reason(line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """For a row above 10%: its own, from what the rows beside it show."""
     shown = line.get("nvidia_smi_used")
     if shown is None or max(abs(line[kind]["error"]) for kind in KINDS) <= LOOKED_INTO:
         return {}
     if abs(line["torch_max_allocated"]["error"]) > LOOKED_INTO:
-        return {"reason": "unexplained"}
-    near = 0.9 * 80 * GIB
-    if max(shown["measured"], shown["predicted"]) >= near:
-        return {"reason": REASONS["crowded"]}
-    return {"reason": REASONS["streams" if line["gpus"] > 1 else "order"]}
+        return {"reason": "unexplained: torch's own peak is off"}
+    fuller = [other for other in rows if _is_smaller(other, line) and other["nvidia_smi_used"]["measured"] > shown["measured"]]
+    return {"reason": _given_back(line, fuller[-1]) if fuller else UNEXPLAINED}
+
+
+UNEXPLAINED = (
+    "torch's own peak is right; how much more is cached hangs on the order and lifetime of blocks, which that peak does not "
+    "show: unexplained beyond that"
+)
+ALIKE = ("environment", "model", "gpus", "tuning", "framework_config")
+
+
+def _is_smaller(other: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+    """The same run with a smaller micro-batch."""
+    same = "nvidia_smi_used" in other and all(other[fact] == line[fact] for fact in ALIKE)
+    return same and bool(other["micro_batch"] < line["micro_batch"])
+
+
+def _given_back(line: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    shown, smaller = line["nvidia_smi_used"]["measured"] / GIB, other["nvidia_smi_used"]["measured"] / GIB
+    return (
+        f"nvidia-smi showed {smaller - shown:.2f} GiB less than at a micro-batch of {other['micro_batch']} ({other['id']}: "
+        f"{smaller:.2f}): torch ran out of room here and gave its cache back. The replay needs "
+        f"{line['torch_max_reserved_predicted'] / GIB:.2f} of the card, which just goes in, so that it keeps all"
+    )
 
 
 def versions(answers: Iterable[Mapping[str, Any]]) -> dict[str, str]:

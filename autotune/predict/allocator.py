@@ -1,6 +1,7 @@
 """torch's caching allocator, replayed: what a sequence of requests makes it allocate and reserve.
 
-The rules are those of torch's native CUDA allocator on one stream. Three figures have to be told apart, as torch does:
+The rules are those of torch's native CUDA allocator. Each stream has pools of its own: a block given back on one serves no
+other. Three figures have to be told apart, as torch does:
 
 - requested: what the operations asked for;
 - allocated: the blocks that were handed out for it. A block is its request rounded up to 512 bytes, or somewhat larger
@@ -72,10 +73,10 @@ IN_USE, FREE, UNMAPPED = range(3)
 class Block:
     """A stretch of one segment's addresses."""
 
-    __slots__ = ("address", "after", "before", "size", "small", "state")
+    __slots__ = ("address", "after", "before", "pool", "size", "state")
 
-    def __init__(self, address: int, size: int, state: int, small: bool) -> None:
-        self.address, self.size, self.state, self.small = address, size, state, small
+    def __init__(self, address: int, size: int, state: int, pool: Pool) -> None:
+        self.address, self.size, self.state, self.pool = address, size, state, pool
         self.before: Block | None = None
         self.after: Block | None = None
 
@@ -118,17 +119,21 @@ class CachingAllocator:
         self.retries = 0
         """How often the cache had to be given back to go on: torch's `num_alloc_retries`."""
 
-        self._small, self._large = Pool(small=True), Pool(small=False)
+        self._pools: dict[int, tuple[Pool, Pool]] = {}
+        """By stream, the one of large blocks and the one of small blocks."""
+
         self._in_use: dict[int, tuple[Block, int]] = {}
+        self._waiting: dict[int, Block] = {}
         self._next_address = 0
         self._max_split = self.settings.max_split_bytes or (1 << 62)
 
-    def malloc(self, number: int, size: int) -> None:
+    def malloc(self, number: int, size: int, stream: int = 0) -> None:
         """Request `size` bytes, to be given back under this number."""
         if size == 0:
             return  # torch hands out no block for nothing
         rounded = -(-size // MIN_BLOCK) * MIN_BLOCK
-        pool = self._small if rounded <= SMALL_REQUEST else self._large
+        pools = self._pools.get(stream) or self._pools.setdefault(stream, (Pool(small=False), Pool(small=True)))
+        pool = pools[rounded <= SMALL_REQUEST]
         block = self._cached(pool, rounded) or self._fresh(pool, rounded)
         if self._splits(block, rounded):
             self._split(pool, block, rounded)
@@ -139,12 +144,31 @@ class CachingAllocator:
 
     def free(self, number: int) -> None:
         """Give it back: to the cache, joined with free neighbours."""
+        block = self._no_longer_used(number)
+        if block is not None:
+            self._to_the_cache(block)
+
+    def let_go(self, number: int) -> None:
+        """Give it back while another stream may still read it: not allocated any more, and of no use until it `comes_back`."""
+        block = self._no_longer_used(number)
+        if block is not None:
+            self._waiting[number] = block
+
+    def comes_back(self, number: int) -> None:
+        """The other stream has passed."""
+        if number in self._waiting:
+            self._to_the_cache(self._waiting.pop(number))
+
+    def _no_longer_used(self, number: int) -> Block | None:
         if number not in self._in_use:
-            return
+            return None
         block, size = self._in_use.pop(number)
         self.requested -= size
         self.allocated -= block.size
-        pool = self._small if block.small else self._large
+        return block
+
+    def _to_the_cache(self, block: Block) -> None:
+        pool = block.pool
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.state == FREE:
                 pool.remove(neighbour)
@@ -152,8 +176,10 @@ class CachingAllocator:
         pool.add(block)
 
     def empty_cache(self) -> None:
-        """Give every unused segment (of an expandable one, every unused page) back to the driver."""
-        for pool in (self._large, self._small):
+        """Give every unused segment (of an expandable one, every unused page) back to the driver, when all streams passed."""
+        for number in list(self._waiting):
+            self.comes_back(number)
+        for pool in [pool for pools in self._pools.values() for pool in pools]:
             for _, _, block in list(pool.free):
                 if self.settings.expandable_segments:
                     self._unmap(pool, block)
@@ -190,7 +216,7 @@ class CachingAllocator:
         segment = _segment_for(size)
         if not self._take(segment) and not (self._released_oversized(pool, size) and self._take(segment)):
             self._retry(segment, asked=size)
-        block = Block(self._next_address, segment, FREE, pool.small)
+        block = Block(self._next_address, segment, FREE, pool)
         self._next_address += segment
         return block
 
@@ -227,7 +253,7 @@ class CachingAllocator:
 
     def _splits(self, block: Block, size: int) -> bool:
         remainder = block.size - size
-        if block.small or self.settings.expandable_segments:
+        if block.pool.small or self.settings.expandable_segments:
             return remainder >= MIN_BLOCK
         return size < self._max_split and remainder > LEAST_LARGE_REMAINDER
 
@@ -261,7 +287,7 @@ class CachingAllocator:
     def _place_to_grow(self, pool: Pool, size: int) -> tuple[Block, int]:
         """The first unmapped stretch that is long enough, with the free block before it, and how much of it must be mapped."""
         if pool.first is None:
-            pool.first = Block(0, 1 << 50, UNMAPPED, pool.small)  # more addresses than any device has memory
+            pool.first = Block(0, 1 << 50, UNMAPPED, pool)  # more addresses than any device has memory
         for stretch in pool.unmapped():
             held = stretch.before.size if stretch.before is not None and stretch.before.state == FREE else 0
             behind = stretch.after.size if stretch.after is not None and stretch.after.state == FREE else 0
@@ -314,7 +340,7 @@ def _could_be(block: Block) -> int:
 
 def _cut(block: Block, size: int) -> Block:
     """Leaves `size` bytes in the block; gives the rest, linked behind it."""
-    rest = Block(block.address + size, block.size - size, block.state, block.small)
+    rest = Block(block.address + size, block.size - size, block.state, block.pool)
     rest.before, rest.after = block, block.after
     if block.after is not None:
         block.after.before = rest

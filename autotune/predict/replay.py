@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from autotune.measurement import Phase
 from autotune.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
-from autotune.predict.streams import GatheringApart
+from autotune.predict.streams import OnStreams
 from autotune.trace import Part, Trace
-
-Allocator: TypeAlias = CachingAllocator | GatheringApart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +106,13 @@ def replay(
     return Replay(phases=held, retries=allocator.retries, resting=resting, out_of_memory=failure)
 
 
-def _allocator(trace: Trace, settings: AllocatorSettings | None, capacity_bytes: int | None) -> Allocator:
-    if trace.gathers_apart:
-        return GatheringApart(trace, settings, capacity_bytes=capacity_bytes)
+def _allocator(trace: Trace, settings: AllocatorSettings | None, capacity_bytes: int | None) -> CachingAllocator:
+    if trace.streams or trace.returns:
+        return OnStreams(trace, settings, capacity_bytes=capacity_bytes)
     return CachingAllocator(settings, capacity_bytes=capacity_bytes)
 
 
-def _follow(trace: Trace, span: range, allocator: Allocator, stretch: _Stretch) -> None:
+def _follow(trace: Trace, span: range, allocator: CachingAllocator, stretch: _Stretch) -> None:
     _note(stretch, allocator, span.start - 1)
     sizes, events = trace.sizes, trace.events
     malloc, free = allocator.malloc, allocator.free
@@ -133,7 +130,7 @@ def _follow(trace: Trace, span: range, allocator: Allocator, stretch: _Stretch) 
             stretch.reserved = allocator.reserved
 
 
-def _note(stretch: _Stretch, allocator: Allocator, event: int) -> None:
+def _note(stretch: _Stretch, allocator: CachingAllocator, event: int) -> None:
     """What is held when it begins."""
     if allocator.allocated > stretch.allocated:
         stretch.allocated, stretch.peak_event = allocator.allocated, event

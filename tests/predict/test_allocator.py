@@ -240,7 +240,7 @@ def test_books_are_true_after_any_sequence(sequence: list[int], configuration: A
     assert allocator.requested == sum(live.values())
     assert allocator.requested <= allocator.allocated <= allocator.reserved
     assert allocator.reserved % (2 * MIB) == 0
-    free = sum(size for pool in (allocator._small, allocator._large) for size, _, _ in pool.free)
+    free = sum(size for pools in allocator._pools.values() for pool in pools for size, _, _ in pool.free)
     assert free == allocator.reserved - allocator.allocated
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.predict.pieces import Point, Sample, error_at, fit, phase_peaks
+from autotune.predict.pieces import error_at, fit, phase_peaks
 from autotune.predict.pieces.blocks import NotUniform, Stretch, blocks_of, growth
+from autotune.predict.pieces.points import Point, Sample
 from autotune.predict.pieces.screening import parts_of
 from autotune.predict.pieces.survey import corner, picked, stretch_of, survey
 from autotune.trace import Inventory, Mark, Part, Trace

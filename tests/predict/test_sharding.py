@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.predict.sharding import MIB, Sharding, apply, gather_for_generation_bytes, worst_rank
+from autotune.predict.replay import replay
+from autotune.predict.sharding import MIB, Sharding, apply, fsdp1, gather_for_generation_bytes, worst_rank
 from autotune.trace import Inventory, Mark, Parameter, Part, Trace, Usage
 
 COUNT = 1000
@@ -145,7 +146,7 @@ def test_ddp_adds_one_copy_of_the_gradients_unless_they_are_views_of_it() -> Non
 
 
 def test_ddp_buckets_close_when_they_reach_their_cap() -> None:
-    from autotune.predict.sharding.flat import Ddp
+    from autotune.predict.sharding.ddp import Ddp
 
     trace = plain()
     assert trace.usage is not None
@@ -233,6 +234,52 @@ def test_fsdp1_gathers_a_layer_at_a_time_and_one_ahead_in_backward() -> None:
     assert max_of(trace, "communication", "backward") == 2 * SIZE
     assert max_of(alone, "communication", "backward") == SIZE
     assert max_of(kept, "communication", "forward") == 4 * SIZE
+
+
+def test_fsdp1_gathers_and_reduces_on_streams_of_their_own() -> None:
+    trace = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
+    part_of = {number: trace.part_names[part] for number, part in enumerate(trace.parts)}
+    assert {part_of[number] for number, stream in trace.streams.items() if stream == fsdp1.GATHERING} == {
+        "communication", "gradients",
+    }  # fmt: skip
+    assert {part_of[number] for number, stream in trace.streams.items() if stream == fsdp1.REDUCING} == {"gradients"}
+    assert not apply(plain("cpu"), Sharding(kind="fsdp1", ranks=4)).trace.streams, "on a CPU there are none"
+
+
+def test_what_fsdp1_gathered_comes_back_when_the_limiter_has_waited_for_it() -> None:
+    trace = apply(plain(), Sharding(kind="fsdp1", ranks=4, synchronises=False)).trace
+    forward = [span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("forward", 0)]
+    made = [trace.events[at] - 1 for span in forward for at in span if trace.events[at] > 0]
+    gathered = [number for number in made if trace.streams.get(number) == fsdp1.GATHERING]
+    assert [gathered.index(trace.returns[number]) for number in gathered[:2]] == [2, 3]
+
+
+def test_ranks_that_begin_on_meta_run_ahead_of_what_is_broadcast() -> None:
+    given = Sharding(kind="fsdp1", ranks=4, begins_on_meta=True)
+    first, last = (loaded(apply(large(), replace(given, rank=rank)).trace) for rank in (0, 3))
+    assert first == loaded(apply(large(), replace(given, rank=3, begins_on_meta=False)).trace) < last
+    assert loaded(worst_rank(large(), given).trace) == last
+
+
+def loaded(trace: Trace) -> int:
+    return next(held.reserved_bytes for held in replay(trace).phases if held.phase == "load")
+
+
+def large() -> Trace:
+    """The same with parameters of 40 MB."""
+    trace, times = plain(layers=16), 20_000
+    assert trace.usage is not None
+    parameters = tuple(replace(one, count=one.count * times, size=one.size * times) for one in trace.usage.parameters)
+    sizes = tuple(size * times for size in trace.sizes)
+    return replace(trace, sizes=sizes, usage=replace(trace.usage, parameters=parameters))
+
+
+def test_the_optimizer_sees_pieces_of_parameters_or_flat_ones() -> None:
+    def states(**options: bool) -> list[int]:
+        trace = apply(plain(), Sharding(kind="fsdp1", ranks=4, **options)).trace  # type: ignore[arg-type]
+        return [size for size, part in zip(trace.sizes, trace.parts, strict=True) if trace.part_names[part] == "optimizer"]
+
+    assert sum(states()) == sum(states(uses_original_parameters=False))
 
 
 def test_fsdp1_under_mixed_precision_keeps_float32_shards_of_what_trains() -> None:

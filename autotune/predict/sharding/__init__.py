@@ -54,6 +54,15 @@ class Sharding:
     ignores_trainable: bool = False
     """FSDP1: what trains is among `ignored_modules`, whole on every rank, its gradients averaged by hooks of somebody else's."""
 
+    uses_original_parameters: bool = True
+    """FSDP1: whether the optimizer sees pieces of the parameters rather than flat ones; accelerate launch's default."""
+
+    synchronises: bool = True
+    """FSDP1: whether the first rank broadcasts its weights when units are made; accelerate launch's default."""
+
+    begins_on_meta: bool = False
+    """FSDP1: whether the other ranks' parameters have no memory before, as transformers leaves them where they are quantised."""
+
     reduce_bytes: int | None = None
     """FSDP1: bytes per element of a gradient that is being reduced; None: as it is computed."""
 
@@ -77,13 +86,6 @@ class Sharded:
 
 
 def apply(trace: Trace, sharding: Sharding) -> Sharded:
-    """The trace of one rank; on GPUs, FSDP1 gathers on a stream of its own, and frees late."""
-    one = _applied(trace, sharding)
-    apart = trace.device == "cuda" and sharding.kind == "fsdp1" and sharding.ranks > 1
-    return replace(one, trace=replace(one.trace, gathers_apart=True)) if apart else one
-
-
-def _applied(trace: Trace, sharding: Sharding) -> Sharded:
     """The trace of one rank. A plain trace for kinds other than FSDP2, which has been traced sharded."""
     alone = sharding.ranks == 1 and not (sharding.kind == "fsdp1" and sharding.master_bytes)
     if sharding.kind in ("none", "fsdp2") or alone:  # FSDP1 keeps its weights apart from what it computes with on one rank, too
@@ -103,14 +105,19 @@ def _applied(trace: Trace, sharding: Sharding) -> Sharded:
 
         third = Zero3(trace, trace.usage, sharding)
         return Sharded(trace=third.rewritten(), host_bytes=third.host_bytes)
-    from autotune.predict.sharding.flat import Ddp, Fsdp1
+    if sharding.kind == "ddp":
+        from autotune.predict.sharding.ddp import Ddp
 
-    flat = Ddp(trace, trace.usage, sharding) if sharding.kind == "ddp" else Fsdp1(trace, trace.usage, sharding)
-    return Sharded(trace=flat.rewritten())
+        return Sharded(trace=Ddp(trace, trace.usage, sharding).rewritten())
+    from autotune.predict.sharding.fsdp1 import Fsdp1
+
+    return Sharded(trace=Fsdp1(trace, trace.usage, sharding).rewritten())
 
 
 def worst_rank(trace: Trace, sharding: Sharding) -> Sharded:
-    """Of the first and the last rank, between which the others lie."""
+    """Of the first and the last rank, between which the others lie. Ranks that begin on meta cache more than the first."""
+    if sharding.begins_on_meta and sharding.ranks > 1:
+        return apply(trace, replace(sharding, rank=sharding.ranks - 1))
     both = [apply(trace, replace(sharding, rank=rank)) for rank in sorted({0, sharding.ranks - 1})]
     return max(both, key=lambda one: one.trace.peak_bytes)
 

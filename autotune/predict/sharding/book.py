@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from autotune.trace import Mark, Part, Trace, Usage
 
@@ -31,6 +32,13 @@ class Optimizer:
         """For this many elements of masters of this width."""
         return round(count * (self.state_bytes_per_count if self.state_copies is None else self.state_copies * width))
 
+    def state_tensors(self, count: int, width: int) -> list[int]:
+        """The same, tensor by tensor where they are like the parameter."""
+        whole = self.state_bytes(count, width)
+        copies = 0 if self.state_copies is None else round(self.state_copies)
+        alike = [count * width] * copies
+        return [*alike, whole - sum(alike)] if copies and whole > sum(alike) else alike or [whole]
+
 
 class Writer:
     """The new trace, while it grows."""
@@ -42,9 +50,13 @@ class Writer:
         self.part_names = list(trace.part_names)
         self.events: list[int] = []
         self.marks: list[Mark] = []
+        self.streams: dict[int, int] = {}
+        self._returned: list[tuple[int, list[int]]] = []
 
-    def allocate(self, size: int, part: Part) -> int:
+    def allocate(self, size: int, part: Part, stream: int = 0) -> int:
         """A block; a size of nothing is a block of nothing, so that callers need not ask."""
+        if stream:
+            self.streams[len(self.sizes)] = stream
         self.sizes.append(max(0, size))
         self.parts.append(self._part(part))
         self.events.append(len(self.sizes))
@@ -58,6 +70,12 @@ class Writer:
         """As if it had not been written."""
         del self.events[event]
         self.marks = [replace(mark, event=mark.event - (mark.event > event)) for mark in self.marks]
+        self._returned = [(at - (at > event), numbers) for at, numbers in self._returned]
+
+    def returned(self, numbers: list[int]) -> None:
+        """From here on these, which were freed before, are free on their own streams, too."""
+        if numbers:
+            self._returned.append((len(self.events), numbers))
 
     def passing(self, size: int, part: Part) -> None:
         self.free(self.allocate(size, part))
@@ -75,8 +93,18 @@ class Writer:
             part_names=tuple(self.part_names),
             events=tuple(self.events),
             marks=tuple(self.marks),
+            streams=self.streams,
+            returns=self._returns(),
             usage=None,
         )
+
+    def _returns(self) -> dict[int, int]:
+        """Each of them with the next allocation."""
+        found: dict[int, int] = {}
+        for event, numbers in self._returned:
+            following = next((entry - 1 for entry in self.events[event:] if entry > 0), len(self.sizes))
+            found.update(dict.fromkeys(numbers, following))
+        return found
 
 
 RECENT_EVENTS = 12
@@ -205,9 +233,15 @@ class Rewriter:
 
     def give_up(self, number: int | None) -> None:
         """Free an allocation of the plain trace here and now, and never again."""
-        if number is not None and number >= 0 and number not in self.gone:
-            self.gone.add(number)
+        if self.gives_up(number):
             self.book.free(number)
+
+    def gives_up(self, number: int | None) -> TypeGuard[int]:
+        """Whether it is still there; from now on it is the caller's to free."""
+        if number is None or number < 0 or number in self.gone:
+            return False
+        self.gone.add(number)
+        return True
 
 
 def _last_gradients(usage: Usage) -> set[tuple[int, ...]]:

@@ -26,6 +26,9 @@ SWITCHES = {
     "overlap_comm": "overlap_comm",
     "contiguous_gradients": "contiguous_gradients",
     "gradient_as_bucket_view": "gradients_are_bucket_views",
+    "use_orig_params": "uses_original_parameters",
+    "sync_module_states": "synchronises",
+    "begins_on_meta": "begins_on_meta",
 }
 
 
