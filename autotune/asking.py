@@ -8,18 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from autotune import detect, environment, models, spaces, trainers
+from autotune import assignments, detect, environment, models, spaces, trainers
 from autotune.candidate import Candidate, KnobValue
 from autotune.errors import BadInput, HardwareNotHere, IllegalConfiguration, MissingExtra, TrainingEnvironmentError
 from autotune.flags import Flags, held_by, named_choices, positive
 from autotune.hardware import Hardware
 from autotune.question import Mode, Question
+from autotune.rig.forewarning import gpu_notes
 from autotune.space import SearchSpace
 from autotune.trainers.base import Job, Trainer
 from autotune.trainers.trl_config import UserConfig, read_user_config
 from autotune.trainers.trl_settings import OWN_SETTINGS
 from autotune.units import format_bytes, parse_bytes, parse_seconds
 from autotune.workload import Model, Tuning, Workload
+
+MOST_GPUS_TRIED = 1
+"""How many GPUs of one machine autotune itself has been tried on so far; what is said about more of them says so."""
+
+SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
 
 TRL = "trl"
 """The framework whose own configuration files are read."""
@@ -43,15 +49,18 @@ class Understood:
     whole_space: SearchSpace
     """The space as it was before anything was held: what advice may move."""
 
+    pinned: frozenset[str] = frozenset()
+    """What --hold names: it gives way to nothing."""
+
 
 def understand(flags: Flags) -> Understood:
     """Settle everything that can be settled without measuring. BadInput and its kin say what to type instead."""
     if flags.resume and flags.fresh:
         raise BadInput("--resume goes on with a study and --fresh throws it away.", way_out="Give one of the two.")
     trainer = trainers.trainer(flags.framework, flags.method)
-    space = whole = spaces.load_space(flags.space or trainer.space)
-    config = _config(flags, trainer)
     hardware = _hardware(flags)
+    space = whole = spaces.load_space(flags.space or trainer.space).on(hardware.count if hardware.kind == "cuda" else 0)
+    config = _config(flags, trainer)
     model = _model(flags, config)
     tuning = _tuning(flags, config, space)
     named = named_choices(flags, space, tuning, _settings(trainer))
@@ -80,7 +89,11 @@ def understand(flags: Flags) -> Understood:
         notes.append(f"{hardware} is not on this machine: everything that follows is predicted, nothing is measured")
     elif mode == "predict" and flags.mode == "auto":
         notes.append(f"{trainer.method} with {trainer.name} is not measured yet: everything that follows is predicted")
+    if hardware.kind == "cuda" and hardware.count > MOST_GPUS_TRIED:
+        notes.append(SEVERAL_GPUS)
     question = _question(flags, Job(workload=workload, hardware=hardware), space, mode)
+    if mode == "probe":
+        notes.extend(gpu_notes(hardware, question.memory_limit_bytes))
     _refuse_illegal_config(question, trainer)
     return Understood(
         question=question,
@@ -89,6 +102,7 @@ def understand(flags: Flags) -> Understood:
         notes=tuple(notes),
         named=named,
         whole_space=whole,
+        pinned=frozenset(assignments.parse_holds(flags.hold)),
     )
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -42,11 +43,11 @@ class Candidate:
         for name in ("knobs", "settings", "load"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
-    @property
+    @cached_property
     def id(self) -> str:
         return fingerprint(self.settings)
 
-    @property
+    @cached_property
     def load_key(self) -> str:
         return fingerprint(self.load)
 

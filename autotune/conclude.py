@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from autotune.candidate import Candidate, KnobValue
+from autotune.measurement import Cost, Failure, Measurement, Memory, Outcome
 from autotune.question import Question
 from autotune.recommendation import Change, Counts, Proven, Recommendation, Trial
 from autotune.study.preference import Tier, learning_values
 from autotune.study.view import View, speed_of
+from autotune.verdict import judge
 
 RUNNER_UPS = 4
 
@@ -19,11 +21,11 @@ def conclude(seen: View, question: Question, *, proven: Proven | None, loads: in
     return Recommendation(
         winner=winner,
         certificate=certificate,
-        baseline=_baseline(seen, baseline),
+        baseline=_baseline(seen, baseline, question),
         learning=dict(tier.learning) if tier else {},
         runner_ups=_runner_ups(seen, winner, tier),
         trade_offs=_trade_offs(seen, tier),
-        changes=_changes(question, winner, baseline),
+        changes=_changes(question, winner, seen.baseline),
         relaxed=_relaxed(question, winner),
         refuted=tuple(trial for trial in seen.confirmations.values() if not trial.verdict.fits),
         counts=_counts(seen, loads),
@@ -35,11 +37,29 @@ def conclude(seen: View, question: Question, *, proven: Proven | None, loads: in
     )
 
 
-def _baseline(seen: View, baseline: Trial | None) -> Trial | None:
+def _baseline(seen: View, baseline: Trial | None, question: Question) -> Trial | None:
     """The baseline as measured last: where it was among the finalists, its longer probe is the fairer comparison."""
     if baseline is None:
-        return None
+        return None if seen.baseline is None else _settled(seen, seen.baseline, question)
     return seen.confirmations.get(baseline.candidate.id, baseline)
+
+
+def _settled(seen: View, baseline: Candidate, question: Question) -> Trial | None:
+    """A baseline that was not measured, because it was known not to fit: its outcome says so, and it has no figures."""
+    if baseline.id in seen.implied:
+        outcome, evidence = Outcome.IMPLIED, "something that needs no more than this ran out of memory"
+    elif baseline.id in seen.screened:
+        outcome, evidence = Outcome.SCREENED, "predicted not to fit, so it was not measured"
+    else:
+        return None
+    unmeasured = Measurement(
+        candidate_id=baseline.id,
+        outcome=outcome,
+        memory=Memory(peak_bytes=None, limit_bytes=question.memory_limit_bytes, bound_by="nothing: it was not run"),
+        cost=Cost(total_seconds=0.0, load_seconds=0.0),
+        failure=Failure(evidence=evidence),
+    )
+    return Trial(number=-1, purpose="baseline", candidate=baseline, measurement=unmeasured, verdict=judge(unmeasured))
 
 
 def _proven(seen: View, winner: Trial | None, proven: Proven | None) -> Proven:
@@ -58,6 +78,9 @@ def _counts(seen: View, loads: int) -> Counts:
         out_of_memory=sum(outcome.is_out_of_memory for outcome in outcomes),
         failed=sum(outcome in ("crash", "timeout", "illegal") for outcome in outcomes),
         loads=loads,
+        confirmations=sum(trial.purpose == "confirm" for trial in seen.all),
+        refused_probed=sum(trial.purpose == "refused" for trial in seen.probes),
+        false_refusals=sum(trial.purpose == "refused" and trial.verdict.fits for trial in seen.probes),
     )
 
 
@@ -85,8 +108,8 @@ def relaxed_in(question: Question, chosen: Candidate) -> dict[str, KnobValue]:
     return {name: value for name, value in values.items() if value != question.space[name].choices[0]}
 
 
-def _changes(question: Question, winner: Trial | None, baseline: Trial | None) -> tuple[Change, ...]:
-    return () if winner is None or baseline is None else changes_between(question, baseline.candidate, winner.candidate)
+def _changes(question: Question, winner: Trial | None, baseline: Candidate | None) -> tuple[Change, ...]:
+    return () if winner is None or baseline is None else changes_between(question, baseline, winner.candidate)
 
 
 def changes_between(question: Question, baseline: Candidate, chosen: Candidate) -> tuple[Change, ...]:

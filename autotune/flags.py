@@ -45,7 +45,7 @@ class Flags:
     budget: str = "20m"
     max_probes: int = 100
     mode: Mode = "auto"
-    sampler: SamplerName = "tpe"
+    sampler: SamplerName = "value"
     storage: str | None = None
     study: str | None = None
     resume: bool = False

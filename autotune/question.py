@@ -10,7 +10,7 @@ from autotune.space import SearchSpace
 from autotune.trainers.base import Job
 
 Mode = Literal["auto", "probe", "predict"]
-SamplerName = Literal["tpe", "gp", "random"]
+SamplerName = Literal["value", "tpe", "gp", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,22 @@ from typing import Literal
 
 from autotune.candidate import Candidate, KnobValue
 from autotune.measurement import Measurement
+from autotune.prediction import Estimate
+from autotune.soak import Soak
 from autotune.verdict import Verdict
 
-Purpose = Literal["baseline", "anchor", "search", "confirm"]
+Purpose = Literal["baseline", "anchor", "search", "refused", "confirm"]
+"""`refused`: a probe of what prediction had ruled out, to see whether it was right."""
+
 Proven = Literal["no better candidate possible", "stopped improving", "budget spent", "not proven infeasible"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What was predicted of a candidate before anything was measured, as far as a report sets it beside the measurement."""
+
+    peak_memory_bytes: Estimate
+    tokens_per_second: Estimate | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +37,8 @@ class Trial:
     candidate: Candidate
     measurement: Measurement
     verdict: Verdict
+    expected: Expected | None = None
+    """What was predicted of it, uncorrected; None where nothing was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +54,14 @@ class Counts:
     out_of_memory: int
     failed: int
     loads: int
+    confirmations: int = 0
+    """Longer probes of finalists, which count in none of the others but `out_of_memory`, `failed` and `loads`."""
+
+    refused_probed: int = 0
+    """Of what prediction had ruled out, so many were measured all the same."""
+
+    false_refusals: int = 0
+    """And of these so many fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +73,19 @@ class Change:
     recommended: KnobValue
     effect: Literal["neutral", "learning"]
     why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromRecord:
+    """Where an answer comes from that was not measured now."""
+
+    when: str
+    where: str
+    """The machine's own name."""
+
+    versions: Mapping[str, str]
+    elapsed_seconds: float
+    """What the search took then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +122,18 @@ class Recommendation:
     interrupted: bool = False
     """True where the user or the system ended the search before it was done."""
 
+    rows_left_out: int | None = None
+    """Rows of the dataset with prompts beyond a limit that had to give way; None where it did not, or nothing is known."""
+
+    from_record: FromRecord | None = None
+    """None for what was measured just now."""
+
     elapsed_seconds: float
     probe_seconds: float
     """Seconds the devices were held by probes, over all devices."""
 
     trials: tuple[Trial, ...] = ()
     """Everything measured, in order."""
+
+    soaks: tuple[Soak, ...] = ()
+    """Long runs of the winner, and of those that were to be it and did not hold; none where none was asked for."""

@@ -50,6 +50,9 @@ class Knob:
     learning_unless: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     """Settings that, where they are given at all, must have one of these values for the knob to be neutral."""
 
+    from_gpus: int = 0
+    """The knob is offered only where there are at least so many GPUs."""
+
     def effect_under(self, settings: Mapping[str, object]) -> Effect:
         """The knob's effect, given the settings that are held."""
         changed = any(settings.get(name) in values for name, values in self.learning_when.items())
@@ -89,6 +92,11 @@ class SearchSpace:
 
     def __contains__(self, name: object) -> bool:
         return any(knob.name == name for knob in self.knobs)
+
+    def on(self, gpus: int) -> SearchSpace:
+        """The same space without the knobs and remedies that so many GPUs have no use for."""
+        offered = tuple(knob for knob in self.knobs if knob.from_gpus <= gpus)
+        return replace(self, knobs=offered, remedies=tuple(knob for knob in self.remedies if knob.from_gpus <= gpus))
 
     def with_choices(self, choices: Mapping[str, Sequence[KnobValue]]) -> SearchSpace:
         """The same space with other choices for some knobs; one choice holds the knob."""

@@ -76,10 +76,11 @@ def _check(document: Document, space: SearchSpace) -> None:
         if known.index(knob.name) != index:
             raise document.error(("knobs", index), f"knob {knob.name!r} is listed twice.", way_out="Keep one of the two.")
     for index, name in enumerate(space.relax):
-        if name not in known:
-            unknown = UnknownName("knob", name, known)
+        described = {knob.name: knob for knob in (*space.remedies, *space.knobs)}
+        if name not in described:
+            unknown = UnknownName("knob", name, described)
             raise document.error(("relax", index), unknown.what, way_out=unknown.way_out)
-        if space[name].effect != "learning":
+        if described[name].effect != "learning":
             raise document.error(("relax", index), f"{name!r} is neutral, so it never has to give way.", way_out="Leave it out.")
 
 

@@ -22,14 +22,14 @@ from autotune.recommendation import Proven, Recommendation
 from autotune.study import Asked, Means, Stop, Study
 from autotune.trainers.base import ProbePlan, Trainer
 
-SHORT = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3)
+SHORT = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3, reuse_rollouts=True)
 """Enough to know whether a candidate fits, and roughly how fast it is."""
 
-LONG = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=5, save_checkpoint=True)
+LONG = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=5, save_checkpoint=True, evaluate=True)
 """One turn of what the finalists go through before one of them is recommended."""
 
-SLOW = 0.7
-"""A candidate is stopped early when its fastest cycle stays below this share of the best in its tier."""
+REACH = 0.95
+"""A candidate is stopped early when it can't reach this share of the best in its tier: what comes nearer may be better."""
 
 FAULTS = 2
 """So many faults of the machine in a row end the search."""
@@ -135,11 +135,13 @@ def _measure(asked: Asked, study: Study, executor: Executor, clock: Clock) -> Me
 def _plan(asked: Asked, study: Study, clock: Clock) -> ProbePlan:
     if asked.purpose == "confirm":
         return replace(LONG, deadline_seconds=min(LONG.deadline_seconds, clock.left))
-    rival = study.view.fastest_beside(asked.candidate) if asked.purpose == "search" else None
+    pruned = study.options.prune and asked.purpose in ("search", "refused")
+    rival = study.view.fastest_beside(asked.candidate) if pruned else None
     return replace(
         SHORT,
         deadline_seconds=min(SHORT.deadline_seconds, clock.left),
-        stop_below_tokens_per_second=None if rival is None else SLOW * rival,
+        stop_below_tokens_per_second=None if rival is None else REACH * rival,
+        cycle_spread=max(study.view.cycle_spread() or 0.0, SHORT.cycle_spread),
     )
 
 

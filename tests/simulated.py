@@ -16,7 +16,7 @@ from autotune.measurement import Cost, Failure, Measurement, Memory, Outcome, Sp
 from autotune.prediction import Estimate, Prediction
 from autotune.question import Question
 from autotune.space import Knob, SearchSpace
-from autotune.trainers.base import Job, ProbePlan
+from autotune.trainers.base import Job, ProbePlan, PromptLengths
 from autotune.workload import Model, Workload
 
 MIB = 2**20
@@ -76,6 +76,9 @@ class ToyTrainer:
             "num_generations": space["num_generations"].choices[0],
             "max_completion_length": space["max_completion_length"].choices[0],
         }
+
+    def prompt_lengths(self, job: Job, limit: int | None = None) -> PromptLengths | None:
+        return None
 
     def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         return dict(candidate.load)
@@ -187,7 +190,7 @@ def toy_question(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes
         "budget_seconds": 600.0,
         "max_probes": 100,
         "mode": "probe",
-        "sampler": "tpe",
+        "sampler": "value",
         "storage": f"sqlite:///{tmp_path}/study.db",
         "study_name": "toy",
         "out": tmp_path / "out",

@@ -2,9 +2,10 @@
 
 Because nothing else is remembered, a study that was killed goes on where it stood.
 
-    anchor     the least demanding candidate of the most preferred tier, then of each next one, until one fits
+    anchor     something that surely fits, in the most preferred tier, then in each next one, until one does
     baseline   the user's own configuration, so that there is something to compare with
-    search     the rest of the first tier that fits, one loaded model or engine after the other
+    search     the rest of the first tier that fits, while anything of it may still be better
+    refused    the nearest of what prediction ruled out: a prediction is not taken at its word where one probe can tell
     confirm    the fastest few again, longer and in turns; the best of these is the answer
 """
 
@@ -12,39 +13,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from autotune.candidate import Candidate
 from autotune.measurement import Outcome
 from autotune.recommendation import Proven, Purpose, Trial
-from autotune.space import SearchSpace
-from autotune.study.implied import least_demanding
+from autotune.study.facts import ran_out
+from autotune.study.finish import confirmation
+from autotune.study.loads import on_one_load, stopped_improving
+from autotune.study.options import SearchOptions
 from autotune.study.preference import Tier
-from autotune.study.view import View, speed_of
+from autotune.study.table import Places
+from autotune.study.view import Ground, View, speed_of
+from autotune.study.worth import promising
 
-FINALISTS = 4
-"""At most this many candidates are measured again before one is recommended."""
+SURELY = 0.95
+"""What fits with at least this chance is safe to begin with."""
 
-CLOSE = 0.12
-"""A candidate this much slower than the fastest, in one short probe, may still be the fastest."""
-
-ROUNDS = 3
-"""Finalists take so many turns, so that a machine that is slow for a while is slow for all of them."""
-
-BEHIND = 0.06
-"""A finalist this much behind the leader after a round is out of the next."""
-
-GAIN = 0.02
-"""Less than this is no improvement."""
-
-PATIENCE = 12
-"""Stop after this many probes without an improvement, once every load of the tier was tried."""
-
-HOPELESS = 0.6
-"""Leave a loaded model or engine whose best stays below this share of the incumbent, after TRIED probes on it."""
-
-TRIED = 4
+PLAUSIBLE, REMOTE = 0.25, 0.03
+"""A tier is passed over, for the time being, where nothing of it fits with at least this chance: the first while nothing has
+fitted anywhere, the second once a less preferred tier is known to fit."""
 
 ALIKE = 3
 """So many probes in a row that end in the very same failure, before anything has fitted, say that every probe will."""
+
+REFUSED_PROBES = 2
+"""At most so many probes go to what prediction ruled out in a tier, and one only where that one did not fit."""
+
+LAST_RESORTS = 6
+"""Where everything is ruled out by prediction, at most so many of the least demanding are measured before it is believed."""
+
+HOPELESS_ODDS = 1e-3
+"""Less likely to fit than this is not worth such a probe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,8 @@ class Step:
     """Measure one of these candidates, for this purpose."""
 
     purpose: Purpose
-    pool: tuple[Candidate, ...]
+    pool: Places
+    """Their places in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,76 +75,121 @@ class Means:
 class Agenda:
     """The fixed part of the question: what could be measured."""
 
-    space: SearchSpace
-    tiers: tuple[Tier, ...]
-    baseline: Candidate | None
-    screened: frozenset[str] = frozenset()
-    """Candidates that cannot fit, by prediction: they are not measured."""
+    ground: Ground
+    options: SearchOptions
+    weighs: bool
+    """Whether what is believed of the candidates chooses among them; a stock sampler chooses by its own lights."""
+
+    earlier: tuple[Trial, ...] = ()
+    """Of other studies on the same model, versions and hardware: believed, and not counted as measured here."""
 
     def view(self, trials: tuple[Trial, ...]) -> View:
-        return View(self.space, self.tiers, trials, self.screened)
+        return View(self.ground, trials, self.earlier)
 
-    def next(self, trials: tuple[Trial, ...], means: Means) -> Step | Stop:
+    def next(self, seen: View, means: Means) -> Step | Stop:
         """The next step, given everything measured and what is left to spend."""
-        seen = self.view(trials)
         if _every_probe_fails_alike(seen):
             return Stop(proven="not proven infeasible")
         step = self._opening(seen) or self._search(seen)
-        if isinstance(step, Step) and not _affordable(step, seen, means):
+        if isinstance(step, Step) and not self._affordable(step, seen, means):
             step = Stop(proven="budget spent")
         if isinstance(step, Stop):
-            return _confirmation(seen, means) or step
+            chosen = confirmation(seen, means.seconds)
+            return step if chosen is None else Step(purpose="confirm", pool=self.ground.table.places([chosen]))
         return step
 
     def _opening(self, seen: View) -> Step | None:
-        """The safe first candidate, then the baseline, whatever became of the first; a baseline that cannot fit is not tried."""
-        first = least_demanding(self.space, self.tiers[0].candidates)[0]
-        if seen.is_open(first):
-            return Step(purpose="anchor", pool=(first,))
-        if self.baseline is not None and self.baseline.id not in seen.measured and self.baseline.id not in self.screened:
-            return Step(purpose="baseline", pool=(self.baseline,))
+        """A safe first candidate, then the baseline, whatever became of the first; a baseline that cannot fit is not tried."""
+        baseline = self.ground.baseline
+        first = self._safest(self.ground.tiers[0], seen)
+        if not seen.probes and first is not None and not self._is_safe(baseline, seen):
+            return Step(purpose="anchor", pool=first)
+        if baseline is not None and seen.is_open(baseline):
+            return Step(purpose="baseline", pool=self.ground.table.places([baseline]))
         return None
 
+    def _is_safe(self, candidate: Candidate | None, seen: View) -> bool:
+        """Whether it is predicted to fit: then it serves as the safe first candidate."""
+        if candidate is None or not self.ground.mind.predicted[self.ground.table.place[candidate.id]]:
+            return False
+        return bool(seen.beliefs.fits[self.ground.table.place[candidate.id]] >= SURELY)
+
     def _search(self, seen: View) -> Step | Stop:
-        for tier in self.tiers:
-            if seen.contenders(tier):
-                return self._inside(tier, seen)
-            if step := self._first_fit_in(tier, seen):
+        """In the first tier that fits; before that, whatever preferred one may fit after all."""
+        fitting = seen.tier_of_choice()
+        for tier in self.ground.tiers:
+            if tier is fitting:
+                return self._inside(tier, seen) or self._doubted(tier, seen) or Stop(proven="no better candidate possible")
+            first = self._safest(tier, seen)
+            if first is not None and seen.beliefs.fits[first].max() >= (REMOTE if fitting else PLAUSIBLE):
+                return Step(purpose="anchor", pool=first)
+            if first is None and (step := self._doubted(tier, seen)):
                 return step
-        return Stop(proven="no better candidate possible")
+        return self._last_resort(seen)
 
-    def _first_fit_in(self, tier: Tier, seen: View) -> Step | None:
-        """Look for one candidate of the tier that fits, the least demanding ones first."""
-        for candidate in least_demanding(self.space, tier.candidates):
-            if seen.is_open(candidate):
-                return Step(purpose="anchor", pool=(candidate,))
-        rest = seen.open_in(tier)
-        return Step(purpose="search", pool=tuple(rest)) if rest else None
+    def _last_resort(self, seen: View) -> Step | Stop:
+        """Nothing is likely to fit: what is likeliest of all says the most about the rest. That nothing fits is never a
+        prediction's word alone."""
+        firsts = [first for tier in self.ground.tiers if (first := self._safest(tier, seen)) is not None]
+        if not firsts:
+            refused = np.concatenate([seen.refused_in(tier) for tier in self.ground.tiers])
+            if not len(refused):
+                return Stop(proven="no better candidate possible")
+            if sum(trial.purpose == "refused" for trial in seen.probes) >= LAST_RESORTS:
+                return Stop(proven="not proven infeasible")
+            least = refused[[int(seen.beliefs.need.mean[refused].argmin())]]
+            return Step(purpose="refused", pool=least)
+        return Step(purpose="anchor", pool=max(firsts, key=lambda first: float(seen.beliefs.fits[first].max())))
 
-    def _inside(self, tier: Tier, seen: View) -> Step | Stop:
+    def _safest(self, tier: Tier, seen: View) -> Places | None:
+        """Of what may fit in the tier, that of which it is surest; without predictions, the least demanding."""
         pool = seen.open_in(tier)
-        if not pool:
-            return Stop(proven="no better candidate possible")
-        if _stopped_improving(tier, pool, seen):
+        if not len(pool):
+            return None
+        if not self.ground.mind.predicted[pool].any():
+            return self.ground.table.least_demanding(pool)[:1]
+        odds = seen.beliefs.fits[pool]
+        return pool[odds >= min(SURELY, float(odds.max()))]
+
+    def _inside(self, tier: Tier, seen: View) -> Step | Stop | None:
+        pool = seen.open_in(tier)
+        if not len(pool):
+            return None
+        if self.weighs:
+            best = speed_of(seen.contenders(tier)[0])
+            pool = pool[promising(seen.beliefs, pool, best, self.ground.table.untried(seen.measured))]
+            return Step(purpose="search", pool=pool) if len(pool) else None
+        loads = self.ground.table.loads
+        if stopped_improving(tier, [self.ground.table.candidates[place] for place in pool], seen):
             return Stop(proven="stopped improving")
-        return Step(purpose="search", pool=_on_one_load(tier, pool, seen))
+        return Step(purpose="search", pool=on_one_load(tier, pool, loads, self.ground.table.load_number, seen))
 
+    def _doubted(self, tier: Tier, seen: View) -> Step | None:
+        """The nearest to fitting of what is refused in the tier, if it would be worth having."""
+        pool, asked = seen.refused_in(tier), [trial for trial in seen.probed_in(tier) if trial.purpose == "refused"]
+        if len(asked) >= REFUSED_PROBES or any(not trial.verdict.fits for trial in asked):
+            return None
+        if contenders := seen.contenders(tier):
+            if any(ran_out(trial.measurement) for trial in seen.probed_in(tier)):
+                return None  # where the limit lies was measured
+            best = np.log(speed_of(contenders[0]) * 1.02)
+            pool = pool[seen.beliefs.speed.mean[pool] > best]
+        odds = seen.beliefs.fits[pool]
+        if not len(pool) or odds.max() < HOPELESS_ODDS:
+            return None
+        return Step(purpose="refused", pool=pool[[int(odds.argmax())]])
 
-def _on_one_load(tier: Tier, pool: list[Candidate], seen: View) -> tuple[Candidate, ...]:
-    """The part of the pool that the live rig can measure without loading, while that promises anything."""
-    if seen.probes:
-        live = seen.probes[-1].candidate.load_key
-        here = tuple(candidate for candidate in pool if candidate.load_key == live)
-        if here and not _hopeless(tier, live, seen):
-            return here
-    untried = tuple(candidate for candidate in pool if not _hopeless(tier, candidate.load_key, seen))
-    return untried or tuple(pool)
-
-
-def _hopeless(tier: Tier, load_key: str, seen: View) -> bool:
-    on_it = [trial for trial in seen.probed_in(tier) if trial.candidate.load_key == load_key]
-    best = max((speed_of(trial) for trial in seen.contenders(tier)), default=0.0)
-    return len(on_it) >= TRIED and max(speed_of(trial) for trial in on_it) < HOPELESS * best
+    def _affordable(self, step: Step, seen: View, means: Means) -> bool:
+        """Whether a probe can be paid for, with one confirmation of the incumbent kept in hand."""
+        if means.probes <= 0:
+            return False
+        best, table = seen.best(), self.ground.table
+        live = table.load_number.get(seen.probes[-1].candidate.load_key, -1) if seen.probes else -1
+        loads = bool((table.loads[step.pool] != live).all())
+        reserve = 0.0
+        if best is not None:
+            reserve = 2 * seen.usual_seconds(load=loads or table.load_number.get(best.candidate.load_key) != live)
+        return means.seconds > seen.usual_seconds(load=loads) + reserve
 
 
 def _every_probe_fails_alike(seen: View) -> bool:
@@ -156,64 +202,3 @@ def _every_probe_fails_alike(seen: View) -> bool:
 
 def _broke(trial: Trial) -> bool:
     return trial.measurement.outcome in (Outcome.CRASH, Outcome.TIMEOUT)
-
-
-def _stopped_improving(tier: Tier, pool: list[Candidate], seen: View) -> bool:
-    """Whether every load was tried, and the last PATIENCE probes brought nothing."""
-    probed = seen.probed_in(tier)
-    tried = {trial.candidate.load_key for trial in probed}
-    if any(candidate.load_key not in tried for candidate in pool):
-        return False
-    best, since = 0.0, 0
-    for trial in probed:
-        speed = speed_of(trial) if trial.verdict.fits else 0.0
-        since = 0 if speed > best * (1 + GAIN) else since + 1
-        best = max(best, speed)
-    return since >= PATIENCE
-
-
-def _affordable(step: Step, seen: View, means: Means) -> bool:
-    """Whether a probe can be paid for, with one confirmation of the incumbent kept in hand."""
-    if means.probes <= 0:
-        return False
-    best = seen.best()
-    loads = not seen.probes or all(one.load_key != seen.probes[-1].candidate.load_key for one in step.pool)
-    reserve = (
-        0.0
-        if best is None
-        else 2 * seen.usual_seconds(load=loads or best.candidate.load_key != seen.probes[-1].candidate.load_key)
-    )
-    return means.seconds > seen.usual_seconds(load=loads) + reserve
-
-
-def _confirmation(seen: View, means: Means) -> Step | None:
-    """The next finalist to measure again: the fastest always, the others and further rounds while time is left."""
-    tier = seen.tier_of_choice()
-    if tier is None:
-        return None
-    contenders = seen.contenders(tier)
-    finalists = [trial for trial in contenders if speed_of(trial) >= (1 - CLOSE) * speed_of(contenders[0])][:FINALISTS]
-    anything_confirmed = any(trial.candidate.id in seen.rounds for trial in finalists)
-    if means.seconds <= (2 * seen.usual_seconds(load=True) if anything_confirmed else 0.0):
-        return None
-    for number in range(ROUNDS):
-        for trial in _turns(finalists, number, seen):
-            if len(seen.rounds.get(trial.candidate.id, ())) <= number:
-                return Step(purpose="confirm", pool=(trial.candidate,))
-    return None
-
-
-def _turns(finalists: list[Trial], number: int, seen: View) -> list[Trial]:
-    """Who is measured in this round, in which order: one load after the other, every second round backwards."""
-    if number > 0:
-        best = max(_confirmed_speed(trial, seen) for trial in finalists)
-        finalists = [trial for trial in finalists if _confirmed_speed(trial, seen) >= (1 - BEHIND) * best]
-        if len(finalists) == 1:
-            return []
-    first = finalists[0].candidate.load_key
-    ordered = sorted(finalists, key=lambda trial: (trial.candidate.load_key != first, trial.candidate.load_key))
-    return ordered[::-1] if number % 2 else ordered
-
-
-def _confirmed_speed(trial: Trial, seen: View) -> float:
-    return speed_of(seen.confirmations.get(trial.candidate.id, trial))

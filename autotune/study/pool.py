@@ -61,10 +61,12 @@ def _all_cycles(speeds: Sequence[Speed | None]) -> Speed | None:
 
 def _all_costs(measurements: Sequence[Measurement]) -> Cost:
     costs = [measurement.cost for measurement in measurements]
+    held = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
     return replace(
         costs[-1],
         total_seconds=sum(cost.total_seconds for cost in costs),
         load_seconds=sum(cost.load_seconds for cost in costs),
         setup_seconds=sum(cost.setup_seconds for cost in costs),
         loop_seconds=sum(cost.loop_seconds for cost in costs),
+        device_seconds=sum(held) if len(held) == len(costs) else None,
     )

@@ -11,10 +11,10 @@ from optuna.trial import FrozenTrial
 
 from autotune.candidate import Candidate
 from autotune.measurement import Measurement
-from autotune.recommendation import Purpose, Trial
+from autotune.recommendation import Expected, Purpose, Trial
 from autotune.verdict import judge
 
-CANDIDATE, PURPOSE, MEASUREMENT, OUTCOME, WHY = "candidate", "purpose", "measurement", "outcome", "why"
+CANDIDATE, PURPOSE, EXPECTED, MEASUREMENT, OUTCOME, WHY = "candidate", "purpose", "expected", "measurement", "outcome", "why"
 
 
 def plain(value: object) -> Any:
@@ -46,4 +46,5 @@ def read_trial(frozen: FrozenTrial) -> Trial | None:
         candidate=Candidate(**attributes[CANDIDATE]),
         measurement=measurement,
         verdict=judge(measurement),
+        expected=msgspec.convert(attributes.get(EXPECTED), Expected | None),
     )

@@ -1,14 +1,15 @@
-"""A sampler that only ever proposes what is worth measuring now.
+"""Samplers that only ever propose what is worth measuring now.
 
-Optuna's own sampler makes the proposal; the nearest candidate of the pool takes its place, so that
-the parameters of a trial are always those of the candidate that was measured.
+`--sampler value` takes the member of the pool that promises the most for the seconds that measuring it takes. With one of
+Optuna's own samplers, that one makes the proposal and the nearest candidate of the pool takes its place. Either way the
+parameters of a trial are those of the candidate that was measured.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -24,14 +25,14 @@ from autotune.space import SearchSpace
 
 
 def distributions_of(space: SearchSpace, baseline: Candidate | None) -> dict[str, BaseDistribution]:
-    """One distribution per knob, fixed for the whole study: whole numbers on a log scale, categories as they are.
+    """One distribution per moving knob, fixed for the whole study: whole numbers on a log scale, categories as they are.
 
-    The baseline need not be a point of the space, so its values are taken in.
+    The baseline need not be a point of the space, so its values are taken in. What never moves is no parameter.
     """
     beside = baseline.knobs if baseline else {}
-    return {
-        knob.name: _distribution([*knob.choices, *([beside[knob.name]] if knob.name in beside else [])]) for knob in space.knobs
-    }
+    values = {knob.name: [*knob.choices, *([beside[knob.name]] if knob.name in beside else [])] for knob in space.knobs}
+    moving = {name: among for name, among in values.items() if len({(type(value), value) for value in among}) > 1}
+    return {name: _distribution(among) for name, among in (moving or values).items()}
 
 
 def _distribution(choices: Sequence[KnobValue]) -> BaseDistribution:
@@ -45,14 +46,11 @@ def _distribution(choices: Sequence[KnobValue]) -> BaseDistribution:
 
 
 class PoolSampler(BaseSampler):
-    """Wraps a stock sampler and snaps what it proposes to the pool."""
+    """Kept to a pool that is set before each ask; who of it is chosen is the heirs' to say."""
 
-    def __init__(self, inner: BaseSampler, distributions: Mapping[str, BaseDistribution], seed: int) -> None:
-        self._inner = inner
-        self._distributions = dict(distributions)
-        self._random = random.Random(seed)
+    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
+        self.distributions = dict(distributions)
         self.pool: Sequence[Candidate] = ()
-        """Set before each ask."""
         self._settled: dict[int, Candidate] = {}
 
     def settle(self, trial: optuna.Trial) -> Candidate:
@@ -60,18 +58,52 @@ class PoolSampler(BaseSampler):
         _ = trial.relative_params  # Optuna samples lazily; this makes it sample now
         return self._settled.pop(trial.number)
 
-    def reseed_rng(self) -> None:
-        self._inner.reseed_rng()
+    def choose(self, study: optuna.Study, trial: FrozenTrial) -> Candidate:
+        """One of the pool, which has several."""
+        raise NotImplementedError
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return dict(self._distributions)
+        return dict(self.distributions)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        chosen = self.pool[0] if len(self.pool) == 1 else self._nearest(self._proposal(study, trial))
+        chosen = self.pool[0] if len(self.pool) == 1 else self.choose(study, trial)
         self._settled[trial.number] = chosen
-        return dict(chosen.knobs)
+        return {name: value for name, value in chosen.knobs.items() if name in self.distributions}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise ValueError(f"{param_name} is settled together with all others, and not one by one")
+
+
+class ValueSampler(PoolSampler):
+    """The most promising for its cost; equals in the pool's own order."""
+
+    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
+        super().__init__(distributions)
+        self.worth: Callable[[], Sequence[float]] = lambda: [0.0] * len(self.pool)
+        """What each of the pool is worth; set with the pool."""
+
+    def choose(self, study: optuna.Study, trial: FrozenTrial) -> Candidate:
+        worth = list(self.worth())
+        return self.pool[max(range(len(worth)), key=worth.__getitem__)]
+
+
+class StockSampler(PoolSampler):
+    """Wraps one of Optuna's samplers and snaps what it proposes to the pool."""
+
+    def __init__(self, inner: BaseSampler, distributions: Mapping[str, BaseDistribution], seed: int) -> None:
+        super().__init__(distributions)
+        self._inner = inner
+        self._random = random.Random(seed)
+
+    def reseed_rng(self) -> None:
+        self._inner.reseed_rng()
+
+    def choose(self, study: optuna.Study, trial: FrozenTrial) -> Candidate:
+        return self._nearest(self._proposal(study, trial))
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -95,9 +127,9 @@ class PoolSampler(BaseSampler):
 
     def _distance(self, candidate: Candidate, proposal: Mapping[str, Any]) -> float:
         return sum(
-            _apart(self._distributions[name], candidate.knobs[name], value)
+            _apart(self.distributions[name], candidate.knobs[name], value)
             for name, value in proposal.items()
-            if name in candidate.knobs and name in self._distributions
+            if name in candidate.knobs and name in self.distributions
         )
 
 
@@ -123,7 +155,7 @@ def suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> N
 
 def make_sampler(name: SamplerName, distributions: Mapping[str, BaseDistribution], seed: int) -> PoolSampler:
     """The sampler of that name, kept to the pool."""
-    return PoolSampler(_stock(name, seed), distributions, seed)
+    return ValueSampler(distributions) if name == "value" else StockSampler(_stock(name, seed), distributions, seed)
 
 
 def _stock(name: SamplerName, seed: int) -> BaseSampler:

@@ -1,30 +1,39 @@
-"""Candidates that were ruled out by prediction: on record in the study, and never as measured."""
+"""Candidates that were ruled out, by prediction or by what others showed: on record in the study, and never as measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import optuna
 
+from autotune.measurement import Outcome
 from autotune.prediction import Prediction
 from autotune.units import format_bytes
 
-MOST_RECORDED = 200
+MOST_RECORDED = 12
 """So many are written as trials, those nearest to the limit; writing thousands would cost more than measuring one."""
 
-PREDICTED, ALL_SCREENED = "predicted", "screened"
-"""User attributes: of a trial, its predicted figures; of the study, how many candidates were ruled out in all."""
+PREDICTED, ALL_SCREENED, CANDIDATE_ID = "predicted", "screened", "candidate_id"
+"""User attributes: of a trial, its predicted figures and whom it is about; of the study, how many candidates were ruled out."""
 
 
-def to_record(study: optuna.Study, screened: Mapping[str, Prediction]) -> list[str]:
-    """Ids of the candidates that are to be written now: the nearest to the limit, without those that are there already."""
-    study.set_user_attr(ALL_SCREENED, len(screened))
-    known = {trial.user_attrs.get("candidate_id") for trial in study.get_trials(deepcopy=False) if PREDICTED in trial.user_attrs}
-    nearest = sorted(screened, key=lambda name: screened[name].peak_memory_bytes.low)[:MOST_RECORDED]
-    return [name for name in nearest if name not in known]
+def recorded(study: optuna.Study) -> set[str]:
+    """Ids of the candidates that are on record as screened."""
+    return {
+        trial.user_attrs[CANDIDATE_ID]
+        for trial in study.get_trials(deepcopy=False)
+        if trial.user_attrs.get("outcome") == str(Outcome.SCREENED) and CANDIDATE_ID in trial.user_attrs
+    }
 
 
-def figures(prediction: Prediction) -> dict[str, float]:
+def nearest(names: Sequence[str], predictions: Mapping[str, Prediction]) -> list[str]:
+    """Those that are predicted to come nearest to fitting, and no more than are worth writing down."""
+    known = [name for name in names if name in predictions]
+    return sorted(known, key=lambda name: predictions[name].peak_memory_bytes.low)[:MOST_RECORDED]
+
+
+def figures(prediction: Prediction) -> dict[str, Any]:
     peak = prediction.peak_memory_bytes
     return {
         "peak_bytes": peak.value,
@@ -37,8 +46,8 @@ def figures(prediction: Prediction) -> dict[str, float]:
 def why(prediction: Prediction) -> str:
     if prediction.failure is not None:
         return f"screened: it would stop with: {prediction.failure}"
-    peak, limit = format_bytes(prediction.peak_memory_bytes.low), format_bytes(prediction.limit_bytes)
-    return f"screened: predicted to need at least {peak} of {limit}"
+    peak, limit = format_bytes(round(prediction.peak_memory_bytes.value)), format_bytes(prediction.limit_bytes)
+    return f"screened: predicted to need {peak} of {limit}, and what was measured so far does not say otherwise"
 
 
 def violation(prediction: Prediction) -> float:

@@ -18,14 +18,18 @@ from autotune.candidate import Candidate
 from autotune.measurement import Measurement, Outcome
 from autotune.prediction import Prediction
 from autotune.question import Question
-from autotune.recommendation import Purpose, Trial
+from autotune.recommendation import Expected, Purpose, Trial
 from autotune.study import records
 from autotune.study import screened as screening
-from autotune.study.agenda import Agenda, Means, Stop
+from autotune.study.agenda import Agenda, Means, Step, Stop
+from autotune.study.beliefs import Mind
+from autotune.study.options import SearchOptions
 from autotune.study.preference import tiers_of
-from autotune.study.sampler import PoolSampler, distributions_of, make_sampler, suggest
+from autotune.study.sampler import PoolSampler, ValueSampler, distributions_of, make_sampler, suggest
 from autotune.study.storage import open_optuna, open_storage, sweep_stale
-from autotune.study.view import View
+from autotune.study.table import Table
+from autotune.study.view import Ground, View
+from autotune.study.worth import worth
 from autotune.verdict import judge
 
 _CONSTRAINT = "memory over the limit"
@@ -45,15 +49,17 @@ class Asked:
 class Study:
     """One question's study."""
 
-    def __init__(self, study: optuna.Study, sampler: PoolSampler, agenda: Agenda) -> None:
+    def __init__(self, study: optuna.Study, sampler: PoolSampler, agenda: Agenda, predictions: Mapping[str, Prediction]) -> None:
         self._study = study
         self._sampler = sampler
-        self._distributions = distributions_of(agenda.space, agenda.baseline)
+        self._predictions = predictions
         self._open: dict[int, optuna.Trial] = {}
         self.agenda = agenda
         self.trials: tuple[Trial, ...] = tuple(
             trial for frozen in study.get_trials(deepcopy=False) if (trial := records.read_trial(frozen)) is not None
         )
+        self._screened = screening.recorded(study)
+        self._seen: View | None = None
 
     @property
     def name(self) -> str:
@@ -62,35 +68,66 @@ class Study:
     @property
     def size(self) -> int:
         """How many legal candidates there are."""
-        return sum(len(tier.candidates) for tier in self.agenda.tiers)
+        return sum(len(tier.candidates) for tier in self.agenda.ground.tiers)
 
     @property
     def view(self) -> View:
-        return self.agenda.view(self.trials)
+        if self._seen is None or len(self._seen.all) != len(self.trials):
+            self._seen = self.agenda.view(self.trials)
+        return self._seen
+
+    @property
+    def options(self) -> SearchOptions:
+        return self.agenda.options
 
     def ask(self, means: Means) -> Asked | Stop:
         """The next candidate to measure, or why there is none."""
-        step = self.agenda.next(self.trials, means)
+        self._record_screened()
+        step = self.agenda.next(self.view, means)
         if isinstance(step, Stop):
             return step
-        trial, candidate = self._begin(step.pool, step.purpose)
+        self._prepare_sampler(step)
+        trial, candidate = self._begin(step.purpose)
         self._open[trial.number] = trial
         return Asked(number=trial.number, purpose=step.purpose, candidate=candidate)
 
-    def _begin(self, pool: Sequence[Candidate], purpose: Purpose) -> tuple[optuna.Trial, Candidate]:
-        self._sampler.pool = pool
+    def _prepare_sampler(self, step: Step) -> None:
+        """Who may be chosen, and what each is worth."""
+        ground, seen = self.agenda.ground, self.view
+        self._sampler.pool = [ground.table.candidates[place] for place in step.pool]
+        if isinstance(self._sampler, ValueSampler):
+            best = seen.fastest_beside(self._sampler.pool[0])
+            self._sampler.worth = lambda: worth(
+                ground.table, seen.told, seen.beliefs, step.pool, best, self.agenda.options
+            ).tolist()
+
+    def _begin(self, purpose: Purpose) -> tuple[optuna.Trial, Candidate]:
         trial = self._study.ask()
         candidate = self._sampler.settle(trial)
         for name in candidate.knobs:
-            suggest(trial, name, self._distributions[name])
+            if name in self._sampler.distributions:
+                suggest(trial, name, self._sampler.distributions[name])
         for key, value in records.candidate_attributes(candidate, purpose).items():
             trial.set_user_attr(key, value)
         return trial, candidate
 
-    def tell_screened(self, candidate: Candidate, prediction: Prediction) -> None:
-        """On record as ruled out by prediction; the sampler learns from it as from something that does not fit."""
-        trial, _ = self._begin((candidate,), "search")
-        trial.set_user_attr("candidate_id", candidate.id)
+    def _record_screened(self) -> None:
+        """What prediction rules out, the nearest to the limit of it; a sampler learns from it as from what does not fit."""
+        ruled_out = self.view.screened
+        new = [name for name in screening.nearest(list(ruled_out), self._predictions) if name not in self._screened]
+        if not new or len(self._screened) >= screening.MOST_RECORDED:
+            return
+        self._study.set_user_attr(screening.ALL_SCREENED, len(ruled_out))
+        for name in new:
+            self._tell_screened(
+                self.agenda.ground.table.candidates[self.agenda.ground.table.place[name]], self._predictions[name]
+            )
+            self._screened.add(name)
+
+    def _tell_screened(self, candidate: Candidate, prediction: Prediction) -> None:
+        self._sampler.pool = (candidate,)
+        trial, _ = self._begin("search")
+        trial.set_user_attr(screening.CANDIDATE_ID, candidate.id)
         trial.set_user_attr(screening.PREDICTED, screening.figures(prediction))
         trial.set_user_attr(records.OUTCOME, str(Outcome.SCREENED))
         trial.set_user_attr(records.WHY, screening.why(prediction))
@@ -105,10 +142,17 @@ class Study:
             candidate=asked.candidate,
             measurement=measurement,
             verdict=judge(measurement),
+            expected=self._expected(asked.candidate),
         )
         self._write(told)
         self.trials = (*self.trials, told)
         return told
+
+    def _expected(self, candidate: Candidate) -> Expected | None:
+        found = self._predictions.get(candidate.id)
+        if found is None:
+            return None
+        return Expected(peak_memory_bytes=found.peak_memory_bytes, tokens_per_second=found.tokens_per_second)
 
     def tell_fault(self, asked: Asked, reason: str) -> None:
         """The machine failed, not the candidate: it stays open."""
@@ -118,6 +162,8 @@ class Study:
 
     def _write(self, told: Trial) -> None:
         trial = self._open.pop(told.number)
+        if told.expected is not None:
+            trial.set_user_attr(records.EXPECTED, records.plain(told.expected))
         trial.set_user_attr(records.MEASUREMENT, records.plain(told.measurement))
         trial.set_user_attr(records.OUTCOME, str(told.measurement.outcome))
         trial.set_user_attr(records.WHY, told.verdict.why)
@@ -146,22 +192,25 @@ def _violation(told: Trial) -> float:
 
 def open_study(
     question: Question,
-    candidates: tuple[Candidate, ...],
+    candidates: Sequence[Candidate],
     baseline: Candidate | None,
-    screened: Mapping[str, Prediction] = MappingProxyType({}),
+    predictions: Mapping[str, Prediction] = MappingProxyType({}),
+    *,
+    options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
+    earlier: Sequence[Trial] = (),
 ) -> Study:
-    """The study of this question, new or resumed, over its legal candidates; those `screened` cannot fit, by prediction."""
+    """The study of this question, new or resumed, over its legal candidates.
+
+    `predictions` by candidate id are what is believed before anything is measured; `earlier` are measurements of other
+    studies on the same model, versions and hardware, which are believed too and count as nothing measured here.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = open_optuna(question, open_storage(question.storage))
     sweep_stale(study)
     sampler = make_sampler(question.sampler, distributions_of(question.space, baseline), question.job.workload.seed)
     study.sampler = sampler
-    agenda = Agenda(
-        space=question.space, tiers=tiers_of(question.space, candidates), baseline=baseline, screened=frozenset(screened)
-    )
-    opened = Study(study, sampler, agenda)
-    by_id = {candidate.id: candidate for candidate in candidates}
-    for name in screening.to_record(study, screened):
-        if name in by_id:
-            opened.tell_screened(by_id[name], screened[name])
-    return opened
+    table = Table(question.space, [*candidates, *([baseline] if baseline else [])])
+    mind = Mind(table, predictions, limit_bytes=question.memory_limit_bytes, options=options)
+    ground = Ground(table, tiers_of(question.space, candidates), mind, baseline)
+    agenda = Agenda(ground=ground, options=options, weighs=question.sampler == "value", earlier=tuple(earlier))
+    return Study(study, sampler, agenda, predictions)

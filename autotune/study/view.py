@@ -5,13 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from autotune.candidate import Candidate
 from autotune.measurement import Outcome
 from autotune.recommendation import Trial
-from autotune.space import SearchSpace
-from autotune.study.implied import implied_by
+from autotune.study.beliefs import Beliefs, Mind
 from autotune.study.pool import pooled
 from autotune.study.preference import Tier
+from autotune.study.table import Flags, Places, Table
 
 
 def speed_of(trial: Trial) -> float:
@@ -20,15 +22,23 @@ def speed_of(trial: Trial) -> float:
     return speed.tokens_per_second if speed else float("-inf")
 
 
+class Ground:
+    """What stays the same while a study goes on: the candidates, and in which tier each is."""
+
+    def __init__(self, table: Table, tiers: Sequence[Tier], mind: Mind, baseline: Candidate | None) -> None:
+        self.table, self.tiers, self.mind, self.baseline = table, tuple(tiers), mind, baseline
+        self.places = [table.places(tier.candidates) for tier in tiers]
+        self.tier_number = {one.id: number for number, tier in enumerate(tiers) for one in tier.candidates}
+
+
 class View:
     """What is known, derived anew from the recorded trials each time, so that a resumed study knows the same."""
 
-    def __init__(
-        self, space: SearchSpace, tiers: Sequence[Tier], trials: Sequence[Trial], screened: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, ground: Ground, trials: Sequence[Trial], earlier: Sequence[Trial] = ()) -> None:
         telling = [trial for trial in trials if trial.measurement.outcome is not Outcome.INTERRUPTED]
-        self.tiers = tiers
+        self.tiers, self.baseline = ground.tiers, ground.baseline
         self.all = tuple(trials)
+        self.told = telling
         self.probes = [trial for trial in telling if trial.purpose != "confirm"]
         self.rounds: dict[str, list[Trial]] = {}
         for trial in telling:
@@ -36,20 +46,38 @@ class View:
                 self.rounds.setdefault(trial.candidate.id, []).append(trial)
         self.confirmations = {candidate_id: pooled(trials) for candidate_id, trials in self.rounds.items()}
         self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
-        candidates = [candidate for tier in tiers for candidate in tier.candidates]
-        self.implied = implied_by(space, telling, candidates) - set(self.measured)
-        self.screened = screened - set(self.measured)
+        # How fast finalists turn out to be reopens no search that was done; that one of them ran out of memory may.
+        telling_more = [trial for trial in telling if trial.purpose != "confirm" or not trial.verdict.fits]
+        self.beliefs: Beliefs = ground.mind.after([*earlier, *telling_more])
+        self._ground = ground
+        measured = ground.table.mask(self.measured)
+        self._implied: Flags = self.beliefs.facts.impossible & ~measured
+        self._refused: Flags = self.beliefs.refused & ~measured & ~self._implied
+        self._open: Flags = ~(measured | self._implied | self._refused)
+
+    @property
+    def implied(self) -> frozenset[str]:
+        """Ids of the candidates that cannot fit, given what ran out of memory so far."""
+        return self._ids(self._implied)
+
+    @property
+    def screened(self) -> frozenset[str]:
+        """Ids of the candidates that cannot fit, by the corrected prediction."""
+        return self._ids(self._refused)
 
     def is_open(self, candidate: Candidate) -> bool:
-        return not any(candidate.id in settled for settled in (self.measured, self.implied, self.screened))
+        return bool(self._open[self._ground.table.place[candidate.id]])
 
-    def open_in(self, tier: Tier) -> list[Candidate]:
-        return [candidate for candidate in tier.candidates if self.is_open(candidate)]
+    def open_in(self, tier: Tier) -> Places:
+        return self._those(tier, self._open)
+
+    def refused_in(self, tier: Tier) -> Places:
+        return self._those(tier, self._refused)
 
     def probed_in(self, tier: Tier) -> list[Trial]:
         """The tier's trials in the order in which they were measured."""
-        ids = {candidate.id for candidate in tier.candidates}
-        return [trial for trial in self.probes if trial.candidate.id in ids]
+        number = self._number(tier)
+        return [trial for trial in self.probes if self._ground.tier_number.get(trial.candidate.id) == number]
 
     def contenders(self, tier: Tier) -> list[Trial]:
         """What fits in the tier and was not refuted by a confirmation, fastest first."""
@@ -74,8 +102,8 @@ class View:
 
     def fastest_beside(self, candidate: Candidate) -> float | None:
         """The best speed among those that fit and learn the same as this candidate."""
-        tier = next((tier for tier in self.tiers if candidate in tier.candidates), None)
-        contenders = self.contenders(tier) if tier else []
+        number = self._ground.tier_number.get(candidate.id)
+        contenders = [] if number is None else self.contenders(self.tiers[number])
         return speed_of(contenders[0]) if contenders else None
 
     def usual_seconds(self, *, load: bool) -> float:
@@ -86,6 +114,22 @@ class View:
         probing = statistics.median(cost.total_seconds - cost.load_seconds for cost in costs)
         return probing + (max(cost.load_seconds for cost in costs) if load else 0.0)
 
+    def cycle_spread(self) -> float | None:
+        """How much single cycles scatter within the probes so far; None while that is not known."""
+        speeds = [speed for trial in self.told if (speed := trial.measurement.ranking_speed) is not None]
+        inside = [float(np.std(np.log(rates), ddof=1)) for speed in speeds if len(rates := speed.rates) > 1]
+        return statistics.median(inside) if inside else None
+
     def _refuted(self, trial: Trial) -> bool:
         confirmation = self.confirmations.get(trial.candidate.id)
         return confirmation is not None and not confirmation.verdict.fits
+
+    def _number(self, tier: Tier) -> int:
+        return next(number for number, one in enumerate(self.tiers) if one is tier)
+
+    def _those(self, tier: Tier, flags: Flags) -> Places:
+        places = self._ground.places[self._number(tier)]
+        return places[flags[places]]
+
+    def _ids(self, flags: Flags) -> frozenset[str]:
+        return frozenset(self._ground.table.candidates[place].id for place in np.flatnonzero(flags))

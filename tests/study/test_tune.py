@@ -39,7 +39,7 @@ def best_by_enumeration(question: Question, machine: Machine, learning: dict[str
     return max(fitting, key=machine.speed)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize("sampler", ["value", "tpe", "random"])
 @pytest.mark.parametrize("limit", [450, 600, 900, 2500])
 def test_finds_the_fastest_of_the_preferred_tier(tmp_path: Path, limit: int, sampler: str) -> None:
     machine = Machine(limit_bytes=limit * MIB)
@@ -138,8 +138,8 @@ def test_what_a_finalist_is_judged_by_is_all_its_turns(tmp_path: Path) -> None:
     answer = run(toy_question(tmp_path, space, machine.limit_bytes), machine)
     assert answer.certificate is not None and answer.certificate.measurement.worst is not None
     turns = [trial for trial in answer.trials if trial.purpose == "confirm" and trial.candidate == answer.certificate.candidate]
-    assert len(turns) == 3
-    assert len(answer.certificate.measurement.worst.cycle_seconds) == 3 * 5
+    assert len(turns) == 2
+    assert len(answer.certificate.measurement.worst.cycle_seconds) == 2 * 5
 
 
 def test_slow_candidates_are_told_where_to_stop_but_not_the_first(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_what_cannot_fit_is_on_record_and_never_measured(tmp_path: Path) -> None
     assert not {candidate.id for candidate, _ in machine.asked} & set(ruled_out)
     kept = optuna.load_study(study_name="toy", storage=question.storage)
     on_record = [trial for trial in kept.trials if trial.user_attrs.get("outcome") == "screened"]
-    assert len(on_record) == len(ruled_out)
+    assert 0 < len(on_record) < len(ruled_out)  # the nearest to the limit: the rest is counted, not written down
     assert all(trial.state is optuna.trial.TrialState.PRUNED and "predicted" in trial.user_attrs["why"] for trial in on_record)
     (tmp_path / "plain").mkdir()
     plain = run(toy_question(tmp_path / "plain", toy_space(), machine.limit_bytes), Machine(limit_bytes=450 * MIB))

@@ -1,0 +1,52 @@
+"""What measuring a candidate would take, learnt from what measuring the others took."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.recommendation import Trial
+from autotune.study.beliefs import Beliefs
+from autotune.study.table import Numbers, Table
+
+LOAD = 3.0
+"""Before any load was seen: how many probes it is likely to take as long as."""
+
+
+def seconds_to_measure(table: Table, trials: Sequence[Trial], beliefs: Beliefs) -> Numbers:
+    """By candidate: its cycles, a load where another is live, and one more where it may run out and take the rig along."""
+    if not trials:
+        return np.ones(len(table))
+    probing = _probing(trials, beliefs)
+    loading = _loading(table, trials, float(np.median(probing)))
+    last = trials[-1]
+    alive = not last.measurement.outcome.is_out_of_memory
+    live = table.load_number.get(last.candidate.load_key, -1) if alive else -1
+    return np.asarray(probing + np.where(table.loads == live, 0.0, loading) + (1 - beliefs.fits) * loading)
+
+
+def _probing(trials: Sequence[Trial], beliefs: Beliefs) -> Numbers:
+    """Cycles of one size take the longer the slower a candidate is believed to be."""
+    costs = [trial.measurement.cost for trial in trials if trial.purpose != "confirm"] or [trials[-1].measurement.cost]
+    usual = max(statistics.median(cost.total_seconds - cost.load_seconds for cost in costs), 1e-3)
+    rates = [trial.measurement.ranking_speed for trial in trials]
+    known = [rate.tokens_per_second for rate in rates if rate is not None]
+    if not known:
+        return np.full(len(beliefs.fits), usual)
+    slower = np.log(statistics.median(known)) - beliefs.speed.mean
+    return np.asarray(usual * np.exp(np.clip(slower, -1.0, 1.0)))
+
+
+def _loading(table: Table, trials: Sequence[Trial], probe: float) -> Numbers:
+    """As long as the loads most like it took."""
+    seen = [
+        (trial.candidate.load, trial.measurement.cost.load_seconds) for trial in trials if trial.measurement.cost.load_seconds > 0
+    ]
+    by_load = np.empty(len(table.load_examples))
+    for number, one in table.load_examples.items():
+        alike = [(sum(load.get(name) == value for name, value in one.load.items()), seconds) for load, seconds in seen]
+        most = max((count for count, _ in alike), default=0)
+        by_load[number] = statistics.median(seconds for count, seconds in alike if count == most) if alike else LOAD * probe
+    return np.asarray(by_load[table.loads])

@@ -1,0 +1,179 @@
+"""What is measured next, and why the search ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.events import Event, ProbeEnded
+from autotune.executors.inline import InlineExecutor
+from autotune.measurement import Measurement
+from autotune.prediction import Prediction
+from autotune.question import Question
+from autotune.recommendation import Recommendation, Trial
+from autotune.space import Knob, SearchSpace
+from autotune.study import Means, SearchOptions, Stop, open_study
+from autotune.trainers.base import ProbePlan
+from autotune.tune import Clock, baseline_candidate, legal_candidates, tune
+from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_question, toy_space
+
+TRAINER = ToyTrainer()
+
+
+def search(
+    question: Question,
+    machine: Machine,
+    *,
+    predictions: Mapping[str, Prediction] | None = None,
+    options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
+    earlier: tuple[Trial, ...] = (),
+) -> tuple[Recommendation, list[ProbeEnded]]:
+    candidates, baseline = legal_candidates(question, TRAINER), baseline_candidate(question, TRAINER)
+    study = open_study(question, candidates, baseline, predictions or {}, options=options, earlier=earlier)
+    events: list[Event] = []
+    executor = InlineExecutor(machine.measure)
+    answer = tune(question, study=study, executor=executor, listener=events.append, clock=Clock(600.0))
+    return answer, [event for event in events if isinstance(event, ProbeEnded)]
+
+
+def asked_about(folder: Path, limit_mib: int, space: SearchSpace | None = None) -> tuple[Question, Machine]:
+    question = toy_question(folder, space or toy_space(), limit_mib * MIB, storage="memory://")
+    return question, Machine(limit_bytes=limit_mib * MIB)
+
+
+def foreseen(question: Question, machine: Machine, **oracle: float) -> Mapping[str, Prediction]:
+    return Oracle(machine=machine, **oracle).screen(legal_candidates(question, TRAINER))  # type: ignore[arg-type]
+
+
+def best_speed(question: Question, machine: Machine) -> float:
+    fitting = [one for one in legal_candidates(question, TRAINER) if machine.need(one) <= machine.limit_bytes]
+    preferred = [one for one in fitting if one.knobs["num_generations"] == 8 and one.knobs["max_completion_length"] == 64]
+    return max(machine.speed(one) for one in preferred)
+
+
+@pytest.mark.parametrize("limit", [450, 600, 900, 2500])
+@pytest.mark.parametrize("bias", [0.87, 1.0, 1.13])
+def test_with_predictions_the_best_is_found_in_a_handful_of_probes(tmp_path: Path, limit: int, bias: float) -> None:
+    question, machine = asked_about(tmp_path, limit)
+    answer, _ = search(question, machine, predictions=foreseen(question, machine, bias=bias, off=0.15))
+    assert answer.winner is not None
+    assert machine.speed(answer.winner.candidate) >= 0.97 * best_speed(question, machine)
+    assert answer.counts.probed <= 8 and answer.counts.out_of_memory <= 2
+
+
+def test_a_baseline_that_surely_fits_is_the_safe_first(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 900)
+    _, probes = search(question, machine, predictions=foreseen(question, machine))
+    assert probes[0].trial.purpose == "baseline"
+
+
+def test_a_baseline_that_is_known_not_to_fit_is_not_run_and_says_so(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 500)
+    answer, probes = search(question, machine, predictions=foreseen(question, machine, off=0.02))
+    assert all(probe.trial.purpose != "baseline" for probe in probes)
+    assert answer.baseline is not None and answer.baseline.measurement.outcome in ("screened", "implied")
+    assert answer.baseline.measurement.worst is None and answer.baseline.measurement.memory.peak_bytes is None
+    assert answer.winner is not None and answer.changes, "what differs from it is said all the same"
+
+
+def test_a_prediction_that_refuses_everything_never_decides_that_nothing_fits(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 900)
+    answer, _ = search(question, machine, predictions=foreseen(question, machine, bias=12.0, off=0.02))
+    assert answer.winner is not None, "what was measured outweighs what was predicted"
+    assert machine.speed(answer.winner.candidate) >= 0.8 * best_speed(question, machine)
+
+
+def test_that_nothing_fits_is_measured_and_not_only_predicted(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 50)
+    answer, probes = search(question, machine, predictions=foreseen(question, machine, off=0.02))
+    assert answer.winner is None and answer.counts.out_of_memory == len(probes) > 0
+    assert len(probes) <= 8
+
+
+def test_what_was_refused_wrongly_is_found_out(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 600)
+    answer, _ = search(question, machine, predictions=foreseen(question, machine, bias=1.25, off=0.03))
+    assert answer.winner is not None
+    assert machine.speed(answer.winner.candidate) >= 0.9 * best_speed(question, machine)
+    assert answer.counts.false_refusals <= answer.counts.refused_probed <= 4
+
+
+def test_measurements_of_earlier_searches_spare_probes_and_are_not_counted_here(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 600)
+    first, _ = search(question, machine)
+    second, _ = search(question, machine, earlier=first.trials)
+    assert second.winner is not None and first.winner is not None
+    assert machine.speed(second.winner.candidate) >= 0.98 * machine.speed(first.winner.candidate)
+    assert second.counts.probed < first.counts.probed
+    assert second.counts.out_of_memory == 0 < first.counts.out_of_memory
+
+
+def test_a_search_that_was_done_says_so_and_one_that_was_cut_says_that(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 900)
+    assert search(question, machine)[0].proven == "no better candidate possible"
+    assert search(replace(question, max_probes=3), machine)[0].proven == "budget spent"
+
+
+def test_finalists_reopen_no_search(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 900)
+    _, probes = search(question, machine)
+    purposes = [probe.trial.purpose for probe in probes]
+    assert "confirm" in purposes and set(purposes[purposes.index("confirm") :]) == {"confirm"}
+
+
+def test_a_rig_that_is_loaded_is_preferred_where_the_gain_is_the_same(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 2500)
+
+    def loading(candidate: Candidate, plan: ProbePlan) -> Measurement:
+        measured = machine.measure(candidate, plan)
+        loads = len(machine.asked) < 2 or machine.asked[-2][0].load_key != candidate.load_key
+        cost = replace(measured.cost, total_seconds=61.0 if loads else 1.0, load_seconds=60.0 if loads else 0.0)
+        return replace(measured, cost=cost)
+
+    counts = {}
+    for weighed in (True, False):
+        machine.asked.clear()
+        candidates = legal_candidates(question, TRAINER)
+        options = SearchOptions(value_per_second=weighed)
+        study = open_study(question, candidates, baseline_candidate(question, TRAINER), options=options)
+        answer = tune(question, study=study, executor=InlineExecutor(loading), listener=lambda event: None, clock=Clock(1e6))
+        counts[weighed] = answer.counts.loads
+    assert counts[True] <= counts[False]
+
+
+def test_many_tiers_are_not_tried_one_by_one(tmp_path: Path) -> None:
+    """Of forty lengths only the shortest few fit: what is remote is passed over, and looked at again from below."""
+    lengths = tuple(range(4000, 0, -100))
+    space = toy_space(use_vllm=(False,), num_generations=(8,), max_completion_length=lengths)
+    question, machine = asked_about(tmp_path, 1000, space)
+    answer, _ = search(question, machine)
+    assert answer.winner is not None
+    fitting = [one for one in legal_candidates(question, TRAINER) if machine.need(one) <= machine.limit_bytes]
+    assert answer.learning["max_completion_length"] == max(int(one.knobs["max_completion_length"] or 0) for one in fitting)
+    assert answer.counts.out_of_memory <= 12
+
+
+def _wide(values: int) -> SearchSpace:
+    """Five thousand candidates."""
+    more = tuple(
+        Knob(name=f"knob_{number}", choices=tuple(range(1, values + 1)), effect="neutral", memory="grows", says="one of many")
+        for number in range(3)
+    )
+    space = toy_space(num_generations=(8,), max_completion_length=(64,))
+    return replace(space, knobs=(*space.knobs, *more))
+
+
+def test_thousands_of_candidates_are_searched_like_dozens(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 900, _wide(6))
+    candidates = legal_candidates(question, TRAINER)
+    assert len(candidates) >= 5000
+    study = open_study(question, candidates, None, foreseen(question, machine))
+    for _ in range(4):
+        asked = study.ask(Means(seconds=600.0, probes=100))
+        assert not isinstance(asked, Stop)
+        study.tell(asked, machine.measure(asked.candidate, ProbePlan()))
+    assert study.view.best() is not None

@@ -1,0 +1,104 @@
+"""What is believed of candidates that were not measured, and how measurements correct it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.measurement import Failure, Outcome
+from autotune.prediction import Prediction
+from autotune.recommendation import Trial
+from autotune.study.beliefs import Mind, least_need
+from autotune.study.options import SearchOptions
+from autotune.study.table import Table
+from autotune.tune import SHORT, legal_candidates
+from autotune.verdict import judge
+from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_question, toy_space
+
+SPACE = toy_space()
+CANDIDATES = legal_candidates(toy_question(Path("/nowhere"), SPACE, 1), ToyTrainer())
+TABLE = Table(SPACE, CANDIDATES)
+MACHINE = Machine(limit_bytes=700 * MIB)
+
+
+def mind(predictions: Mapping[str, Prediction], options: SearchOptions = SearchOptions()) -> Mind:  # noqa: B008 - frozen
+    return Mind(TABLE, predictions, limit_bytes=MACHINE.limit_bytes, options=options)
+
+
+def foreseen(bias: float, off: float = 0.2) -> Mapping[str, Prediction]:
+    return Oracle(machine=MACHINE, bias=bias, off=off).screen(CANDIDATES)
+
+
+def measured(candidates: Sequence[Candidate]) -> list[Trial]:
+    found = [(one, MACHINE.measure(one, SHORT)) for one in candidates]
+    return [Trial(number=0, purpose="search", candidate=one, measurement=it, verdict=judge(it)) for one, it in found]
+
+
+FITTING = [one for one in CANDIDATES if MACHINE.need(one) <= MACHINE.limit_bytes]
+
+
+def test_without_a_measurement_the_prediction_is_what_is_believed() -> None:
+    believed = mind(foreseen(1.0)).after([])
+    needs = np.log([MACHINE.need(one) / MACHINE.limit_bytes for one in CANDIDATES])
+    assert np.allclose(believed.need.mean, needs, atol=1e-6)
+    assert np.allclose(believed.speed.mean, np.log([MACHINE.speed(one) for one in CANDIDATES]))
+
+
+@pytest.mark.parametrize("bias", [0.85, 1.15])
+def test_a_common_bias_is_seen_after_a_few_probes_and_doubt_shrinks(bias: float) -> None:
+    before, after = mind(foreseen(bias)).after([]), mind(foreseen(bias)).after(measured(FITTING[::9][:6]))
+    truth = np.log([MACHINE.need(one) / MACHINE.limit_bytes for one in CANDIDATES])
+    assert np.abs(after.need.mean - truth).mean() < 0.3 * np.abs(before.need.mean - truth).mean()
+    assert after.need.deviation.mean() < 0.7 * before.need.deviation.mean()
+
+
+def test_the_screen_refuses_only_what_lies_beyond_the_interval_and_takes_it_back() -> None:
+    predictions = foreseen(1.2, off=0.1)  # everything is predicted to need a fifth too much
+    before = mind(predictions).after([])
+    wrongly = [p for p, one in enumerate(CANDIDATES) if before.refused[p] and MACHINE.need(one) <= MACHINE.limit_bytes]
+    assert wrongly, "the case must hold false refusals"
+    after = mind(predictions).after(measured([CANDIDATES[p] for p in range(0, len(CANDIDATES), 7) if not before.refused[p]][:8]))
+    assert sum(after.refused[place] for place in wrongly) < len(wrongly) / 2
+    for place, one in enumerate(CANDIDATES):
+        assert not (before.refused[place] and predictions[one.id].peak_memory_bytes.low <= MACHINE.limit_bytes)
+
+
+def test_parts_can_be_left_out() -> None:
+    predictions, trials = foreseen(1.2, off=0.1), measured(FITTING[:5])
+    assert not mind(predictions, SearchOptions(screen=False)).after(trials).refused.any()
+    fixed = mind(predictions, SearchOptions(calibrate=False))
+    assert np.allclose(fixed.after(trials).need.mean, mind(predictions).after([]).need.mean)
+
+
+def test_without_predictions_an_unmeasured_neighbour_is_believed_to_be_like_the_measured() -> None:
+    trials = measured([one for one in FITTING if not one.knobs["use_vllm"]][:8])
+    believed = mind({}).after(trials)
+    for trial in trials:
+        place = TABLE.place[trial.candidate.id]
+        assert trial.measurement.worst is not None
+        assert believed.speed.mean[place] == pytest.approx(math.log(trial.measurement.worst.tokens_per_second), abs=0.1)
+    assert not believed.refused.any(), "nothing is refused without a prediction"
+
+
+def test_the_number_in_an_error_is_a_measurement() -> None:
+    out = next(one for one in CANDIDATES if MACHINE.need(one) > MACHINE.limit_bytes)
+    trial = measured([out])[0]
+    failure = Failure(evidence="tried to allocate", cause="activations", numbers={"asked_bytes": 300 * MIB})
+    told = replace(trial, measurement=replace(trial.measurement, failure=failure))
+    assert least_need(told.measurement) == 1000 * MIB
+    place = TABLE.place[out.id]
+    options = SearchOptions(imply=False)
+    assert mind({}, options).after([told]).need.mean[place] > mind({}, options).after([trial]).need.mean[place] > 0
+
+
+def test_an_engine_without_room_says_nothing_about_the_trainer() -> None:
+    trial = measured([CANDIDATES[0]])[0]
+    failure = Failure(evidence="no room", phase="load", cause="kv_cache", row="vllm_kv_too_small")
+    starved = replace(trial, measurement=replace(trial.measurement, outcome=Outcome.OOM_LOAD, failure=failure, worst=None))
+    assert np.allclose(mind({}).after([starved]).need.mean, mind({}).after([]).need.mean)

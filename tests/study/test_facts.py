@@ -1,0 +1,95 @@
+"""What one outcome settles about others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.candidate import Candidate
+from autotune.measurement import Failure, Measurement, Outcome
+from autotune.recommendation import Trial
+from autotune.study.facts import facts_of
+from autotune.study.table import Table
+from autotune.tune import SHORT, legal_candidates
+from autotune.verdict import judge
+from tests.simulated import MIB, Machine, ToyTrainer, toy_question, toy_space
+
+SPACE = toy_space()
+CANDIDATES = legal_candidates(toy_question(Path("/nowhere"), SPACE, 1), ToyTrainer())
+TABLE = Table(SPACE, CANDIDATES)
+ENGINES = tuple(
+    Candidate(knobs={"share": share, "length": length}, settings={"share": share, "length": length}, load=load)
+    for share in (0.3, 0.5, 0.7)
+    for length in (512, 1024)
+    for load in [{"vllm_gpu_memory_utilization": share, "vllm_max_model_length": length, "dtype": "bfloat16"}]
+)
+
+
+def _trial(candidate: Candidate, measurement: Measurement) -> Trial:
+    return Trial(number=0, purpose="search", candidate=candidate, measurement=measurement, verdict=judge(measurement))
+
+
+def _failed(candidate: Candidate, failure: Failure, outcome: Outcome = Outcome.OOM_LOAD) -> Trial:
+    measured = Machine(limit_bytes=2**40).measure(CANDIDATES[0], SHORT)
+    return _trial(candidate, replace(measured, candidate_id=candidate.id, outcome=outcome, failure=failure, worst=None))
+
+
+def _settled(trial: Trial, table: Table) -> set[Candidate]:
+    return {table.candidates[place] for place in np.flatnonzero(facts_of(table, [trial]).impossible)}
+
+
+@given(st.integers(100, 3000), st.lists(st.sampled_from(CANDIDATES), min_size=1, max_size=6))
+def test_facts_are_never_wrong(limit: int, measured: list[Candidate]) -> None:
+    machine = Machine(limit_bytes=limit * MIB)
+    facts = facts_of(TABLE, [_trial(one, machine.measure(one, SHORT)) for one in measured])
+    for place, candidate in enumerate(CANDIDATES):
+        fits = machine.need(candidate) <= machine.limit_bytes
+        assert not (facts.impossible[place] and fits)
+        assert not (facts.possible[place] and not fits)
+    assert all(facts.impossible[TABLE.place[one.id]] or facts.possible[TABLE.place[one.id]] for one in measured)
+
+
+@given(st.sampled_from(CANDIDATES))
+def test_needing_at_least_as_much_agrees_with_the_machine(one: Candidate) -> None:
+    machine, place = Machine(limit_bytes=MIB), TABLE.place[one.id]
+    assert all(machine.need(CANDIDATES[other]) >= machine.need(one) for other in np.flatnonzero(TABLE.demanding_at_least(place)))
+    assert all(machine.need(CANDIDATES[other]) <= machine.need(one) for other in np.flatnonzero(TABLE.demanding_at_most(place)))
+
+
+def test_the_least_demanding_bound_all_others() -> None:
+    least = TABLE.least_demanding(np.arange(len(TABLE)))
+    assert np.any([TABLE.demanding_at_least(place) for place in least], axis=0).all()
+    assert len(least) == 2  # one without and one with the engine
+
+
+def test_what_cannot_be_loaded_is_not_loaded_again() -> None:
+    starved = next(one for one in CANDIDATES if one.knobs.get("share") == 0.1)
+    failed = _failed(starved, Failure(evidence="no room", phase="load", cause="kv_cache"))
+    assert _settled(failed, TABLE) == {one for one in CANDIDATES if one.load_key == starved.load_key}
+
+
+def test_too_small_a_cache_settles_less_of_the_device_and_longer_sequences_and_nothing_bigger() -> None:
+    table = Table(SPACE, ENGINES)
+    failed = next(one for one in ENGINES if one.knobs == {"share": 0.5, "length": 512})
+    settled = _settled(
+        _failed(failed, Failure(evidence="no blocks", phase="load", cause="kv_cache", row="vllm_kv_too_small")), table
+    )
+    assert settled == {one for one in ENGINES if one.knobs["share"] <= 0.5}  # type: ignore[operator]
+
+
+def test_too_large_a_reservation_settles_larger_ones_and_what_the_message_says_is_not_free() -> None:
+    table = Table(SPACE, ENGINES)
+    failed = next(one for one in ENGINES if one.knobs == {"share": 0.7, "length": 512})
+    full = Failure(evidence="less than desired", phase="load", cause="engine_startup", row="vllm_reservation")
+    assert {one.knobs["share"] for one in _settled(_failed(failed, full), table)} == {0.7}
+    told = replace(full, numbers={"free_share": 0.4})
+    assert {one.knobs["share"] for one in _settled(_failed(failed, told), table)} == {0.5, 0.7}
+
+
+def test_other_faults_settle_nothing() -> None:
+    for outcome in (Outcome.CRASH, Outcome.TIMEOUT, Outcome.ILLEGAL):
+        assert not _settled(_failed(CANDIDATES[0], Failure(evidence="a bug"), outcome), TABLE)

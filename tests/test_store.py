@@ -1,0 +1,220 @@
+"""The user's store: what comes back, and what must not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import devices
+from autotune.hardware import Hardware
+from autotune.question import Question
+from autotune.recall import Record, circumstances
+from autotune.recommendation import Recommendation
+from autotune.store import LARGEST_LINE_BYTES, Store, default_folder
+from tests.report.answers import answered
+
+VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "trl": "1.16.0", "vllm": "0.31.0"}
+CASE = answered(900)
+QUESTION = replace(CASE.question, budget_seconds=600.0)
+
+
+def record(question: Question = QUESTION, versions: dict[str, str] = VERSIONS) -> Record:
+    return Record(question, versions)
+
+
+def keep(answer: Recommendation = CASE.answer, question: Question = QUESTION) -> None:
+    kept = record(question)
+    kept.keep_answer(answer)
+    Store().remember(kept.here, answer.trials, when="now")
+
+
+def test_it_lies_where_the_user_can_find_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "autotune"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert default_folder() == Path("~/.local/share/autotune").expanduser()
+
+
+def test_the_same_question_gets_the_same_answer_and_is_told_where_it_is_from() -> None:
+    assert record().answer() is None
+    keep()
+    known = record().answer()
+    assert known is not None and known.from_record is not None and known.winner is not None and CASE.answer.winner is not None
+    assert known.winner.candidate == CASE.answer.winner.candidate
+    assert known.from_record.versions == VERSIONS and known.from_record.where and "UTC" in known.from_record.when
+    assert known.counts == CASE.answer.counts and known.trials == CASE.answer.trials
+
+
+def test_measurements_come_back_as_they_were() -> None:
+    keep()
+    found = record().earlier()
+    assert found.trials == CASE.answer.trials and found.unreadable == 0
+
+
+def _job(question: Question, **changes: Any) -> Question:
+    return replace(question, job=replace(question.job, workload=replace(question.job.workload, **changes)))
+
+
+def _hardware(question: Question, **changes: Any) -> Question:
+    return replace(question, job=replace(question.job, hardware=replace(question.job.hardware, **changes)))
+
+
+def _other_model(question: Question) -> Question:
+    model = question.job.workload.model
+    return _job(question, model=replace(model, config={**model.config, "hidden_size": 64}))
+
+
+OTHERS: dict[str, Callable[[Question], Question]] = {
+    "model's config": _other_model,
+    "method": lambda question: _job(question, method="rloo"),
+    "tuning": lambda question: _job(question, tuning="full"),
+    "limit": lambda question: replace(question, memory_limit_bytes=question.memory_limit_bytes + 1),
+    "device": lambda question: _hardware(question, name="another"),
+    "devices": lambda question: _hardware(question, count=2),
+    "device memory": lambda question: _hardware(question, memory_bytes=2**33),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_under_other_circumstances_nothing_is_known(what: str) -> None:
+    keep()
+    other = record(OTHERS[what](QUESTION))
+    assert other.answer() is None and other.earlier().trials == ()
+
+
+@pytest.mark.parametrize("package", [*VERSIONS, "flash-attn"])
+def test_another_version_is_another_circumstance(package: str) -> None:
+    keep()
+    other = record(versions={**VERSIONS, package: "9.9"})
+    assert other.answer() is None and other.earlier().trials == ()
+
+
+def test_another_driver_is_another_circumstance(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40 * 2**30, here=True)
+    question = replace(QUESTION, job=replace(QUESTION.job, hardware=gpu))
+    for driver in ("550.54", "570.12"):
+        device = devices.Device(name="NVIDIA A100", memory_bytes=40 * 2**30, driver_version=driver)
+        monkeypatch.setattr("autotune.detect.gpus_here", lambda device=device: (device,))
+        assert record(question).answer() is None
+        assert record(question).earlier().trials == ()
+        keep(question=question)
+        assert record(question).answer() is not None
+
+
+@pytest.mark.parametrize("name", ["max_completion_length", "num_generations", "batch"])
+def test_other_lengths_or_choices_have_no_answer_but_what_was_measured_still_counts(name: str) -> None:
+    keep()
+    other = record(replace(QUESTION, space=QUESTION.space.with_choices({name: (3,)})))
+    assert other.answer() is None
+    assert other.earlier().trials == CASE.answer.trials  # by their settings: none is taken for one of the new lengths
+
+
+def test_an_edited_file_that_the_question_names_is_another_circumstance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text("def reward(): return 1")
+    question = _job(QUESTION, user_settings={"reward_funcs": ["rewards.reward"]})
+    keep(question=question)
+    assert record(question).answer() is not None
+    (tmp_path / "rewards.py").write_text("def reward(): return 12345")
+    assert record(question).answer() is None
+
+
+def test_fresh_and_resume_ask_no_record() -> None:
+    keep()
+    assert record(replace(QUESTION, fresh=True)).answer() is None
+    assert record(replace(QUESTION, fresh=True)).earlier().trials == ()
+    assert record(replace(QUESTION, resume=True)).answer() is None
+
+
+def test_an_answer_for_want_of_budget_serves_only_as_small_a_one() -> None:
+    keep(replace(CASE.answer, proven="budget spent"))
+    assert record(replace(QUESTION, budget_seconds=600.0)).answer() is not None
+    assert record(replace(QUESTION, budget_seconds=601.0)).answer() is None
+    assert record(replace(QUESTION, max_probes=QUESTION.max_probes + 1)).answer() is None
+
+
+def test_what_was_interrupted_is_no_answer() -> None:
+    keep(replace(CASE.answer, interrupted=True))
+    assert record().answer() is None
+
+
+def _measurements() -> Path:
+    (path,) = (default_folder() / "measurements").iterdir()
+    return path
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"{",
+        b"null",
+        b"[" * 100_000,
+        b"\xff\xfe\x00",
+        b'{"schema": 99, "when": "", "trial": {}}',
+        b'{"schema": 1, "when": "now", "trial": {"number": "x"}}',
+        b'"' + b"a" * (LARGEST_LINE_BYTES + 1) + b'"',
+    ],
+    ids=lambda junk: repr(junk[:20]),
+)
+def test_lines_that_cannot_be_read_are_passed_over_and_counted(junk: bytes) -> None:
+    keep()
+    path = _measurements()
+    path.write_bytes(junk + b"\n" + path.read_bytes() + junk)
+    found = record().earlier()
+    assert found.trials == CASE.answer.trials and found.unreadable == 2
+
+
+def test_a_broken_answer_is_none() -> None:
+    keep()
+    (path,) = (default_folder() / "answers").iterdir()
+    whole = path.read_bytes()
+    for broken in (whole[:-5], b"", whole.replace(b'"schema":1', b'"schema":7', 1), json.dumps({"schema": 1}).encode()):
+        path.write_bytes(broken)
+        assert record().answer() is None
+    path.write_bytes(whole)
+    assert record().answer() is not None
+
+
+def test_only_the_end_of_a_huge_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep()
+    size = _measurements().stat().st_size
+    monkeypatch.setattr("autotune.store.MOST_READ_BYTES", size // 2)
+    found = record().earlier()
+    assert 0 < len(found.trials) < len(CASE.answer.trials)
+    assert found.trials == CASE.answer.trials[-len(found.trials) :]
+
+
+def _write_many(times: int) -> None:
+    for _ in range(times):
+        Store().remember(circumstances(QUESTION, VERSIONS), CASE.answer.trials[:2], when="now")
+
+
+def test_several_writers_leave_whole_lines() -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_many, args=(30,)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    found = record().earlier()
+    assert found.unreadable == 0 and len(found.trials) == 3 * 30 * 2
+
+
+def test_a_file_in_the_folders_place_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = Store(tmp_path / "file")
+    store.remember(record().here, CASE.answer.trials, when="now")
+    assert store.measured(record().here).trials == () and store.answer(record().here) is None
+
+
+def test_every_field_of_a_circumstance_tells_apart() -> None:
+    here = circumstances(QUESTION, VERSIONS)
+    for name in here.facts:
+        assert dataclasses.replace(here, facts={**here.facts, name: "other"}).key != here.key
