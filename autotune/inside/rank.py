@@ -69,13 +69,17 @@ class _Rank:
             )
             return False
         finally:
+            figures = _peaks(stage)
             stage.close()
         guard.give_back()
         self._settled_bytes = guard.own_bytes()
         growth = message.get("guard_bytes")
         self._headroom_bytes = None if growth is None else max(0, base + growth - self._settled_bytes)
         seconds = round(time.monotonic() - started, 4)
-        self._say(message, event="loaded", pid=os.getpid(), seconds=seconds, world_size=self._ranks, bytes=self._settled_bytes)
+        self._say(
+            message, event="loaded", pid=os.getpid(), seconds=seconds, world_size=self._ranks, bytes=self._settled_bytes,
+            result=figures,
+        )  # fmt: skip
         return True
 
     def _measure(self, message: Message) -> bool:
@@ -96,7 +100,8 @@ class _Rank:
     def _recover(self) -> bool:
         """Give back what the last measure left; False where that did not work and this process is spoilt."""
         try:
-            self._adapter.release(self._loaded)
+            if self._adapter.release(self._loaded) is False:
+                return False
         except BaseException:
             traceback.print_exc()
             return False
@@ -117,7 +122,9 @@ class _Rank:
         def emit(event: Message) -> None:
             self._say(message, **event)
 
-        return Stage(rank=self._rank, world_size=self._ranks, emit=emit, limit_bytes=limit), base
+        devices = message.get("devices") or []
+        device = devices[self._rank] if self._rank < len(devices) else None
+        return Stage(rank=self._rank, world_size=self._ranks, emit=emit, limit_bytes=limit, device=device), base
 
     def _say(self, about: Message, **what: Any) -> None:
         self._wire.send({**what, "id": about.get("id"), "rank": self._rank})

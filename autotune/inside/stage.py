@@ -30,12 +30,15 @@ class Stage:
         rank: int = 0,
         world_size: int = 1,
         limit_bytes: int | None = None,
+        device: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         meter: Meter | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.limit_bytes = limit_bytes
+        # What is known of this rank's GPU: others_bytes, cap_bytes, engine_share_scale. Empty without one.
+        self.device: Mapping[str, Any] = device or {}
         self.emit = emit
         # Adapters set it to wait for the device, so that work is timed where it was asked for.
         self.settle: Callable[[], None] = lambda: None
@@ -50,6 +53,8 @@ class Stage:
         self.stay = 0  # how many times the phase changed: tells one stay in a phase from the next
         self._seconds = dict.fromkeys((*PHASES, OTHER), 0.0)
         self._peaks: dict[str, int] = {}
+        self._torch: dict[str, dict[str, Any]] = {}
+        self._cycle_peak = 0
         self._meter.take_peak()
         self._since = self._clock()
 
@@ -98,8 +103,12 @@ class Stage:
         now = self._clock()
         self._seconds[self._stack[-1]] += now - self._since
         self._since = now
+        torch = self._meter.take_torch()
+        if torch is not None:
+            self._torch[self._stack[-1]] = _together(torch, self._torch.get(self._stack[-1]))
         peak = self._meter.take_peak()
         self._peaks[self._stack[-1]] = max(peak, self._peaks.get(self._stack[-1], 0))
+        self._cycle_peak = max(peak, self._cycle_peak)
 
     def use_meter(self, meter: Meter) -> None:
         """Measure another memory from here on: the GPU's, once there is one."""
@@ -116,8 +125,19 @@ class Stage:
         """Peaks since `begin`: over all, by phase, and torch's own."""
         self._turn()
         by_phase = {phase: peak for phase, peak in self._peaks.items() if phase != OTHER}
-        totals: Mapping[str, int | None] = self._meter.totals()
-        return {"peak_bytes": max(self._peaks.values()), "phase_peak_bytes": by_phase, **totals}
+        torch = {phase: figures for phase, figures in self._torch.items() if phase != OTHER}
+        return {
+            "peak_bytes": max(self._peaks.values()),
+            "phase_peak_bytes": by_phase,
+            "torch_by_phase": torch,
+            **self._meter.totals(),
+        }
+
+    def take_cycle(self) -> dict[str, int]:
+        """The most that was held since the last call, and what is held now."""
+        self._turn()
+        peak, self._cycle_peak = self._cycle_peak, 0
+        return {"peak_bytes": peak, "held_bytes": self._meter.now()}
 
     def progress(self, done: int, total: int, what: str = "step") -> None:
         """`done` of a known `total` in this phase; raises LimitForeseen when memory must cross the limit."""
@@ -125,3 +145,14 @@ class Stage:
 
     def close(self) -> None:
         self._meter.close()
+
+
+def _together(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+    """Two stays in one phase: the higher peaks, the counts added up."""
+    if other is None:
+        return one
+    peaks = {
+        name: None if one[name] is None or other[name] is None else max(one[name], other[name])
+        for name in ("allocated_bytes", "reserved_bytes")
+    }
+    return {**peaks, **{name: one[name] + other[name] for name in ("retries", "out_of_memory")}}

@@ -36,11 +36,36 @@ class ProbePlan:
     save_checkpoint: bool = False
     """Also save one checkpoint, into scratch, for what saving takes in memory."""
 
+    evaluate: bool = False
+    """Also evaluate once, on one batch at the longest lengths, where the user's configuration evaluates at all."""
+
+    soak_seconds: float | None = None
+    """Go on for that long, in whole cycles, instead of `timed_cycles`, and say what memory each of them took."""
+
+    reuse_rollouts: bool = False
+    """Take rollouts over from an earlier candidate with the same generation batch on the same rig, where there is one: their
+    seconds are counted as they were measured there."""
+
     deadline_seconds: float = 600.0
     """Wall seconds after which the probe is ended from outside."""
 
     stop_below_tokens_per_second: float | None = None
-    """Once the candidate is known to fit, stop early if even its fastest cycle stays below this."""
+    """Once the candidate is known to fit, stop early if it can't reach this, by its cycles so far and their spread."""
+
+    cycle_spread: float = 0.05
+    """How much single cycles scatter on this machine at least (standard deviation, as a share): what that rule reckons with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptLengths:
+    """A dataset's prompts in tokens, as the framework makes them."""
+
+    rows: int
+    kept: int
+    """How many are within the limit that was asked about; all of them where there was none."""
+
+    percentiles: Mapping[int, int]
+    """Per cent of the rows -> the length that so many do not exceed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +114,10 @@ class Trainer(Protocol):
 
     def baseline(self, space: SearchSpace, job: Job) -> Knobs:
         """The user's own configuration; without one, the framework's defaults at the held learning knobs."""
+        ...
+
+    def prompt_lengths(self, job: Job, limit: int | None = None) -> PromptLengths | None:
+        """How long the dataset's prompts are, and how many are within `limit`; None where there is none that can be read."""
         ...
 
     def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:

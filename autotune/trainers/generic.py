@@ -147,6 +147,9 @@ class StandIn(ABC):
     def compose(self, candidate: Candidate, job: Job) -> Composition:
         return compose(self.step(candidate.settings, job), job)
 
+    def prompt_lengths(self, job: Job, limit: int | None = None) -> None:
+        """Not read: nothing is measured here, so nothing gives way to it."""
+
     def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         self._refuse()
 

@@ -10,11 +10,21 @@ from autotune.candidate import Candidate, Knobs, KnobValue
 from autotune.composition import Composition
 from autotune.space import SearchSpace
 from autotune.trainers import trl_files, trl_legality
-from autotune.trainers.base import Job, ProbePlan, Trainer
+from autotune.trainers.base import Job, ProbePlan, PromptLengths, Trainer
 from autotune.trainers.trl_compose import compose
+from autotune.trainers.trl_evaluation import evaluation_request
 from autotune.trainers.trl_fields import Field, fields
-from autotune.trainers.trl_requests import adapter_request, refuse_what_no_probe_runs, trace_request, trainer_settings
+from autotune.trainers.trl_prompts import prompt_lengths
+from autotune.trainers.trl_requests import (
+    adapter_request,
+    launch_request,
+    refuse_what_no_probe_runs,
+    server_request,
+    trace_request,
+    trainer_settings,
+)  # fmt: skip
 from autotune.trainers.trl_settings import default, load_of, max_num_seqs, settings_of
+from autotune.trainers.trl_topology import PLAIN, ranks_of, with_server
 
 DATASET_KEYS = (
     "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming", "datasets",
@@ -65,13 +75,15 @@ class TrlGrpo:
             },
             "adapter": adapter_request(candidate, job),
             "engine": _engine_request(candidate),
+            "server": server_request(candidate),
+            "launch": launch_request(candidate, job),
             "device": job.hardware.kind,
             "seed": workload.seed,
             "trust_remote_code": workload.trust_remote_code,
         }
 
     def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
-        refuse_what_no_probe_runs(candidate)
+        refuse_what_no_probe_runs(job)
         settings, user = candidate.settings, job.workload.user_settings
         longest = settings["max_completion_length"]
         typical = job.workload.typical_completion_length
@@ -84,6 +96,7 @@ class TrlGrpo:
             },
             "dataset": dataset_of(job),
             "reward_funcs": user.get("reward_funcs"),
+            "evaluation": evaluation_request(job),
             "plan": asdict(plan),
             "seed": job.workload.seed,
         }
@@ -91,6 +104,9 @@ class TrlGrpo:
     def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         settings = candidate.settings
         return trace_request(candidate, job, _int(settings["max_prompt_length"]), _int(settings["max_completion_length"]))
+
+    def prompt_lengths(self, job: Job, limit: int | None = None) -> PromptLengths | None:
+        return prompt_lengths(job, dataset_of(job), limit)
 
     def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
         return trl_files.write_files(candidate, job, folder, dataset_of(job))
@@ -129,6 +145,8 @@ def _baseline_value(name: str, choices: tuple[KnobValue, ...], effect: str, job:
         return job.workload.held[name]
     if job.workload.config_file is not None and name in fields() and None not in choices:
         return default(name)
+    if PLAIN.get(name) in choices and name in PLAIN:
+        return PLAIN[name]
     if effect == "learning" or len(choices) == 1 or name not in fields():
         return choices[0]
     return default(name)
@@ -143,7 +161,7 @@ def _batch_shapes(space: SearchSpace, job: Job) -> Iterator[dict[str, KnobValue]
         if steps_name in held:
             yield {micro_name: micro, steps_name: held[steps_name]}
             continue
-        total, per_step = job.workload.global_batch, _int(micro) * job.hardware.count
+        total, per_step = job.workload.global_batch, _int(micro) * ranks_of(held, job.hardware.count)
         if total is None:
             yield from ({micro_name: micro, steps_name: steps} for steps in range(1, 129))
         elif per_step and total % per_step == 0:
@@ -152,7 +170,7 @@ def _batch_shapes(space: SearchSpace, job: Job) -> Iterator[dict[str, KnobValue]
 
 def _engine_request(candidate: Candidate) -> dict[str, object] | None:
     settings = candidate.settings
-    if not settings["use_vllm"]:
+    if not settings["use_vllm"] or with_server(settings):
         return None
     names = ("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
     request: dict[str, object] = {name: settings[name] for name in names}

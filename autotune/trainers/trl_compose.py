@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from autotune.candidate import Candidate, Knobs
 from autotune.composition import Composition, EngineSettings, Generation, Resident, Role, Sharding
 from autotune.trainers.base import Job
-from autotune.trainers.trl_settings import max_num_seqs, sharding_of
+from autotune.trainers.trl_settings import max_num_seqs
+from autotune.trainers.trl_topology import ranks_of, sharding_of
 
 ONLINE = frozenset({"grpo", "rloo"})
 """Methods that write their own completions."""
@@ -25,7 +26,7 @@ SPREAD_BY: Mapping[str, Sharding] = {
 
 
 def compose(candidate: Candidate, job: Job) -> Composition:
-    settings, ranks = candidate.settings, job.hardware.count
+    settings, ranks = candidate.settings, ranks_of(candidate.settings, job.hardware.count)
     micro = _int(settings.get("per_device_train_batch_size"))
     generation = _generation(settings, job)
     return Composition(
@@ -55,7 +56,7 @@ def _generation(settings: Mapping[str, object], job: Job) -> Generation:
 
 def _residents(candidate: Candidate, job: Job, generation: Generation) -> Iterator[Resident]:
     settings, model = candidate.settings, job.workload.model.name
-    ranks = tuple(range(job.hardware.count))
+    ranks = tuple(range(ranks_of(settings, job.hardware.count)))
     adapter = _int(settings.get("lora_r")) if settings.get("use_peft") else None
     bits = 4 if settings.get("load_in_4bit") else 8 if settings.get("load_in_8bit") else None
     dtype = str(settings.get("dtype"))

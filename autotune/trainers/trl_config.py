@@ -15,12 +15,13 @@ from autotune.document import Document, read_document
 from autotune.errors import UnknownName
 from autotune.trainers.trl_fields import Field, accelerate_options, fields
 from autotune.trainers.trl_settings import OWN_SETTINGS
+from autotune.trainers.trl_topology import DEEPSPEED, FSDP
 
 UNTOUCHED = frozenset({"env", "datasets"})
 """Blocks that TRL reads in its own way; they are carried as they are."""
 
-PLAIN_LAUNCHES = frozenset({"single_gpu", "multi_gpu"})
-"""TRL's ready-made accelerate configurations that mean plain data parallel, as probes run it."""
+READY_MADE: Mapping[str, str] = {"single_gpu": "none", "multi_gpu": "ddp", **{name: name for name in (*DEEPSPEED, *FSDP)}}
+"""TRL's ready-made accelerate configurations, and what they are in `sharding`."""
 
 REPLACED = frozenset(
     {"accelerate_config", "config_file", "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"}
@@ -29,8 +30,9 @@ REPLACED = frozenset(
 
 _OWN_WAY = {
     "max_prompt_length": "Give autotune --max-prompt-length: it filters the dataset, and the written YAML points to the result.",
-    "sharding": "Give it to autotune: `autotune predict --set sharding=zero3`.",
+    "sharding": "Say `accelerate_config: zero3` in the file, or give autotune --hold sharding=zero3.",
 }
+ELSEWHERE = "Give it to autotune instead: --hold {name}=VALUE."
 """What to type instead of our own settings in TRL's file."""
 
 _TYPES: dict[str, object] = {"bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict, "null": None}
@@ -81,6 +83,9 @@ def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
             settings[str(name)] = checked  # type: ignore[assignment]
         else:
             rest[str(name)] = checked
+    sharding = READY_MADE.get(str(rest.get("accelerate_config")), "none")
+    if sharding not in ("none", "ddp"):
+        settings["sharding"] = sharding
     return UserConfig(path=path, settings=settings, rest=rest)
 
 
@@ -96,16 +101,16 @@ def _checked(document: Document, name: str, value: object, fields: Mapping[str, 
         raise document.error(
             (name,),
             f"TRL has no {name}.",
-            way_out=_OWN_WAY[name],
+            way_out=_OWN_WAY.get(name, ELSEWHERE.format(name=name)),
         )
     if name not in UNTOUCHED and not is_launch_option(name):
         unknown = UnknownName("key", name, [*fields, *accelerate_options(), *UNTOUCHED])
         raise document.error((name,), unknown.what, way_out=unknown.way_out)
-    if name == "accelerate_config" and value not in PLAIN_LAUNCHES:
+    if name == "accelerate_config" and value not in READY_MADE:
         raise document.error(
             (name,),
-            f"accelerate_config {value!r} is not measured yet: probes run plain data parallel.",
-            way_out=f"Leave it out, or use one of {', '.join(sorted(PLAIN_LAUNCHES))}.",
+            f"accelerate_config {value!r} is none of TRL's ready-made ones, which are the ones that can be measured.",
+            way_out=f"Use one of {', '.join(sorted(READY_MADE))}, or leave it out.",
         )
     return value
 

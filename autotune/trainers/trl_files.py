@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,9 @@ from autotune.trainers.trl_config import REPLACED
 from autotune.trainers.trl_fields import fields
 from autotune.trainers.trl_launch import launch_configuration
 from autotune.trainers.trl_prompts import measure_prompts
+from autotune.trainers.trl_script import script
 from autotune.trainers.trl_settings import GENERATION_SHAPE, OWN_SETTINGS
+from autotune.trainers.trl_topology import nested, ranks_of
 
 YAML_NAME, ACCELERATE_NAME, LAUNCH_NAME = "recommended.yaml", "accelerate.yaml", "launch.sh"
 DATASET_NAME, PROMPTS_NAME, PLACEHOLDER_NAME = "dataset", "prompts.json", "placeholder"
@@ -47,7 +48,11 @@ def write_files(candidate: Candidate, job: Job, folder: Path, dataset: Mapping[s
     _write(folder / YAML_NAME, text)
     _write(folder / ACCELERATE_NAME, yaml.safe_dump(launch_configuration(candidate, job), sort_keys=False))
     shim = _write_shim(folder) if job.hardware.kind == "cpu" and candidate.settings["use_vllm"] else []
-    _write(folder / LAUNCH_NAME, _launch(job, data.own_dataset, shimmed=bool(shim)), executable=True)
+    started = script(
+        candidate, job, name=LAUNCH_NAME, files=(YAML_NAME, ACCELERATE_NAME), model=_model(job), dataset=data.own_dataset,
+        shim=SHIM_NAME if shim else None,
+    )  # fmt: skip
+    _write(folder / LAUNCH_NAME, started, executable=True)
     return [*data.paths, *shim, folder / YAML_NAME, folder / ACCELERATE_NAME, folder / LAUNCH_NAME]
 
 
@@ -113,7 +118,7 @@ def _too_few(candidate: Candidate, job: Job, kept: object) -> list[str]:
     steps, micro = candidate.settings["steps_per_generation"], candidate.settings["per_device_train_batch_size"]
     generations = candidate.settings["num_generations"]
     assert isinstance(steps, int) and isinstance(micro, int) and isinstance(generations, int) and isinstance(kept, int)
-    needed = micro * job.hardware.count * steps // generations
+    needed = micro * ranks_of(candidate.settings, job.hardware.count) * steps // generations
     return (
         [f"TOO FEW ROWS: one generation batch takes {needed} prompts, so TRL would not make a single step."]
         if kept < needed
@@ -145,6 +150,7 @@ def _settings(candidate: Candidate, job: Job) -> dict[str, object]:
         "model_name_or_path": _model(job),
         **user,
         **tuned,
+        **nested(candidate.settings, user),
         **_generation_shape(candidate, job),
         "output_dir": user.get("output_dir", "./outputs"),
     }
@@ -158,11 +164,12 @@ def _generation_shape(candidate: Candidate, job: Job) -> dict[str, object]:
     """With several ranks in the other of TRL's two words: the launching process reads the file as one rank, and refuses
     groups that are not whole there."""
     steps = candidate.settings["steps_per_generation"]
-    if job.hardware.count == 1:
+    ranks = ranks_of(candidate.settings, job.hardware.count)
+    if ranks == 1:
         return {"steps_per_generation": steps}
     micro = candidate.settings["per_device_train_batch_size"]
     assert isinstance(steps, int) and isinstance(micro, int)
-    return {"generation_batch_size": micro * job.hardware.count * steps}
+    return {"generation_batch_size": micro * ranks * steps}
 
 
 def _model(job: Job) -> str:
@@ -179,22 +186,6 @@ def _write_shim(folder: Path) -> list[Path]:
     path.parent.mkdir(exist_ok=True)
     _write(path, SHIM.read_text(encoding="utf-8"))
     return [path]
-
-
-def _launch(job: Job, own_dataset: str | None, *, shimmed: bool) -> str:
-    trl = shlex.quote(str(job.workload.python.parent / "trl"))
-    # What lies beside this file is named again, so that it is found wherever the folder is moved.
-    dataset = f' \\\n  --dataset_name "$here/{own_dataset}"' if own_dataset else ""
-    shim = f'export PYTHONPATH="$here/{SHIM_NAME}${{PYTHONPATH:+:$PYTHONPATH}}"\n' if shimmed else ""
-    return f"""#!/usr/bin/env bash
-# Starts the recommended run. Further arguments go to TRL: ./{LAUNCH_NAME} --max_steps 100
-# Run it from the folder that your reward functions and relative paths are found from.
-set -euo pipefail
-here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
-trl={trl}
-[ -x "$trl" ] || trl=trl
-{shim}exec "${{TRL:-$trl}}" grpo --config "$here/{YAML_NAME}" --config_file "$here/{ACCELERATE_NAME}"{dataset} "$@"
-"""
 
 
 def _write(path: Path, text: str, *, executable: bool = False) -> None:

@@ -7,11 +7,13 @@ trainer, the engine or the learning: GRPOConfig alone would let them pass.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 
+from autotune.trainers import trl_combinations
 from autotune.trainers.base import Job
 from autotune.trainers.trl_fields import fields
-from autotune.trainers.trl_settings import SHARDINGS
+from autotune.trainers.trl_topology import ranks_of
 
 Settings = Mapping[str, object]
 
@@ -35,10 +37,9 @@ def number(settings: Settings, name: str) -> int:
 
 def why_illegal(settings: Settings, job: Job) -> str | None:
     """The first rule that these settings break, with its values."""
-    ranks, device = job.hardware.count, job.hardware.kind
-    for reason in (*counts_refusals(settings), *config_refusals(settings, ranks, device), *other_refusals(settings, job)):
-        return reason
-    return None
+    ranks, device = max(1, ranks_of(settings, job.hardware.count)), job.hardware.kind
+    reasons = itertools.chain(counts_refusals(settings), config_refusals(settings, ranks, device), other_refusals(settings, job))
+    return next(reasons, None)
 
 
 def counts_refusals(settings: Settings) -> Iterator[str]:
@@ -134,7 +135,9 @@ def _plain(settings: Settings, ranks: int, device: str) -> Iterator[str]:
 
 def other_refusals(settings: Settings, job: Job) -> Iterator[str]:
     """What GRPOConfig lets pass and something after it does not."""
-    rules: tuple[Callable[[Settings, Job], Iterator[str]], ...] = (_global_batch, _device, _loss, _adapter, _engine, _strategy)
+    rules: tuple[Callable[[Settings, Job], Iterator[str]], ...] = (
+        _global_batch, _device, _loss, _adapter, _engine, trl_combinations.refusals,
+    )  # fmt: skip
     for rule in rules:
         yield from rule(settings, job)
 
@@ -148,12 +151,12 @@ def offline_refusals(settings: Settings, job: Job, method: str) -> Iterator[str]
     for name in (name for name in ENUMERATIONS if name in known and name in settings):
         if settings[name] not in known[name].choices:
             yield f"{name} must be one of {', '.join(known[name].choices)}, and is {settings[name]!r}."
-    for rule in (_global_batch, _device, _adapter, _strategy):
+    for rule in (_global_batch, _device, _adapter, trl_combinations.refusals):
         yield from rule(settings, job)
 
 
 def _global_batch(settings: Settings, job: Job) -> Iterator[str]:
-    held, ranks = job.workload.global_batch, job.hardware.count
+    held, ranks = job.workload.global_batch, ranks_of(settings, job.hardware.count)
     micro, steps = number(settings, "per_device_train_batch_size"), number(settings, "gradient_accumulation_steps")
     if held is not None and micro * ranks * steps != held:
         yield (
@@ -205,13 +208,13 @@ def _adapter(settings: Settings, job: Job) -> Iterator[str]:
 def _engine(settings: Settings, job: Job) -> Iterator[str]:
     if not get(settings, "use_vllm"):
         return
-    if get(settings, "vllm_mode") != "colocate":
-        yield f"vllm_mode must be colocate to be measured here, and is {get(settings, 'vllm_mode')!r}."
+    if get(settings, "vllm_mode") not in ("colocate", "server"):
+        yield f"vllm_mode must be colocate or server, and is {get(settings, 'vllm_mode')!r}."
     if get(settings, "vllm_enable_sleep_mode") and job.hardware.kind == "cpu":
         yield "vllm_enable_sleep_mode needs a GPU."
-    parallel = number(settings, "vllm_tensor_parallel_size")
-    if parallel == 0 or job.hardware.count % parallel:
-        yield f"vllm_tensor_parallel_size ({parallel}) must divide the {job.hardware.count} ranks evenly."
+    parallel, ranks = number(settings, "vllm_tensor_parallel_size"), ranks_of(settings, job.hardware.count)
+    if parallel == 0 or ranks % parallel:
+        yield f"vllm_tensor_parallel_size ({parallel}) must divide the {ranks} ranks evenly."
     share = get(settings, "vllm_gpu_memory_utilization")
     if not isinstance(share, int | float) or not 0 < share <= 1:
         yield f"vllm_gpu_memory_utilization must be above 0 and at most 1, and is {share!r}."
@@ -230,12 +233,3 @@ def _window(settings: Settings, job: Job) -> Iterator[str]:
     scaled = job.workload.model.config.get("rope_scaling")
     if isinstance(window, int) and isinstance(longest, int) and not scaled and window > longest:
         yield f"vllm_max_model_length ({window}) exceeds the model's {longest} positions."
-
-
-def _strategy(settings: Settings, job: Job) -> Iterator[str]:
-    for name in ("deepspeed", "fsdp", "parallelism_config"):
-        if get(settings, name):
-            yield f"{name} is set, but probes run plain data parallel so far; what they measure would not hold for it."
-    named = settings.get("sharding")
-    if named is not None and named not in SHARDINGS:
-        yield f"sharding must be one of {', '.join(SHARDINGS)}, and is {named!r}."

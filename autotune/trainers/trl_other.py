@@ -58,6 +58,9 @@ class TrlForesight:
         fixed = {knob.name: self._baseline_value(knob.name, knob.choices, knob.effect, job) for knob in space.knobs}
         return first_legal(self, space, job, fixed, _batch_shapes(space, job))
 
+    def prompt_lengths(self, job: Job, limit: int | None = None) -> None:
+        """Not read: nothing is measured here, so nothing gives way to it."""
+
     def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         self._refuse()
 

@@ -8,10 +8,27 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import BadInput, TrainingEnvironmentError
-from autotune.trainers.base import Job
+from autotune.trainers.base import Job, PromptLengths
 
 _SCRIPT = Path(__file__).resolve().parent.parent / "inside" / "prompts.py"
 TIMEOUT_SECONDS = 1800.0
+
+
+def prompt_lengths(job: Job, dataset: Mapping[str, object] | None, limit: int | None) -> PromptLengths | None:
+    """The dataset's lengths; None where there is no dataset, or it can't be read here."""
+    if dataset is None:
+        return None
+    try:
+        found = measure_prompts(job, dataset, limit=limit, out=None)
+    except BadInput:
+        return None
+    percentiles = found["percentiles"]
+    assert isinstance(percentiles, dict)
+    return PromptLengths(
+        rows=int(str(found["rows"])),
+        kept=int(str(found["kept"])),
+        percentiles={int(share): int(length) for share, length in percentiles.items()},
+    )
 
 
 def measure_prompts(

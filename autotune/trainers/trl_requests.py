@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from autotune.candidate import Candidate
 from autotune.errors import IllegalConfiguration
 from autotune.trainers.base import Job
+from autotune.trainers.trl_combinations import quantisation
 from autotune.trainers.trl_fields import fields
-from autotune.trainers.trl_settings import OWN_SETTINGS, sharding_of
+from autotune.trainers.trl_launch import launch_configuration
+from autotune.trainers.trl_settings import OWN_SETTINGS
+from autotune.trainers.trl_topology import environment_of, nested, ranks_of, server_gpus, sharding_of, with_server
 
 SIDE_EFFECTS = (
     "output_dir", "push_to_hub", "report_to", "run_name", "project", "trackio_", "hub_", "log", "save_", "eval", "do_",
@@ -39,9 +42,10 @@ def adapter_request(candidate: Candidate, job: Job) -> dict[str, object] | None:
 def trainer_settings(settings: Mapping[str, object], method: str = "grpo") -> dict[str, object]:
     """The config class's part, without what would leave traces outside the probe."""
     known = fields(method)
+    whole = {**settings, **nested(settings, settings)}
     return {
         name: value
-        for name, value in settings.items()
+        for name, value in whole.items()
         if name in known and known[name].owner == "config" and name not in OWN_SETTINGS and not name.startswith(SIDE_EFFECTS)
     }
 
@@ -73,7 +77,7 @@ def trace_request(candidate: Candidate, job: Job, prompt: int, completion: int) 
         "settings": _without(trainer_settings({**workload.user_settings, **settings}, workload.method), ENGINE_SIZES),
         "device": job.hardware.kind,
         "lengths": {"prompt": prompt, "completion": completion, "padded": False},
-        "sharding": {"kind": sharding_of(settings, job.hardware.count), "ranks": job.hardware.count},
+        "sharding": _sharding(candidate, job),
         "micro_steps": None,
         "steps": 2,
         "trust_remote_code": workload.trust_remote_code,
@@ -84,13 +88,45 @@ def _without(settings: Mapping[str, object], names: frozenset[str]) -> dict[str,
     return {name: value for name, value in settings.items() if name not in names}
 
 
-def refuse_what_no_probe_runs(candidate: Candidate) -> None:
-    """Sharding is foreseen, and not run yet."""
-    named = candidate.settings.get("sharding")
-    if named not in (None, "none", "ddp"):
+def _sharding(candidate: Candidate, job: Job) -> dict[str, object]:
+    settings = candidate.settings
+    ranks = ranks_of(settings, job.hardware.count)
+    named = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
+    options: dict[str, object] = {name: {"device": "cpu"} for name, knob in named.items() if settings.get(knob) == "cpu"}
+    kind = sharding_of(settings, ranks)
+    if kind == "fsdp1" and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+        options["begins_on_meta"] = True  # transformers leaves quantised weights of all ranks but the first there
+    return {"kind": kind, "ranks": ranks, **({"options": options} if options else {})}
+
+
+def launch_request(candidate: Candidate, job: Job) -> dict[str, object]:
+    """How the ranks are started, in the words of the files that the final run is started with."""
+    return {
+        "sharding": sharding_of(candidate.settings, ranks_of(candidate.settings, job.hardware.count)),
+        "accelerate": launch_configuration(candidate, job),
+        "environment": environment_of(candidate.settings),
+    }
+
+
+def server_request(candidate: Candidate) -> dict[str, object] | None:
+    """vLLM's own server on GPUs of its own; None where there is none."""
+    settings = candidate.settings
+    if not with_server(settings):
+        return None
+    return {
+        "gpus": server_gpus(settings),
+        "gpu_memory_utilization": settings["vllm_gpu_memory_utilization"],
+        "max_model_length": settings["vllm_max_model_length"],
+        "model_impl": settings.get("vllm_model_impl"),
+    }
+
+
+def refuse_what_no_probe_runs(job: Job) -> None:
+    """What can be predicted from a shape, and not measured without the weights."""
+    if quantisation(job) and job.workload.weights != "real":
         raise IllegalConfiguration(
-            f"sharding={named} can be predicted, but probes run plain data parallel so far.",
-            way_out="Ask `autotune predict`, add --mode predict, or leave sharding out.",
+            f"{job.workload.model.name} is quantised already ({quantisation(job)}), and random weights cannot be.",
+            way_out="Add --weights real, or ask `autotune predict`.",
         )
 
 

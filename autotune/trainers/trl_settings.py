@@ -1,7 +1,7 @@
 """Knobs into settings: what TRL would use, every derived value filled in, under TRL's own names.
 
-Two settings are not TRL's. `max_prompt_length`: TRL has no limit on prompts, so autotune keeps it by filtering the dataset.
-`sharding`: how the model is spread over the ranks, which TRL leaves to the launcher.
+Some settings are not TRL's. `max_prompt_length`: TRL has no limit on prompts, so autotune keeps it by filtering the dataset.
+The others are the launcher's (see trl_topology).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from functools import cache
 
 from autotune.candidate import Knobs, KnobValue, fingerprint
+from autotune.trainers import trl_topology
 from autotune.trainers.base import Job
 from autotune.trainers.trl_fields import fields
+from autotune.trainers.trl_topology import ranks_of
 
-OWN_SETTINGS = frozenset({"max_prompt_length", "sharding"})
-SHARDINGS = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+OWN_SETTINGS = frozenset({"max_prompt_length", *trl_topology.LAUNCH, *trl_topology.NESTED})
 DEFAULT_PROMPT_LENGTH = 512
 
 CORE = (
@@ -29,6 +30,9 @@ OFFLINE_CORE = (
 """The same of the methods that train on given rows, as far as they have them."""
 
 DEFAULT_ROW_LENGTH = 1024
+
+SERVER_SHARE = 0.9
+"""What `vllm serve` claims of GPUs that it has to itself, unless told otherwise."""
 
 ENGINE = ("vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
 ADAPTER = ("lora_r", "lora_alpha", "lora_dropout")
@@ -50,9 +54,10 @@ def settings_of(knobs: Knobs, job: Job, method: str = "grpo") -> dict[str, KnobV
     settings = {name: value for name, value in given.items() if name not in GENERATION_SHAPE}
     settings.update({name: default(name, method) for name in CORE if name not in given and name in fields(method)})
     settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH)
+    ranks = ranks_of(given, job.hardware.count)
     if "gradient_accumulation_steps" not in given:
-        settings["gradient_accumulation_steps"] = _accumulation(settings["per_device_train_batch_size"], job)
-    settings.update(_generation_shape(given, settings, job.hardware.count))
+        settings["gradient_accumulation_steps"] = _accumulation(settings["per_device_train_batch_size"], job, ranks)
+    settings.update(_generation_shape(given, settings, ranks))
     settings.update(_precision(given, job.hardware.kind))
     settings.update(_adapter(given, workload.tuning))
     settings.update(_engine(given, settings))
@@ -64,7 +69,7 @@ def offline_settings(knobs: Knobs, job: Job, method: str) -> dict[str, KnobValue
     given = {**job.workload.held, **{name: value for name, value in knobs.items() if value is not None}}
     settings = {**given, **{name: default(name, method) for name in OFFLINE_CORE if name not in given and name in fields(method)}}
     if "gradient_accumulation_steps" not in given:
-        settings["gradient_accumulation_steps"] = _accumulation(settings["per_device_train_batch_size"], job)
+        settings["gradient_accumulation_steps"] = _accumulation(settings["per_device_train_batch_size"], job, job.hardware.count)
     settings.update(_precision(given, job.hardware.kind))
     settings.update(_adapter(given, job.workload.tuning))
     settings.update(_row(settings))
@@ -84,7 +89,8 @@ def load_of(settings: Mapping[str, KnobValue], job: Job) -> dict[str, KnobValue]
         "model_config": fingerprint(model.config),
         "weights": job.workload.weights,
         "device": job.hardware.kind,
-        "ranks": job.hardware.count,
+        "ranks": ranks_of(settings, job.hardware.count),
+        **trl_topology.load_part(settings),
     }
     names = ("dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "use_peft", *ADAPTER, "use_rslora", "use_dora")
     load.update({name: settings[name] for name in names if name in settings})
@@ -103,14 +109,6 @@ def max_num_seqs(settings: Mapping[str, KnobValue]) -> int:
     )
 
 
-def sharding_of(settings: Mapping[str, KnobValue], ranks: int) -> str:
-    """The named one; a copy on every rank unless another is named."""
-    named = settings.get("sharding")
-    if isinstance(named, str) and named not in ("none", "ddp"):
-        return named
-    return "ddp" if ranks > 1 else "none"
-
-
 def _row(settings: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
     """Prompt and completion of the longest row: as given, and cut to what the trainer cuts rows to."""
     prompt, completion = _int(settings.get("max_prompt_length")), _int(settings.get("max_completion_length"))
@@ -120,9 +118,9 @@ def _row(settings: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
     return {"max_prompt_length": prompt, "max_completion_length": row - prompt}
 
 
-def _accumulation(micro_batch: KnobValue, job: Job) -> int:
+def _accumulation(micro_batch: KnobValue, job: Job, ranks: int) -> int:
     """What makes the held global batch; 1 where none is held or none does, and then legality says so."""
-    per_step = _int(micro_batch) * job.hardware.count
+    per_step = _int(micro_batch) * ranks
     total = job.workload.global_batch
     return total // per_step if total and per_step and total % per_step == 0 else _int(default("gradient_accumulation_steps"))
 
@@ -164,12 +162,15 @@ def _engine(given: Knobs, settings: Mapping[str, KnobValue]) -> dict[str, KnobVa
     window = given.get("vllm_max_model_length")
     if window is None:
         window = _int(settings["max_prompt_length"]) + _int(settings["max_completion_length"])
-    return {**{name: given.get(name, default(name)) for name in ENGINE}, "vllm_max_model_length": window}
+    served = {"server_gpus": given.get("server_gpus", 1)} if trl_topology.with_server({**given, "use_vllm": True}) else {}
+    share = {"vllm_gpu_memory_utilization": SERVER_SHARE} if served else {}
+    named = {name: given.get(name, share.get(name, default(name))) for name in ENGINE}
+    return {**named, **served, "vllm_max_model_length": window}
 
 
 def _matters(name: str, settings: Mapping[str, KnobValue]) -> bool:
     """Settings that nothing reads would tell equal candidates apart."""
-    if name.startswith("vllm_") and not settings["use_vllm"]:
+    if (name.startswith("vllm_") and not settings["use_vllm"]) or not trl_topology.matters(name, settings):
         return False
     return not (name.startswith("lora_") and not settings["use_peft"])
 

@@ -36,6 +36,9 @@ class Filled:
         peak, self.peak = max(self.peak, self.held), self.held
         return peak
 
+    def take_torch(self) -> dict[str, int | None] | None:
+        return None
+
     def totals(self) -> dict[str, None]:
         return {"torch_allocated_bytes": None}
 

@@ -67,7 +67,7 @@ def test_a_number_that_yaml_reads_as_text_is_a_number(written) -> None:  # type:
         ("optim: adamw_torch_fast\n", 1, ["optim", "'adamw_torch_fused'"]),
         ("beta: 1.0\n\nmax_prompt_length: 512\n", 3, ["TRL has no max_prompt_length", "--max-prompt-length"]),
         ("beta: 1.0\nbeta: 2.0\n", 2, ["'beta' is given twice", "line 1"]),
-        ("accelerate_config: zero3\n", 1, ["zero3", "multi_gpu"]),
+        ("accelerate_config: my_own.yaml\n", 1, ["my_own.yaml", "multi_gpu", "zero3"]),
         ("just words\n", 1, ["not a YAML mapping"]),
         ("reward_funcs: my_lib.reward\n", 1, ["reward_funcs", "list"]),
     ],

@@ -57,8 +57,9 @@ def test_sharding_is_autotunes_own_setting() -> None:
     candidate = grpo.complete({}, job)
     request: Any = grpo.trace_request(candidate, job)
     assert request["sharding"] == {"kind": "zero3", "ranks": 4} and "sharding" not in request["settings"]
-    with pytest.raises(IllegalConfiguration, match="zero3"):
-        grpo.probe_request(candidate, job, ProbePlan())
+    launch: Any = grpo.load_request(candidate, job)["launch"]
+    assert launch["sharding"] == "zero3" and launch["accelerate"]["deepspeed_config"]["zero_stage"] == 3
+    assert "sharding" not in grpo.probe_request(candidate, job, ProbePlan())["settings"]  # type: ignore[operator]
     bad = make_job(4, kind="cuda", held={"sharding": "zero9"})
     assert "sharding must be one of" in (grpo.why_illegal(grpo.complete({}, bad), bad) or "")
 
@@ -68,6 +69,8 @@ def test_weights_that_are_quantised_on_the_hub_are_told() -> None:
     job.workload.model.config["quantization_config"] = {"quant_method": "gptq", "bits": 4}  # type: ignore[index]
     request: Any = grpo.trace_request(grpo.complete({}, job), job)
     assert request["model"]["gptq_bits"] == 4
+    with pytest.raises(IllegalConfiguration, match="gptq"):  # there is nothing on disk to probe with
+        grpo.probe_request(grpo.complete({}, job), job, ProbePlan())
 
 
 def test_a_row_rule_is_refused_with_its_values() -> None:

@@ -32,7 +32,7 @@ def read(trainer: Any, seen: Any, engines: Any) -> dict[str, Any]:
     found |= {"longest_prompt_seen": seen.longest_prompt, "longest_completion_seen": seen.longest_completion}
     found |= {"world_size": trainer.accelerator.num_processes, "distributed_type": _plain(trainer.accelerator.distributed_type)}
     found["device"] = str(trainer.accelerator.device)
-    if found.get("use_vllm") and engines is not None:
+    if found.get("use_vllm") and engines is not None and found.get("vllm_mode") != "server":
         found |= _of_the_engine(trainer, engines)
     return found
 
@@ -45,8 +45,9 @@ def _of_the_model(trainer: Any) -> dict[str, Any]:
         "dtype": str(next(base.parameters()).dtype).removeprefix("torch."),
         "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
         "attn_implementation": getattr(base.config, "_attn_implementation", None),
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        "parameters": sum(_numel(parameter) for parameter in parameters),
+        "parameters_on_this_rank": sum(_numel_here(parameter) for parameter in parameters),
+        "trainable_parameters": sum(_numel(parameter) for parameter in parameters if parameter.requires_grad),
         "wrapper": type(trainer.model_wrapped).__name__,
         "use_peft": hasattr(model, "peft_config"),
     }
@@ -57,11 +58,25 @@ def _of_the_model(trainer: Any) -> dict[str, Any]:
     return found
 
 
+def _numel(parameter: Any) -> int:
+    """Of the whole, wherever its parts are: DeepSpeed keeps the count beside a parameter that it took apart."""
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
+
+
+def _numel_here(parameter: Any) -> int:
+    """Of the part that this rank holds; small ones stay whole under ZeRO-3."""
+    if hasattr(parameter, "ds_tensor"):
+        return int(parameter.ds_numel if parameter.ds_persist else parameter.ds_tensor.numel())
+    return int(parameter.to_local().numel() if hasattr(parameter, "to_local") else parameter.numel())
+
+
 def _of_the_engine(trainer: Any, engines: Any) -> dict[str, Any]:
     engine = trainer.vllm_generation.llm.llm_engine
     config = engine.vllm_config
     return {
-        "vllm_gpu_memory_utilization": config.cache_config.gpu_memory_utilization,
+        # As the files have it, for the card that is asked about; and what that is of the device that stands for it.
+        "vllm_gpu_memory_utilization": engines.arguments.get("gpu_memory_utilization"),
+        "engine_share_of_device": config.cache_config.gpu_memory_utilization,
         "vllm_max_model_length": config.model_config.max_model_len,
         "vllm_tensor_parallel_size": config.parallel_config.tensor_parallel_size,
         "vllm_enable_sleep_mode": bool(engines.arguments.get("enable_sleep_mode")),

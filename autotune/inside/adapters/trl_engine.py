@@ -71,8 +71,11 @@ class Engines:
             with self.stage.inside("load"):
                 self._engine = self._build(whole)
             self._key, self.arguments = key, whole
-        elif arguments.get("enable_sleep_mode"):
-            self._engine.wake_up()  # TRL puts a new engine to sleep at once, and one that sleeps must not be put to sleep again
+        else:
+            forget_unfinished(self._engine)
+            if arguments.get("enable_sleep_mode") and self._engine.llm_engine.is_sleeping():
+                # TRL puts a new engine to sleep at once, and one that sleeps must not be put to sleep again.
+                self._engine.wake_up()
         return self._engine
 
     def _ours(self) -> dict[str, Any]:
@@ -83,6 +86,7 @@ class Engines:
     def _build(self, arguments: dict[str, Any]) -> Any:
         if self._cpu and self.stage.limit_bytes is not None:
             limit_is_the_machine(self.stage.limit_bytes)
+        arguments = self._with_its_share(arguments)
         before, freeze = rendezvous(), gc.freeze
         # vLLM freezes the heap once it is up; the trainer under construction would be frozen along and never be collected.
         gc.freeze = lambda: None
@@ -92,12 +96,24 @@ class Engines:
             gc.freeze = freeze
             restore(before)
 
+    def _with_its_share(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """vLLM's share is of all that the device has. Where a part of it stands for a smaller card, it is of that part."""
+        scale = self.stage.device.get("engine_share_scale", 1.0)
+        return {**arguments, "gpu_memory_utilization": arguments["gpu_memory_utilization"] * scale} if scale != 1.0 else arguments
+
     def close(self) -> None:
         """Let go of the engine. The load froze it with all else that stays, so the collector must look there again."""
         if self._engine is not None:
             self._engine = self._key = None
             gc.unfreeze()
             gc.collect()
+
+
+def forget_unfinished(engine: Any) -> None:
+    """A generation that failed leaves its requests behind, which the next one would go on with."""
+    unfinished = list(getattr(engine.llm_engine.output_processor, "request_states", ()))
+    if unfinished:
+        engine.llm_engine.abort_request(unfinished)
 
 
 def start(generation: Any, model: Any, tokenizer: Any, request: Mapping[str, Any], *, cpu: bool) -> None:

@@ -1,18 +1,18 @@
 """The real trainer, observed: where it is, what it holds, how long prompts and completions are, what enters the loss.
 
 Nothing of the loop is replaced. A subclass steps in and out of phases around the trainer's own methods, and brings prompts to
-the length that was asked for; a callback cuts the run into units and times them.
+the length that was asked for.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from .trl_rollouts import Rollouts
 from .trl_settings import Lengths
-from .trl_units import Course
 
 
 @dataclass(kw_only=True)
@@ -23,25 +23,22 @@ class Seen:
     """Completion tokens that entered the loss so far. A batch that is iterated over several times counts once."""
 
     prompt_tokens: int = 0
+    shortest_prompt: int | None = None
     longest_prompt: int = 0
+    shortest_completion: int | None = None
     longest_completion: int = 0
+    weight_syncs: int | None = None
+    sleeps: int | None = None
+    wakes: int | None = None
+    checkpoint_saves: int = 0
+    evaluations: int | None = None
+    """Of these four, None where the run has no such thing."""
+
     gradient_norm: Any = None
     """Of the first optimizer step, before clipping."""
 
 
-@dataclass(kw_only=True)
-class Timing:
-    """The timed units of one run."""
-
-    seconds: list[float] = field(default_factory=list)
-    loss_tokens: list[int] = field(default_factory=list)
-    phase_seconds: dict[str, float] = field(default_factory=dict)
-    prompt_tokens: int = 0
-    reward_seconds: float = 0.0
-    cut_short: bool = False
-
-
-def observed(trainer_class: Any, stage: Any, lengths: Lengths, seen: Seen) -> Any:
+def observed(trainer_class: Any, stage: Any, lengths: Lengths, seen: Seen, rollouts: Rollouts) -> Any:
     """The trainer's class with phases and lengths around its own methods."""
     import torch
 
@@ -53,6 +50,11 @@ def observed(trainer_class: Any, stage: Any, lengths: Lengths, seen: Seen) -> An
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
             with stage.inside("rollout"):
                 return super()._generate(*args, **kwargs)
+
+        def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.model.training:  # an evaluation
+                return super()._generate_single_turn(*args, **kwargs)
+            return rollouts.turn(lambda: super(ObservedTrainer, self)._generate_single_turn(*args, **kwargs))
 
         def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
             with stage.inside("reward"):
@@ -70,7 +72,8 @@ def observed(trainer_class: Any, stage: Any, lengths: Lengths, seen: Seen) -> An
 
         def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
             batch = super()._generate_and_score_completions(*args, **kwargs)
-            _count(batch, seen)
+            if self.model.training:
+                _count(batch, seen)
             return batch
 
     ObservedTrainer.__name__ = trainer_class.__name__
@@ -95,8 +98,15 @@ def _count(batch: Mapping[str, Any], seen: Seen) -> None:
     in_loss = completions if "tool_mask" not in batch else completions * batch["tool_mask"]
     seen.loss_tokens += int(in_loss.sum())
     seen.prompt_tokens += int(prompts.sum())
-    seen.longest_prompt = max(seen.longest_prompt, int(prompts.sum(1).max()))
-    seen.longest_completion = max(seen.longest_completion, int(completions.sum(1).max()))
+    rows, made = prompts.sum(1), completions.sum(1)
+    seen.longest_prompt = max(seen.longest_prompt, int(rows.max()))
+    seen.longest_completion = max(seen.longest_completion, int(made.max()))
+    seen.shortest_prompt = _least(seen.shortest_prompt, int(rows.min()))
+    seen.shortest_completion = _least(seen.shortest_completion, int(made.min()))
+
+
+def _least(before: int | None, now: int) -> int:
+    return now if before is None else min(before, now)
 
 
 def observe(trainer: Any, stage: Any, seen: Seen) -> None:
@@ -114,7 +124,42 @@ def observe(trainer: Any, stage: Any, seen: Seen) -> None:
     accelerator.clip_grad_norm_ = clip_and_remember
     engine = getattr(trainer, "vllm_generation", None)
     if engine is not None:
-        engine.sync_weights = _inside(stage, "sync", engine.sync_weights)
+        sync = _inside(stage, "sync", engine.sync_weights)
+
+        def sync_and_count(*args: Any, **kwargs: Any) -> Any:
+            done = sync(*args, **kwargs)
+            seen.weight_syncs = (seen.weight_syncs or 0) + 1
+            return done
+
+        seen.weight_syncs = 0
+        engine.sync_weights = sync_and_count
+
+
+@contextmanager
+def counting_sleep(trainer: Any, seen: Seen) -> Iterator[None]:
+    """Counts how often the engine, which outlives the trainer, is put to sleep and woken meanwhile."""
+    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+    if engine is None or not getattr(trainer.args, "vllm_enable_sleep_mode", False):
+        yield
+        return
+    seen.sleeps = seen.wakes = 0
+    sleep, wake = engine.sleep, engine.wake_up
+
+    def sleep_and_count(*args: Any, **kwargs: Any) -> Any:
+        done = sleep(*args, **kwargs)
+        seen.sleeps = (seen.sleeps or 0) + 1
+        return done
+
+    def wake_and_count(tags: Any = None, **kwargs: Any) -> Any:
+        done = wake(tags, **kwargs)
+        seen.wakes = (seen.wakes or 0) + int(tags is None or "kv_cache" in tags)
+        return done
+
+    engine.sleep, engine.wake_up = sleep_and_count, wake_and_count
+    try:
+        yield
+    finally:
+        del engine.sleep, engine.wake_up
 
 
 def _inside(stage: Any, phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,70 +201,3 @@ class _Counter:
             self._stay, self._done = self._stage.stay, 0
         self._done += 1
         self._stage.progress(self._done, self._total, self._what)
-
-
-def watcher(
-    callback_class: Any,
-    stage: Any,
-    seen: Seen,
-    course: Course,
-    *,
-    enough_steps: int,
-    stop_below: float | None,
-    reward_seconds: Callable[[], float],
-    over_ranks: Callable[[float, int], tuple[float, int]],
-) -> tuple[Any, Timing]:
-    """The callback that times units, and the timing that it fills."""
-    timing = Timing()
-
-    class Watcher(callback_class):  # type: ignore[misc]
-        steps = 0
-
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            self._begin()
-
-        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            stage.enter("optimizer")
-
-        def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            stage.leave()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.steps += 1
-            if self.steps % course.unit.optimizer_steps == 0:
-                self._end(control)
-                self._begin()
-
-        def _begin(self) -> None:
-            self.at_begin = (stage.seconds(), seen.loss_tokens, seen.prompt_tokens, reward_seconds())
-            self.since = time.perf_counter()
-
-        def _end(self, control: Any) -> None:
-            phases = stage.seconds()  # waits for the device
-            took = time.perf_counter() - self.since
-            before, loss_tokens, prompt_tokens, rewarded = self.at_begin
-            tokens = seen.loss_tokens - loss_tokens
-            unit = self.steps // course.unit.optimizer_steps
-            stage.emit({"event": "cycle", "done": unit, "of": course.units, "seconds": took, "tokens": tokens})
-            if unit <= course.warmup:
-                return
-            timing.seconds.append(took)
-            timing.loss_tokens.append(tokens)
-            timing.prompt_tokens += seen.prompt_tokens - prompt_tokens
-            timing.reward_seconds += reward_seconds() - rewarded
-            for phase, seconds in phases.items():
-                timing.phase_seconds[phase] = timing.phase_seconds.get(phase, 0.0) + seconds - before[phase]
-            if unit < course.units and self.steps >= enough_steps and self._is_hopeless(took, tokens):
-                timing.cut_short = control.should_training_stop = True
-
-        best = 0.0
-
-        def _is_hopeless(self, seconds: float, tokens: int) -> bool:
-            """Even the fastest unit so far is too slow. All ranks see the same figures, so all of them stop, or none."""
-            if stop_below is None:
-                return False
-            slowest, together = over_ranks(seconds, tokens)
-            self.best = max(self.best, together / slowest)
-            return self.best < stop_below
-
-    return Watcher(), timing

@@ -78,8 +78,8 @@ def training_arguments(
     arguments |= {"output_dir": str(folder), "max_steps": max_steps, "seed": seed, "use_cpu": device == "cpu"}
     if device == "cpu":
         arguments.setdefault("bf16", False)  # the default asks for a GPU
-    if arguments.get("use_vllm") and arguments.setdefault("vllm_mode", "colocate") != "colocate":
-        raise ValueError(f"vllm_mode={arguments['vllm_mode']!r} needs a server of its own and cannot be probed; use 'colocate'.")
+    if arguments.get("use_vllm"):
+        arguments.setdefault("vllm_mode", "colocate")
     arguments["generation_kwargs"] = {**(settings.get("generation_kwargs") or {}), **_forced(lengths, arguments)}
     return {name: value for name, value in arguments.items() if name in known}
 

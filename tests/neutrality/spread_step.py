@@ -1,0 +1,96 @@
+"""One optimizer step of the real GRPOTrainer on one rank of several, whatever spreads the model: `python -m ... CASE.json`.
+
+The optimizer is plain gradient descent with a step of 1, so what the weights lost is the gradient itself, of all ranks together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.inside.drive import inside
+
+
+def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    import torch
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    seen: dict[str, Any] = {}
+
+    class Recorder(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            seen["before"] = whole(trainer.model)
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        seen.setdefault("completions", [list(ids) for ids in completion_ids])
+        return [float(sum(ids) % 7) for ids in completion_ids]
+
+    config = GRPOConfig(
+        output_dir=str(folder), max_steps=1, save_strategy="no", report_to="none", use_cpu=True, bf16=False, disable_tqdm=True,
+        num_generations=4, max_completion_length=16, max_grad_norm=0.0, learning_rate=1.0, optim="sgd",
+        lr_scheduler_type="constant", seed=7, per_device_train_batch_size=4, **case.get("settings", {}),
+    )  # fmt: skip
+    model = inside("adapters.trl_model").spread(
+        {"weights": "real", "dtype": "float32", **case.get("model", {})}, Path(case["folder"]), device="cpu", seed=7,
+        trust_remote_code=False,
+    )  # fmt: skip
+    prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
+    trainer = GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=prompts, callbacks=[Recorder()])
+    trainer.train()
+    after = whole(trainer.model)
+    gradient = {name: seen["before"][name] - after[name] for name in after}
+    return {"gradient": gradient, "completions": seen["completions"], "wrapper": type(trainer.model_wrapped).__name__} | {
+        "held": sum(held(parameter) for parameter in trainer.model.parameters()),
+        "all": sum(g.numel() for g in gradient.values()),
+        "finite": all(bool(torch.isfinite(g).all()) for g in gradient.values()),
+    }  # fmt: skip
+
+
+def whole(model: Any) -> dict[str, Any]:
+    """Every parameter, put together again from all ranks, under its plain name."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        found[name.removeprefix("module.")] = full(parameter).detach().double().clone()
+    return found
+
+
+def full(parameter: Any) -> Any:
+    if hasattr(parameter, "full_tensor"):
+        return parameter.full_tensor()
+    if hasattr(parameter, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+    return parameter
+
+
+def held(parameter: Any) -> int:
+    return int(inside("adapters.trl_effective")._numel_here(parameter))
+
+
+def main() -> None:
+    import torch
+
+    case = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    inside()
+    from tests.inside.gloo_as_gpus import take_gloo_for_gpus
+
+    folder = Path(sys.argv[1]).parent / f"rank{os.environ['RANK']}"
+    folder.mkdir(exist_ok=True)
+    launch = inside("adapters.trl_launch")
+    if launch.spreads(case):
+        take_gloo_for_gpus()
+    launch.enter(case, folder)
+    answer = one_step(case, folder)
+    torch.save(answer, folder / "answer.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""How a model is spread, gathered and computed changes no gradient: one step of the real trainer on two ranks, over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.inside.made_up import tiny_config, write_model_folder
+from autotune.trainers import trainer
+from autotune.trainers.trl_requests import launch_request
+from tests.trainers.conftest import make_job
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDING = 1e-5
+RANKS = 2
+
+pytestmark = pytest.mark.slow
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+Step = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory: pytest.TempPathFactory) -> Step:
+    # Large enough that ZeRO-3 takes its matrices apart: below 100,000 elements DeepSpeed keeps them whole.
+    shape = tiny_config(vocab=512, layers=2, hidden=512)
+    model = write_model_folder(tmp_path_factory.mktemp("spread") / "model", shape, weights=True)
+    done: dict[str, list[dict[str, Any]]] = {}
+
+    def run(sharding: str, knobs: dict[str, Any] | None = None, **case: Any) -> list[dict[str, Any]]:
+        key = json.dumps([sharding, knobs, case], sort_keys=True)
+        if key not in done:
+            done[key] = on_ranks(model, tmp_path_factory.mktemp(sharding), sharding, knobs or {}, case)
+        return done[key]
+
+    return run
+
+
+def on_ranks(model: Path, folder: Path, sharding: str, knobs: dict[str, Any], case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each rank's answer. The launch is worded by the trainer, as a probe's is."""
+    import torch
+
+    job = make_job(RANKS)
+    launch = launch_request(trainer("trl").complete({"sharding": sharding, **knobs}, job), job)
+    file = folder / "case.json"
+    file.write_text(json.dumps({"launch": launch, "folder": str(model), **case}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [start(file, rank, port) for rank in range(RANKS)]
+    said = [process.communicate(timeout=280)[0] for process in ranks]
+    for process, text in zip(ranks, said, strict=True):
+        assert process.returncode == 0, text[-3000:]
+    return [torch.load(folder / f"rank{rank}" / "answer.pt") for rank in range(RANKS)]
+
+
+def start(file: Path, rank: int, port: int) -> subprocess.Popen[str]:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "MASTER_PORT": port}
+    words = {**{name: str(value) for name, value in place.items()}, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.neutrality.spread_step", str(file)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **words, "HF_HUB_OFFLINE": "1"}, **pipes)
+
+
+def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    import torch
+
+    names = sorted(one["gradient"])
+    assert names == sorted(other["gradient"])
+    flat = [torch.cat([each["gradient"][name].flatten() for name in names]) for each in (one, other)]
+    assert float(flat[0].norm()) > 1e-6, "the batch would show no difference"
+    return float((flat[0] - flat[1]).norm() / flat[0].norm())
+
+
+def check_same_step(plain: list[dict[str, Any]], spread: list[dict[str, Any]], wrapper: str) -> None:
+    for ours, theirs in zip(plain, spread, strict=True):
+        assert ours["completions"] == theirs["completions"], "not the same generated batch"
+        assert theirs["wrapper"].startswith(wrapper) and theirs["finite"]
+        assert distance(ours, theirs) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("sharding", "wrapper"),
+    [
+        ("fsdp2", "FSDP"),
+        *(pytest.param(kind, "DeepSpeedEngine", marks=needs_deepspeed) for kind in ("zero1", "zero2", "zero3")),
+    ],
+)
+def test_spreading_the_model_is_neutral(step: Step, sharding: str, wrapper: str) -> None:
+    check_same_step(step("ddp"), step(sharding), wrapper)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
+def test_weights_are_really_taken_apart(step: Step, sharding: str) -> None:
+    held = [answer["held"] for answer in step(sharding)]
+    whole = step(sharding)[0]["all"]
+    assert all(0.5 * whole <= part < 0.56 * whole for part in held)
+    assert all(answer["held"] == whole for answer in step("ddp"))
+
+
+@needs_deepspeed
+def test_gathering_for_generation_is_neutral(step: Step) -> None:
+    check_same_step(step("ddp"), step("zero3", settings={"ds3_gather_for_generation": False}), "DeepSpeedEngine")
+
+
+def test_the_attention_kernel_is_neutral(step: Step) -> None:
+    kernels = [step("ddp", model={"attn_implementation": name}) for name in ("sdpa", "eager")]
+    check_same_step(*kernels, "DistributedDataParallel")
+
+
+def test_reentrant_checkpointing_is_neutral(step: Step) -> None:
+    ways = [step("ddp", settings={"gradient_checkpointing_kwargs": {"use_reentrant": way}}) for way in (False, True)]
+    check_same_step(*ways, "DistributedDataParallel")
