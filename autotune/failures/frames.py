@@ -19,8 +19,14 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     (r"_all_gather|gather_deepspeed3_params|GatheredParameters|unwrap_model_for_generation", "zero_gather"),
     (r"model_loader/|create_weights|from_pretrained|_load_pretrained_model|caching_allocator_warmup", "weights"),
     (r"_move_model_to_vllm|sync_weights|merge_adapter|update_named_param|wake_up", "weight_sync"),
-    (r"fixed_cross_entropy|selective_log_softmax|log_softmax|lm_head|entropy_from_logits|ForCausalLMLoss", "logits"),
-    (r"/optim(?:izer)?/|torch/optim|bitsandbytes/optim|deepspeed/runtime/zero/stage.*:step", "optimizer"),
+    (
+        r"fixed_cross_entropy|selective_log_softmax|log_softmax|lm_head|entropy_from_logits|ForCausalLMLoss|logprob|cross_entropy",
+        "logits",
+    ),
+    (
+        r"/optim(?:izer)?/|torch/optim|bitsandbytes/optim|deepspeed/runtime/zero/stage.*:step|:_?init\w*_optimizer_states",
+        "optimizer",
+    ),
     (r"profile_run|determine_available_memory|_dummy_run|capture_model", "engine_startup"),
     (r"/models/\w+/modeling_\w+\.py:(?!__init__)|torch/utils/checkpoint\.py", "activations"),
     (r"_get_per_token_logps", "logits"),
@@ -29,7 +35,10 @@ _CAUSES: tuple[tuple[str, str], ...] = (
 _PHASES: tuple[tuple[str, Phase], ...] = (
     (r"_move_model_to_vllm|sync_weights|wake_up|update_named_param|merge_adapter", "sync"),
     (r"torch/autograd/|accelerator\.py:backward|_tensor\.py:backward|engine\.py:backward", "backward"),
-    (r"torch/optim/|bitsandbytes/optim|/optimizer\.py:step|deepspeed/runtime/zero/stage\w*\.py:step", "optimizer"),
+    (
+        r"torch/optim/|bitsandbytes/optim|/optimizer\.py:step|deepspeed/runtime/zero/stage\w*\.py:step|:_?init\w*_optimizer_states",
+        "optimizer",
+    ),
     (r":_calculate_rewards", "reward"),
     (
         r":_generate_single_turn|/generation/utils\.py|vllm_generation\.py:generate|/llm\.py:generate|:generate_sequences",

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autotune.failures.frames import cause_of
-from autotune.failures.table import ROWS, Row
+from autotune.failures.log import read_line
+from autotune.failures.numbers import Numbers, numbers_of
+from autotune.failures.rows import ROWS
+from autotune.failures.table import Row
+from autotune.failures.tracebacks import Told, Tracebacks
 from autotune.hardware import DeviceKind
 from autotune.measurement import Outcome, Phase
-from autotune.units import parse_bytes
 
-FRAGMENTED_SHARE = 1.0
-"""Reserved but unallocated memory of this multiple of what was asked for: it would have sufficed in one piece."""
+FRAGMENTED_SHARE = 0.05
+"""Idle memory that would have sufficed in one piece explains a failure where it is so much of the device: less is always lost."""
 
 _BY_PHASE: Mapping[str, str] = {
     "load": "weights", "rollout": "unknown_memory", "sync": "weight_sync", "reward": "unknown_memory", "score": "activations",
@@ -23,19 +26,13 @@ _BY_PHASE: Mapping[str, str] = {
 }  # fmt: skip
 
 
-_ERROR_ROWS = tuple(
-    row for row in ROWS if row.kind in ("memory", "host_memory", "transient") or row.secondary or row.name == "cuda_fault"
-)
-_LOUD_ROWS = tuple(
-    row
-    for row in _ERROR_ROWS
-    if row.kind != "other"
-    and row.name not in ("cuda_out_of_memory_plain", "cannot_allocate", "numpy_memory_error", "limit_foreseen")
-)
+_LOUD_ROWS = tuple(row for row in ROWS if row.said == "anywhere")
+_ERROR_ROWS = tuple(row for row in ROWS if row.said != "raised")
 _LINE_WORDS = (
     "memory", "kv cache", "killed", "-9", "sigkill", "alloc", "oom", "worker unexpectedly", "watchdog", "peer", "broken pipe",
-    "timeout", "timed out", "nccl", "cuda", "memory access", "device-side", "launch failure", "ecc", "remote process",
-    "engine core", "engine",
+    "timeout", "timed out", "nccl", "cuda", "device-side", "launch failure", "ecc", "remote process", "engine", "workerproc",
+    ": error: ", "not used by", "override", "struct", "config", "hydra", "mandatory", "resource", "xid", "gpu", "cudnn", "cublas",
+    "target", "failure", "triton", "misaligned", "illegal instruction", "objectstore", "shm", "workers killed",
 )  # fmt: skip
 """One of these is in every line that a row of them matches: most lines are settled by this alone."""
 
@@ -83,7 +80,9 @@ class Finding:
 
     cause: str | None = None
     phase: Phase | None = None
-    numbers: Mapping[str, int] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=dict)
+    """What the message measured itself; `numbers.NUMBERS` says what each means."""
+
     row: str | None = None
     """The row of the table that matched."""
 
@@ -97,11 +96,14 @@ class Finding:
 def judge_raised(raised: Raised) -> Finding:
     """By the table; what the table does not know is a crash."""
     texts = [f"{kind}: {text}" for kind, text in raised.chain]
-    found = _first_match(texts)
+    found = _first_match(texts, frames=raised.frames)
     if found is None or found[0].secondary:
         found = _from_print(raised.printed, only_memory=found is None) or found
     if raised.limit_hit and (found is None or found[0].secondary):
         words = "the kernel ended a process of the tree for want of memory"
+        if raised.device == "cuda":  # no kernel counts a device's memory: it was the machine's
+            host = Finding(outcome=Outcome.OOM_HOST, evidence=words, cause="host_ram", phase=raised.phase)
+            return replace(host, secondary=found is not None)
         blamed = _memory(None, words, raised.phase, raised.device, raised.frames, {})
         return replace(blamed, secondary=found is not None)
     if found is None:
@@ -126,8 +128,20 @@ def judge_ending(ending: Ending) -> Finding:
 
 def read_log(text: str, device: DeviceKind = "cuda") -> Finding | None:
     """The first known failure in a text; None where nothing is known."""
+    raised = [thrown for told in _exceptions_in(text) if told.has_traceback for thrown in told.chain]
+    for thrown in raised:
+        found = _first_match([thrown.text], frames=thrown.frames)
+        if found is not None:
+            return _finding(*found, Raised(chain=(), frames=thrown.frames, device=device))
     found = _first_match([text])
-    return None if found is None else _finding(*found, Raised(chain=(), frames=text.splitlines()[-40:], device=device))
+    return None if found is None else _finding(*found, Raised(chain=(), device=device))
+
+
+def _exceptions_in(text: str) -> Iterator[Told]:
+    tracebacks = Tracebacks()
+    for position, line in enumerate(text.splitlines()):
+        yield from tracebacks.feed(read_line(line), position)
+    yield from tracebacks.flush()
 
 
 def told_by_line(line: str, *, is_error: bool) -> Finding | None:
@@ -143,10 +157,12 @@ def told_by_line(line: str, *, is_error: bool) -> Finding | None:
     return None if found is None else _finding(*found, Raised(chain=(), device="cuda"))
 
 
-def _first_match(texts: Sequence[str], rows: Sequence[Row] = ROWS) -> tuple[Row, re.Match[str]] | None:
+def _first_match(
+    texts: Sequence[str], rows: Sequence[Row] = ROWS, frames: Sequence[str] = ()
+) -> tuple[Row, re.Match[str]] | None:
     for row in rows:
         for text in texts:
-            match = row.search(text)
+            match = row.search(text, frames)
             if match is not None:
                 return row, match
     return None
@@ -159,24 +175,29 @@ def _from_print(printed: str, *, only_memory: bool) -> tuple[Row, re.Match[str]]
 
 
 def _finding(row: Row, match: re.Match[str], raised: Raised) -> Finding:
-    evidence, numbers, phase = _line_around(match), _numbers(match), row.phase or raised.phase
-    if row.kind == "memory":
-        on_host = raised.device == "cuda" and row.name.startswith(("cpu_", "numpy_", "cannot_"))
-        if not on_host:
-            return _memory(row, evidence, phase, raised.device, raised.frames, numbers)
-    if row.kind in ("memory", "host_memory"):
+    evidence, phase = _line_around(match), row.phase or raised.phase
+    numbers = numbers_of(match, evidence)
+    on_host = row.kind == "host_memory" or (row.on_host and raised.device == "cuda")
+    if row.kind == "memory" and not on_host:
+        return _memory(row, evidence, phase, raised.device, raised.frames, numbers)
+    if on_host:
         return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=phase, numbers=numbers, row=row.name)
-    outcome = Outcome.ILLEGAL if row.kind == "illegal" else Outcome.CRASH
     return Finding(
-        outcome=outcome, evidence=evidence, cause=row.cause, phase=phase, numbers=numbers, row=row.name, secondary=row.secondary,
+        outcome=Outcome.ILLEGAL if row.kind == "illegal" else Outcome.CRASH,
+        evidence=evidence,
+        cause=row.cause,
+        phase=phase,
+        numbers=numbers,
+        row=row.name,
+        secondary=row.secondary,
         transient=row.kind == "transient",
-    )  # fmt: skip
+    )
 
 
 def _memory(
-    row: Row | None, evidence: str, phase: Phase | None, device: DeviceKind, frames: Sequence[str], numbers: Mapping[str, int]
+    row: Row | None, evidence: str, phase: Phase | None, device: DeviceKind, frames: Sequence[str], numbers: Numbers
 ) -> Finding:
-    cause = (row.cause if row else None) or _cause(evidence, phase, frames, numbers)
+    cause = (row.cause if row else None) or _cause(phase, frames, numbers)
     if row is not None and row.name == "cuda_other_process":
         cause = "gpu_other_process"
     # Before the first phase is heard of, what runs is the building of the trainer: part of the load.
@@ -186,27 +207,11 @@ def _memory(
     )
 
 
-def _cause(evidence: str, phase: Phase | None, frames: Sequence[str], numbers: Mapping[str, int]) -> str:
-    unallocated = re.search(r"and ([\d.]+ [KMGT]?i?B) is reserved by PyTorch but unallocated", evidence)
-    if unallocated and float(unallocated[1].split()[0]) > 0 and "asked_bytes" in numbers:
-        idle_bytes = parse_bytes(unallocated[1])
-        if idle_bytes >= FRAGMENTED_SHARE * numbers["asked_bytes"]:
-            return "fragmentation"
+def _cause(phase: Phase | None, frames: Sequence[str], numbers: Numbers) -> str:
+    idle, asked, total = (numbers.get(name) for name in ("idle_bytes", "asked_bytes", "total_bytes"))
+    if idle and asked and total and idle >= max(asked, FRAGMENTED_SHARE * total):
+        return "fragmentation"
     return cause_of(frames) or _BY_PHASE.get(phase or "", "unknown_memory")
-
-
-def _numbers(match: re.Match[str]) -> dict[str, int]:
-    groups = match.groupdict()
-    numbers = {}
-    for name in ("asked", "free", "total"):
-        figure = groups.get(name)
-        if figure is not None:
-            unit = groups.get(f"{name}_unit") or groups.get("total_unit") or "B"
-            factor = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}.get(unit[0].upper(), 1)
-            numbers[f"{name}_bytes"] = int(float(figure) * factor)
-    if groups.get("length") is not None:
-        numbers["longest_length"] = int(groups["length"])
-    return numbers
 
 
 def _line_around(match: re.Match[str]) -> str:

@@ -107,7 +107,10 @@ BY_CAUSE: Mapping[str, tuple[Remedy, ...]] = {
         _do("the other ranks' logs", "read", "one that waits only tells that another was gone, late or stuck"),
         _do("NCCL_DEBUG", "INFO", "NCCL then says which connection or call it was"),
     ),
-    "version": (_do("the package named in the line", "install", "missing, or built for another version of torch or CUDA"),),
+    "version": (
+        _do("the package or driver named in the line", "install", "missing, or built for another version of torch or CUDA"),
+        _do("autotune diagnose --check", "run", "it looks for packages that are known not to go together"),
+    ),
     "data": (_do("the data set", "correct", "its files or columns are not what the trainer asks for"),),
     "disk_or_permission": (
         _do("output_dir", "another disk", "there must be room for checkpoints, and the right to write them"),
@@ -146,6 +149,41 @@ BY_ROW: Mapping[str, tuple[Remedy, ...]] = {
         ),
         _LEFTOVERS,
     ),
+    "sglang_cache": (
+        _do("mem_fraction_static", "raise", "the engine's share holds the weights before its cache"),
+        _do("rollout.tensor_model_parallel_size", "raise", "each GPU then holds a smaller part of the engine's weights"),
+    ),
+    "shared_memory": (
+        _do("--shm-size of the container", "raise", "/dev/shm carries batches between a loader's workers and NCCL's messages"),
+        _do("dataloader_num_workers", "0", "without workers no batch has to travel"),
+    ),
+    "weights_beyond_gpu": (
+        _do("load_in_4bit", "on", "the weights do not fit onto the GPU as they are; this changes what is learned a little"),
+        _LEFTOVERS,
+        _ENGINE_LESS,
+    ),
+    "kernel_resources": (
+        _do(
+            "attn_implementation",
+            "sdpa",
+            "a hand-written kernel asks for more on-chip memory than this GPU has; no setting of it",
+        ),
+        _do(
+            "triton",
+            "upgrade",
+            "its kernels are tuned by GPU; on-chip memory is not the GPU's memory, smaller batches don't help",
+        ),
+    ),
+    "rendezvous": (
+        _do("main_process_port", "another one", "an earlier run may still hold it, or two runs share a machine"),
+        _do("the other nodes' logs", "read", "each waits for all: one that never started, or can't be reached, is enough"),
+    ),
+    "unexpected_argument_within": (
+        _do("the package whose code stands last", "a matching version", "one package calls another with what that does not know"),
+    ),
+    "xid": (
+        _do("the GPU", "look at `nvidia-smi -q` and `dmesg`", "the driver reports a fault of the device, which no setting mends"),
+    ),
     "expandable_segments": (
         _do("PYTORCH_CUDA_ALLOC_CONF", "without expandable_segments", "sleep mode's memory pool cannot use them"),
         _do("vllm_enable_sleep_mode", "off", "the other one of the two to drop"),
@@ -159,6 +197,19 @@ BY_ROW: Mapping[str, tuple[Remedy, ...]] = {
         _do("num_generations", "a matching value", "it must divide the generation batch; this changes what is learned"),
     ),
 }
+
+
+_DIRECTIONS = ("raise", "lower", "on", "off")
+
+
+def pushes(cause: str, row: str | None = None) -> Mapping[str, str]:
+    """Which way each setting must move after this failure, where it is a setting that has a direction; the first word counts."""
+    found: dict[str, str] = {}
+    for remedy in remedies_for(cause, row):
+        for setting, direction in remedy.change.items():
+            if direction in _DIRECTIONS:
+                found.setdefault(setting, direction)
+    return found
 
 
 def remedies_for(cause: str, row: str | None = None) -> tuple[Remedy, ...]:

@@ -20,10 +20,17 @@ _MOST_TEXT = 4096
 _MOST_NOISE = 40
 """Lines of others between the parts of one traceback, before it is given up."""
 
-_FRAME = re.compile(r'\s*File "([^"]{1,1000})", line \d+, in (\S{1,200})')
+_FRAME = re.compile(r'[\s>]*File "([^"]{1,1000})", line \d+, in (\S{1,200})')
+_FRAME_IN_NOTEBOOK = re.compile(r"(?:File )?(/\S{1,1000}?\.py)(?::\d+, in | in )([\w.<>]{1,200})")
+_FRAME_IN_BOX = re.compile(r"[│|] (\S{1,1000}?):\d+ in (\S{1,200})")
+_FRAMES = (_FRAME, _FRAME_IN_NOTEBOOK, _FRAME_IN_BOX)
+_BOX = ("│", "╭", "╰")
+_MOST_WRAPPED = 20
+"""Lines over which a box's exception is wrapped at most."""
 _THROWN = re.compile(r"(?:(?:[A-Za-z_]\w{0,80}\.){1,12}[A-Za-z_]|[A-Z])\w{0,120}(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
 _ALONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}\w{0,120}(?:Error|Exception|LimitForeseen)(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+_ORIGINAL = "Original Traceback"
 _HARMLESS = ("Exception ignored in", "--- Logging error ---")
 """What Python says of an exception that it goes on after."""
 
@@ -67,8 +74,12 @@ class _Open:
     """Ray's words for an exception elsewhere, whose own traceback follows them."""
 
     harmless: bool = False
+    boxed: bool = False
+    """Drawn as a box, behind which the exception's words are wrapped."""
+
     in_frames: bool = True
     noise: int = 0
+    wrapped: int = 0
 
     def close_exception(self) -> None:
         if self.text or self.remote:
@@ -111,6 +122,12 @@ class Tracebacks:
             yield from self._end(source)
 
     def _begin(self, line: Line, position: int, open_: _Open | None) -> Iterator[Told]:
+        if open_ is not None and open_.text and line.text.startswith(_ORIGINAL):
+            # A loader's worker: what it failed with follows the words that it did.
+            open_.close_exception()
+            open_.chain.clear()
+            open_.in_frames, open_.noise = True, 0
+            return
         awaited = open_ is not None and not open_.text and bool(open_.chain) and not open_.in_frames
         if open_ is not None and (awaited or open_.remote):
             open_.in_frames, open_.noise = True, 0
@@ -119,8 +136,9 @@ class Tracebacks:
         if len(self._open) < MOST_SOURCES:
             harmless = line.source in self._harmless or line.level == "lower"
             self._open[line.source] = _Open(
-                position=position, rank=line.rank, harmless=harmless, mark=line.text.partition(HEADER)[0]
-            )
+                position=position, rank=line.rank, harmless=harmless, mark=line.text.partition(HEADER)[0],
+                boxed=line.text.lstrip().startswith("╭"),
+            )  # fmt: skip
         self._harmless.discard(line.source)
 
     def _go_on(self, open_: _Open, line: Line, position: int) -> Iterator[Told]:
@@ -128,9 +146,13 @@ class Tracebacks:
         if open_.in_frames:
             yield from self._in_frames(open_, line, text)
         elif not text.strip(" |+-"):
-            return
+            # Behind a box an empty line ends what was wrapped.
+            open_.boxed = open_.boxed and not open_.text
         elif text.startswith(_CHAINED):
             open_.close_exception()
+        elif open_.text and open_.boxed and open_.wrapped < _MOST_WRAPPED and not text.startswith(_BOX):
+            open_.wrapped += 1
+            open_.text = f"{open_.text} {text.strip()}"[:_MOST_TEXT]
         elif open_.text and text[0] in " \t":
             open_.text = f"{open_.text}\n{text}"[:_MOST_TEXT]
         elif open_.text or open_.noise >= _MOST_NOISE:
@@ -140,12 +162,12 @@ class Tracebacks:
             open_.noise += 1
 
     def _in_frames(self, open_: _Open, line: Line, text: str) -> Iterator[Told]:
-        frame = _FRAME.match(text)
+        frame = next((frame for pattern in _FRAMES if (frame := pattern.match(text)) is not None), None)
         if frame is not None:
-            open_.frames.append(f"{frame[1]}:{frame[2]}")
-        elif text[:1] in (" ", "\t", ""):
-            if open_.frames and text.strip(" ~^\t") and len(open_.frames[-1]) < 1000:
-                open_.frames[-1] += f" {text.strip()[:300]}"
+            open_.frames.append(f"{frame[1]}:{frame[2].rpartition('.')[2]}")
+        elif text[:1] in (" ", "\t", "", *_BOX) or text.startswith("--"):
+            if open_.frames and text.strip(" ~^\t│-") and len(open_.frames[-1]) < 1000:
+                open_.frames[-1] += f" {text.strip(' │')[:300]}"
         elif "RayTaskError(" in text and not open_.remote:
             open_.remote = text[:_MOST_TEXT]
         elif _THROWN.match(text):

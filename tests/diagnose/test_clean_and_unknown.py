@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.diagnose import diagnose
-from tests.diagnose.logs import FRAMES, LATER, START, prefixed, raised, sample
+from tests.diagnose.around import FRAMES, LATER, START, prefixed, raised, sample
 
 FINISH = "{'train_runtime': 812.3, 'train_samples_per_second': 9.8, 'train_loss': 0.0003, 'epoch': 1.0}\n"
 
@@ -64,7 +64,7 @@ UNKNOWN = [
     "AttributeError: 'NoneType' object has no attribute 'shape'",
     "AssertionError",
     "RuntimeError: The size of tensor a (8) must match the size of tensor b (16) at non-singleton dimension 0",
-    "jinja2.exceptions.TemplateError: Conversation roles must alternate user/assistant/user/assistant/...",
+    "IndexError: list index out of range",
     "KeyboardInterrupt",
     "mypackage.rewards.Refused: the judge did not answer",
 ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autotune.diagnose import Diagnosis, as_document, diagnose, diagnose_lines
 from autotune.failures import CAUSES, lines_of
 from autotune.failures.log import LONGEST_LINE
-from tests.diagnose.logs import FRAMES, NAMES, SHAPES, raised, sample
+from tests.diagnose.around import FRAMES, NAMES, SHAPES, raised, sample
 
 TELLING = [
     "Traceback (most recent call last):",

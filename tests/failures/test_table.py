@@ -9,7 +9,6 @@ import pytest
 
 from autotune.failures import CAUSES, ROWS, Ending, Raised, judge_ending, judge_raised, read_log
 from autotune.measurement import Outcome, Phase
-from autotune.units import GIB, MIB
 
 SAMPLES = Path(__file__).parent / "samples"
 NAMES = sorted(file.stem for file in SAMPLES.iterdir())
@@ -22,39 +21,6 @@ ORIGINS = (
     r"reported: https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+",  # printed for somebody else, who showed it there
     r"source: .*https://github\.com/\S+.*",  # as it stands in a program that could not be run here
 )
-
-NUMBERS = {
-    "vllm_reservation": {"asked_bytes": int(125.75 * GIB), "free_bytes": int(7.34 * GIB), "total_bytes": int(139.72 * GIB)},
-    "vllm_reservation.numbered": {
-        "asked_bytes": int(19.84 * GIB),
-        "free_bytes": int(19.77 * GIB),
-        "total_bytes": int(22.05 * GIB),
-    },
-    "vllm_reservation.cpu": {"asked_bytes": int(14.07 * GIB), "free_bytes": int(12.68 * GIB), "total_bytes": int(14.09 * GIB)},
-    "vllm_kv_too_small": {"asked_bytes": int(0.14 * GIB), "free_bytes": int(0.06 * GIB), "longest_length": 130944},
-    "vllm_kv_too_small.earlier": {"asked_bytes": 24 * GIB, "free_bytes": int(3.18 * GIB), "longest_length": 34736},
-    "vllm_kv_too_small.unestimated": {"asked_bytes": 24 * GIB, "free_bytes": int(9.97 * GIB)},
-    "vllm_kv_too_small_old": {"longest_length": 3792},
-    "cuda_other_process": {"asked_bytes": 20 * MIB, "free_bytes": int(9.25 * MIB), "total_bytes": int(39.39 * GIB)},
-    "cuda_other_process.itself": {"asked_bytes": 172 * MIB, "free_bytes": int(53.19 * MIB), "total_bytes": int(7.78 * GIB)},
-    "cuda_out_of_memory": {"asked_bytes": int(1.70 * GIB), "free_bytes": 0, "total_bytes": 6 * GIB},
-    "cuda_out_of_memory.container": {
-        "asked_bytes": int(1.74 * GIB),
-        "free_bytes": int(605.88 * MIB),
-        "total_bytes": int(23.57 * GIB),
-    },
-    "cuda_out_of_memory.itself": {"asked_bytes": int(1.16 * GIB), "free_bytes": int(1.17 * GIB), "total_bytes": int(7.75 * GIB)},
-    "cuda_out_of_memory.small_neighbour": {
-        "asked_bytes": 132 * MIB,
-        "free_bytes": int(67.06 * MIB),
-        "total_bytes": int(23.64 * GIB),
-    },
-    "cuda_out_of_memory_old": {"asked_bytes": 128 * MIB, "free_bytes": int(24.81 * MIB), "total_bytes": int(11.17 * GIB)},
-    "cpu_out_of_memory": {"asked_bytes": 2**30},
-    "cpu_out_of_memory_elsewhere": {"asked_bytes": 31850496000},
-    "limit_foreseen": {"total_bytes": 360 * MIB},
-    "numpy_memory_error": {"asked_bytes": 2 * GIB},
-}
 
 
 def sample(name: str) -> str:
@@ -86,7 +52,6 @@ def test_each_sample_is_decided_by_its_own_row(name: str) -> None:
     assert finding is not None
     assert finding.row == row.name
     assert finding.cause is None or finding.cause in CAUSES
-    assert finding.numbers == NUMBERS.get(name, {})
     assert finding.evidence
     assert "\n" not in finding.evidence
     expected = {"memory": finding.outcome.is_out_of_memory, "host_memory": finding.outcome is Outcome.OOM_HOST}
@@ -132,7 +97,7 @@ def test_only_a_large_neighbour_on_the_gpu_is_blamed() -> None:
     assert judge_raised(raised("cuda_other_process.itself")).cause == "gpu_other_process"
     for alone in ("cuda_out_of_memory.container", "cuda_out_of_memory.itself"):
         assert judge_raised(raised(alone)).cause == "activations"
-    assert judge_raised(raised("cuda_out_of_memory.small_neighbour")).cause == "fragmentation"
+    assert judge_raised(raised("cuda_out_of_memory.small_neighbour")).cause == "activations"
 
 
 def test_a_wrapper_is_told_by_what_was_printed_behind_it() -> None:

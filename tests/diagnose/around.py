@@ -83,7 +83,9 @@ def prefixed(prefix: str, text: str) -> str:
 
 def raised(text: str, frames: str = FRAMES) -> str:
     """The text below a traceback, unless it brings its own frames or is no exception at all."""
-    is_exception = text.split(":")[0].endswith(("Error", "Exception", "LimitForeseen"))
+    if text.lstrip().startswith('File "'):
+        return f"{frames}  {text}\n"
+    is_exception = text.split(":")[0].endswith(("Error", "Exception", "LimitForeseen", "OutOfResources"))
     if text.startswith("    prompts = "):
         return f'{frames}  File "/venv/lib/trl/trainer/grpo_trainer.py", line 1, in _generate_and_score_completions\n{text}\n'
     return f"{frames}{text}\n" if is_exception else f"{text}\n"

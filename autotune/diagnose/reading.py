@@ -10,13 +10,11 @@ What the run went on after (more steps were logged, or training finished) is not
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
+from autotune.diagnose.diagnosis import Diagnosis
 from autotune.failures import (
     MEMORY_CAUSES,
     ROWS,
@@ -29,69 +27,18 @@ from autotune.failures import (
     judge_raised,
     phase_of,
     read_line,
-    remedies_for,
+    remarks_in,
     told_by_line,
 )
 from autotune.measurement import Outcome, Phase
 
-SCHEMA = 1
 STEPS_SURVIVED = 3
 """So many steps logged after an error: it was dealt with. Fewer may be other ranks', printed late."""
 
+STEPS_OF_NO_NUMBERS = 3
+"""So many steps in a row whose loss or gradient is no number: it does not come back from that."""
 
-@dataclass(frozen=True, kw_only=True)
-class Advice:
-    """One change that helps, and by how much where that was predicted."""
-
-    change: Mapping[str, str]
-    """Setting under its framework's own name -> direction, or the value to give it."""
-
-    why: str
-    predicted: Mapping[str, int] | None = None
-    """Always None as yet: without the configuration nothing can be predicted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """What a log says of its end."""
-
-    known: bool
-    """False: nothing in the log is known, or only echoes of something that is not in it."""
-
-    is_memory: bool | None = None
-    """Whether memory ran out; None where that is not known. Memory that another process gave back while vLLM measured
-    it did not run out, though its cause is `gpu_other_process`."""
-
-    cause: str | None = None
-    """One of `failures.CAUSES`; `none` for a log of a training that finished; None where unknown."""
-
-    phase: Phase | None = None
-    rank: int | None = None
-    evidence: str = ""
-    """The line that decided it."""
-
-    numbers: Mapping[str, int] = field(default_factory=dict)
-    """What the message itself measured: asked_bytes, free_bytes, total_bytes, longest_length."""
-
-    remedies: tuple[Advice, ...] = ()
-
-
-def diagnose(text: str) -> Diagnosis:
-    """What failed first in a whole log."""
-    return diagnose_lines(re.split(r"\r\n|\n|\r", text))
-
-
-def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
-    """The same for a log that is not to be held in memory."""
-    reader = _Reader()
-    for position, raw in enumerate(lines):
-        reader.feed(raw, position)
-    return reader.conclude()
-
-
-def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The one JSON document."""
-    return {"schema": SCHEMA, **dataclasses.asdict(diagnosis)}
+MOST_REMARKS = 5
 
 
 class _Tier(IntEnum):
@@ -121,8 +68,10 @@ class _Found:
 _TELLING = (
     "error", "exception", "traceback", "memory", "killed", "terminate called", "watchdog", "nccl", "exitcode", "return code",
     "signal", "interrupt", "limitforeseen", "worker exit", "fault", "bus err", "broken pipe", "failures:", "root cause",
-    "rank   ", "====", 'file "',
+    "rank   ", "====", 'file "', "cancelled", "xid", "gpu has", "not used by", "oom", "resource", "could not override", "╭",
+    "in struct", "call to target", "failure",
 )  # fmt: skip
+_REMARKABLE = ("preempt", "unsloth", "standby")
 _PROGRESS = ("loss", "step:", "train_runtime", "train metrics", "training")
 _STEP = re.compile(r"""['"](?:train/|actor/|critic/)?(?:loss|pg_loss|reward)['"]\s*:|\bstep:\d+ - """)
 _FINISHED = re.compile(
@@ -134,14 +83,20 @@ _WRAPPERS = re.compile(
     r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError|RayTaskError(?:\(\w+\))?|ActorDiedError|RayActorError|ActorUnavailableError"
     r"|WorkerCrashedError|ProcessRaisedException|ProcessExitedException|SignalException|SystemExit|TrainingFailedError|BrokenProcessPool)\b"
 )
-_FAULT = re.compile(r"failed \(exitcode: -(?:4|7|8|11)\)|^Segmentation fault|^Bus error")
-"""A process that ended by a fault of its own, without a word: what its peers say then is an echo of that."""
+_FAULT = re.compile(
+    r"failed \(exitcode: -(?:4|7|8|11)\)|^Segmentation fault|^Bus error|CANCELLED AT \S+ DUE TO |job killed: (?:walltime|cput)"
+)
+"""A process that ended by a fault of its own without a word, or that its scheduler ended: what peers say is an echo of that."""
+
+_NO_NUMBER = re.compile(
+    r"""(?:['"](?:[\w/]{0,40}/)?(?:loss|grad_norm)['"]: ?['"]?|actor/(?:pg_loss|grad_norm):)nan\b""", re.IGNORECASE
+)
 
 _LAUNCHERS_RANK = re.compile(r"\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
 _RANK_IN_WORDS = re.compile(r"\[(?:PG .{0,60} )?Rank (\d{1,6})\]", re.IGNORECASE)
 
 
-class _Reader:
+class Reader:
     """One pass over the lines; it keeps the earliest finding of each tier, so that its size does not grow with the log."""
 
     def __init__(self) -> None:
@@ -153,6 +108,8 @@ class _Reader:
         self._last = ""
         self._section = ""
         self._first_to_fail: int | None = None
+        self._no_numbers: list[str] = []
+        self._remarks: dict[str, None] = {}
 
     def feed(self, raw: str, position: int) -> None:
         if raw.strip():
@@ -162,6 +119,8 @@ class _Reader:
             self._read(read_line(raw), position)
         if any(word in lowered for word in _PROGRESS):
             self._watch_progress(raw)
+        if any(word in lowered for word in _REMARKABLE) and len(self._remarks) < MOST_REMARKS:
+            self._remarks |= {said: None for said in [remarks_in(raw)] if said is not None}
 
     def _read(self, line: Line, position: int) -> None:
         if self._in_launchers_summary(line.text):
@@ -171,26 +130,31 @@ class _Reader:
         if line.level == "lower" or self._tracebacks.holds(line):
             return
         finding = told_by_line(line.text, is_error=line.level == "error")
-        if finding is None and _FAULT.search(line.text) is not None:
+        if _FAULT.search(line.text) is not None:
             finding = Finding(outcome=Outcome.CRASH, evidence=line.text)
             self._keep(_Found(tier=_Tier.ROOT, position=position, rank=line.rank, finding=finding, phase=None))
-            return
-        if finding is not None:
+        elif finding is not None:
             self._keep(_found_in_line(finding, line, position))
 
     def conclude(self) -> Diagnosis:
         for told in self._tracebacks.flush():
             self._keep(_judge(told))
+        remarks = tuple(self._remarks)
         if not self._found:
-            return self._ended_well() if self._finished else Diagnosis(known=False, evidence=_one_line(self._last))
+            return self._without_failure(remarks)
         best = self._found[min(self._found)]
         if best.tier >= _Tier.ECHO and _Tier.ROOT in self._survived:
             # Logs of several ranks, one behind the other: the root of these echoes stands before the others' steps.
             best = self._survived[_Tier.ROOT]
-        return _diagnosis(best, best.rank if best.rank is not None else self._first_to_fail)
+        return _diagnosis(best, best.rank if best.rank is not None else self._first_to_fail, remarks)
 
-    def _ended_well(self) -> Diagnosis:
-        return Diagnosis(known=True, is_memory=False, cause="none", evidence=_one_line(self._finished))
+    def _without_failure(self, remarks: tuple[str, ...]) -> Diagnosis:
+        if len(self._no_numbers) >= STEPS_OF_NO_NUMBERS:
+            evidence = one_line(self._no_numbers[0])
+            return Diagnosis(known=True, is_memory=False, cause="numeric", evidence=evidence, remarks=remarks)
+        if self._finished:
+            return Diagnosis(known=True, is_memory=False, cause="none", evidence=one_line(self._finished), remarks=remarks)
+        return Diagnosis(known=False, evidence=one_line(self._last), remarks=remarks)
 
     def _keep(self, found: _Found) -> None:
         self._steps_since = 0
@@ -200,6 +164,8 @@ class _Reader:
 
     def _watch_progress(self, raw: str) -> None:
         finished = _STEP.search(raw) is None
+        if not finished:
+            self._watch_numbers(raw)
         if finished and _FINISHED.match(read_line(raw).text) is None:
             return
         self._finished = raw if finished else self._finished
@@ -207,6 +173,12 @@ class _Reader:
         if self._found and (finished or self._steps_since >= STEPS_SURVIVED):
             self._survived = {**self._found, **self._survived}
             self._found = {}
+
+    def _watch_numbers(self, raw: str) -> None:
+        if _NO_NUMBER.search(raw) is None:
+            self._no_numbers = []
+        elif len(self._no_numbers) < STEPS_OF_NO_NUMBERS:
+            self._no_numbers.append(raw)
 
     def _in_launchers_summary(self, text: str) -> bool:
         """torchrun lists every process that it ended; only the first to fail is of interest."""
@@ -223,9 +195,13 @@ class _Reader:
 
 
 def _judge(told: Told) -> _Found:
-    """A chain of exceptions: the first in it that the table knows, else the first that says anything."""
+    """A chain of exceptions: memory that ran out in it, else the first that the table knows, else the first that says anything.
+
+    What is handled may be a harmless try, as of a package that can be done without; running out of memory never is.
+    """
     judged = [_judge_one(told, thrown) for thrown in told.chain]
     known = [found for found in judged if found.tier is _Tier.ROOT and found.finding.row is not None]
+    known.sort(key=lambda found: (not _is_memory(found.finding), _told_by_place_alone(found.finding)))
     return (known or sorted(judged, key=lambda found: found.tier is _Tier.WRAPPER))[0]
 
 
@@ -266,38 +242,32 @@ def _phase_of_row(finding: Finding) -> Phase | None:
     return next((row.phase for row in ROWS if row.name == finding.row), None)
 
 
+def _told_by_place_alone(finding: Finding) -> bool:
+    """Words that say nothing by themselves: what other words of the same chain say counts for more."""
+    return any(row.places is not None for row in ROWS if row.name == finding.row)
+
+
 def _is_memory(finding: Finding) -> bool:
     return finding.cause in MEMORY_CAUSES and not finding.transient
 
 
-def _diagnosis(found: _Found, rank: int | None) -> Diagnosis:
+def _diagnosis(found: _Found, rank: int | None, remarks: tuple[str, ...]) -> Diagnosis:
     finding = found.finding
-    if finding.cause is None:
-        return Diagnosis(known=False, phase=found.phase, rank=rank, evidence=_one_line(finding.evidence))
+    known = finding.cause is not None
     return Diagnosis(
-        known=True,
-        is_memory=_is_memory(finding),
+        known=known,
+        is_memory=_is_memory(finding) if known else None,
         cause=finding.cause,
         phase=found.phase,
         rank=rank,
-        evidence=_one_line(finding.evidence),
-        numbers=dict(finding.numbers),
-        remedies=_advice(finding.cause, finding.row, finding.numbers),
+        evidence=one_line(finding.evidence),
+        numbers=dict(finding.numbers) if known else {},
+        remarks=remarks,
+        row=finding.row if known else None,
     )
 
 
-def _advice(cause: str, row: str | None, numbers: Mapping[str, int]) -> tuple[Advice, ...]:
-    def change(remedy_change: Mapping[str, str], bound: int | None) -> dict[str, str]:
-        return {
-            name: direction if bound is None else f"{direction}, to at most {bound}" for name, direction in remedy_change.items()
-        }
-
-    return tuple(
-        Advice(change=change(remedy.change, numbers.get(remedy.bounded_by or "")), why=remedy.why)
-        for remedy in remedies_for(cause, row)
-    )
-
-
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Fit to be shown: one line, without prefixes and without what a terminal would act on."""
     line = " ".join(read_line(text).text.split())
     return "".join(letter for letter in line if letter.isprintable())[:600].removesuffix(":")

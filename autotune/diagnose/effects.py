@@ -1,0 +1,137 @@
+"""By how much a remedy helps, where the configuration is given: what it would do to memory and speed, by prediction.
+
+A direction becomes values: of those that the search space has that way, the mildest that surely fits, else the strongest.
+Nothing here is measured, and what cannot be predicted stays None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.advice import BATCH
+from autotune.candidate import Candidate, KnobValue
+from autotune.diagnose.diagnosis import Advice, Diagnosis
+from autotune.errors import AutotuneError
+from autotune.forecasting import Foresees
+from autotune.prediction import Estimate, Prediction
+from autotune.question import Question
+from autotune.space import Knob, SearchSpace
+from autotune.trainers.base import Trainer
+
+SECONDS = 120.0
+"""Remedies are followed until so much time has passed; those that are left stay without a figure."""
+
+Change = Mapping[str, KnobValue]
+
+_SWITCH: Mapping[str, bool] = {"on": True, "off": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effects:
+    """Predicts what changes of one configuration would do."""
+
+    question: Question
+    space: SearchSpace
+    """What could be moved and where to, as it was before the configuration held anything."""
+
+    trainer: Trainer
+    foresight: Foresees
+    candidate: Candidate
+    """The configuration that failed."""
+
+    now: Callable[[], float] = time.monotonic
+
+    def on(self, diagnosis: Diagnosis) -> Diagnosis:
+        """The same, with the configuration's own prediction and that of each remedy which has one."""
+        before = self.foresight.predict(self.candidate)
+        until = self.now() + SECONDS
+        remedies = tuple(
+            dataclasses.replace(advice, predicted=self._of(advice, before) if self.now() < until else None)
+            for advice in diagnosis.remedies
+        )
+        return dataclasses.replace(diagnosis, remedies=remedies, configured=_figures(before))
+
+    def _of(self, advice: Advice, before: Prediction) -> Mapping[str, Any] | None:
+        """The mildest change this way that surely fits, or else the strongest there is."""
+        best: tuple[Change, Prediction] | None = None
+        for change in self._changes(advice):
+            after = self._after(change)
+            best = best if after is None else (change, after)
+            if after is not None and after.fits:
+                break
+        return None if best is None else self._told(*best, before)
+
+    def _changes(self, advice: Advice) -> Iterator[Change]:
+        """What the advice comes to here, from the mildest to the strongest."""
+        for setting, way in advice.change.items():
+            direction, _, bound = way.partition(", to at most ")
+            if setting == BATCH[0]:
+                yield from self._smaller_batches()
+            elif (knob := self._knob(setting)) is not None:
+                yield from ({setting: value} for value in self._values(knob, direction, int(bound) if bound else None))
+
+    def _smaller_batches(self) -> Iterator[Change]:
+        """The global batch stays what it was: what one micro-step no longer holds, further ones do."""
+        micro, steps = (self.candidate.settings.get(name) for name in BATCH[:2])
+        if isinstance(micro, int) and isinstance(steps, int):
+            halves = [size for size in range(micro - 1, 0, -1) if micro % size == 0 and size & (size - 1) == 0]
+            yield from ({BATCH[0]: size, BATCH[1]: steps * micro // size} for size in halves)
+
+    def _knob(self, setting: str) -> Knob | None:
+        return next((knob for knob in (*self.space.knobs, *self.space.remedies) if knob.name == setting), None)
+
+    def _values(self, knob: Knob, direction: str, bound: int | None) -> list[KnobValue]:
+        now = self.candidate.settings.get(knob.name)
+        if direction in _SWITCH:
+            return [_SWITCH[direction]] if now is not _SWITCH[direction] else []
+        if direction not in ("raise", "lower"):
+            return [choice for choice in knob.choices if str(choice) == direction and choice != now]
+        if bound is not None:
+            return [bound]
+        numbers = sorted(choice for choice in knob.choices if isinstance(choice, int | float) and not isinstance(choice, bool))
+        if not isinstance(now, int | float):
+            return []
+        return [n for n in numbers if n > now] if direction == "raise" else [n for n in reversed(numbers) if n < now]
+
+    def _after(self, change: Change) -> Prediction | None:
+        knobs = self.space.with_remedies({**self.candidate.knobs, **change})
+        try:
+            other = self.trainer.complete(knobs, self.question.job)
+            if other == self.candidate or self.trainer.why_illegal(other, self.question.job) is not None:
+                return None
+            return self.foresight.predict(other)
+        except AutotuneError:
+            # One remedy that can't be followed says nothing of the others.
+            return None
+
+    def _told(self, change: Change, after: Prediction, before: Prediction) -> Mapping[str, Any]:
+        learning = self.space.is_learning(change, self.candidate.settings)
+        speeds = before.tokens_per_second, after.tokens_per_second
+        ratio = None if learning or speeds[0] is None or speeds[1] is None else speeds[1].value / speeds[0].value
+        saved = before.peak_memory_bytes.value - after.peak_memory_bytes.value
+        return {
+            "change": dict(change),
+            **_figures(after),
+            "saved_bytes": round(saved),
+            "speed_ratio": None if ratio is None else round(ratio, 3),
+            "changes_what_is_learned": learning,
+        }
+
+
+def _figures(prediction: Prediction) -> dict[str, Any]:
+    """The same words as `predict --json`."""
+    return {
+        "basis": prediction.basis,
+        "fits": prediction.fits,
+        "peak_memory_bytes": _row(prediction.peak_memory_bytes),
+        "margin_bytes": _row(prediction.margin_bytes),
+        "tokens_per_second": None if prediction.tokens_per_second is None else _row(prediction.tokens_per_second),
+    }
+
+
+def _row(estimate: Estimate) -> dict[str, int]:
+    return {name: round(getattr(estimate, name)) for name in ("value", "low", "high")}

@@ -1,0 +1,124 @@
+"""How often `autotune diagnose` names the right cause: whole logs with known causes, those not used for patterns told apart.
+
+    python benchmarks/diagnose.py                      # the table
+    python benchmarks/diagnose.py --write first_run    # and keep it in results/diagnose.json under that name
+
+The logs are those of tests/diagnose/logs, with their causes in labels.yaml; provoke/run.py there makes them anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.diagnose import Diagnosis, diagnose
+
+ROOT = Path(__file__).resolve().parent.parent
+CORPUS = ROOT / "tests" / "diagnose"
+RESULTS = ROOT / "benchmarks" / "results" / "diagnose.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One log with what it is."""
+
+    label: Mapping[str, Any]
+    found: Diagnosis
+
+    @property
+    def cause(self) -> str:
+        return _word(self.label["cause"])
+
+    @property
+    def told(self) -> str:
+        return _word(self.found.cause)
+
+    @property
+    def right(self) -> bool:
+        return self.cause == self.told and self.found.is_memory == self.label["is_memory"]
+
+    @property
+    def false_alarm(self) -> bool:
+        """A failure that is not about memory, called one."""
+        return bool(self.found.is_memory) and not self.label["is_memory"]
+
+    def agrees(self, what: str) -> bool | None:
+        """Whether the phase or the rank is the labelled one; None where the label says nothing."""
+        return None if what not in self.label else getattr(self.found, what) == self.label[what]
+
+
+def cases() -> list[Case]:
+    labels = yaml.safe_load((CORPUS / "labels.yaml").read_text())["logs"]
+    return [Case(label=label, found=diagnose((CORPUS / "logs" / f"{label['name']}.log").read_text())) for label in labels]
+
+
+def summary(chosen: Sequence[Case]) -> dict[str, Any]:
+    """The figures of some logs."""
+    known = [case for case in chosen if case.label["cause"] is not None]
+    return {
+        "logs": len(chosen),
+        "right": sum(case.right for case in chosen),
+        "share_right": round(sum(case.right for case in chosen) / len(chosen), 4),
+        "known_failures_right": [sum(case.right for case in known), len(known)],
+        "not_memory_called_memory": [case.label["name"] for case in chosen if case.false_alarm],
+        "wrong": {case.label["name"]: {"is": case.cause, "told": case.told} for case in chosen if not case.right},
+        **{f"{what}_right": _agreement(chosen, what) for what in ("phase", "rank")},
+    }
+
+
+def confusion(chosen: Sequence[Case]) -> str:
+    """Rows are what it is, columns what was told."""
+    pairs = Counter((case.cause, case.told) for case in chosen)
+    lines = [f"{'is':<20} logs  told"]
+    for cause in sorted({case.cause for case in chosen}):
+        told = {name: count for (is_, name), count in sorted(pairs.items()) if is_ == cause}
+        lines.append(f"{cause:<20} {sum(told.values()):>4}  {', '.join(f'{name} {count}' for name, count in told.items())}")
+    return "\n".join(lines)
+
+
+def _agreement(chosen: Sequence[Case], what: str) -> list[int]:
+    answers = [answer for case in chosen if (answer := case.agrees(what)) is not None]
+    return [sum(answers), len(answers)]
+
+
+def _word(cause: str | None) -> str:
+    return "unknown" if cause is None else cause
+
+
+def _commit() -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", metavar="NAME", help="keep the figures under this name")
+    parser.add_argument("--note", default="", help="what is to be said beside them")
+    given = parser.parse_args()
+    every = cases()
+    unseen = [case for case in every if not case.label["used_for_patterns"]]
+    figures = {
+        "not_used_for_patterns": summary(unseen),
+        "used_for_patterns": summary([case for case in every if case.label["used_for_patterns"]]),
+    }
+    print(confusion(unseen))
+    print(json.dumps(figures, indent=1))
+    if given.write:
+        told = {"date": datetime.now(UTC).date().isoformat(), "commit": _commit(), "python": platform.python_version()}
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 1}
+        kept[given.write] = {**told, **({"note": given.note} if given.note else {}), **figures}
+        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

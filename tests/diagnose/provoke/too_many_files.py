@@ -1,0 +1,8 @@
+"""More open files than are allowed."""
+
+from __future__ import annotations
+
+from parts import loop
+
+kept = []
+loop(then=lambda _: kept.extend(open(f"shard-{number}", "w") for number in range(500)))  # noqa: PTH123, SIM115

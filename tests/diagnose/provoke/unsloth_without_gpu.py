@@ -1,0 +1,7 @@
+"""unsloth on a machine without a GPU."""
+
+from __future__ import annotations
+
+from unsloth import FastLanguageModel
+
+print(FastLanguageModel)
