@@ -31,7 +31,8 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45
 
-.PHONY: help demo test test-all sweep-demo bench-foresight bench-gpu trl-overlays format clean
+.PHONY: help demo test test-all test-gpu sweep-demo bench-foresight bench-screening bench-search bench-rig bench-diagnose bench-gpu \
+  trl-overlays format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
@@ -39,7 +40,12 @@ help:
 	@echo "make test-all      the slow tests, and only those (everything but what needs a GPU)"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
 	@echo "make bench-foresight  predicted memory against what was publicly measured, row by row"
-	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: autotune run under several limits"
+	@echo "make bench-screening  how long predicting every candidate of a large space takes"
+	@echo "make bench-search  the search beside others, on spaces whose optimum is known"
+	@echo "make bench-rig     what it saves to measure many candidates on one loaded model"
+	@echo "make bench-diagnose  how often diagnose names the right cause, on labelled logs"
+	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: everything that is claimed about GPUs"
+	@echo "make test-gpu      there as well: the tests that need one"
 	@echo "make trl-overlays  other supported versions of TRL, for the slow tests"
 
 demo: $(READY) $(DEMO_MODEL)/config.json
@@ -67,9 +73,24 @@ $(OVERLAYS)/foresight-%/.ready: constraints/foresight-%.txt $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) --requirement $<
 	touch $@
 
+bench-screening: $(READY)
+	$(BIN)/python benchmarks/screening.py
+
+bench-search: $(READY)
+	$(BIN)/python benchmarks/search.py
+
+bench-rig: $(READY)
+	$(BIN)/python benchmarks/rig_reuse.py
+
+bench-diagnose: $(READY)
+	$(BIN)/python benchmarks/diagnose.py
+
 # The environment that `pip install 'grpo-autotune[train]'` made, not .venv, which holds CPU builds.
 bench-gpu:
-	$(PYTHON) benchmarks/gpu_run.py
+	$(PYTHON) benchmarks/gpu.py
+
+test-gpu:
+	$(PYTHON) -m pytest -q -m gpu
 
 trl-overlays: $(TRL_OVERLAYS:%=$(OVERLAYS)/trl-%/.ready)
 

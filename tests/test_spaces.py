@@ -41,9 +41,9 @@ def written(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def test_the_shipped_spaces_are_there() -> None:
     frameworks = {f"{name}{method}" for name in ("verl", "openrlhf", "open-reasoner-zero") for method in ("", "-ppo")}
-    assert set(names()) == {"demo", "dpo", "grpo", "grpo-wide", "rloo", "sft"} | frameworks
+    assert set(names()) == {"demo", "dpo", "grpo", "grpo-topology", "grpo-wide", "rloo", "sft"} | frameworks
     assert load_space("grpo").objective == "preference" and load_space("grpo-wide").objective == "throughput"
-    assert load_space("grpo").relax == ("max_prompt_length", "num_generations", "max_completion_length")
+    assert load_space("grpo").relax == ("max_prompt_length", "num_generations", "max_completion_length", "load_in_4bit")
 
 
 @pytest.mark.parametrize("name", names())

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,8 @@ from autotune.cli.question import console, question_options
 from autotune.cli.signals import interruptible
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from autotune.asking import Understood
@@ -36,14 +39,21 @@ _COUNT = click.IntRange(min=1)
     show_default=True,
     help="Measure here (probe), or only predict; auto measures what is here.",
 )
-@click.option("--sampler", type=click.Choice(["value", "tpe", "gp", "random"]), default="value", show_default=True, help="Who chooses the next candidate: gain for its cost (value), or one of Optuna's samplers.")
+@click.option(
+    "--sampler",
+    type=click.Choice(["value", "tpe", "gp", "random"]),
+    default="value",
+    show_default=True,
+    help="Who chooses the next candidate: gain for its cost (value), or one of Optuna's samplers.",
+)
 @click.option("--storage", metavar="URL", help="Optuna's storage; study.db in the output folder otherwise.")
 @click.option("--study", metavar="NAME", help="The study's name in the storage; made from model and hardware otherwise.")
+@click.option("--soak", metavar="TIME", help="Run the winner that much longer, like 5m, and watch its memory: beyond the budget.")
 @click.option("--resume", is_flag=True, help="Go on with the study: nothing is measured twice.")
-@click.option("--fresh", is_flag=True, help="Throw an earlier study of this name away.")
+@click.option("--fresh", is_flag=True, help="Measure again: throw an earlier study of this name away, and ask no record.")
 @click.option("--out", default="autotune-out", show_default=True, metavar="FOLDER", help="Where the results are written.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress goes to stderr.")
-def command(as_json: bool, **flags: Any) -> int:
+def command(as_json: bool, soak: str | None, **flags: Any) -> int:
     """Try real training steps of many configurations on this machine, within a memory limit, and write
     down the fastest that fits, ready to train with.
 
@@ -57,14 +67,15 @@ def command(as_json: bool, **flags: Any) -> int:
     from autotune.asking import understand
     from autotune.flags import Flags
     from autotune.report import check_folder
+    from autotune.units import parse_seconds
 
     with interruptible():
         understood = understand(Flags(**flags))
         check_folder(understood.question.out)
-        return _run(understood, as_json)
+        return _run(understood, as_json, None if soak is None else parse_seconds(soak))
 
 
-def _run(understood: Understood, as_json: bool) -> int:
+def _run(understood: Understood, as_json: bool, soak_seconds: float | None) -> int:
     from autotune.asking import possible_candidates
     from autotune.report import failed_without_memory, show_question
     from autotune.tune import legal_candidates
@@ -74,10 +85,10 @@ def _run(understood: Understood, as_json: bool) -> int:
     show_question(words, understood.question, candidates, assumed=understood.assumed, notes=understood.notes)
     if understood.question.mode == "predict":
         return _forecast(words, understood, candidates, as_json)
-    answer = _search(understood, candidates)
-    if answer.interrupted:
-        return _say_how_to_resume(words, understood, answer, as_json)
+    understood, answer = _search(understood, candidates, soak_seconds)
     _deliver(words, understood, answer, as_json)
+    if answer.interrupted:
+        return _say_how_to_resume(answer)
     if failed_without_memory(answer):
         return FAULT
     return DONE if answer.winner is not None else NOTHING_FITS
@@ -87,7 +98,7 @@ def _forecast(words: Console, understood: Understood, candidates: tuple[Candidat
     """Nothing is measured: every candidate is predicted, and what to run on the target is said."""
     from autotune.forecasting import forecast
     from autotune.foresight import open_foresight
-    from autotune.report import forecast_document, publish, show_forecast
+    from autotune.report import forecast_document, publish, render, show_forecast
     from autotune.tune import baseline_candidate
 
     question, trainer = understood.question, understood.trainer
@@ -98,6 +109,7 @@ def _forecast(words: Console, understood: Understood, candidates: tuple[Candidat
         question.out,
         None if winner is None else lambda folder: trainer.write_files(winner.candidate, question.job, folder),
         lambda files: forecast_document(question, answer, files, confirm_with=confirm, warnings=understood.notes),
+        render,
     )
     show_forecast(words, question, answer, described, confirm_with=confirm)
     if as_json:
@@ -117,23 +129,23 @@ def _typed_for_the_target() -> str:
     return shlex.join(["autotune", *typed, "--mode", "probe"])
 
 
-def _search(understood: Understood, candidates: tuple[Candidate, ...]) -> Recommendation:
-    from autotune.foresight import foresee
+def _search(
+    understood: Understood, candidates: tuple[Candidate, ...], soak_seconds: float | None
+) -> tuple[Understood, Recommendation]:
+    """The answer, and what was understood with the question that it answers."""
+    from autotune.answering import Asked, answer
     from autotune.report import Progress
-    from autotune.study import open_study
-    from autotune.tune import Clock, baseline_candidate, tune
 
-    question, trainer = understood.question, understood.trainer
-    clock = Clock(question.budget_seconds)
-    with contextlib.closing(make_executor(understood)) as executor, Progress(question.space) as progress:
-        # The training environment is tried before the study is opened: where it will not do, nothing is left behind.
-        executor.prepare()
-        if question.storage.startswith(f"sqlite:///{question.out.resolve()}"):
-            question.out.mkdir(parents=True, exist_ok=True)
-        baseline = baseline_candidate(question, trainer)
-        foreseen = foresee(question, trainer, [*candidates, *([baseline] if baseline else [])])
-        study = open_study(question, candidates, baseline, foreseen)
-        return tune(question, study=study, executor=executor, listener=progress, clock=clock)
+    asked = Asked(
+        question=understood.question,
+        trainer=understood.trainer,
+        candidates=candidates,
+        whole_space=understood.whole_space,
+        pinned=understood.pinned,
+    )
+    with contextlib.closing(make_executor(understood)) as executor, Progress(understood.question.space) as progress:
+        found = answer(asked, executor, progress, soak_seconds=soak_seconds)
+    return replace(understood, question=found.question), found.recommendation
 
 
 def make_executor(understood: Understood) -> LocalExecutor:
@@ -149,35 +161,43 @@ def make_executor(understood: Understood) -> LocalExecutor:
         probe_request=lambda candidate, plan: trainer.probe_request(candidate, job, plan),
         limit_bytes=question.memory_limit_bytes,
         device_kind=job.hardware.kind,
+        devices=job.hardware.count,
         supported_versions=SUPPORTED.get(trainer.name),
     )
 
 
 def _deliver(words: Console, understood: Understood, answer: Recommendation, as_json: bool) -> None:
     """Write the files, then say what is in them."""
-    from autotune.report import document, publish, show_answer
+    from autotune.report import PAGE, annotate, certificate_lines, document, publish, render, show_answer
 
     question, trainer, winner = understood.question, understood.trainer, answer.winner
+    head = certificate_lines(question, answer.certificate)
 
     def describe(files: list[str]) -> dict[str, Any]:
-        return document(question, answer, files, warnings=understood.notes)
+        return document(question, answer, files, warnings=understood.notes, commands=_commands(question.out, answer))
 
-    writer = None if winner is None else lambda folder: trainer.write_files(winner.candidate, question.job, folder)
-    described = publish(question.out, writer, describe)
+    writer = (
+        None if winner is None else lambda folder: annotate(trainer.write_files(winner.candidate, question.job, folder), head)
+    )
+    described = publish(question.out, writer, describe, render)
     files = described["recommendation"]["files"] if described["recommendation"] else []
-    show_answer(words, question, answer, files)
+    show_answer(words, question, answer, [*files, str(question.out / PAGE)])
     if as_json:
-        print(json.dumps(described))
+        print(json.dumps({**described, "resume_with": described["commands"]["go on"] if answer.interrupted else None}))
 
 
-def _say_how_to_resume(words: Console, understood: Understood, answer: Recommendation, as_json: bool) -> int:
-    """An interrupted search has no answer yet, and everything it measured is kept."""
-    from autotune.report import document
+def _commands(out: Path, answer: Recommendation) -> dict[str, str]:
+    """What to type next. A storage's password is not written down: it would be read by whoever reads the page."""
+    from autotune.secrets import without_password
 
-    typed = [word for word in sys.argv[1:] if word not in ("--fresh", "--resume")]
-    again = shlex.join(["autotune", *typed, "--resume"])
+    typed = [without_password(word) for word in sys.argv[1:] if word not in ("--fresh", "--resume", "--json")]
+    train = {} if answer.winner is None else {"train": shlex.join(["bash", str(out / "launch.sh")])}
+    again = {"measure again": shlex.join(["autotune", *typed, "--fresh"])}
+    return {**train, **again, "go on": shlex.join(["autotune", *typed, "--resume"])}
+
+
+def _say_how_to_resume(answer: Recommendation) -> int:
+    """An interrupted search has the best so far, and everything it measured is kept."""
+    again = shlex.join(["autotune", *(word for word in sys.argv[1:] if word not in ("--fresh", "--resume")), "--resume"])
     print(f"Interrupted after {answer.counts.probed} probes; all of them are kept. Go on with: {again}", file=sys.stderr)
-    if as_json:
-        described = document(understood.question, answer, [], warnings=understood.notes)
-        print(json.dumps({**described, "status": "interrupted", "resume_with": again}))
     return INTERRUPTED

@@ -1,7 +1,8 @@
 """What a person or a program reads: prose and JSON made from a Recommendation or a Forecast, and nothing judged anew."""
 
+from autotune.report.certificate import certificate_lines
 from autotune.report.document import document, failed_without_memory
-from autotune.report.folder import DOCUMENT, check_folder, publish
+from autotune.report.folder import DOCUMENT, annotate, check_folder, publish
 from autotune.report.forecast_document import forecast_document, prediction_document
 from autotune.report.forecast_text import show_forecast, show_prediction, show_ways
 from autotune.report.page import PAGE, figures_of, markdown, read_document, render, write_page
@@ -12,6 +13,8 @@ __all__ = [
     "DOCUMENT",
     "PAGE",
     "Progress",
+    "annotate",
+    "certificate_lines",
     "check_folder",
     "document",
     "failed_without_memory",

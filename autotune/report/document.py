@@ -2,44 +2,70 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from autotune.candidate import Candidate
-from autotune.measurement import PHASES, Measurement, Outcome, Speed
+from autotune.measurement import PHASES, Measurement, Outcome
 from autotune.question import Question
 from autotune.recommendation import Change, Counts, Recommendation, Trial
+from autotune.report.certificate import certificate_row
+from autotune.report.rows import baseline_row, rate, speeds, trial_row
 from autotune.secrets import without_password
+from autotune.soak import Soak
 
 SCHEMA = 1
 """Goes up when a field is renamed or dropped; fields are added freely."""
 
 
-def document(question: Question, answer: Recommendation, files: Sequence[str], *, warnings: Sequence[str] = ()) -> dict[str, Any]:
+def document(
+    question: Question,
+    answer: Recommendation,
+    files: Sequence[str],
+    *,
+    warnings: Sequence[str] = (),
+    commands: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The whole answer. Figures are as measured; what was not measured is null."""
     return {
         "schema": SCHEMA,
-        "status": "ok" if answer.winner else "nothing_fits",
+        "status": _status(answer),
         "basis": "measured",
         "recommendation": _recommended(question, answer, files),
-        "baseline": _baseline(answer.baseline),
+        "baseline": None if answer.baseline is None else baseline_row(answer.baseline),
         "changes": [change_row(change) for change in answer.changes],
-        "runner_ups": [_trial(trial) for trial in answer.runner_ups],
+        "runner_ups": [trial_row(trial) for trial in answer.runner_ups],
         "trade_offs": [_trade_off(answer, trial) for trial in answer.trade_offs],
         "nearest_miss": _nearest(answer),
-        "refuted": [_trial(trial) for trial in answer.refuted],
+        "refuted": [trial_row(trial) for trial in answer.refuted],
         "counts": _counts(answer.counts),
-        "trials": [{"purpose": trial.purpose, **_trial(trial)} for trial in answer.trials],
+        "trials": [{"purpose": trial.purpose, **trial_row(trial)} for trial in answer.trials],
         "proven": answer.proven,
+        "rows_left_out": answer.rows_left_out,
+        "from_record": _from_record(answer),
+        "learning": dict(answer.learning),
+        "commands": dict(commands),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "question": question_row(question),
         "study": {"storage": without_password(question.storage), "name": question.study_name},
         "out": str(question.out),
+        "soaks": [soak_row(one) for one in answer.soaks],
         "elapsed_seconds": round(answer.elapsed_seconds, 2),
         "gpu_seconds": round(answer.probe_seconds, 2) if question.job.hardware.kind == "cuda" else None,
         "probe_seconds": round(answer.probe_seconds, 2),
+        "seconds_per_candidate": _seconds_per_candidate(answer),
         "warnings": list(warnings),
         "versions": _versions(answer),
     }
+
+
+def _status(answer: Recommendation) -> str:
+    if answer.interrupted:
+        return "interrupted"
+    return "ok" if answer.winner else "nothing_fits"
 
 
 def learning_difference(question: Question, one: Candidate, other: Candidate) -> dict[str, Any]:
@@ -73,6 +99,19 @@ def _came_far(trial: Trial) -> tuple[int, int, int]:
     return trial.measurement.optimizer_steps, reached, -(trial.measurement.memory.peak_bytes or 0)
 
 
+def _from_record(answer: Recommendation) -> dict[str, Any] | None:
+    """When, where and by which versions it was measured, where that was not now."""
+    source = answer.from_record
+    if source is None:
+        return None
+    return {
+        "when": source.when,
+        "where": source.where,
+        "versions": dict(source.versions),
+        "elapsed_seconds": round(source.elapsed_seconds, 2),
+    }
+
+
 def _recommended(question: Question, answer: Recommendation, files: Sequence[str]) -> dict[str, Any] | None:
     if answer.winner is None:
         return None
@@ -83,73 +122,52 @@ def _recommended(question: Question, answer: Recommendation, files: Sequence[str
         "settings": dict(answer.winner.candidate.settings),
         "changed_learning_knobs": {change.name: change.recommended for change in answer.changes if change.effect == "learning"},
         "relaxed": dict(answer.relaxed),
-        "tokens_per_second": _speeds(proof.measurement),
+        "tokens_per_second": speeds(proof.measurement),
         "spread": _spreads(proof.measurement),
         "peak_memory_bytes": memory.peak_bytes,
         "limit_bytes": question.memory_limit_bytes,
         "phase_peak_bytes": dict(memory.phase_peak_bytes),
-        "certificate": _certificate(answer.certificate),
+        "certificate": certificate_row(question, answer.certificate),
         "files": list(files),
     }
 
 
-def _certificate(proof: Trial | None) -> dict[str, Any] | None:
-    """How the winner was confirmed; null when the budget ran out before it could be."""
-    if proof is None:
-        return None
-    measured = proof.measurement
+def soak_row(soak: Soak) -> dict[str, Any]:
+    """A long run: what memory did over it."""
+    growth = soak.growth
     return {
-        "trial": proof.number,
-        "outcome": str(measured.outcome),
-        "why": proof.verdict.why,
-        "margin_bytes": proof.verdict.margin_bytes,
-        "bound_by": measured.memory.bound_by,
-        "optimizer_steps": measured.optimizer_steps,
-        "timed_cycles": len(measured.worst.cycle_seconds) if measured.worst else 0,
-        "longest_completion_tokens": measured.worst.completion_tokens if measured.worst else None,
-        "torch_allocated_bytes": measured.memory.torch_allocated_bytes,
-        "torch_reserved_bytes": measured.memory.torch_reserved_bytes,
-        "allocation_retries": measured.memory.allocation_retries,
-        "phase_seconds": dict(measured.worst.phase_seconds) if measured.worst else {},
-        "user_reward_seconds": measured.worst.user_reward_seconds if measured.worst else None,
-        "effective": dict(measured.effective),
+        "verdict": soak.verdict,
+        "why": soak.why,
+        "seconds": round(soak.seconds, 2),
+        "cycles": [[one.steps, one.seconds, one.peak_bytes, one.held_bytes] for one in soak.cycles],
+        "cycle_columns": ["optimizer_steps", "seconds", "peak_bytes", "held_bytes"],
+        "optimizer_steps": soak.optimizer_steps,
+        "growth_bytes_per_step": None
+        if growth is None
+        else {"value": growth.bytes_per_step, "low": growth.low, "high": growth.high},
+        "projected_steps": soak.projected_steps,
+        "peak_bytes": soak.peak_bytes,
+        "limit_bytes": soak.limit_bytes,
     }
 
 
-def _baseline(trial: Trial | None) -> dict[str, Any] | None:
-    if trial is None:
-        return None
-    speed = trial.measurement.ranking_speed
-    return {
-        "knobs": dict(trial.candidate.knobs),
-        "outcome": str(trial.measurement.outcome),
-        "why": trial.verdict.why,
-        "tokens_per_second": round(speed.tokens_per_second, 2) if speed else None,
-        "peak_memory_bytes": trial.measurement.memory.peak_bytes,
-    }
+def _seconds_per_candidate(answer: Recommendation) -> dict[str, float | None]:
+    """What a measured candidate cost: one that had to load, and a further one on the same rig; the medians."""
+    costs = [trial.measurement.cost for trial in answer.trials if trial.purpose != "confirm"]
+    first = [cost.total_seconds for cost in costs if cost.load_seconds]
+    further = [cost.total_seconds for cost in costs if not cost.load_seconds]
+    return {"loading": _median(first), "further": _median(further)}
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
-    failure = trial.measurement.failure
-    return {
-        "trial": trial.number,
-        "knobs": dict(trial.candidate.knobs),
-        "outcome": str(trial.measurement.outcome),
-        "fits": trial.verdict.fits,
-        "why": trial.verdict.why,
-        "tokens_per_second": _speeds(trial.measurement),
-        "peak_memory_bytes": trial.measurement.memory.peak_bytes,
-        "phase": failure.phase if failure else None,
-        "cause": failure.cause if failure else None,
-    }
+def _median(values: Sequence[float]) -> float | None:
+    return round(statistics.median(values), 3) if values else None
 
 
 def _trade_off(answer: Recommendation, trial: Trial) -> dict[str, Any]:
     winner = answer.winner.candidate.knobs if answer.winner else {}
-    speed = trial.measurement.ranking_speed
     return {
         "change": {name: value for name, value in trial.candidate.knobs.items() if winner.get(name) != value},
-        "tokens_per_second": round(speed.tokens_per_second, 2) if speed else None,
+        "tokens_per_second": rate(trial.measurement.ranking_speed),
         "peak_memory_bytes": trial.measurement.memory.peak_bytes,
         "outcome": str(trial.measurement.outcome),
     }
@@ -157,7 +175,7 @@ def _trade_off(answer: Recommendation, trial: Trial) -> dict[str, Any]:
 
 def _nearest(answer: Recommendation) -> dict[str, Any] | None:
     trial = nearest_miss(answer)
-    return None if trial is None else {**_trial(trial), "over_bytes": _over(trial)}
+    return None if trial is None else {**trial_row(trial), "over_bytes": _over(trial)}
 
 
 def _over(trial: Trial) -> int | None:
@@ -175,19 +193,11 @@ def change_row(change: Change) -> dict[str, Any]:
     }
 
 
-def _speeds(measurement: Measurement) -> dict[str, float | None]:
-    return {"worst": _rate(measurement.worst), "typical": _rate(measurement.typical)}
-
-
 def _spreads(measurement: Measurement) -> dict[str, float | None]:
     return {
         "worst": measurement.worst.spread if measurement.worst else None,
         "typical": measurement.typical.spread if measurement.typical else None,
     }
-
-
-def _rate(speed: Speed | None) -> float | None:
-    return round(speed.tokens_per_second, 2) if speed else None
 
 
 def _counts(counts: Counts) -> dict[str, int]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.report.page import PAGE
 from autotune.units import MIB
 
 ROOM_BYTES = 32 * MIB
 """Free space that must be there before the search begins; a filtered dataset may take more."""
 
 DOCUMENT = "recommendation.json"
+RECOMMENDED = "recommended"
 
 Writer = Callable[[Path], list[Path]]
 """Writes files into a folder and says which."""
@@ -40,8 +42,10 @@ def check_folder(out: Path) -> None:
         )
 
 
-def publish(out: Path, writer: Writer | None, describe: Callable[[list[str]], Mapping[str, Any]]) -> dict[str, Any]:
-    """Write the trainer's files and recommendation.json into `out`, each whole; returns the document.
+def publish(
+    out: Path, writer: Writer | None, describe: Callable[[list[str]], Mapping[str, Any]], page: Callable[[Mapping[str, Any]], str]
+) -> dict[str, Any]:
+    """Write the trainer's files, the page and recommendation.json into `out`, each whole; returns the document.
 
     Everything is first written beside its place, on the same file system, and only then moved in, so a
     full disk or a fault while writing leaves `out` as it was. recommendation.json comes last: where it
@@ -55,7 +59,8 @@ def publish(out: Path, writer: Writer | None, describe: Callable[[list[str]], Ma
         _readdress(staging, names, out)
         described = dict(describe([str(out / name) for name in names]))
         (staging / DOCUMENT).write_bytes(_json(described))
-        for name in [*_top_level(names), DOCUMENT]:
+        (staging / PAGE).write_text(page(described), encoding="utf-8")
+        for name in [*_top_level(names), PAGE, DOCUMENT]:
             _move_in(staging / name, out / name)
     except OSError as error:
         raise BadInput(
@@ -65,6 +70,15 @@ def publish(out: Path, writer: Writer | None, describe: Callable[[list[str]], Ma
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return described
+
+
+def annotate(files: list[Path], lines: Sequence[str]) -> list[Path]:
+    """Put these lines, as comments, at the head of the recommended configuration; a file that is no YAML is left alone."""
+    for file in files:
+        if file.stem == RECOMMENDED and file.suffix in (".yaml", ".yml"):
+            head = "".join(f"# {line}".rstrip() + "\n" for line in lines)
+            file.write_text(head + file.read_text(encoding="utf-8"), encoding="utf-8")
+    return files
 
 
 def _json(described: Mapping[str, Any]) -> bytes:

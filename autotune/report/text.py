@@ -9,8 +9,10 @@ from autotune.candidate import Candidate, KnobValue
 from autotune.measurement import PHASES, Speed
 from autotune.question import Question
 from autotune.recommendation import Recommendation, Trial
+from autotune.report.certificate import certificate_lines
 from autotune.report.document import failed_without_memory, learning_difference, nearest_miss
 from autotune.secrets import without_password
+from autotune.soak import words_of
 from autotune.space import Knob
 from autotune.units import format_bytes, format_seconds
 
@@ -206,6 +208,12 @@ def _show_proof(console: Console, question: Question, answer: Recommendation) ->
             f"Confirmed by {measured.optimizer_steps} optimizer steps at the longest lengths ({cycles} timed cycles): "
             f"{answer.certificate.verdict.why}, enforced by {measured.memory.bound_by}."
         )
+        for line in certificate_lines(question, answer.certificate):
+            console.print(line)
+        for caveat in measured.caveats:
+            console.print(f"Note: {caveat}")
+    for one in answer.soaks:
+        console.print(words_of(one))
     if (answer.certificate or answer.winner) and question.job.workload.typical_completion_length is None:
         console.print(
             "Speed is for completions of the longest length only: typical lengths are not known. "
@@ -251,7 +259,7 @@ def _short(candidate: Candidate, question: Question) -> str:
 def _relaxations_tried(question: Question, answer: Recommendation) -> dict[str, list[Any]]:
     """Learning knobs that were searched, in the order in which they give way, with the values that were measured."""
     tried: dict[str, list[Any]] = {}
-    for name in question.space.relax:
+    for name in (name for name in question.space.relax if name in question.space):
         values = [
             value for value in question.space[name].choices if any(t.candidate.knobs.get(name) == value for t in answer.trials)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from autotune.failures import CAUSES
 from tests.cli.command import PROGRAM, Done, autotune, environment
-from tests.diagnose.logs import FRAMES, SHAPES, sample
+from tests.diagnose.around import FORWARD, FRAMES, SHAPES, sample
 
 
 def diagnosed(folder: Path, log: str | bytes, *more: str) -> Done:
@@ -24,12 +25,15 @@ def test_a_known_failure_is_0_and_one_document(tmp_path: Path) -> None:
     done = diagnosed(tmp_path, SHAPES["on_rank_1"](sample("vllm_kv_too_small.earlier")), "--json")
     assert done.code == 0
     told = done.document
-    assert set(told) == {"schema", "known", "is_memory", "cause", "phase", "rank", "evidence", "numbers", "remedies"}
+    assert set(told) == {
+        "schema", "known", "is_memory", "cause", "phase", "rank", "evidence", "numbers", "remedies", "remarks",
+        "configured", "row",
+    }  # fmt: skip
     assert (told["schema"], told["known"], told["is_memory"], told["cause"]) == (1, True, True, "kv_cache")
     assert (told["phase"], told["rank"], told["numbers"]["longest_length"]) == ("load", 1, 34736)
     assert told["evidence"].startswith("ValueError: To serve at least one request")
     assert told["remedies"] and all(set(each) == {"change", "why", "predicted"} for each in told["remedies"])
-    assert all(each["predicted"] is None for each in told["remedies"]), "nothing is predicted yet"
+    assert all(each["predicted"] is None for each in told["remedies"]), "without a configuration nothing can be"
 
 
 def test_the_words_say_what_where_by_which_line_and_what_helps(tmp_path: Path) -> None:
@@ -38,7 +42,7 @@ def test_the_words_say_what_where_by_which_line_and_what_helps(tmp_path: Path) -
     words = " ".join(done.out.split())
     assert "memory ran out, on rank 1, while loading: the KV cache (kv_cache)." in words
     assert "line ValueError: To serve at least one request" in words
-    assert "numbers asked 24 GiB, free 3.18 GiB, longest length 34736 tokens" in words
+    assert "numbers asked 24 GiB, free 3.18 GiB, length asked 262144 tokens, longest length 34736 tokens" in words
     assert "try vllm_max_model_length: lower, to at most 34736 (" in words
     assert "vllm_gpu_memory_utilization: raise (" in words
     assert max(len(line) for line in done.out.splitlines()) <= 120 and "\x1b" not in done.out
@@ -89,18 +93,84 @@ def test_bad_input_is_2_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "empty.log").touch()
     (tmp_path / "blank.log").write_text(" \n\r\n\t\n")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "packed.log").write_bytes(gzip.compress(b"loss"))
+    (tmp_path / "model.bin").write_bytes(b"\x00" * 5000 + b"x" * 3000)
+    (tmp_path / "wide.log").write_text("{'train_runtime': 1}", encoding="utf-16")
+    with (tmp_path / "huge.log").open("wb") as huge:
+        huge.truncate(5 * 2**30)
     for log, says in (
         ("missing.log", "'missing.log' can't be read: No such file"),
         ("empty.log", "'empty.log' holds no text"),
         ("blank.log", "'blank.log' holds no text"),
-        ("folder", "'folder' can't be read: Is a directory"),
+        ("folder", "'folder' is a folder, and a log is a file"),
+        ("packed.log", "'packed.log' is compressed, and a log is text. Unpack it: gzip -dc packed.log | autotune diagnose -"),
+        ("model.bin", "'model.bin' is binary: 5000 of its first 8000 bytes are no text"),
+        ("wide.log", "'wide.log' is text in UTF-16, and logs are read as UTF-8. Convert it: iconv"),
+        ("huge.log", "'huge.log' has 5 GiB, and files of up to 4 GiB are read. Read its end: tail -c 500M huge.log"),
     ):
         done = autotune("diagnose", log, cwd=tmp_path)
         assert done.code == 2 and says in done.err and done.out == "", done
         assert done.err.count("\n") == 1 and "Traceback" not in done.err
         failed = autotune("diagnose", log, "--json", cwd=tmp_path)
         assert failed.code == 2 and failed.document["error"]["exit_code"] == 2
-    assert autotune("diagnose", cwd=tmp_path).code == 2
+    for given, says in (
+        ((), "No log was named. Name a log file"),
+        (("train.log", "--gpus", "A100-40G"), "--gpus says where a configuration ran, and none was given"),
+        (("--check", "--config", "train.yaml"), "--config is about a log, and none was named"),
+    ):
+        done = autotune("diagnose", *given, cwd=tmp_path)
+        assert done.code == 2 and says in done.err and done.out == "", done
+
+
+def test_stray_bytes_and_bars_are_no_reason_to_refuse_a_log(tmp_path: Path) -> None:
+    log = b"\x1b[32m 50%|#####     |\x1b[A\r" * 50 + b"\x00\x00" + (FRAMES + sample("disk")).encode()
+    assert diagnosed(tmp_path, log).code == 0
+
+
+def test_a_configuration_that_cannot_be_predicted_leaves_the_diagnosis(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(FRAMES + sample("cuda_out_of_memory.container"))
+    (tmp_path / "train.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 3\nnum_generations: 2\n"
+    )
+    done = autotune("diagnose", "train.log", "--config", "train.yaml", "--gpus", "A100-40G", "--json", cwd=tmp_path)
+    assert done.code == 0 and done.document["configured"] is None
+    assert "nothing could be predicted for train.yaml" in done.document["remarks"][0]
+    missing = autotune("diagnose", "train.log", "--config", "none.yaml", "--gpus", "A100-40G", cwd=tmp_path)
+    assert missing.code == 2 and "--config none.yaml is no file" in missing.err
+
+
+@pytest.mark.slow
+def test_a_configuration_gives_each_remedy_its_predicted_effect(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(FRAMES + FORWARD + sample("cuda_out_of_memory.container"))
+    (tmp_path / "train.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 64\ngradient_accumulation_steps: 1\n"
+        "num_generations: 8\nmax_completion_length: 1024\ngradient_checkpointing: false\nbf16: true\n"
+    )
+    done = autotune("diagnose", "train.log", "--config", "train.yaml", "--gpus", "RTX-4090", "--json", cwd=tmp_path, timeout=280)
+    assert done.code == 0, done
+    told = done.document
+    assert told["configured"]["fits"] is False and told["configured"]["peak_memory_bytes"]["value"] > 24 * 2**30
+    smaller = told["remedies"][0]
+    assert "per_device_train_batch_size" in smaller["change"]
+    predicted = smaller["predicted"]
+    change = predicted["change"]
+    assert change["per_device_train_batch_size"] * change["gradient_accumulation_steps"] == 64
+    assert predicted["saved_bytes"] > 0 and not predicted["changes_what_is_learned"]
+    assert predicted["peak_memory_bytes"]["value"] < told["configured"]["peak_memory_bytes"]["value"]
+
+
+def test_the_check_of_an_environment(tmp_path: Path) -> None:
+    done = autotune("diagnose", "--check", "--json", cwd=tmp_path, CUDA_LAUNCH_BLOCKING="1")
+    assert done.code == 0 and set(done.document) == {"schema", "traps"}
+    trap = next(trap for trap in done.document["traps"] if trap["name"] == "launch_blocking")
+    assert set(trap) == {"name", "says", "helps", "sources"} and trap["sources"][0].startswith("https://")
+    words = autotune("diagnose", "--check", cwd=tmp_path, CUDA_LAUNCH_BLOCKING="1")
+    assert words.code == 0 and "(launch_blocking)" in words.out and "https://docs.pytorch.org" in words.out
+    (tmp_path / "train.log").write_text(FRAMES + sample("disk"))
+    both = autotune("diagnose", "train.log", "--check", "--json", cwd=tmp_path, CUDA_LAUNCH_BLOCKING="1")
+    assert both.document["cause"] == "disk_or_permission" and both.document["traps"]
+    gone = autotune("diagnose", "--check", "--python", "no/such/python", cwd=tmp_path)
+    assert gone.code == 4 and "--python no/such/python is no program" in gone.err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -112,6 +182,6 @@ def test_a_log_that_may_not_be_read(tmp_path: Path) -> None:
 
 
 def test_every_cause_has_words() -> None:
-    from autotune.cli.diagnose import _CAUSES
+    from autotune.diagnose.words import _CAUSES
 
     assert set(_CAUSES) == set(CAUSES) - {"none"}

@@ -72,7 +72,15 @@ def test_every_command_has_help_with_an_example(arguments: list[str], tmp_path: 
 def test_only_what_works_is_offered(tmp_path: Path) -> None:
     done = autotune("--help", cwd=tmp_path)
     commands = done.out.split("Commands:")[1]
-    assert re.findall(r"^  (\w+)", commands, re.MULTILINE) == ["run", "predict", "diagnose", "show"]
+    assert re.findall(r"^  (\w+)", commands, re.MULTILINE) == [
+        "run",
+        "predict",
+        "diagnose",
+        "report",
+        "dashboard",
+        "study",
+        "show",
+    ]
     assert "--script" not in autotune("run", "--help", cwd=tmp_path).out
 
 

@@ -26,7 +26,13 @@ def test_a_page_is_made_from_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "can't be read"), ("", "holds no JSON"), ("[]", "holds something else"), ("{}", "schema"), ("\x00\xff", "holds no JSON")],
+    [
+        (None, "can't be read"),
+        ("", "holds no JSON"),
+        ("[]", "holds something else"),
+        ("{}", "schema"),
+        ("\x00\xff", "holds no JSON"),
+    ],
 )
 def test_what_is_no_answer_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
     if content is not None:

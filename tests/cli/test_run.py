@@ -56,8 +56,9 @@ def test_a_whole_run_and_what_may_follow_it(tiny_model: Path, tmp_path: Path) ->
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
     again = _run(tiny_model, "--budget", "3m", "--out", "out", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "already holds measurements" in again.stderr and "--resume" in again.stderr and "--fresh" in again.stderr
+    assert again.returncode == 0, again.stderr
+    assert "From the record: measured" in again.stderr and "--fresh measures again" in again.stderr
+    assert "probe 1" not in again.stderr and "Confirmed by" in again.stdout
 
     resumed = _run(tiny_model, "--budget", "3m", "--out", "out", "--resume", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -71,7 +72,7 @@ def test_nothing_fits_is_3(tiny_model: Path, tmp_path: Path) -> None:
     assert "Nothing fits into 420 MiB" in done.stdout and "Nearest miss" in done.stdout
     told = json.loads((tmp_path / "out" / "recommendation.json").read_text())
     assert told["status"] == "nothing_fits" and told["counts"]["out_of_memory"] >= 1
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["recommendation.json", "study.db"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["recommendation.json", "report.html", "study.db"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

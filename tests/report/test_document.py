@@ -20,7 +20,7 @@ def test_the_document_keeps_the_contract() -> None:
     written = json.loads(json.dumps(document(case.question, case.answer, ["out/a.yaml"])))
     assert set(written) >= CONTRACT
     assert set(written["recommendation"]) >= RECOMMENDED
-    assert set(written["counts"]) == COUNTS
+    assert set(written["counts"]) >= COUNTS
     assert set(written["baseline"]) >= {"knobs", "outcome", "tokens_per_second", "peak_memory_bytes"}
     assert set(written["recommendation"]["tokens_per_second"]) == {"worst", "typical"}
     assert (written["schema"], written["status"], written["basis"]) == (1, "ok", "measured")

@@ -21,27 +21,28 @@ def _writer(folder: Path) -> list[Path]:
 
 def test_everything_arrives_and_names_its_neighbours_by_their_final_path(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
-    described = publish(out, _writer, lambda files: {"files": files})
+    described = publish(out, _writer, lambda files: {"files": files}, str)
     assert (out / "main.yaml").read_text() == f"data: {out / 'data'}\n"
     assert (out / "data" / "rows.txt").read_text() == "rows"
     assert (out / "launch.sh").stat().st_mode & 0o111
     assert json.loads((out / "recommendation.json").read_text()) == described
     assert described["files"] == [str(out / "data/rows.txt"), str(out / "main.yaml"), str(out / "launch.sh")]
-    assert sorted(path.name for path in out.iterdir()) == ["data", "launch.sh", "main.yaml", "recommendation.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["data", "launch.sh", "main.yaml", "recommendation.json", "report.html"]
+    assert (out / "report.html").read_text() == str(described)
 
 
 def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    described = publish(Path("out"), _writer, lambda files: {"files": files})
+    described = publish(Path("out"), _writer, lambda files: {"files": files}, str)
     assert described["files"] == ["out/data/rows.txt", "out/main.yaml", "out/launch.sh"]
     assert (tmp_path / "out" / "main.yaml").read_text() == f"data: {tmp_path / 'out' / 'data'}\n"
 
 
 def test_a_second_answer_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    publish(tmp_path, _writer, lambda files: {"answer": 1})
+    publish(tmp_path, _writer, lambda files: {"answer": 1}, str)
     (tmp_path / "data" / "stale.txt").touch()
     (tmp_path / "study.db").write_text("kept")
-    publish(tmp_path, _writer, lambda files: {"answer": 2})
+    publish(tmp_path, _writer, lambda files: {"answer": 2}, str)
     assert json.loads((tmp_path / "recommendation.json").read_text()) == {"answer": 2}
     assert not (tmp_path / "data" / "stale.txt").exists()
     assert (tmp_path / "study.db").read_text() == "kept"
@@ -49,7 +50,7 @@ def test_a_second_answer_takes_the_place_of_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), RuntimeError("a bug"), KeyboardInterrupt()])
 def test_a_fault_while_writing_leaves_what_was_there(tmp_path: Path, fault: BaseException) -> None:
-    publish(tmp_path, _writer, lambda files: {"answer": 1})
+    publish(tmp_path, _writer, lambda files: {"answer": 1}, str)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     def broken(folder: Path) -> list[Path]:
@@ -57,7 +58,7 @@ def test_a_fault_while_writing_leaves_what_was_there(tmp_path: Path, fault: Base
         raise fault
 
     with pytest.raises(BadInput if isinstance(fault, OSError) else type(fault)):
-        publish(tmp_path, broken, lambda files: {"answer": 2})
+        publish(tmp_path, broken, lambda files: {"answer": 2}, str)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

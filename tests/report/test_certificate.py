@@ -1,0 +1,84 @@
+"""The certificate says what was done, by what the probe counted, and why the rest was not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.measurement import DeviceMemory, Exercised
+from autotune.recommendation import Trial
+from autotune.report.certificate import certificate_lines, certificate_row, is_complete, items_of
+from autotune.units import MIB
+from tests.report.answers import answered
+
+CASE = answered(900)
+
+WHOLE = Exercised(
+    optimizer_steps=6, generations=6, weight_syncs=5, sleeps=6, wakes=6, checkpoint_saves=1, evaluations=1,
+    shortest_prompt=64, longest_prompt=64, shortest_completion=256, longest_completion=256, seconds=9.0,
+)  # fmt: skip
+
+
+def proof(ran: Exercised | None, **memory: Any) -> Trial:
+    found = CASE.answer.certificate
+    assert found is not None
+    settings = {**found.candidate.settings, "max_prompt_length": 64, "max_completion_length": 256}
+    measured = replace(found.measurement, exercised=ran, memory=replace(found.measurement.memory, **memory))
+    return replace(found, candidate=replace(found.candidate, settings=settings), measurement=measured)
+
+
+def states(ran: Exercised | None) -> dict[str, str]:
+    return {item.name: item.state for item in items_of(CASE.question, proof(ran))}
+
+
+def test_everything_that_happened_is_done() -> None:
+    assert set(states(WHOLE).values()) == {"done"}
+    assert is_complete(items_of(CASE.question, proof(WHOLE)))
+
+
+def test_what_the_run_has_not_is_not_applicable() -> None:
+    found = states(replace(WHOLE, weight_syncs=None, sleeps=None, wakes=None, evaluations=None))
+    assert {name for name, state in found.items() if state == "not applicable"} == {"weight sync", "sleep and wake", "evaluation"}
+    assert "not done" not in found.values()
+
+
+@pytest.mark.parametrize(
+    ("change", "item"),
+    [
+        ({"optimizer_steps": 2}, "optimizer steps"),
+        ({"borrowed_generations": 1}, "rollouts"),
+        ({"generations": 1}, "rollouts"),
+        ({"weight_syncs": 0}, "weight sync"),
+        ({"wakes": 0}, "sleep and wake"),
+        ({"checkpoint_saves": 0}, "checkpoint save"),
+        ({"evaluations": 0}, "evaluation"),
+        ({"shortest_completion": 255}, "longest lengths"),
+        ({"shortest_prompt": 3}, "longest lengths"),
+    ],
+)
+def test_what_did_not_happen_is_never_assumed(change: dict[str, int], item: str) -> None:
+    ran = replace(WHOLE, **change)
+    assert [name for name, state in states(ran).items() if state == "not done"] == [item]
+    assert certificate_lines(CASE.question, proof(ran))[0].startswith("Certified in part")
+
+
+def test_a_probe_that_said_nothing_certifies_nothing() -> None:
+    assert set(states(None).values()) == {"not done"}
+
+
+def test_the_worst_device_is_named() -> None:
+    devices = tuple(
+        DeviceMemory(index=index, uuid=None, name="H200", peak_bytes=peak * MIB, measured_by="nvml-processes")
+        for index, peak in ((0, 700), (1, 800))
+    )
+    row = certificate_row(CASE.question, proof(WHOLE, devices=devices, peak_bytes=800 * MIB))
+    assert row is not None
+    json.dumps(row)
+    assert row["peak_by"] == "nvml-processes on device 1, the worst of 2"
+    assert [device["peak_bytes"] for device in row["devices"]] == [700 * MIB, 800 * MIB]
+    assert row["margin_bytes"] == proof(WHOLE).verdict.margin_bytes
+    assert certificate_row(CASE.question, None) is None
+    assert certificate_lines(CASE.question, None)[0].startswith("Not certified")
