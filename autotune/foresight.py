@@ -6,12 +6,12 @@ and lengths are one family and share a few short traces, from which every point 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autotune import detect
-from autotune.candidate import Candidate, fingerprint
+from autotune.candidate import Candidate
 from autotune.catalogue import Gpu
 from autotune.environment import SUPPORTED
 from autotune.errors import CannotPredict, UnknownName
@@ -20,34 +20,36 @@ from autotune.measurement import Measurement, Phase
 from autotune.prediction import Prediction
 from autotune.rig.trace_cache import TraceCache
 from autotune.rig.tracer import Tracer
+from autotune.rig.tracers import Tracers
 from autotune.trace import Trace
 from autotune.trainers.base import Job, Trainer
 
 if TYPE_CHECKING:
-    from autotune.predict.pieces import Pieces, Point
+    from autotune.predict.allocator import AllocatorSettings
+    from autotune.predict.pieces import Pieces
+    from autotune.predict.pieces.blocks import Stretch
+    from autotune.predict.pieces.points import Point
     from autotune.predict.pieces.screening import Anchor
     from autotune.predict.predictor import Situation
     from autotune.question import Question
 
 Request = Mapping[str, Any]
+Members = Sequence[tuple[Candidate, Request]]
+"""Candidates of one family, with what is to be followed of each."""
 
 STAND_IN = "generic_trace"
 """Follows the plain step of frameworks whose own can't be, one by one: their spaces are small."""
 
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+
 FEW = 3
 """So few members of a family are followed one by one: that takes less than what all of a family would follow from."""
-
-POINT_SETTINGS = frozenset({
-    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "max_completion_length", "max_length",
-    "num_generations",
-})  # fmt: skip
-"""What moves inside a family. A group's size moves nothing but a few numbers per prompt."""
 
 
 class Foresight:
     """Predicts the candidates of one job. Owner of one tracing process, which starts only when a trace is not known yet."""
 
-    def __init__(self, *, job: Job, trainer: Trainer, limit_bytes: int, tracer: Tracer) -> None:
+    def __init__(self, *, job: Job, trainer: Trainer, limit_bytes: int, tracer: Tracer | Tracers) -> None:
         from autotune.calibrate import Calibrations
 
         self._job, self._trainer, self._limit_bytes, self._tracer = job, trainer, limit_bytes, tracer
@@ -55,6 +57,8 @@ class Foresight:
         self._predictions: dict[str, Prediction] = {}
         self._families: dict[str, _Family] = {}
         self._anchors: dict[str, _Anchored] = {}
+        self._lent: Pieces | None = None
+        self._batches: tuple[int, ...] = ()
         self._calibrations = Calibrations()
 
     def predict(self, candidate: Candidate) -> Prediction:
@@ -75,19 +79,77 @@ class Foresight:
         if self._trainer.trace_adapter == STAND_IN:
             return {one.id: self.predict(one) for one in candidates}
         found = {one.id: self._predictions[one.id] for one in candidates if one.id in self._predictions}
-        families: dict[str, list[tuple[Candidate, Request]]] = {}
-        for one in candidates:
-            if one.id not in found:
-                request = self._request(one)
-                families.setdefault(_family_key(request), []).append((one, request))
+        families = self._lender_first(self._families_of([one for one in candidates if one.id not in found]))
+        self._tracer.expect(self._first_looks(families))
+        following = {key: members for key, members in families.items() if self._follows(key, members)}
+        self._anchor(following)
         for key, members in families.items():
-            found.update(self._screened(key, members))
+            if key in following:
+                found.update(self._predicted(key, members))
+            else:
+                found.update({candidate.id: self.predict(candidate) for candidate, _ in members})
         return {one.id: found[one.id] for one in candidates}
 
+    def _families_of(self, candidates: Sequence[Candidate]) -> Mapping[str, Members]:
+        """The largest first."""
+        from autotune.predict.pieces import requests
+
+        found: dict[str, list[tuple[Candidate, Request]]] = {}
+        for one in candidates:
+            request = self._request(one)
+            key = requests.family_key({**request, "allocator": one.settings.get(ALLOCATOR)})
+            found.setdefault(key, []).append((one, request))
+        return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))
+
+    def _lender_first(self, families: Mapping[str, Members]) -> Mapping[str, Members]:
+        """What is found out in one family is lent to the others: that takes most traces, so it is the cheapest to follow."""
+        from autotune.predict.pieces import requests
+        from autotune.predict.pieces.survey import looks
+
+        several = {key: members for key, members in families.items() if not self._one_by_one(members, lent=False)}
+        if self._lent is not None or len(several) < 2:
+            return families
+        firsts = {
+            key: requests.at(several[key][0][1], *looks(_points_of(several[key]), self._stretch(), None)[0])
+            for key in _wide(several, several)
+        }
+        self._tracer.expect(firsts.values())
+        events = {key: len(self._tracer.trace(first).events) for key, first in firsts.items()}
+        lender = min(events, key=lambda key: events[key])
+        return {lender: families[lender], **families}
+
+    def _first_looks(self, families: Mapping[str, Members]) -> Iterator[Request]:
+        """What will surely be followed, in this order, so that several processes may work on it."""
+        from autotune.predict.pieces import requests
+        from autotune.predict.pieces.survey import looks
+
+        lent = self._lent is not None
+        batches = self._batches
+        for key, members in families.items():
+            points = _points_of(members)
+            if key in self._families:
+                continue
+            if self._one_by_one(members, lent=lent):
+                yield from (request for _, request in members)
+                continue
+            yield from (requests.at(members[0][1], *look) for look in looks(points, self._stretch(), batches if lent else None))
+            batches, lent = batches if lent else tuple(point.micro_batch for point in points), True
+
+    def predict_all(self, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
+        """Every candidate by its id, before anything is measured; none on a CPU, whose limit binds more than a trace knows."""
+        return {} if self._job.hardware.kind != "cuda" else self.screen(candidates)
+
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Predictions of the same load are corrected from here on by what was measured."""
+        """Predictions of the same load are corrected from here on by what was measured. Nothing on a CPU."""
+        if self._job.hardware.kind != "cuda":
+            return
         self._calibrations.learn(candidate.load_key, self._followed(candidate, calibrated=False), measurement)
         self._predictions.clear()
+
+    @property
+    def families(self) -> int:
+        """How many there were whose members followed from shared traces."""
+        return len(self._families)
 
     def close(self) -> None:
         self._tracer.close()
@@ -105,13 +167,15 @@ class Foresight:
         situation = self._situation(candidate, request, self._tracer.trace(request))
         return predict(situation if calibrated else replace(situation, calibration=None))
 
-    def _situation(self, candidate: Candidate, request: Request, trace: Trace) -> Situation:
+    def _situation(self, candidate: Candidate, request: Request, trace: Trace, *, bare: bool = False) -> Situation:
+        """`bare` traces have no events that could be changed."""
         from autotune.predict.predictor import Situation
-        from autotune.predict.sharding import Sharding, worst_rank
+        from autotune.predict.sharding import Sharded, Sharding, worst_rank
 
         config = self._job.workload.model.config
         hidden = config.get("hidden_size")
-        sharded = worst_rank(trace, Sharding.of(request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None))
+        sharding = Sharding.of(request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None)
+        sharded = Sharded(trace=trace) if bare else worst_rank(trace, sharding)
         return Situation(
             candidate_id=candidate.id,
             composition=self._trainer.compose(candidate, self._job),
@@ -121,6 +185,7 @@ class Foresight:
             config=config,
             trace=sharded.trace,
             settings=candidate.settings,
+            allocator=_allocator([(candidate, request)]),
             host_bytes=sharded.host_bytes,
             notes=sharded.notes,
             calibration=self._calibrations.of(candidate.load_key),
@@ -128,51 +193,80 @@ class Foresight:
 
     # Families.
 
-    def _screened(self, key: str, members: Sequence[tuple[Candidate, Request]]) -> dict[str, Prediction]:
-        """All members of one family; one by one where their steps don't follow from each other."""
+    def _follows(self, key: str, members: Members) -> bool:
+        """Whether these follow from each other: then they are a family from here on."""
         from autotune.predict.pieces.blocks import NotUniform
 
-        if key not in self._families and len(members) <= FEW:
-            return {candidate.id: self.predict(candidate) for candidate, _ in members}
+        if key not in self._families and self._one_by_one(members, lent=self._lent is not None):
+            return False
         try:
-            family = self._family(key, members)
+            self._look_at(key, members)
         except NotUniform:
-            return {candidate.id: self.predict(candidate) for candidate, _ in members}
-        return family.predictions(self, members)
+            return False
+        return True
 
-    def _family(self, key: str, members: Sequence[tuple[Candidate, Request]]) -> _Family:
-        from autotune.predict.pieces.survey import stretch_of, survey
+    def _one_by_one(self, members: Members, *, lent: bool) -> bool:
+        return len(members) <= (1 if lent else FEW)
 
-        points = list(dict.fromkeys(_point_of(request) for _, request in members))
+    def _stretch(self) -> Stretch | None:
+        from autotune.predict.pieces.survey import stretch_of
+
+        return stretch_of(self._job.workload.model.config)
+
+    def _look_at(self, key: str, members: Members) -> None:
+        from autotune.predict.pieces import requests
+        from autotune.predict.pieces.survey import survey
+
+        points = _points_of(members)
         known = self._families.get(key)
         if known is not None and known.covers(points):
-            return known
+            return
         points = list(dict.fromkeys([*(known.points if known else ()), *points]))
         base = members[0][1]
 
         def follow(point: Point, layers: int | None) -> Trace:
-            return self._tracer.trace(_at(base, point, layers))
+            return self._tracer.trace(requests.at(base, point, layers))
 
-        pieces = survey(follow, points, stretch_of(self._job.workload.model.config))
-        self._families[key] = _Family(points, pieces, self._anchored(key, members, pieces))
-        return self._families[key]
+        pieces = survey(follow, points, self._stretch(), self._lent, self._batches)
+        self._batches, self._lent = self._batches if self._lent else tuple(point.micro_batch for point in points), pieces
+        self._families[key] = _Family(points, pieces)
 
-    def _anchored(self, key: str, members: Sequence[tuple[Candidate, Request]], pieces: Pieces) -> _Anchored:
-        """Two members followed in full, for what their replays show. On one device, where nothing is cut up or exchanged,
-        another family's serve as well."""
-        alone = members[0][1]["sharding"]["kind"] == "none"
-        if key in self._anchors:
-            return self._anchors[key]
-        if alone and self._anchors:
-            lent = next(iter(self._anchors.values()))
-            return replace(lent, situation=self._situation(*members[0], pieces.shell))
-        small, large = (self._replayed(*member) for member in self._ends(members, pieces))
-        self._anchors[key] = _Anchored((small[0], large[0]), large[1])
-        return self._anchors[key]
+    def _anchor(self, families: Mapping[str, Members]) -> None:
+        """Two members followed in full, for what their replays show. Where nothing of the model is cut up, those of one
+        family, the cheapest to follow, serve all."""
+        wanted = self._to_anchor(families)
+        ends = {key: self._ends(families[key], self._families[key].pieces) for key in wanted}
+        self._tracer.expect(request for members in ends.values() for _, request in members)
+        for key, members in ends.items():
+            small, large = (self._replayed(*member) for member in members)
+            self._anchors[key] = _Anchored((small[0], large[0]), large[1])
 
-    def _ends(self, members: Sequence[tuple[Candidate, Request]], pieces: Pieces) -> list[tuple[Candidate, Request]]:
+    def _to_anchor(self, families: Mapping[str, Members]) -> list[str]:
+        missing = [key for key in families if key not in self._anchors]
+        if not missing or families[missing[0]][0][1]["sharding"]["kind"] not in ("none", "ddp"):
+            return missing
+        known = {anchored.situation.allocator for anchored in self._anchors.values()}
+        alike: dict[AllocatorSettings, list[str]] = {}
+        for key in missing:
+            alike.setdefault(_allocator(families[key]), []).append(key)
+        return [self._cheapest(keys, families) for settings, keys in alike.items() if settings not in known]
+
+    def _cheapest(self, keys: Sequence[str], families: Mapping[str, Members]) -> str:
+        return min(_wide(keys, families), key=lambda key: self._families[key].events)
+
+    def _predicted(self, key: str, members: Members) -> dict[str, Prediction]:
+        family, anchored = self._families[key], self._anchors.get(key)
+        if anchored is None:
+            settings = _allocator(members)
+            lent = next(one for one in self._anchors.values() if one.situation.allocator == settings)
+            anchored = replace(lent, situation=self._situation(*members[0], family.pieces.shell, bare=True))
+        return family.predictions(self, members, anchored)
+
+    def _ends(self, members: Members, pieces: Pieces) -> list[tuple[Candidate, Request]]:
         """The smallest member, and the largest that may fit: what an allocator adds should be best known where it decides."""
-        peaks = pieces.at([_point_of(request) for _, request in members]).highest()
+        from autotune.predict.pieces import requests
+
+        peaks = pieces.at([requests.point_of(request) for _, request in members]).highest()
         smallest = min(range(len(peaks)), key=lambda place: peaks[place])
         below = [place for place, peak in enumerate(peaks) if peak <= self._limit_bytes]
         return [members[smallest], members[max(below, key=lambda place: peaks[place], default=smallest)]]
@@ -199,9 +293,8 @@ class _Anchored:
 class _Family:
     """Candidates that differ only in their points."""
 
-    def __init__(self, points: Sequence[Point], pieces: Pieces, anchored: _Anchored) -> None:
-        self.points = list(points)
-        self._pieces, self._situation, self._anchors = pieces, anchored.situation, anchored.anchors
+    def __init__(self, points: Sequence[Point], pieces: Pieces) -> None:
+        self.points, self.pieces, self.events = list(points), pieces, pieces.events
 
     def covers(self, points: Sequence[Point]) -> bool:
         """Whether these lie where the family was looked at."""
@@ -210,27 +303,30 @@ class _Family:
 
     def requested(self, request: Request) -> dict[Phase, int]:
         """Bytes that are requested at most in each phase of this member's step."""
-        heights = self._pieces.at([_point_of(request)])
+        from autotune.predict.pieces import requests
+
+        heights = self.pieces.at([requests.point_of(request)])
         return {phase: int(rows[0].sum()) for phase, rows in heights.phases.items()}
 
-    def predictions(self, foresight: Foresight, members: Sequence[tuple[Candidate, Request]]) -> dict[str, Prediction]:
-        from autotune.predict.pieces import rows_of
+    def predictions(self, foresight: Foresight, members: Members, anchored: _Anchored) -> dict[str, Prediction]:
+        from autotune.predict.pieces import requests
+        from autotune.predict.pieces.points import rows_of
         from autotune.predict.pieces.screening import usage_at
         from autotune.predict.predictor import predict, surroundings_of
 
-        points = [_point_of(request) for _, request in members]
-        heights, works = self._pieces.at(points), self._pieces.works.at(rows_of(points))
+        points = [requests.point_of(request) for _, request in members]
+        heights, works = self.pieces.at(points), self.pieces.works.at(rows_of(points))
         found: dict[str, Prediction] = {}
         for row, (candidate, _) in enumerate(members):
             situation = replace(
-                self._situation,
+                anchored.situation,
                 candidate_id=candidate.id,
                 composition=foresight._trainer.compose(candidate, foresight._job),
-                trace=replace(self._situation.trace, work=works[row]),
+                trace=replace(anchored.situation.trace, work=works[row]),
                 settings=candidate.settings,
                 calibration=foresight._calibrations.of(candidate.load_key),
             )
-            usage = usage_at(heights, row, self._anchors, surroundings_of(situation), self._pieces.residual)
+            usage = usage_at(heights, row, anchored.anchors, surroundings_of(situation), self.pieces.residual)
             found[candidate.id] = predict(replace(situation, usage=usage))
         return found
 
@@ -239,77 +335,57 @@ def open_foresight(question: Question, trainer: Trainer) -> Foresight:
     """For one question, with the traces that are kept on this machine."""
     job = question.job
     supported = SUPPORTED.get(trainer.name)
-    tracer = Tracer(job.workload.python, adapter=trainer.trace_adapter, cache=TraceCache(), supported=supported)
+    cache = TraceCache()
+
+    def make(versions: Mapping[str, str] | None) -> Tracer:
+        python, adapter = job.workload.python, trainer.trace_adapter
+        return Tracer(python, adapter=adapter, cache=cache, supported=supported, versions=versions)
+
+    tracer = Tracers(make)
     return Foresight(job=job, trainer=trainer, limit_bytes=question.memory_limit_bytes, tracer=tracer)
 
 
-def screened_out(question: Question, trainer: Trainer, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
-    """The candidates that cannot fit, so that no probe is spent on them; never all, for that nothing fits is to be measured.
-
-    Nothing on a CPU, whose limit binds the whole tree, and nothing where the step cannot be followed.
-    """
-    if question.job.hardware.kind != "cuda":
-        return {}
+def foresee(question: Question, trainer: Trainer, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
+    """Every candidate's prediction by its id; none on a CPU, and none where the step cannot be followed."""
     foresight = open_foresight(question, trainer)
     try:
-        foreseen = foresight.screen(candidates)
+        return foresight.predict_all(candidates)
     except CannotPredict:
         return {}
     finally:
         foresight.close()
-    ruled_out = {one: prediction for one, prediction in foreseen.items() if prediction.fits is False}
-    if len(ruled_out) == len(foreseen) and ruled_out:
-        ruled_out.pop(min(ruled_out, key=lambda one: ruled_out[one].peak_memory_bytes.value))
-    return ruled_out
 
 
-def _family_key(request: Request) -> str:
-    """Everything but the point, and the course that the number of micro-steps leads to."""
-    from autotune.predict.pieces.survey import course_of
-
-    settings = request["settings"]
-    accumulation, steps = settings.get("gradient_accumulation_steps"), settings.get("steps_per_generation")
-    stale = None if steps in (None, accumulation) else (accumulation, steps)
-    fixed = {name: value for name, value in settings.items() if name not in POINT_SETTINGS}
-    rest = {name: value for name, value in request.items() if name not in ("settings", "lengths")}
-    return fingerprint({**rest, "settings": fixed, "course": course_of(_point_of(request).micro_steps), "stale": stale})
+def ruled_out(foreseen: Mapping[str, Prediction]) -> Mapping[str, Prediction]:
+    """What cannot fit, so that no probe is spent on it; never all, for that nothing fits is to be measured."""
+    found = {one: prediction for one, prediction in foreseen.items() if prediction.fits is False}
+    if len(found) == len(foreseen) and found:
+        found.pop(min(found, key=lambda one: found[one].peak_memory_bytes.value))
+    return found
 
 
-def _point_of(request: Request) -> Point:
-    from autotune.predict.pieces import Point
-
-    settings, lengths = request["settings"], request["lengths"]
-    return Point(
-        micro_batch=settings["per_device_train_batch_size"],
-        prompt=lengths["prompt"],
-        completion=lengths["completion"],
-        micro_steps=settings.get("steps_per_generation") or settings.get("gradient_accumulation_steps") or 1,
-    )
+def screened_out(question: Question, trainer: Trainer, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
+    """The candidates that cannot fit."""
+    return ruled_out(foresee(question, trainer, candidates))
 
 
-def _at(request: Request, point: Point, layers: int | None) -> Request:
-    """The same request at another point."""
-    settings = dict(request["settings"])
-    before = settings.get("steps_per_generation")
-    settings["per_device_train_batch_size"] = point.micro_batch
-    if before in (None, settings.get("gradient_accumulation_steps")):
-        settings["gradient_accumulation_steps"] = point.micro_steps
-    if before is not None:
-        settings["steps_per_generation"] = point.micro_steps
-    if "max_completion_length" in settings:
-        settings["max_completion_length"] = point.completion
-    if "max_length" in settings:
-        settings["max_length"] = point.prompt + point.completion
-    if "num_generations" in settings:
-        settings["num_generations"] = _group(point, request["sharding"]["ranks"], settings["num_generations"])
-    lengths = {**request["lengths"], "prompt": point.prompt, "completion": point.completion}
-    return {**request, "settings": settings, "lengths": lengths, "model": {**request["model"], "layers": layers}}
+def _allocator(members: Members) -> AllocatorSettings:
+    """How a family's processes are told to allocate."""
+    from autotune.predict.allocator import AllocatorSettings
+
+    return AllocatorSettings.of(str(members[0][0].settings.get(ALLOCATOR) or ""))
 
 
-def _group(point: Point, ranks: int, wanted: int) -> int:
-    """Completions per prompt that this generation batch can be cut into: as wanted, or the next best."""
-    batch = point.micro_batch * point.micro_steps * ranks
-    return next((size for size in (wanted, *range(2, batch + 1)) if batch % size == 0), wanted)
+def _wide(keys: Iterable[str], families: Mapping[str, Members]) -> list[str]:
+    """Those that have at least half as many points as any: a few may all lie far from what fits."""
+    points = {key: len(_points_of(families[key])) for key in keys}
+    return [key for key, count in points.items() if 2 * count >= max(points.values())]
+
+
+def _points_of(members: Members) -> list[Point]:
+    from autotune.predict.pieces import requests
+
+    return list(dict.fromkeys(requests.point_of(request) for _, request in members))
 
 
 def _gpu_of(hardware: Hardware) -> Gpu | None:

@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "autotune"
 # From the ground up. Who stands on one line does not see the others on it; a floor of several lines has steps.
 FLOORS = [
     ("0", {"errors"}),
-    ("0", {"units", "document", "files", "nvml", "secrets"}),
-    ("0", {"catalogue"}),
+    ("0", {"units", "document", "nvml", "secrets"}),
+    ("0", {"catalogue", "files"}),
     ("1", {"candidate", "devices", "hardware", "measurement", "environment"}),
     ("1", {"composition", "prediction", "trace"}),
     ("1", {"workload", "detect"}),
@@ -28,7 +28,8 @@ FLOORS = [
     ("6", {"conclude", "flags"}),
     ("6", {"forecasting"}),
     ("6", {"advice"}),
-    ("6", {"tune", "soaking", "report", "asking", "diagnose", "preflight"}),
+    ("6", {"tune", "recall", "relaxing", "soaking", "report", "asking", "diagnose", "preflight"}),
+    ("6", {"answering"}),
     ("7", {"cli", "integrations"}),
     ("7", {"__main__"}),
 ]

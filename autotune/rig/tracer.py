@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -56,7 +56,9 @@ class Tracer:
         cache: TraceCache | None = None,
         supported: Supported | None = None,
         trace_seconds: float = TRACE_SECONDS,
+        versions: Mapping[str, str] | None = None,
     ) -> None:
+        """`versions`, where another process of the same interpreter has told them already."""
         self.python = python
         self.traced = 0
         """Steps that were followed, and not found in the cache."""
@@ -64,8 +66,8 @@ class Tracer:
         self._trace_seconds = trace_seconds
         self._folder: RigFolder | None = None
         self._spawned: Spawned | None = None
-        self._versions: dict[str, str] | None = None
-        self._loaded = False
+        self._versions: dict[str, str] | None = None if versions is None else dict(versions)
+        self._loaded = self._given_up = False
         self._asked = 0
 
     @property
@@ -91,6 +93,16 @@ class Tracer:
         if self._cache:
             self._cache.put(key, trace)
         return trace
+
+    def expect(self, specifications: Iterable[Mapping[str, object]]) -> None:
+        """What will be asked for: nothing to prepare where one process answers one question after the other."""
+
+    def give_up(self) -> None:
+        """For another thread than the one that waits for a trace: that one hears at once that there will be none."""
+        self._given_up = True
+        if self._spawned is not None:
+            with contextlib.suppress(OSError):
+                self._spawned.process.kill()
 
     def close(self) -> None:
         """End the process. May be called twice; a later `trace` starts a new one."""
@@ -178,7 +190,7 @@ class Tracer:
         """The expected answer, or the word that it failed."""
         assert self._spawned is not None
         wire = self._spawned.wire
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._given_up:
             messages = wire.take(max(0.0, deadline - time.monotonic()))
             if not messages and wire.closed:
                 raise _Lost("has ended")
@@ -192,7 +204,7 @@ class Tracer:
                     raise self._cannot_import(message["error"])
                 if event == "lost":
                     raise _Lost(_ending(message))
-        raise _Lost("gave no answer in time")
+        raise _Lost("was given up" if self._given_up else "gave no answer in time")
 
     def _cannot_import(self, error: Message) -> TrainingEnvironmentError:
         lines = [install_line(self.python, package, span) for package, span in self._supported.items()]

@@ -16,31 +16,10 @@ from numpy.typing import NDArray
 from autotune.measurement import Phase
 from autotune.predict.pieces.blocks import PARTS, Block, NotUniform, Segment, Stretch, blocks_of, growth, segments
 from autotune.predict.pieces.monomials import Basis, Floats
-from autotune.predict.pieces.works import Works, inventory_of
+from autotune.predict.pieces.points import Point, Sample, rows_of
+from autotune.predict.pieces.vocabulary import Vocabulary
+from autotune.predict.pieces.works import Counted, Works, inventory_of
 from autotune.trace import Part, Trace
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """What candidates of one family differ in."""
-
-    micro_batch: int
-    prompt: int
-    completion: int
-    micro_steps: int
-    """Micro-batches per generation (or, where nothing is generated, per optimizer step)."""
-
-    @property
-    def row(self) -> tuple[int, int, int, int]:
-        return self.micro_batch, self.prompt, self.completion, self.micro_steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One trace and where it was taken."""
-
-    point: Point
-    trace: Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +62,12 @@ class Pieces:
     exact: bool
     """Whether every size was found to be a sum of terms; where not, only a check tells how far it is off."""
 
+    vocabulary: Vocabulary
+    """What sizes were found to be: most of them come again in other families of the same model."""
+
+    events: int = 0
+    """Of a short model's step: what it takes to follow the whole one goes by it."""
+
     residual: float = 0.0
     """Largest relative error seen where it was checked against a trace."""
 
@@ -100,23 +85,42 @@ def fit(samples: Sequence[Sample], stretch: Stretch, longer: Trace | None) -> Pi
 
     NotUniform where the traces do not have the same course, or the longer one is not the short one stretched.
     """
-    points = rows_of([sample.point for sample in samples])
-    laid = [blocks_of(sample.trace) for sample in samples]
-    if any([block.key for block in other] != [block.key for block in laid[0]] for other in laid):
-        raise NotUniform("the step takes another course at another point")
-    grown = {} if longer is None else growth(laid[0], blocks_of(longer), _once(stretch))
-    fitted = _Fitted(points, laid, grown)
-    basis = fitted.basis
-    tops, resting = _walk(fitted, stretch)
-    return Pieces(
-        basis=basis,
-        phases=tuple(dict.fromkeys(block.key.phase for block in laid[0])),
-        tops={phase: _undominated(np.stack(pieces)) for phase, pieces in tops.items()},
-        resting=resting,
-        works=Works.of([sample.trace for sample in samples], points, basis, longer, stretch),
-        shell=_shell(samples[0].trace, longer, stretch),
-        exact=fitted.exact,
-    )
+    return Learnt(samples, stretch, longer).pieces(stretch)
+
+
+class Learnt:
+    """What traces of a short model say of every point, in models of any length. With what another family lends, two points do."""
+
+    def __init__(self, samples: Sequence[Sample], stretch: Stretch, longer: Trace | None, lent: Pieces | None = None) -> None:
+        laid = [blocks_of(sample.trace) for sample in samples]
+        if any([block.key for block in other] != [block.key for block in laid[0]] for other in laid):
+            raise NotUniform("the step takes another course at another point")
+        grown = {} if longer is None else growth(laid[0], blocks_of(longer), _once(stretch))
+        self._samples, self._longer, self._lent, self._first = samples, longer, lent, laid[0]
+        self._fitted = _Fitted(rows_of([one.point for one in samples]), laid, grown, lent.vocabulary if lent else None)
+
+    def pieces(self, stretch: Stretch, check: Sample | None = None) -> Pieces:
+        """`check` is another trace of a longer model, for what is counted."""
+        fitted, counted = self._fitted, Counted(samples=self._samples, longer=self._longer, check=check)
+        tops, resting = _walk(fitted, stretch)
+        return Pieces(
+            basis=fitted.basis,
+            phases=tuple(dict.fromkeys(block.key.phase for block in self._first)),
+            tops={phase: _undominated(np.stack(pieces)) for phase, pieces in tops.items()},
+            resting=resting,
+            works=counted.works(stretch, self._lent.works if self._lent else None),
+            shell=_shell(self._samples[0].trace, self._longer, stretch),
+            exact=fitted.exact,
+            vocabulary=fitted.vocabulary,
+            events=len(self._samples[0].trace.events),
+        )
+
+    def error_at(self, stretch: Stretch, sample: Sample) -> float:
+        """How far the largest peak of a phase is off, relative to the highest."""
+        tops, _ = _walk(self._fitted, stretch)
+        values = self._fitted.basis.values(rows_of([sample.point]))
+        found = {phase: _highest(np.stack(pieces), values) for phase, pieces in tops.items()}
+        return _error({phase: int(rows[0].sum()) for phase, rows in found.items()}, phase_peaks(sample.trace))
 
 
 def _shell(trace: Trace, longer: Trace | None, stretch: Stretch) -> Trace:
@@ -128,8 +132,10 @@ def _shell(trace: Trace, longer: Trace | None, stretch: Stretch) -> Trace:
 def error_at(pieces: Pieces, sample: Sample) -> float:
     """How far the largest peak is off where a trace of the same length is at hand, relative to it."""
     found = pieces.at([sample.point])
-    predicted = {phase: int(rows[0].sum()) for phase, rows in found.phases.items()}
-    traced = phase_peaks(sample.trace)
+    return _error({phase: int(rows[0].sum()) for phase, rows in found.phases.items()}, phase_peaks(sample.trace))
+
+
+def _error(predicted: Mapping[Phase, int], traced: Mapping[Phase, int]) -> float:
     if set(predicted) != set(traced):
         return float("inf")
     highest = max(traced.values())
@@ -155,7 +161,9 @@ def phase_peaks(trace: Trace) -> dict[Phase, int]:
 class _Fitted:
     """Blocks whose sizes are functions of the point."""
 
-    def __init__(self, points: Floats, laid: Sequence[Sequence[Block]], grown: Mapping[int, Block]) -> None:
+    def __init__(
+        self, points: Floats, laid: Sequence[Sequence[Block]], grown: Mapping[int, Block], lent: Vocabulary | None
+    ) -> None:
         self.keys = [block.key for block in laid[0]]
         self._base, self._grown = laid[0], grown
         self._segments = {place: segments(laid[0][place], block) for place, block in grown.items()}
@@ -166,18 +174,11 @@ class _Fitted:
             rows.append(_by_event(several) if by_event else _in_sum(several))
             start = self._places[-1][2] if self._places else 0
             self._places.append((by_event, start, start + len(rows[-1])))
-        self._fit(points, np.concatenate(rows))
-
-    def _fit(self, points: Floats, rows: Floats) -> None:
-        vectors, back = np.unique(rows, axis=0, return_inverse=True)
-        self.basis = Basis.of(points)
-        coefficients, exactly = self.basis.fit(points, vectors)
-        if not exactly.all():
-            self.basis = self.basis.with_caps(points, vectors[~exactly])
-            coefficients, exactly = self.basis.fit(points, vectors)
-        self._coefficients: Floats = coefficients[back.reshape(-1)]
-        self.exact = bool(exactly.all())
-        self.terms = len(self.basis.terms)
+        vectors, back = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
+        said = (lent or Vocabulary.empty()).say(points, vectors)
+        self.basis, self.exact, self.terms = said.vocabulary.basis, bool(said.exactly.all()), len(said.vocabulary.basis.terms)
+        self.vocabulary = said.vocabulary
+        self._coefficients: Floats = said.coefficients[back.reshape(-1)]
 
     def block(self, place: int, copies: int) -> tuple[Floats, Floats]:
         """Its local maxima above what was there before, pieces x parts x terms, and what it leaves, parts x terms."""
@@ -287,10 +288,6 @@ def _highest(pieces: Floats, values: Floats) -> NDArray[np.int64]:
 
 def _once(stretch: Stretch) -> Stretch:
     return Stretch(layers=stretch.layers, first=stretch.first, period=stretch.period, copies=1)
-
-
-def rows_of(points: Sequence[Point]) -> Floats:
-    return np.array([point.row for point in points], dtype=np.float64)
 
 
 def _whole(values: Floats) -> NDArray[np.int64]:

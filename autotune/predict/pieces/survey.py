@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.errors import BadInput
-from autotune.predict.pieces import Pieces, Point, Sample, error_at, fit
+from autotune.predict.pieces import Learnt, Pieces
 from autotune.predict.pieces.blocks import Stretch
+from autotune.predict.pieces.points import Point, Sample
 from autotune.predict.shapes import shape, text_config
 from autotune.trace import Trace
 
@@ -37,6 +38,13 @@ GRID = 8
 """Lengths in between are multiples of it, as the masks of attention kernels are laid out."""
 
 
+MOST_BATCHES = 3
+"""Of so many micro-batches the largest is left to the check: following it takes longest."""
+
+FEW_LOOKS = (0, 2)
+"""Of the shares, where another family's sums are known."""
+
+
 def course_of(micro_steps: int) -> int:
     """Points of one course have the same events: one micro-step, two, or more."""
     return min(micro_steps, 3)
@@ -55,24 +63,45 @@ def stretch_of(config: Mapping[str, object]) -> Stretch | None:
     return None
 
 
-def survey(follow: Follow, points: Sequence[Point], stretch: Stretch | None) -> Pieces:
-    """Pieces for these points. NotUniform where they cannot be had: then each point is to be traced by itself."""
-    picks = picked(points)
+def survey(
+    follow: Follow, points: Sequence[Point], stretch: Stretch | None, lent: Pieces | None = None, batches: Sequence[int] = ()
+) -> Pieces:
+    """Pieces for these points. NotUniform where they cannot be had: then each point is to be traced by itself.
+
+    `lent` are those of another family of the same model; then fewer points are looked at first, and more only where the check
+    shows that it takes them. They may lie at any of the micro-batches at which the other family is known, its `batches`.
+    """
     plan = stretch or Stretch(layers=0, first=0, period=1, copies=0)
+    once = replace(plan, copies=1 if stretch else 0)
+    first = looks(points, stretch, batches if lent else None)
+    *samples, check = (Sample(point=point, trace=follow(point, layers)) for point, layers in first)
+    longer = samples.pop() if stretch else None
+    more = [point for point in later_looks(points, lent=lent is not None) if point not in {one.point for one in samples}]
+    while True:
+        learnt = Learnt(samples, plan, None if longer is None else longer.trace, lent)
+        error = learnt.error_at(replace(plan, copies=0) if lent else once, check)
+        if error <= TOLERANCE or not more:
+            break
+        point = more.pop(0)
+        samples.append(Sample(point=point, trace=follow(point, first[0][1])))
+    return replace(learnt.pieces(plan, check if lent else None), residual=error)
+
+
+def looks(points: Sequence[Point], stretch: Stretch | None, batches: Sequence[int] | None) -> list[tuple[Point, int | None]]:
+    """What is traced first: points of the short model; of the next longer one the first of them; and the far corner.
+
+    The corner in the longer model too, except where sums are lent: that all layers grow with the batch alike was seen then.
+    """
+    picks = picked(points) if batches is None else _few(points, batches)
     short = stretch.layers if stretch else None
     above = stretch.layers + stretch.period if stretch else None
-    samples = [Sample(point=point, trace=follow(point, short)) for point in picks]
-    longer = follow(picks[0], above) if stretch else None
-    checked = corner(points)
-    check = Sample(point=checked, trace=follow(checked, above))
-    once = replace(plan, copies=1 if stretch else 0)
-    error = error_at(fit(samples, once, longer), check)
-    for extra in extras(points)[:ROUNDS] if error > TOLERANCE else ():
-        samples.append(Sample(point=extra, trace=follow(extra, short)))
-        error = error_at(fit(samples, once, longer), check)
-        if error <= TOLERANCE:
-            break
-    return replace(fit(samples, plan, longer), residual=error)
+    longer = [(picks[0], above)] if stretch else []
+    return [*((point, short) for point in picks), *longer, (corner(points), above if batches is None else short)]
+
+
+def later_looks(points: Sequence[Point], *, lent: bool) -> list[Point]:
+    """Points that are added, one by one, while the check is not met."""
+    return [*(picked(points) if lent else ()), *extras(points)[:ROUNDS]]
 
 
 def picked(points: Sequence[Point]) -> list[Point]:
@@ -80,6 +109,16 @@ def picked(points: Sequence[Point]) -> list[Point]:
     wanted = list(dict.fromkeys(points))
     chosen = [_between(points, place) for place in range(len(SHARES) - 2)]
     return wanted if len(wanted) <= 2 else list(dict.fromkeys(chosen))
+
+
+def _few(points: Sequence[Point], batches: Sequence[int]) -> list[Point]:
+    """Where most is known already: two that differ in everything, at micro-batches that take little."""
+    known = sorted({point.micro_batch for point in points} | set(batches))
+    small = known[:-1] if len(known) > MOST_BATCHES else known
+    places = [_between(points, place) for place in FEW_LOOKS]
+    shares = [SHARES[place][0] for place in FEW_LOOKS]
+    found = [replace(at, micro_batch=_share(small, share, 1)) for at, share in zip(places, shares, strict=True)]
+    return list(dict.fromkeys(found))
 
 
 def corner(points: Sequence[Point]) -> Point:

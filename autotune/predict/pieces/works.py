@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from autotune.measurement import Phase
 from autotune.predict.pieces.blocks import Stretch
 from autotune.predict.pieces.monomials import Basis, Floats
+from autotune.predict.pieces.points import Sample, rows_of
+from autotune.predict.pieces.vocabulary import Vocabulary
 from autotune.trace import Inventory, Trace, Work
 
 OTHER = ("moved_bytes", "kernels")
+
+Name: TypeAlias = tuple[Phase, str]
+"""A phase, and what is counted in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,23 +26,12 @@ class Works:
     """By phase and what is counted: coefficients of the basis' terms."""
 
     basis: Basis
-    counts: Mapping[tuple[Phase, str], Floats]
+    counts: Mapping[Name, Floats]
+    vocabulary: Vocabulary
+    """Of what was counted in the short model."""
 
-    @classmethod
-    def of(cls, traces: Sequence[Trace], points: Floats, basis: Basis, longer: Trace | None, stretch: Stretch) -> Works:
-        """Outside the layers it stays, inside it grows with them; what grows otherwise (an optimizer's) is as in `longer`."""
-        names = list(dict.fromkeys((work.phase, what) for trace in traces for work in trace.work for what in _counted(work)))
-        if not names:
-            return cls(basis=basis, counts={})
-        inside = np.array([[_inside(trace, *name) for trace in traces] for name in names])
-        outside = np.array([[_count(trace, *name) for trace in traces] for name in names]) - inside
-        inner, outer = basis.fit(points, inside)[0], basis.fit(points, outside)[0]
-        coefficients = outer + (1 + stretch.copies * stretch.period / stretch.layers) * inner
-        counts = dict(zip(names, coefficients, strict=True))
-        if longer is not None:
-            for name in names:
-                counts[name][0] += stretch.copies * _unexplained(traces[0], longer, name, stretch)
-        return cls(basis=basis, counts=counts)
+    shapes: Mapping[tuple[bool, Name], Floats]
+    """The same inside the layers (True) and outside, by what it is."""
 
     def at(self, points: Floats) -> list[tuple[Work, ...]]:
         values = self.basis.values(points)
@@ -71,10 +66,63 @@ def inventory_of(short: Trace, longer: Trace | None, stretch: Stretch) -> Invent
     )
 
 
-def _unexplained(short: Trace, longer: Trace, name: tuple[Phase, str], stretch: Stretch) -> float:
+def _unexplained(short: Trace, longer: Trace, name: Name, stretch: Stretch) -> float:
     """What one more group of layers adds beyond what is counted inside layers: a batch does not change it."""
     expected = _inside(short, *name) * stretch.period / stretch.layers
     return _count(longer, *name) - _count(short, *name) - expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Traces of a short model at several points, of a longer one at the first of them, and of the short one elsewhere."""
+
+    samples: Sequence[Sample]
+    longer: Trace | None
+    check: Sample | None = None
+
+    def works(self, stretch: Stretch, lent: Works | None) -> Works:
+        """Outside the layers it stays, inside it grows with them; what grows otherwise (an optimizer's) is as in `longer`."""
+        traces = [sample.trace for sample in self.samples]
+        names = list(dict.fromkeys((work.phase, what) for trace in traces for work in trace.work for what in _counted(work)))
+        if not names:
+            return Works(basis=Basis(()), counts={}, vocabulary=Vocabulary.empty(), shapes={})
+        more = {name: 0.0 if self.longer is None else _unexplained(traces[0], self.longer, name, stretch) for name in names}
+        keys = [(inner, name) for inner in (True, False) for name in names]
+        rows = np.array([[_part(one.trace, inner, name) for one in self._all] for inner, name in keys])
+        said = (lent.vocabulary if lent else Vocabulary.empty()).say(self._points(), rows)
+        vocabulary = said.vocabulary
+        shapes = dict(zip(keys, said.coefficients, strict=True))
+        for place in np.flatnonzero(~said.exactly) if lent else ():
+            like = _of_the_same_shape(lent, keys[place], self._points(), rows[place], vocabulary) if lent else None
+            shapes[keys[place]] = shapes[keys[place]] if like is None else like
+        times = 1 + stretch.copies * stretch.period / max(1, stretch.layers)
+        counts = {name: shapes[False, name] + times * shapes[True, name] for name in names}
+        for name in names:
+            counts[name][0] += stretch.copies * more[name]
+        known = {**(lent.shapes if lent else {}), **shapes}
+        return Works(basis=vocabulary.basis, counts=counts, vocabulary=vocabulary, shapes=known)
+
+    @property
+    def _all(self) -> tuple[Sample, ...]:
+        return (*self.samples, *(() if self.check is None else (self.check,)))
+
+    def _points(self) -> Floats:
+        return rows_of([sample.point for sample in self._all])
+
+
+def _of_the_same_shape(lent: Works, key: tuple[bool, Name], points: Floats, row: Floats, vocabulary: Vocabulary) -> Floats | None:
+    """A sum of the terms that the other family's has, in other amounts; None where that cannot be told from the examples."""
+    like = lent.shapes.get(key)
+    terms = np.flatnonzero(like) if like is not None else ()
+    if not 0 < len(terms) <= len(points):
+        return None
+    at = vocabulary.basis.values(points)[:, terms]
+    solved, _, rank, _ = np.linalg.lstsq(at / np.abs(at).max(axis=0), row, rcond=1e-10)
+    if rank < len(terms) or solved.min() < 0:
+        return None
+    found = np.zeros(len(vocabulary.basis.terms))
+    found[terms] = solved / np.abs(at).max(axis=0)
+    return found
 
 
 def _counted(work: Work) -> list[str]:
@@ -89,6 +137,11 @@ def _of(work: Work, what: str) -> float:
     if what == "moved_bytes":
         return float(work.moved_bytes)
     return float(work.kernels) if what == "kernels" else work.flops.get(what, 0.0)
+
+
+def _part(trace: Trace, inner: bool, name: Name) -> float:
+    """Inside the layers, or outside them."""
+    return _inside(trace, *name) if inner else _count(trace, *name) - _inside(trace, *name)
 
 
 def _inside(trace: Trace, phase: Phase, what: str) -> float:

@@ -1,0 +1,205 @@
+"""How long it takes to predict every candidate of a large space, and how far that is from following each by itself.
+
+    make bench-screening
+
+No GPU, no weights, no network. Each space is screened twice: with an empty cache of traces, and again with the one that this
+left behind. Then some candidates are drawn, and their own step is followed in full. Writes results/screening.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import machine
+
+from autotune.asking import Understood, possible_candidates, understand
+from autotune.candidate import Candidate
+from autotune.environment import SUPPORTED
+from autotune.flags import Flags
+from autotune.foresight import Foresight
+from autotune.inside.processes import descendants
+from autotune.prediction import Estimate, Prediction
+from autotune.rig.trace_cache import TraceCache
+from autotune.rig.tracer import Tracer
+from autotune.rig.tracers import Tracers
+from autotune.trace import Trace
+from autotune.tune import legal_candidates
+
+RESULTS = Path(__file__).resolve().parent / "results"
+MODEL = "Qwen2.5-7B"
+SEARCHED = (
+    "per_device_train_batch_size=1,2,4,8,16,32",
+    "max_completion_length=1536,1024,768,512,256",
+    "max_prompt_length=1024,768,512,384,256",
+    "num_generations=16,8,4",
+)
+GPUS = ("A100-40G", "2xA100-40G")
+SEED = 3
+
+
+@dataclass
+class Followed:
+    """When traces were there."""
+
+    ends: list[float] = field(default_factory=list)
+
+    def tracer(self, understood: Understood, cache: TraceCache, versions: Mapping[str, str] | None) -> Tracer:
+        trainer, ends = understood.trainer, self.ends
+
+        class Noting(Tracer):
+            def trace(self, specification: Mapping[str, object]) -> Trace:
+                found = super().trace(specification)
+                ends.append(time.monotonic())
+                return found
+
+        python, supported = understood.question.job.workload.python, SUPPORTED.get(trainer.name)
+        return Noting(python, adapter=trainer.trace_adapter, cache=cache, supported=supported, versions=versions)
+
+
+@contextlib.contextmanager
+def opened(understood: Understood, cache: TraceCache, followed: Followed) -> Iterator[tuple[Foresight, Tracers]]:
+    question, trainer = understood.question, understood.trainer
+    tracer = Tracers(lambda versions: followed.tracer(understood, cache, versions))
+    foresight = Foresight(job=question.job, trainer=trainer, limit_bytes=question.memory_limit_bytes, tracer=tracer)
+    with contextlib.closing(foresight):
+        yield foresight, tracer
+
+
+def screened(understood: Understood, candidates: Sequence[Candidate], cache: TraceCache) -> dict[str, Any]:
+    """One screening in processes of its own, and what it took."""
+    followed = Followed()
+    with opened(understood, cache, followed) as (foresight, tracer):
+        before, began = cpu_seconds(), time.monotonic()
+        predictions = foresight.screen(candidates)
+        ended, spent = time.monotonic(), cpu_seconds() - before
+        first = min(followed.ends)
+        return {
+            "predictions": predictions,
+            "seconds_to_first_trace": round(first - began, 2),
+            "seconds_after_first_trace": round(ended - first, 2),
+            "seconds": round(ended - began, 2),
+            "cpu_seconds": round(spent, 2),
+            "traces_asked": len(followed.ends),
+            "traces_made": tracer.traced,
+            "families": foresight.families,
+            "versions": dict(next(iter(predictions.values())).versions),
+        }
+
+
+def cpu_seconds() -> float:
+    """Of this process and of all that live below it now."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime + sum(map(_of_process, descendants(os.getpid())))
+
+
+def _of_process(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:  # it has ended meanwhile
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def compared(
+    understood: Understood, drawn: Sequence[Candidate], predictions: Mapping[str, Prediction], cache: TraceCache
+) -> dict[str, Any]:
+    """The screened figures beside those of each candidate's own step."""
+    rows = []
+    with opened(understood, cache, Followed()) as (foresight, _):
+        for candidate in drawn:
+            rows.append(_row(candidate, predictions[candidate.id], foresight.predict(candidate)))
+    return {
+        "candidates": len(rows),
+        "largest_deviation": {
+            what: max((abs(row[what]) for row in rows if row[what] is not None), default=None)
+            for what in ("torch_peak_allocated", "peak_memory", "tokens_per_second")
+        },
+        "opposite_verdicts": sum({row["screened_fits"], row["followed_fits"]} == {True, False} for row in rows),
+        "rows": rows,
+    }
+
+
+def _row(candidate: Candidate, seen: Prediction, followed: Prediction) -> dict[str, Any]:
+    return {
+        "knobs": dict(candidate.knobs),
+        "torch_peak_allocated": _off(seen.torch_peak_allocated_bytes, followed.torch_peak_allocated_bytes),
+        "peak_memory": _off(seen.peak_memory_bytes, followed.peak_memory_bytes),
+        "tokens_per_second": _off(seen.tokens_per_second, followed.tokens_per_second),
+        "screened_fits": seen.fits,
+        "followed_fits": followed.fits,
+    }
+
+
+def _off(seen: Estimate | None, followed: Estimate | None) -> float | None:
+    """How far the screened figure is above (or, negative, below) the followed one, relative to that."""
+    return None if seen is None or followed is None else round(seen.value / followed.value - 1, 6)
+
+
+def case(gpus: str, drawn: int) -> dict[str, Any]:
+    understood = understand(Flags(model=MODEL, gpus=gpus, search=SEARCHED, mode="predict"))
+    began = time.monotonic()
+    candidates = possible_candidates(understood, legal_candidates)
+    listed = time.monotonic() - began
+    with tempfile.TemporaryDirectory() as folder:
+        cache = TraceCache(Path(folder))
+        cold, warm = (screened(understood, candidates, cache) for _ in range(2))
+        chosen = random.Random(SEED).sample(candidates, min(drawn, len(candidates)))
+        against = compared(understood, chosen, cold["predictions"], cache)
+    versions = cold["versions"]
+    runs = {
+        name: {what: value for what, value in run.items() if what not in ("predictions", "versions")}
+        for name, run in (("cold", cold), ("warm", warm))
+    }
+    return {
+        "model": MODEL,
+        "gpus": gpus,
+        "candidates": len(candidates),
+        "seconds_to_list_candidates": round(listed, 2),
+        **runs,
+        "against_following_each": against,
+        "versions": versions,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", action="append", help="a kind of hardware; may be repeated")
+    parser.add_argument("--drawn", type=int, default=12, help="candidates of each space that are followed by themselves")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    cases = [case(gpus, asked.drawn) for gpus in asked.gpus or GPUS]
+    document = {**machine.facts(cases[0].pop("versions")), "load_average": os.getloadavg()[0], "cases": cases}
+    for one in cases:
+        one.pop("versions", None)
+        print(_readable(one))
+    asked.out.mkdir(parents=True, exist_ok=True)
+    (asked.out / "screening.json").write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def _readable(one: Mapping[str, Any]) -> str:
+    lines = [f"{one['model']} on {one['gpus']}: {one['candidates']} candidates"]
+    for name in ("cold", "warm"):
+        run = one[name]
+        lines.append(
+            f"  {name}: {run['seconds_to_first_trace']} s to the first trace, {run['seconds_after_first_trace']} s after it, "
+            f"{run['cpu_seconds']} CPU seconds, {run['families']} families, {run['traces_made']} traces made"
+        )
+    against = one["against_following_each"]
+    lines.append(f"  against following each of {against['candidates']}: {against['largest_deviation']}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
