@@ -52,6 +52,14 @@ def test_it_says_the_answer_first() -> None:
         assert change["name"] in text
 
 
+def test_the_certificate_is_told_item_by_item() -> None:
+    document = of_a_search()
+    items = document["recommendation"]["certificate"]["items"]
+    assert items
+    text = " ".join(_read(render(document)).seen)
+    assert all(item["name"] in text and item["says"] in text for item in items)
+
+
 def test_every_failure_stands_with_its_evidence() -> None:
     document = of_a_search()
     failed = [row for row in document["trials"] if row["outcome"] != "ok"]
