@@ -183,7 +183,7 @@ def _deliver(words: Console, understood: Understood, answer: Recommendation, as_
     files = described["recommendation"]["files"] if described["recommendation"] else []
     show_answer(words, question, answer, [*files, str(question.out / PAGE)])
     if as_json:
-        print(json.dumps({**described, "resume_with": described["commands"]["go on"] if answer.interrupted else None}))
+        print(json.dumps(described))
 
 
 def _commands(out: Path, answer: Recommendation) -> dict[str, str]:

@@ -48,6 +48,7 @@ def document(
         "from_record": _from_record(answer),
         "learning": dict(answer.learning),
         "commands": dict(commands),
+        "resume_with": commands.get("go on") if answer.interrupted else None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "question": question_row(question),
         "study": {"storage": without_password(question.storage), "name": question.study_name},
@@ -76,9 +77,19 @@ def learning_difference(question: Question, one: Candidate, other: Candidate) ->
 
 def failed_without_memory(answer: Recommendation) -> bool:
     """Whether nothing ended well and memory was never the reason: that is a failure, and not an answer about what fits."""
-    measured = [trial.measurement for trial in answer.trials]
+    measured = _ended(answer)
     lacked = any(one.outcome.is_out_of_memory or one.outcome is Outcome.OK for one in measured)
     return answer.winner is None and bool(measured) and not lacked
+
+
+def found_nothing_out(answer: Recommendation) -> bool:
+    """Whether the budget, or somebody, ended every probe before it had an answer."""
+    return answer.winner is None and not _ended(answer)
+
+
+def _ended(answer: Recommendation) -> list[Measurement]:
+    """What probes found out by themselves; one that was ended from outside says nothing about its candidate."""
+    return [trial.measurement for trial in answer.trials if trial.measurement.outcome is not Outcome.INTERRUPTED]
 
 
 def nearest_miss(answer: Recommendation) -> Trial | None:

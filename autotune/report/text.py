@@ -10,7 +10,7 @@ from autotune.measurement import PHASES, Speed
 from autotune.question import Question
 from autotune.recommendation import Recommendation, Trial
 from autotune.report.certificate import certificate_lines
-from autotune.report.document import failed_without_memory, learning_difference, nearest_miss
+from autotune.report.document import failed_without_memory, found_nothing_out, learning_difference, nearest_miss
 from autotune.secrets import without_password
 from autotune.soak import words_of
 from autotune.space import Knob
@@ -224,6 +224,8 @@ def _show_proof(console: Console, question: Question, answer: Recommendation) ->
 def _show_nothing_fits(console: Console, question: Question, answer: Recommendation) -> None:
     if failed_without_memory(answer):
         console.print("No candidate ran to its end, and none for lack of memory: this says nothing about what fits.")
+    elif found_nothing_out(answer):
+        console.print("Nothing was found out: the budget was spent before the first probe had an answer.")
     else:
         console.print(f"Nothing fits into {_limit(question)}.")
         miss = nearest_miss(answer)

@@ -99,7 +99,10 @@ def test_a_signal_ends_it_resumably(tiny_model: Path, tmp_path: Path, number: si
     assert "Interrupted after 1 probes; all of them are kept. Go on with: autotune run" in err and "--resume" in err
     assert "Traceback" not in err
     assert _still_running(mark) == []
-    assert not (tmp_path / "out" / "recommendation.json").exists()
+    so_far = json.loads((tmp_path / "out" / "recommendation.json").read_text())
+    assert so_far["status"] == "interrupted" and "--resume" in so_far["resume_with"]
+    assert so_far["recommendation"]["certificate"] is None, "one short probe certifies nothing"
+    assert (tmp_path / "out" / "recommended.yaml").exists()
 
     resumed = autotune(*flags, "--resume", "--json", cwd=tmp_path, timeout=280)
     assert resumed.code == 0, resumed.err

@@ -27,3 +27,4 @@ def test_the_search_ends_with_its_budget(tmp_path: Path, seconds: int) -> None:
     assert done.document["proven"] in ("budget spent", "not proven infeasible")
     if done.document["recommendation"] is None:
         assert done.document["proven"] == "not proven infeasible"
+        assert "Nothing was found out" in done.err or any(row["outcome"] != "interrupted" for row in done.document["trials"])

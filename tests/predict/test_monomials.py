@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict.pieces.points import Point, rows_of
 from autotune.predict.pieces.monomials import Basis, Floats
+from autotune.predict.pieces.points import Point, rows_of
 from autotune.predict.pieces.survey import corner, picked
 
 SPACE = [

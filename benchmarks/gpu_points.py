@@ -1,0 +1,165 @@
+"""Climbs ladders of micro-batches on the product's own rigs, and puts the predicted figures beside what was measured."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from gpu_record import Record, measured_row, predicted_figures, refused_row
+from gpu_setups import Ladder, Setup
+
+from autotune.asking import Understood, understand
+from autotune.candidate import Candidate, fingerprint
+from autotune.cli.run import make_executor
+from autotune.errors import AutotuneError, CannotPredict
+from autotune.executors.base import Executor
+from autotune.flags import Flags
+from autotune.foresight import foresee
+from autotune.measurement import Measurement
+from autotune.trainers.base import ProbePlan
+
+POINT = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=2, reuse_rollouts=True)
+
+
+class Box:
+    """A time box: nothing is started after its end, and what runs is ended by its deadline."""
+
+    def __init__(self, minutes: float) -> None:
+        self._until = time.monotonic() + 60 * minutes
+
+    @property
+    def left(self) -> float:
+        return self._until - time.monotonic()
+
+
+def question_of(setup: Setup, gpus: str, **more: object) -> Understood:
+    """The setup as `autotune run` would be asked."""
+    flags = Flags(
+        model=setup.model, gpus=gpus, tuning=setup.tuning, memory_limit=setup.limit, global_batch=setup.global_batch,
+        hold=(f"num_generations={setup.generations}", *setup.holds), mode="probe",
+        out=str(Path(tempfile.gettempdir()) / "bench-gpu"),
+    )  # fmt: skip
+    return understand(Flags(**{**vars(flags), **more}))  # type: ignore[arg-type]
+
+
+def rungs_of(setup: Setup, ladder: Ladder, understood: Understood) -> list[Candidate]:
+    """The ladder's candidates, the smallest micro-batch first, at a constant generation batch."""
+    trainer, question = understood.trainer, understood.question
+    base = dict(trainer.baseline(question.space, question.job))
+    made = []
+    for micro_batch in ladder.micro_batches:
+        knobs = {
+            **base,
+            "per_device_train_batch_size": micro_batch,
+            "gradient_accumulation_steps": setup.global_batch // micro_batch // question.job.hardware.count,
+            "gradient_checkpointing": ladder.checkpointing,
+            "max_prompt_length": ladder.prompt,
+            "max_completion_length": ladder.completion,
+        }
+        made.append(trainer.complete(knobs, question.job))
+    return made
+
+
+def measure_setups(setups: Sequence[Setup], gpus: str, record: Record, box: Box) -> None:
+    """Every setup's ladders, one rig after the other, for as long as the box lasts."""
+    for setup in setups:
+        if box.left <= 0:
+            return
+        understood = question_of(setup, gpus)
+        with closing(make_executor(understood)) as executor:
+            for ladder in setup.ladders:
+                _climb(setup, ladder, understood, executor, record, box)
+        predict(setup, understood, record)
+
+
+def _climb(setup: Setup, ladder: Ladder, understood: Understood, executor: Executor, record: Record, box: Box) -> None:
+    """From the safe end up, to the first point that does not fit."""
+    for candidate in rungs_of(setup, ladder, understood):
+        key = key_of(setup, candidate)
+        row = record.row(key)
+        if row is None:
+            if box.left <= 0:
+                return
+            row = _point(key, setup, candidate, understood, executor, record, box)
+        if row is not None and row["outcome"].startswith("oom_"):
+            return
+
+
+def key_of(setup: Setup, candidate: Candidate) -> str:
+    return fingerprint({"setup": setup.name, "candidate": candidate.id})
+
+
+def _point(
+    key: str, setup: Setup, candidate: Candidate, understood: Understood, executor: Executor, record: Record, box: Box
+) -> dict[str, object] | None:
+    reason = understood.trainer.why_illegal(candidate, understood.question.job)
+    if reason is not None:
+        record.add(refused_row(key, setup.name, candidate, reason))
+        return record.row(key)
+    try:
+        measurement = measure(executor, candidate, box)
+    except AutotuneError as error:
+        record.add(refused_row(key, setup.name, candidate, str(error)))
+        return record.row(key)
+    if measurement is None:
+        return None
+    record.add(measured_row(key, setup.name, candidate, measurement), measurement.versions)
+    _say(setup, candidate, measurement)
+    return record.row(key)
+
+
+def measure(executor: Executor, candidate: Candidate, box: Box, plan: ProbePlan = POINT) -> Measurement | None:
+    """One probe inside the box; None where the box, not the candidate, ended it."""
+    from dataclasses import replace
+
+    bound = replace(plan, deadline_seconds=max(1.0, min(plan.deadline_seconds, box.left)))
+    measurement = executor.open(candidate).measure(candidate, bound)
+    ended_by_the_box = measurement.outcome == "timeout" and bound.deadline_seconds < plan.deadline_seconds
+    return None if ended_by_the_box else measurement
+
+
+def _say(setup: Setup, candidate: Candidate, measurement: Measurement) -> None:
+    names = ("per_device_train_batch_size", "gradient_checkpointing", "max_completion_length")
+    told = " ".join(f"{name}={candidate.knobs.get(name)}" for name in names)
+    peak = measurement.memory.peak_bytes or 0
+    speed = f"{measurement.worst.tokens_per_second:.0f} tokens/s" if measurement.worst else "-"
+    print(
+        f"{setup.name}: {told}: {measurement.outcome}, {peak / 2**30:.2f} GiB, {speed}, {measurement.cost.total_seconds:.1f} s",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+
+
+def predict(setup: Setup, understood: Understood, record: Record) -> None:
+    """The predicted figures of every measured point of this setup; where there are none, why not."""
+    candidates = {key_of(setup, one): one for one in _all_rungs(setup, understood)}
+    wanted = {key: one for key, one in candidates.items() if _lacks_prediction(record, key)}
+    if not wanted:
+        return
+    why = "a CPU's limit binds the whole process tree, of which a trace knows one part"
+    foreseen = {}
+    if understood.question.job.hardware.kind == "cuda":
+        try:
+            foreseen = dict(foresee(understood.question, understood.trainer, list(wanted.values())))
+            why = "its step could not be followed"
+        except CannotPredict as error:
+            why = str(error)
+    for key, candidate in wanted.items():
+        row = record.row(key)
+        assert row is not None
+        found = foreseen.get(candidate.id)
+        predicted = predicted_figures(found) if found else None
+        record.add({**row, "predicted": predicted, "predicted_why_not": None if predicted else why})
+
+
+def _lacks_prediction(record: Record, key: str) -> bool:
+    row = record.row(key)
+    return row is not None and row["predicted"] is None and row["outcome"] != "illegal"
+
+
+def _all_rungs(setup: Setup, understood: Understood) -> Iterator[Candidate]:
+    for ladder in setup.ladders:
+        yield from rungs_of(setup, ladder, understood)

@@ -1,0 +1,121 @@
+"""One part's results: a JSON file that is whole after every point, and is gone on from when the part is started again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from machine import facts
+
+from autotune.candidate import Candidate
+from autotune.measurement import Measurement
+from autotune.prediction import Estimate, Prediction
+from autotune.study.records import plain
+from autotune.verdict import judge
+
+
+class Record:
+    """Rows by key; what was measured before is not measured again."""
+
+    def __init__(self, path: Path, *, about: str, config: Mapping[str, Any], gpu: Mapping[str, Any]) -> None:
+        self._path = path
+        earlier = json.loads(path.read_text()) if path.exists() else {}
+        self.rows: list[dict[str, Any]] = list(earlier.get("rows", []))
+        self._head = {"about": about, "config": dict(config), "gpu": dict(gpu)}
+        self._extra: dict[str, Any] = dict(earlier.get("found", {}))
+        self._versions: dict[str, str] = dict(earlier.get("machine", {}).get("versions", {}))
+        self._spent = float(earlier.get("seconds_spent", 0.0))
+        self._began = time.monotonic()
+
+    def has(self, key: str) -> bool:
+        return any(row["key"] == key for row in self.rows)
+
+    def row(self, key: str) -> dict[str, Any] | None:
+        return next((row for row in self.rows if row["key"] == key), None)
+
+    def add(self, row: dict[str, Any], versions: Mapping[str, str] | None = None) -> None:
+        self.rows = [*(old for old in self.rows if old["key"] != row["key"]), row]
+        self._versions.update(versions or {})
+        self.write()
+
+    def find(self, name: str, value: Any) -> None:
+        """One thing that is no point: what a search recommended, say."""
+        self._extra[name] = value
+        self.write()
+
+    def found(self, name: str) -> Any:
+        return self._extra.get(name)
+
+    def write(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        document = {
+            **self._head,
+            "machine": facts(self._versions),
+            "counts": _counts(self.rows),
+            "found": self._extra,
+            "seconds_spent": round(self._spent + time.monotonic() - self._began, 1),
+            "rows": self.rows,
+        }
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(document, indent=1) + "\n")
+        partial.replace(self._path)
+
+
+def _counts(rows: list[dict[str, Any]]) -> dict[str, int]:
+    measured = [row for row in rows if row["outcome"] not in ("illegal", "failed to start")]
+    return {
+        "points": len(measured),
+        "fits": sum(row["fits"] for row in measured),
+        "out_of_memory": sum(row["outcome"].startswith("oom_") for row in measured),
+        "predicted": sum(row["predicted"] is not None for row in rows),
+    }
+
+
+def measured_row(key: str, setup: str, candidate: Candidate, measurement: Measurement) -> dict[str, Any]:
+    """Everything that one probe found out, flat where it is looked at and whole beside it."""
+    memory, worst, verdict = measurement.memory, measurement.worst, judge(measurement)
+    return {
+        "key": key,
+        "setup": setup,
+        "knobs": dict(candidate.knobs),
+        "outcome": str(measurement.outcome),
+        "fits": verdict.fits,
+        "why": verdict.why,
+        "tokens_per_second": round(worst.tokens_per_second, 2) if worst else None,
+        "borrowed_seconds": round(worst.borrowed_seconds, 3) if worst else None,
+        "peak_bytes": memory.peak_bytes,
+        "torch_allocated_bytes": memory.torch_allocated_bytes,
+        "torch_reserved_bytes": memory.torch_reserved_bytes,
+        "limit_bytes": memory.limit_bytes,
+        "seconds": round(measurement.cost.total_seconds, 2),
+        "measurement": plain(measurement),
+        "predicted": None,
+        "predicted_why_not": "not predicted yet",
+    }
+
+
+def refused_row(key: str, setup: str, candidate: Candidate, why: str) -> dict[str, Any]:
+    """A point that the framework would refuse, or that could not be started."""
+    return {
+        "key": key, "setup": setup, "knobs": dict(candidate.knobs), "outcome": "illegal", "fits": False, "why": why,
+        "predicted": None, "predicted_why_not": "it is not legal",
+    }  # fmt: skip
+
+
+def predicted_figures(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "fits": prediction.fits,
+        "basis": prediction.basis,
+        "peak_memory_bytes": _interval(prediction.peak_memory_bytes),
+        "torch_peak_allocated_bytes": _interval(prediction.torch_peak_allocated_bytes),
+        "torch_peak_reserved_bytes": _interval(prediction.torch_peak_reserved_bytes),
+        "tokens_per_second": _interval(prediction.tokens_per_second),
+        "versions": dict(prediction.versions),
+    }
+
+
+def _interval(estimate: Estimate | None) -> dict[str, float] | None:
+    return estimate and {"value": estimate.value, "low": estimate.low, "high": estimate.high}

@@ -1,0 +1,129 @@
+"""`autotune run` itself on a real question: against the framework's defaults, and against what a person finds by hand.
+
+By hand means: everything at the framework's defaults, and the micro-batch doubled from 1 until it runs out of memory; the
+largest that fits is taken. Both are then measured once more, by the same longer probe.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from typing import Any
+
+from gpu_points import Box, key_of, measure, question_of
+from gpu_record import Record, measured_row
+from gpu_setups import GLOBAL_BATCH, Setup
+
+from autotune.asking import Understood
+from autotune.candidate import Candidate
+from autotune.cli.run import make_executor
+from autotune.tune import LONG, SHORT
+
+QUESTION = Setup(model="Qwen2.5-7B", tuning="lora", limit="40G", ladders=(), holds=())
+LENGTHS = ("max_prompt_length=512", "max_completion_length=1024")
+RUN = "autotune run"
+SHARE = 0.6
+"""Of the time box: the search's part; the rest is for the bisection."""
+
+
+def tiny_question(model: str) -> Setup:
+    return Setup(
+        model=model, tuning="full", limit="1G", ladders=(), global_batch=16,
+        holds=("use_vllm=false",), generations=8,
+    )  # fmt: skip
+
+
+def run_search(setup: Setup, gpus: str, record: Record, box: Box, *, space: str | None, lengths: tuple[str, ...]) -> None:
+    """The search by its command, then the bisection by hand, each once."""
+    if record.found(RUN) is None:
+        record.find(RUN, _run(setup, gpus, box, space, lengths))
+    if record.found("by hand") is None and box.left > 0:
+        record.find("by hand", _by_hand(setup, gpus, record, box, lengths))
+    if record.found("by hand") and record.found(RUN):
+        record.find("compared", _compared(record.found(RUN), record.found("by hand")))
+
+
+def _run(setup: Setup, gpus: str, box: Box, space: str | None, lengths: tuple[str, ...]) -> dict[str, Any]:
+    """The answer's JSON, with what was typed."""
+    seconds = max(1, int(box.left * SHARE))
+    folder = f"{question_of(setup, gpus).question.out}-run"
+    typed = ["run", "--model", setup.model, "--gpus", gpus, "--tuning", setup.tuning, "--memory-limit", setup.limit]
+    typed += ["--global-batch", str(setup.global_batch), "--budget", f"{seconds}s", "--mode", "probe", "--fresh", "--json"]
+    typed += [word for hold in (*setup.holds, *lengths) for word in ("--hold", hold)]
+    typed += ["--space", space] if space else []
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *typed, "--out", folder], stdout=subprocess.PIPE, text=True, check=False
+    )
+    answer: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {"status": "no answer"}
+    return {"typed": "autotune " + " ".join(typed), "exit": done.returncode, **answer}
+
+
+def _by_hand(setup: Setup, gpus: str, record: Record, box: Box, lengths: tuple[str, ...]) -> dict[str, Any]:
+    """Doubling until it no longer fits."""
+    holds = tuple(hold for hold in setup.holds if not hold.startswith(("max_prompt_length", "max_completion_length")))
+    understood = question_of(setup, gpus, hold=(f"num_generations={setup.generations}", *holds, *lengths))
+    tried: list[dict[str, Any]] = []
+    best: Candidate | None = None
+    seconds = 0.0
+    with closing(make_executor(understood)) as executor:
+        for candidate in _doubled(setup, understood):
+            measurement = measure(executor, candidate, box, SHORT)
+            if measurement is None:
+                break
+            seconds += measurement.cost.total_seconds
+            key = key_of(setup, candidate)
+            record.add(measured_row(key, "by hand", candidate, measurement), measurement.versions)
+            tried.append({"key": key, "outcome": str(measurement.outcome)})
+            if measurement.outcome != "ok":
+                break
+            best = candidate
+        longer = measure(executor, best, box, LONG) if best else None
+    if longer is not None and best is not None:
+        seconds += longer.cost.total_seconds
+        record.add(measured_row(f"{key_of(setup, best)}-long", "by hand, longer", best, longer), longer.versions)
+    return {
+        "probes": len(tried),
+        "tried": tried,
+        "knobs": dict(best.knobs) if best else None,
+        "tokens_per_second": round(longer.worst.tokens_per_second, 2) if longer and longer.worst else None,
+        "peak_memory_bytes": longer.memory.peak_bytes if longer else None,
+        "device_seconds": round(seconds, 1),
+    }
+
+
+def _doubled(setup: Setup, understood: Understood) -> list[Candidate]:
+    """The framework's defaults with micro-batches of 1, 2, 4 ..., at the same global batch; those that it refuses left out."""
+    trainer, question = understood.trainer, understood.question
+    base = dict(trainer.baseline(question.space, question.job))
+    total = (setup.global_batch or GLOBAL_BATCH) // question.job.hardware.count
+    made, micro_batch = [], 1
+    while micro_batch <= total:
+        knobs = {
+            **base, "per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": total // micro_batch,
+        }  # fmt: skip
+        candidate = trainer.complete(knobs, question.job)
+        if trainer.why_illegal(candidate, question.job) is None:
+            made.append(candidate)
+        micro_batch *= 2
+    return made
+
+
+def _compared(answer: dict[str, Any], by_hand: dict[str, Any]) -> dict[str, Any]:
+    """Speed of the recommendation over the framework's defaults' and over the best by hand; None where one has none."""
+    recommended = answer.get("recommendation") or {}
+    speed = (recommended.get("tokens_per_second") or {}).get("worst")
+    baseline = (answer.get("baseline") or {}).get("tokens_per_second")
+    return {
+        "over_defaults": _ratio(speed, baseline),
+        "over_by_hand": _ratio(speed, by_hand.get("tokens_per_second")),
+        "gpu_minutes": round((answer.get("probe_seconds") or 0) / 60, 2),
+        "gpu_minutes_by_hand": round(by_hand["device_seconds"] / 60, 2),
+        "probes": (answer.get("counts") or {}).get("probed"),
+        "probes_by_hand": by_hand["probes"],
+    }
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return round(one / other, 4) if one and other else None

@@ -1,0 +1,123 @@
+"""What `make bench-gpu` measures: which models, under which limits, which ladders on them. Data, no code that runs anything.
+
+A setup is what stays loaded: a model, how it is tuned, a memory limit, an engine or none. A ladder climbs the micro-batch from
+the safe end at one length and one choice of checkpointing, and ends at its first out-of-memory error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+GLOBAL_BATCH = 64
+MICRO_BATCHES = (1, 4, 16, 64)
+GENERATIONS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """One climb."""
+
+    prompt: int
+    completion: int
+    checkpointing: bool
+    micro_batches: tuple[int, ...] = MICRO_BATCHES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is loaded once, and the ladders on it."""
+
+    model: str
+    tuning: str
+    limit: str
+    ladders: tuple[Ladder, ...]
+    holds: tuple[str, ...] = ("use_vllm=false",)
+    global_batch: int = GLOBAL_BATCH
+    generations: int = GENERATIONS
+
+    @property
+    def name(self) -> str:
+        return " ".join([self.model.rsplit("/", 1)[-1], self.tuning, self.limit, *self.holds])
+
+
+def ladders(lengths: Sequence[tuple[int, int]], micro_batches: tuple[int, ...] = MICRO_BATCHES) -> tuple[Ladder, ...]:
+    """Every length with and without checkpointing, the short ones first."""
+    return tuple(
+        Ladder(prompt=prompt, completion=completion, checkpointing=checkpointing, micro_batches=micro_batches)
+        for prompt, completion in lengths
+        for checkpointing in (True, False)
+    )
+
+
+SHORT, LONG, WITH_ENGINE = (256, 256), (512, 512), (512, 1024)
+"""Prompt and completion. Generation by transformers takes some 25 ms a token whatever the model: hence 512 at most there."""
+
+TRANSFORMERS: tuple[Setup, ...] = (
+    Setup(model="Qwen2.5-0.5B", tuning="lora", limit="16G", ladders=ladders([SHORT, LONG])),
+    Setup(model="Qwen2.5-7B", tuning="lora", limit="24G", ladders=ladders([SHORT, LONG])),
+    Setup(model="Qwen2.5-7B", tuning="full", limit="80G", ladders=ladders([SHORT])),
+    Setup(model="Qwen2.5-1.5B", tuning="full", limit="24G", ladders=ladders([SHORT, LONG])),
+    Setup(model="Qwen2.5-7B", tuning="lora", limit="40G", ladders=ladders([SHORT, LONG])),
+    Setup(model="Qwen2.5-0.5B", tuning="full", limit="16G", ladders=ladders([SHORT, LONG])),
+    Setup(model="Qwen2.5-1.5B", tuning="lora", limit="16G", ladders=ladders([SHORT, LONG])),
+    Setup(model="Qwen2.5-1.5B", tuning="full", limit="40G", ladders=ladders([SHORT, LONG])),
+    Setup(model="Qwen2.5-7B", tuning="lora", limit="80G", ladders=ladders([SHORT, LONG])),
+    Setup(model="Qwen2.5-0.5B", tuning="full", limit="40G", ladders=ladders([SHORT, LONG])),
+)
+"""In the order in which they are worth measuring: a time box may end anywhere."""
+
+VLLM = ("use_vllm=true", "vllm_max_model_length=2048")
+
+
+def _with_engine(model: str, tuning: str, limit: str, share: float, sleep: bool) -> Setup:
+    holds = (*VLLM, f"vllm_gpu_memory_utilization={share}", f"vllm_enable_sleep_mode={str(sleep).lower()}")
+    return Setup(model=model, tuning=tuning, limit=limit, ladders=ladders([WITH_ENGINE], (2, 8, 32, 64)), holds=holds)
+
+
+COLOCATED: tuple[Setup, ...] = tuple(
+    _with_engine(model, tuning, limit, share, sleep)
+    for model, tuning, limit, share in (
+        ("Qwen2.5-7B", "lora", "80G", 0.4),
+        ("Qwen2.5-1.5B", "full", "40G", 0.3),
+        ("Qwen2.5-0.5B", "lora", "16G", 0.3),
+        ("Qwen2.5-7B", "lora", "40G", 0.5),
+    )
+    for sleep in (False, True)
+)
+
+LONGEST = (512, 1988)
+"""Prompt and completion of 2,500 tokens together."""
+
+QUANTISED: tuple[Setup, ...] = (
+    Setup(model="Qwen2.5-7B", tuning="qlora", limit="40G", ladders=ladders([LONGEST])),
+    Setup(
+        model="Qwen2.5-7B", tuning="qlora", limit="40G", ladders=ladders([LONGEST], (2, 8, 32)),
+        holds=("use_vllm=true", "vllm_max_model_length=2500", "vllm_gpu_memory_utilization=0.4", "vllm_enable_sleep_mode=true"),
+    ),
+)  # fmt: skip
+
+SETUPS = {"transformers": TRANSFORMERS, "colocated": COLOCATED, "quantised": QUANTISED}
+
+
+def tiny(setups: Sequence[Setup], model: str) -> Iterator[Setup]:
+    """The same for a made-up model on a CPU: no sleep mode there, lengths and limits of its size."""
+    limits = {"16G": "560M", "24G": "640M", "40G": "800M", "80G": "1G"}
+    seen: set[str] = set()
+    for setup in setups:
+        holds = tuple(_for_a_cpu(hold) for hold in setup.holds)
+        small = replace(
+            setup, model=model, limit=limits[setup.limit],
+            global_batch=32, generations=4, holds=holds,
+            ladders=tuple(replace(one, prompt=64, completion=64 * (one.completion > SHORT[1]) + 64, micro_batches=(4, 16, 32))
+                          for one in setup.ladders),
+        )  # fmt: skip
+        if small.name not in seen:
+            seen.add(small.name)
+            yield small
+
+
+def _for_a_cpu(hold: str) -> str:
+    name, _, value = hold.partition("=")
+    smaller = {"vllm_enable_sleep_mode": "false", "vllm_max_model_length": "192", "vllm_gpu_memory_utilization": "0.5"}
+    return f"{name}={smaller.get(name, value)}"

@@ -1,0 +1,108 @@
+"""The simulated cases of the search's benchmark: which model on which cards, and the question that is asked there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune import detect, models, trainers
+from autotune.candidate import Candidate, KnobValue
+from autotune.hardware import Hardware
+from autotune.question import Question
+from autotune.spaces import read_space
+from autotune.trainers.base import Job, Trainer
+from autotune.tune import baseline_candidate, legal_candidates
+from autotune.units import MIB
+from autotune.workload import Tuning, Workload
+
+HERE = Path(__file__).resolve().parent
+ONE_CARD: tuple[KnobValue, ...] = ("none",)
+SEVERAL: dict[str, tuple[KnobValue, ...]] = {"lora": ("zero3", "ddp"), "full": ("zero3", "zero2", "ddp")}
+CONTEXT_BYTES = 600 * MIB
+"""Below the card's own size: what the limit leaves to the driver."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One question of which the simulator knows the answer."""
+
+    name: str
+    model: str
+    gpus: str
+    tuning: Tuning
+    only: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    """Knobs that are held to fewer values than the space has: what makes no sense there."""
+
+    @property
+    def hardware(self) -> Hardware:
+        return detect.hardware(self.gpus)
+
+
+CASES = (
+    Case(name="qwen2.5-0.5b-full-4090", model="Qwen2.5-0.5B", gpus="RTX4090", tuning="full"),
+    Case(name="qwen2.5-1.5b-lora-l4", model="Qwen2.5-1.5B", gpus="L4", tuning="lora"),
+    Case(name="qwen2.5-3b-lora-a100-40g", model="Qwen2.5-3B", gpus="A100-40G", tuning="lora"),
+    Case(name="qwen2.5-7b-lora-a100-80g", model="Qwen2.5-7B", gpus="A100-80G", tuning="lora"),
+    Case(name="llama-3.1-8b-lora-2xa100-40g", model="Llama-3.1-8B", gpus="2xA100-40G", tuning="lora"),
+    Case(name="qwen2.5-1.5b-full-4xl4", model="Qwen2.5-1.5B", gpus="4xL4", tuning="full"),
+    Case(
+        name="qwen2.5-7b-full-4xa100-80g",
+        model="Qwen2.5-7B",
+        gpus="4xA100-80G",
+        tuning="full",
+        only={
+            "sharding": ("zero3", "zero2"),
+            "vllm_tensor_parallel_size": (1,),
+            "vllm_gpu_memory_utilization": (0.2, 0.3, 0.4),
+            "num_generations": (16,),
+        },
+    ),
+    Case(name="qwen2.5-14b-lora-1xh100", model="Qwen2.5-14B", gpus="H100", tuning="lora"),
+    Case(name="qwen2.5-32b-lora-4xh100", model="Qwen2.5-32B", gpus="4xH100", tuning="lora"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posed:
+    """A question with everything the search is given besides measurements."""
+
+    question: Question
+    trainer: Trainer
+    candidates: tuple[Candidate, ...]
+    baseline: Candidate | None
+
+
+def pose(case: Case) -> Posed:
+    """The case's question, as `autotune run` would put it there."""
+    hardware = case.hardware
+    choices: dict[str, Sequence[KnobValue]] = {"sharding": ONE_CARD}
+    if hardware.count > 1:
+        choices = {"sharding": SEVERAL[case.tuning], "vllm_tensor_parallel_size": (1, hardware.count)}
+    choices |= case.only
+    workload = Workload(model=models.find_model(case.model), python=Path(sys.executable), tuning=case.tuning, global_batch=64)
+    return posed(Job(workload=workload, hardware=hardware), "cards", choices, hardware.memory_bytes - CONTEXT_BYTES)
+
+
+def posed(job: Job, space: str, choices: dict[str, Sequence[KnobValue]], limit_bytes: int) -> Posed:
+    """Any job's question over one of the frozen spaces."""
+    question = Question(
+        job=job,
+        space=read_space(HERE / "spaces" / f"{space}.yaml").with_choices(choices),
+        memory_limit_bytes=limit_bytes,
+        budget_seconds=1e9,
+        max_probes=100,
+        mode="probe",
+        sampler="tpe",
+        storage="memory://",
+        study_name="bench",
+        out=Path("unused"),
+    )
+    trainer = trainers.trainer(job.workload.framework, job.workload.method)
+    return Posed(
+        question=question,
+        trainer=trainer,
+        candidates=legal_candidates(question, trainer),
+        baseline=baseline_candidate(question, trainer),
+    )

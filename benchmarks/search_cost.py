@@ -1,0 +1,81 @@
+"""What the search itself takes where there are five thousand candidates."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from search_cases import CASES, SEVERAL, posed
+from search_machines import Simulated
+from search_setups import gpu_of
+from search_simulator import Machine, Quirks, Shape, Truth
+
+from autotune import models
+from autotune.candidate import KnobValue
+from autotune.prediction import Estimate, Prediction
+from autotune.study import Means, Stop, open_study
+from autotune.trainers.base import Job
+from autotune.tune import SHORT
+from autotune.workload import Workload
+
+PROBES = 25
+CANDIDATES = 5000
+
+
+def five_thousand() -> dict[str, float]:
+    """Milliseconds of processor time per ask and tell together, over 25 probes; predictions are made up beside the truth."""
+    case = next(one for one in CASES if one.name.endswith("7b-full-4xa100-80g"))
+    shares = tuple(round(0.15 + 0.025 * step, 3) for step in range(20))
+    choices: dict[str, Sequence[KnobValue]] = {
+        "sharding": SEVERAL["full"],
+        "vllm_tensor_parallel_size": (1, 2, 4),
+        "vllm_gpu_memory_utilization": shares,
+    }
+    workload = Workload(model=models.find_model(case.model), python=Path(sys.executable), tuning="full", global_batch=64)
+    asked = posed(Job(workload=workload, hardware=case.hardware), "cards", choices, case.hardware.memory_bytes)
+    candidates = asked.candidates[:CANDIDATES]
+    dice = random.Random(0)
+    formulas = Machine(
+        Shape.of(workload.model.config), gpu_of(case), case.hardware.count, asked.question.memory_limit_bytes, Quirks.drawn(dice)
+    )
+    machine = Simulated(formulas, memory_level=1.0, speed_level=1.0, seed=0)
+    predictions = {one.id: _made_up(one.id, machine.truth(one), dice, asked.question.memory_limit_bytes) for one in candidates}
+    question = replace(asked.question, sampler="value")
+    began = time.process_time()
+    study = open_study(question, candidates, asked.baseline, predictions=predictions)
+    opening, taken = time.process_time() - began, []
+    for left in range(PROBES, 0, -1):
+        began = time.process_time()
+        step = study.ask(Means(seconds=1e9, probes=left))
+        if isinstance(step, Stop):
+            break
+        asking = time.process_time() - began
+        measurement = machine.measure(step.candidate, SHORT)
+        began = time.process_time()
+        study.tell(step, measurement)
+        taken.append(asking + time.process_time() - began)
+    return {
+        "candidates": len(candidates), "probes": len(taken), "opening_ms": 1000 * opening,
+        "median_ms": 1000 * statistics.median(taken), "longest_ms": 1000 * max(taken),
+    }  # fmt: skip
+
+
+def _made_up(name: str, truth: Truth, dice: random.Random, limit: int) -> Prediction:
+    peak = truth.peak_bytes * dice.uniform(0.9, 1.1)
+    speed = truth.tokens / truth.cycle_seconds * dice.uniform(0.8, 1.25)
+    memory = Estimate(value=peak, low=0.93 * peak, high=1.1 * peak)
+    return Prediction(
+        candidate_id=name,
+        basis="traced",
+        fits=None,
+        limit_bytes=limit,
+        peak_memory_bytes=memory,
+        torch_peak_allocated_bytes=memory,
+        torch_peak_reserved_bytes=memory,
+        tokens_per_second=Estimate(value=speed, low=speed / 2, high=speed * 2),
+    )

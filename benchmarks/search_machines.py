@@ -1,0 +1,215 @@
+"""What the searches measure on: simulated machines and replayed tables, with a clock, a cost for everything, and a truth."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from search_simulator import Machine as Formulas
+from search_simulator import Truth
+
+from autotune.candidate import Candidate
+from autotune.inside.reach import out_of_reach
+from autotune.measurement import Cost, Failure, Measurement, Memory, Outcome, Speed
+from autotune.study.preference import tiers_of
+from autotune.trainers.base import ProbePlan
+from autotune.units import GIB
+
+BY_CYCLE, BY_PROBE, DRIFT = 0.02, 0.015, 0.03
+"""Scatter of one cycle, of one probe as a whole, and how far a machine drifts over minutes."""
+
+
+class Machine(Protocol):
+    """Measures, and keeps the time."""
+
+    now: float
+
+    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement: ...
+
+    def mean_speed(self, candidate: Candidate) -> float | None:
+        """Its true mean tokens per second; None where it does not truly fit."""
+        ...
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best there is: the highest true mean speed of what truly fits, in the most preferred tier where anything does."""
+
+    speed: float
+    members: frozenset[str]
+    """The tier's candidates."""
+
+    speeds: Mapping[str, float]
+
+    @classmethod
+    def of(cls, machine: Machine, space: Any, candidates: Sequence[Candidate]) -> Optimum | None:
+        """None where nothing fits."""
+        for tier in tiers_of(space, candidates):
+            speeds = {one.id: speed for one in tier.candidates if (speed := machine.mean_speed(one)) is not None}
+            if speeds:
+                return cls(max(speeds.values()), frozenset(one.id for one in tier.candidates), speeds)
+        return None
+
+    def share(self, candidate: Candidate | None) -> float:
+        """0 for what does not truly fit, or learns something less preferred than what could have been had."""
+        return 0.0 if candidate is None else self.speeds.get(candidate.id, 0.0) / self.speed
+
+
+class Simulated:
+    """The simulator's truths, measured with noise, drift and hiccups."""
+
+    def __init__(self, formulas: Formulas, *, memory_level: float, speed_level: float, seed: int) -> None:
+        self._formulas, self._bytes, self._pace = formulas, memory_level, speed_level
+        self._dice = random.Random(seed)
+        self._wave = (self._dice.uniform(0, DRIFT), self._dice.uniform(600, 3600), self._dice.uniform(0, 2 * math.pi))
+        self._truths: dict[str, Truth] = {}
+        self._live: str | None = None
+        self.now = 0.0
+
+    def truth(self, candidate: Candidate) -> Truth:
+        if candidate.id not in self._truths:
+            self._truths[candidate.id] = self._formulas.truth(candidate)
+        return self._truths[candidate.id]
+
+    def mean_speed(self, candidate: Candidate) -> float | None:
+        truth = self.truth(candidate)
+        return None if truth.cause else self._pace * truth.tokens / truth.cycle_seconds
+
+    def peak_bytes(self, candidate: Candidate) -> float:
+        return self.truth(candidate).peak_bytes * self._bytes
+
+    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+        truth, began = self.truth(candidate), self.now
+        loading = 0.0 if candidate.load_key == self._live else truth.load_seconds * self._dice.uniform(0.9, 1.15)
+        self._live = None if truth.phase == "load" and truth.cause else candidate.load_key
+        if truth.cause:
+            seconds = loading * 0.8 if truth.phase == "load" else loading + truth.setup_seconds + self._until(truth)
+            self.now += seconds
+            return self._failed(candidate, truth, Cost(total_seconds=seconds, load_seconds=min(loading, seconds)))
+        self.now += loading + truth.setup_seconds
+        speed = self._timed(truth, plan)
+        cost = Cost(total_seconds=self.now - began, load_seconds=loading, setup_seconds=truth.setup_seconds)
+        return Measurement(
+            candidate_id=candidate.id, outcome=Outcome.OK, memory=self._memory(truth), cost=cost, worst=speed,
+            optimizer_steps=plan.timed_cycles + plan.warmup_cycles,
+        )  # fmt: skip
+
+    def _until(self, truth: Truth) -> float:
+        """Seconds of the first cycle that pass before the phase in which memory runs out."""
+        passed = 0.0
+        for phase in ("rollout", "sync", "forward", "backward", "optimizer"):
+            if phase == truth.phase:
+                return passed / self._pace
+            passed += truth.by_phase[phase]
+        return truth.by_phase["rollout"] / self._pace
+
+    def _timed(self, truth: Truth, plan: ProbePlan) -> Speed:
+        usual = truth.cycle_seconds / self._pace
+        this_probe = math.exp(self._dice.gauss(0, BY_PROBE))
+        self.now += plan.warmup_cycles * usual * self._dice.uniform(1.0, 1.3)
+        cycles: list[float] = []
+        for _ in range(plan.timed_cycles):
+            cycles.append(usual * this_probe * self._scatter())
+            self.now += cycles[-1]
+            if len(cycles) < plan.timed_cycles and _hopeless([truth.tokens / one for one in cycles], plan):
+                break
+        phases = {name: seconds * sum(cycles) / truth.cycle_seconds for name, seconds in truth.by_phase.items()}
+        return Speed(
+            completion_tokens=truth.tokens, cycle_seconds=tuple(cycles), cycle_loss_tokens=(truth.tokens,) * len(cycles),
+            prompt_tokens=0, phase_seconds=phases, cut_short=len(cycles) < plan.timed_cycles,
+        )  # fmt: skip
+
+    def _scatter(self) -> float:
+        amplitude, period, phase = self._wave
+        drift = 1 + amplitude * math.sin(2 * math.pi * self.now / period + phase)
+        hiccup = self._dice.uniform(1.2, 1.8) if self._dice.random() < 0.03 else 1.0
+        return drift * hiccup * math.exp(self._dice.gauss(0, BY_CYCLE))
+
+    def _memory(self, truth: Truth) -> Memory:
+        limit = round(self._formulas.limit_bytes * self._bytes)
+        return Memory(peak_bytes=min(limit, round(truth.peak_bytes * self._bytes)), limit_bytes=limit, bound_by="simulated")
+
+    def _failed(self, candidate: Candidate, truth: Truth, cost: Cost) -> Measurement:
+        numbers = {
+            name: round(value * self._bytes) if name.endswith("_bytes") else value for name, value in truth.numbers.items()
+        }
+        row = (
+            {"engine_startup": "vllm_reservation", "kv_cache": "vllm_kv_too_small"}.get(truth.cause or "")
+            if truth.phase == "load"
+            else None
+        )
+        failure = Failure(
+            evidence=_words(truth.cause, numbers), phase=truth.phase, cause=truth.cause, row=row, numbers=numbers,
+        )  # fmt: skip
+        outcome = Outcome(f"oom_{truth.phase}")
+        return Measurement(candidate_id=candidate.id, outcome=outcome, memory=self._memory(truth), cost=cost, failure=failure)
+
+
+def _words(cause: str | None, numbers: Mapping[str, float]) -> str:
+    """In the frameworks' own way of saying it, shortened."""
+    asked, free, total = (f"{numbers.get(name, 0) / GIB:.2f} GiB" for name in ("asked_bytes", "free_bytes", "total_bytes"))
+    if cause == "kv_cache" and "asked_length" in numbers:
+        length, longest = numbers["asked_length"], numbers["longest_length"]
+        return f"ValueError: max seq len ({length}) needs {asked} of KV cache, {free} available; maximum length {longest}"
+    if cause == "engine_startup":
+        return f"ValueError: Free memory on device ({free} of {total}) on startup is less than desired ({asked})"
+    return f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. {total} in all, of which {free} is free."
+
+
+def _hopeless(rates: list[float], plan: ProbePlan) -> bool:
+    goal = plan.stop_below_tokens_per_second
+    return goal is not None and out_of_reach(rates, goal=goal, spread=plan.cycle_spread)
+
+
+class Replayed:
+    """A table of real measurements: one of a candidate's rounds is drawn each time, with its real speed, cost and failure."""
+
+    def __init__(
+        self, rows: Mapping[str, Sequence[Mapping[str, Any]]], limit_bytes: int, loads: Mapping[str, float], *, seed: int
+    ) -> None:
+        self._rows, self._limit, self._loads = rows, limit_bytes, loads
+        self._dice = random.Random(seed)
+        self._live: str | None = None
+        self.now = 0.0
+
+    def mean_speed(self, candidate: Candidate) -> float | None:
+        """The mean of its rounds; it fits where most of them did."""
+        rows = self._rows[candidate.id]
+        speeds = [_speed(row).tokens_per_second for row in rows if row["outcome"] == "ok"]
+        return statistics.mean(speeds) if len(speeds) * 2 > len(rows) else None
+
+    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+        row = self._dice.choice(self._rows[candidate.id])
+        cost, fails = row["cost"], row["outcome"] != "ok"
+        warm = cost["total_seconds"] - cost["load_seconds"]
+        loading = 0.0 if candidate.load_key == self._live and row["outcome"] != "oom_load" else self._loads[candidate.load_key]
+        self._live = None if fails else candidate.load_key  # a kill takes the process along
+        self.now += warm + loading
+        failure = row["failure"]
+        return Measurement(
+            candidate_id=candidate.id,
+            outcome=Outcome(row["outcome"]),
+            memory=Memory(peak_bytes=row["peak_bytes"], limit_bytes=self._limit, bound_by="replayed"),
+            cost=Cost(total_seconds=warm + loading, load_seconds=loading),
+            worst=None if fails else _speed(row),
+            failure=None if failure is None else msgspec.convert(failure, Failure),
+        )
+
+
+def _speed(row: Mapping[str, Any]) -> Speed:
+    return msgspec.convert(row["speed"], Speed)
+
+
+def load_costs(candidates: Sequence[Candidate], rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """What loading took, by load; where no measurement of a load had to load, the longest of any."""
+    seen: dict[str, list[float]] = defaultdict(list)
+    for one in candidates:
+        seen[one.load_key].extend(row["cost"]["load_seconds"] for row in rows[one.id] if row["cost"]["load_seconds"] > 0)
+    longest = max((statistics.median(costs) for costs in seen.values() if costs), default=1.0)
+    return {key: statistics.median(costs) if costs else longest for key, costs in seen.items()}

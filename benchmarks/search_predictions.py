@@ -1,0 +1,107 @@
+"""What `autotune predict` says of every candidate of the simulated cases, kept beside the benchmark so that it needs no traces.
+
+python benchmarks/search_predictions.py            # remakes all; CASE ... remakes those
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from search_cases import CASES, Case, Posed, pose
+
+from autotune.foresight import open_foresight
+from autotune.prediction import Estimate, Prediction
+from autotune.units import MIB
+
+FOLDER = Path(__file__).resolve().parent / "results" / "search"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    named = parser.parse_args().cases
+    for case in CASES:
+        if not named or case.name in named:
+            write(case)
+
+
+def file_of(case: Case) -> Path:
+    return FOLDER / f"predictions_{case.name}.json"
+
+
+def write(case: Case) -> None:
+    """Traces the case's steps and writes one line per candidate."""
+    asked = pose(case)
+    with contextlib.closing(open_foresight(asked.question, asked.trainer)) as foresight:
+        found = foresight.predict_all(asked.candidates)
+    failures = sorted({one.failure for one in found.values() if one.failure})
+    head = {
+        "about": f"autotune predict, every candidate of {case.model} ({case.tuning}) on {case.gpus}",
+        "date": datetime.date.today().isoformat(),
+        "versions": dict(next(iter(found.values())).versions),
+        "limit_bytes": asked.question.memory_limit_bytes,
+        "knobs": moving(asked),
+        "figures": ["peak MiB", "lowest", "highest", "allocated MiB", "tokens/s", "lowest", "highest", "failure"],
+        "failures": failures,
+    }
+    rows = [[*_key(asked, one.knobs), *_figures(found[one.id], failures)] for one in asked.candidates]
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    file_of(case).write_text(json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + lines + "\n ]\n}\n")
+    print(case.name, len(rows), sum(one.fits is False for one in found.values()), file=sys.stderr, flush=True)
+
+
+def read(case: Case, asked: Posed) -> dict[str, Prediction]:
+    """By candidate id, as the search is given them."""
+    kept = json.loads(file_of(case).read_text())
+    if kept["knobs"] != moving(asked) or kept["limit_bytes"] != asked.question.memory_limit_bytes:
+        raise SystemExit(
+            f"{file_of(case)} is of another space: remake it with python benchmarks/search_predictions.py {case.name}"
+        )
+    width = len(kept["knobs"])
+    figures = {tuple(row[:width]): row[width:] for row in kept["rows"]}
+    return {
+        one.id: _prediction(one.id, figures[tuple(_key(asked, one.knobs))], kept["limit_bytes"], kept["failures"])
+        for one in asked.candidates
+    }
+
+
+def moving(asked: Posed) -> list[str]:
+    return [knob.name for knob in asked.question.space.knobs if len(knob.choices) > 1]
+
+
+def _key(asked: Posed, knobs: Any) -> list[Any]:
+    return [knobs.get(name) for name in moving(asked)]
+
+
+def _figures(one: Prediction, failures: list[str]) -> list[Any]:
+    peak, rate = one.peak_memory_bytes, one.tokens_per_second
+    sizes = [round(value / MIB) for value in (peak.value, peak.low, peak.high, one.torch_peak_allocated_bytes.value)]
+    speeds = [None] * 3 if rate is None else [float(f"{value:.4g}") for value in (rate.value, rate.low, rate.high)]
+    return [*sizes, *speeds, None if one.failure is None else failures.index(one.failure)]
+
+
+def _prediction(name: str, figures: list[Any], limit_bytes: int, failures: list[str]) -> Prediction:
+    value, low, high, allocated, rate, slowest, fastest, failure = figures
+    peak = _estimate(value * MIB, low * MIB, high * MIB)
+    fits = False if failure is not None or peak.low > limit_bytes else True if peak.high <= limit_bytes else None
+    return Prediction(
+        candidate_id=name, basis="traced", fits=fits, failure=None if failure is None else failures[failure],
+        limit_bytes=limit_bytes, peak_memory_bytes=peak, torch_peak_allocated_bytes=Estimate.exactly(allocated * MIB),
+        torch_peak_reserved_bytes=peak, tokens_per_second=None if rate is None else _estimate(rate, slowest, fastest),
+    )  # fmt: skip
+
+
+def _estimate(value: float, low: float, high: float) -> Estimate:
+    """Rounding may have put the three out of order."""
+    return Estimate(value=value, low=min(low, value), high=max(high, value))
+
+
+if __name__ == "__main__":
+    main()

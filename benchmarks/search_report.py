@@ -1,0 +1,157 @@
+"""From studies to tables and bars."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from search_studies import ABLATIONS, AFTER, OURS, Result
+
+NEVER = float("inf")
+MEDIAN_AFTER_10, WORST_TENTH_AFTER_10 = 0.97, 0.92
+OOMS, FASTER, LATE = 1, 0.5, 3
+
+
+def summary(results: Sequence[Result]) -> dict[str, Any]:
+    """One searcher's studies in figures."""
+    return {
+        "studies": len(results),
+        **{f"share_after_{count}": _middle(one.share_after[count] for one in results) for count in AFTER},
+        "worst_tenth_after_10": _tenth(one.share_after[10] for one in results),
+        "share_recommended": _middle(one.share for one in results),
+        "out_of_memory": _middle(one.out_of_memory for one in results),
+        "seconds": _middle(one.seconds for one in results),
+        "seconds_to_95": _finite(_middle(_or_never(one.seconds_to_95) for one in results)),
+        "reached_95": _rate(one.seconds_to_95 is not None for one in results),
+        "reached_97": _rate(one.probes_to_97 is not None for one in results),
+        "probes": _middle(one.probes for one in results),
+        "confirmations": _middle(one.confirmations for one in results),
+        "probes_beyond_97": _finite(_middle(one.probes - one.probes_to_97 if one.probes_to_97 else NEVER for one in results)),
+        "loads": _middle(one.loads for one in results),
+        "nothing_fits": sum(one.nothing_fits and one.feasible for one in results),
+        "falsely_refused": _share(sum(one.falsely_refused for one in results), sum(one.fitting for one in results)),
+        "optimum_refused": _rate(one.refused_better for one in results),
+        "own_milliseconds": 1000 * _middle(one.ask_tell_seconds for one in results),
+    }
+
+
+def bars(results: Sequence[Result], five_thousand: Mapping[str, float]) -> list[dict[str, Any]]:
+    """What the search has to reach, and whether it does: over all studies together."""
+    ours = [one for one in results if one.searcher == OURS]
+    simulated = [one for one in ours if not one.setup.startswith("table_")]
+    figures, best, rival = summary(ours), *_best_rival(results)
+    beyond = [one.probes - one.probes_to_97 for one in ours if one.probes_to_97]
+    missed = sum(one.nothing_fits and one.feasible for one in simulated)
+    our_seconds = figures["seconds_to_95"] or NEVER
+    return [
+        _bar("share of the optimum after 10 probes, median", figures["share_after_10"], ">=", MEDIAN_AFTER_10),
+        _bar("share of the optimum after 10 probes, worst tenth", figures["worst_tenth_after_10"], ">=", WORST_TENTH_AFTER_10),
+        _bar("out-of-memory errors per study, median", figures["out_of_memory"], "<=", OOMS),
+        _bar(f"seconds to 95%, over those of the best rival ({rival})", our_seconds / best, "<=", FASTER),
+        _bar("probes after 97% was reached until it stopped, median of those that reached it", _middle(beyond), "<=", LATE),
+        _bar(f"feasible spaces called nothing_fits, of {len(simulated)} simulated studies", missed, "<=", 0),
+        _bar("largest share of the optimum in any study", max(one.share for one in results), "<=", 1.0),
+        _bar("milliseconds of the search's own per probe with 5,000 candidates, median", five_thousand["median_ms"], "<=", 100),
+    ]
+
+
+def _best_rival(results: Sequence[Result]) -> tuple[float, str]:
+    """The competitor with the fewest seconds to 95 % in the median; parts of ours are none."""
+    found: dict[str, float] = {}
+    for name in {one.searcher for one in results} - {OURS, *ABLATIONS}:
+        found[name] = _middle(_or_never(one.seconds_to_95) for one in results if one.searcher == name)
+    best = min(found, key=lambda name: found[name])
+    return found[best], best
+
+
+def _bar(what: str, value: float, relation: str, limit: float) -> dict[str, Any]:
+    passed = value >= limit if relation == ">=" else value <= limit
+    return {"bar": what, "value": _finite(value), "relation": relation, "limit": limit, "passed": passed}
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The same for readers."""
+    machine = document["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    lines = [
+        "# The search, held against known optima", "", document["about"], "",
+        f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores; {versions}; commit {machine['commit']}.",
+        f"{document['seeds']} seeds, {document['studies']} studies, {document['minutes']:.0f} minutes.", "", "## Bars", "",
+        "| bar | value | must be | |", "|---|---|---|---|",
+    ]  # fmt: skip
+    lines += [
+        f"| {b['bar']} | {_text(b['value'])} | {b['relation']} {b['limit']} | {'pass' if b['passed'] else 'FAIL'} |"
+        for b in document["bars"]
+    ]
+    lines += ["", "## All together", "", *_table(document["overall"])]
+    for name, rows in document["by_setup"].items():
+        lines += ["", f"## {name}", "", _distance(document, name), "", *_table(rows)]
+    return "\n".join(lines) + "\n"
+
+
+COLUMNS: tuple[tuple[str, str], ...] = (
+    ("share_after_5", "after 5"), ("share_after_10", "after 10"), ("worst_tenth_after_10", "worst tenth"),
+    ("share_after_20", "after 20"),
+    ("share_recommended", "in the end"), ("out_of_memory", "OOMs"), ("probes", "probes"), ("seconds", "seconds"),
+    ("seconds_to_95", "seconds to 95%"), ("reached_95", "reached 95%"), ("falsely_refused", "falsely refused"),
+    ("nothing_fits", "nothing fits"), ("studies", "studies"),
+)  # fmt: skip
+
+
+def _table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = ["| searcher | " + " | ".join(title for _, title in COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    return lines + [f"| {name} | " + " | ".join(_text(row[key]) for key, _ in COLUMNS) + " |" for name, row in rows.items()]
+
+
+def _distance(document: Mapping[str, Any], name: str) -> str:
+    off = document["off_the_prediction"].get(name)
+    if off is None:
+        return "Really measured; no predictions on a CPU."
+    return "Truth off the prediction, median and worst tenth: " + ", ".join(
+        f"{key.replace('_', ' ')} {value:.0%}" for key, value in off.items()
+    )
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "never"
+    if isinstance(value, float):
+        return f"{value:.3f}" if value < 10 else f"{value:,.0f}"
+    return str(value)
+
+
+def _middle(values: Iterable[float]) -> float:
+    kept = list(values)
+    return statistics.median(kept) if kept else NEVER
+
+
+def _tenth(values: Iterable[float]) -> float:
+    """The value that a tenth of the studies stays below or at."""
+    kept = sorted(values)
+    return kept[max(0, int(0.1 * len(kept)) - 1)] if kept else NEVER
+
+
+def _rate(flags: Iterable[bool]) -> float:
+    kept = list(flags)
+    return sum(kept) / len(kept)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _or_never(value: float | None) -> float:
+    return NEVER if value is None else value
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no infinity: None is never."""
+    return None if value == NEVER else value
+
+
+def grouped(results: Sequence[Result], key: Callable[[Result], str]) -> dict[str, list[Result]]:
+    found: dict[str, list[Result]] = {}
+    for one in results:
+        found.setdefault(key(one), []).append(one)
+    return found

@@ -1,0 +1,281 @@
+"""What others do to find a setting, each in a few lines, all over the same measuring, clock, costs and first candidate.
+
+Each is written from its published description; what belongs to another framework (models, launchers) is left out, and each gets
+more than it would have at home: the methods that know only a batch size are repeated over the other settings.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import optuna
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from search_machines import Machine
+
+from autotune.candidate import Candidate
+from autotune.measurement import Measurement
+from autotune.space import SearchSpace
+from autotune.study.preference import tiers_of
+from autotune.tune import SHORT
+from autotune.verdict import judge
+
+MICRO = "per_device_train_batch_size"
+GROWN = 0.05
+"""DeepSpeed's autotuner calls less than this a plateau (deepspeed/autotuning/constants.py)."""
+
+MEMORY_SHARE = 0.9
+"""What AReno leaves free by default (areno/cli/auto_tune.py)."""
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+warnings.filterwarnings("ignore", module="optuna")
+
+
+class Enough(Exception):
+    """All probes are spent."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One probe of anybody's search."""
+
+    candidate: Candidate
+    measurement: Measurement
+    fits: bool
+    ended: float
+    """Seconds on the machine's clock."""
+
+    @property
+    def speed(self) -> float:
+        speed = self.measurement.ranking_speed
+        return speed.tokens_per_second if self.fits and speed else 0.0
+
+
+@dataclass
+class Arena:
+    """One search on one machine."""
+
+    machine: Machine
+    space: SearchSpace
+    candidates: Sequence[Candidate]
+    most: int
+    """So many probes at most."""
+
+    probes: list[Probe] = field(default_factory=list)
+
+    def probe(self, candidate: Candidate) -> Probe:
+        """A repeated question is answered from the record, and costs nothing."""
+        for earlier in self.probes:
+            if earlier.candidate == candidate:
+                return earlier
+        if len(self.probes) >= self.most:
+            raise Enough
+        measurement = self.machine.measure(candidate, SHORT)
+        made = Probe(candidate, measurement, judge(measurement).fits, self.machine.now)
+        self.probes.append(made)
+        return made
+
+
+Rival = Callable[[Arena, list[Candidate], Candidate, random.Random], None]
+
+
+def run(rival: Rival, arena: Arena, seed: int) -> list[Probe]:
+    """The safe candidate of each tier in the order of preference until one fits; then the rival, inside that tier."""
+    try:
+        for tier in tiers_of(arena.space, arena.candidates):
+            first = safest(list(tier.candidates))
+            if arena.probe(first).fits:
+                rival(arena, list(tier.candidates), first, random.Random(seed))
+                break
+    except Enough:
+        pass
+    return arena.probes
+
+
+def safest(candidates: Sequence[Candidate]) -> Candidate:
+    """What everybody would start from: generation by transformers, everything sharded, recomputed, the smallest micro-batch."""
+    sharded = ("zero3", "zero2", "zero1", "ddp", "none")
+
+    def demand(one: Candidate) -> tuple[object, ...]:
+        settings = one.settings
+        kind = settings.get("sharding")
+        place = sharded.index(str(kind)) if kind in sharded else 0
+        return (
+            settings["use_vllm"],
+            place,
+            not settings["gradient_checkpointing"],
+            settings[MICRO],
+            str(sorted(one.knobs.items(), key=str)),
+        )
+
+    return min(candidates, key=demand)
+
+
+def at_random(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+    for one in dice.sample(tier, len(tier)):
+        arena.probe(one)
+
+
+def tpe(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+    """Bergstra et al. 2011, as Optuna has it, with memory as a constraint (c-TPE, Watanabe and Hutter 2022)."""
+    _optuna(arena, tier, TPESampler(seed=dice.randrange(2**31), n_startup_trials=5), dice)
+
+
+def gp(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+    """A Gaussian process with constrained expected improvement, as Optuna has it."""
+    _optuna(arena, tier, GPSampler(seed=dice.randrange(2**31), n_startup_trials=5), dice)
+
+
+def _over(probe: Probe) -> float:
+    """Above zero where memory ran out; below by what is left of the limit."""
+    memory = probe.measurement.memory
+    return (memory.peak_bytes or memory.limit_bytes) / memory.limit_bytes - 1 - 1e-6 if probe.fits else 0.05
+
+
+def _optuna(arena: Arena, tier: list[Candidate], sampler: BaseSampler, dice: random.Random) -> None:
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    moving = [knob for knob in arena.space.knobs if len({str(one.knobs.get(knob.name)) for one in tier}) > 1]
+    choices = {knob.name: list(dict.fromkeys(str(one.knobs.get(knob.name)) for one in tier)) for knob in moving}
+    numeric = {name: values for name, values in choices.items() if _are_numbers(values)}
+
+    def place(one: Candidate, name: str) -> float | str:
+        text = str(one.knobs.get(name))
+        return math.log(float(text)) if name in numeric else text
+
+    def told(one: Candidate) -> None:
+        """What fails is told as slow as the slowest: a zero would bend every model of the speed."""
+        made = arena.probe(one)
+        fitting = [probe.speed for probe in arena.probes if probe.fits]
+        values: dict[str, optuna.distributions.BaseDistribution] = {name: _distribution(choices[name]) for name in choices}
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={name: place(one, name) for name in choices},
+                distributions=values,
+                value=made.speed if made.fits else min(fitting, default=0.0),
+                system_attrs={"constraints:memory": _over(made)},
+            )
+        )
+
+    told(arena.probes[-1].candidate)
+    left = [one for one in tier if one != arena.probes[-1].candidate]
+    while left:
+        trial = study.ask({name: _distribution(choices[name]) for name in choices})
+        wanted = trial.params
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        nearest = min(left, key=lambda one: (_apart(wanted, {name: place(one, name) for name in choices}), dice.random()))
+        left.remove(nearest)
+        told(nearest)
+
+
+def _are_numbers(values: Sequence[str]) -> bool:
+    try:
+        return all(float(value) > 0 for value in values)
+    except ValueError:
+        return False
+
+
+def _distribution(values: list[str]) -> optuna.distributions.BaseDistribution:
+    if not _are_numbers(values):
+        return optuna.distributions.CategoricalDistribution(values)
+    logs = [math.log(float(value)) for value in values]
+    return optuna.distributions.FloatDistribution(min(logs), max(logs))
+
+
+def _apart(wanted: dict[str, object], here: dict[str, float | str]) -> float:
+    return sum(
+        abs(value - here[name]) if isinstance(value, float) else float(value != here[name])  # type: ignore[operator]
+        for name, value in wanted.items()
+    )
+
+
+def _ladders(tier: list[Candidate], first: Candidate) -> Iterator[list[Candidate]]:
+    """Candidates that differ in their batch alone, smallest first; those beside the first candidate come first."""
+    groups: dict[str, list[Candidate]] = {}
+    for one in sorted(tier, key=lambda one: _moved(one, first)):
+        rest = {name: value for name, value in one.knobs.items() if name not in (MICRO, "gradient_accumulation_steps")}
+        groups.setdefault(str(rest), []).append(one)
+    for members in groups.values():
+        yield sorted(members, key=lambda one: int(one.settings[MICRO] or 0))
+
+
+def _moved(one: Candidate, first: Candidate) -> int:
+    return sum(
+        first.knobs.get(name) != value for name, value in one.knobs.items() if name not in (MICRO, "gradient_accumulation_steps")
+    )
+
+
+def doubling(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+    """Lightning's BatchSizeFinder (mode binsearch): double until memory runs out, then bisect; the largest that fits is taken.
+    accelerate's find_executable_batch_size goes the other way, down from a batch that is too large."""
+    for ladder in _ladders(tier, first):
+        low, step, place, high = -1, 1, 0, len(ladder)
+        while place < high:
+            if arena.probe(ladder[place]).fits:
+                low, place, step = place, place + step, step * 2
+            else:
+                high = place
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if arena.probe(ladder[middle]).fits else (low, middle)
+
+
+def first_fit(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+    """AReno's auto-tuner: the largest engine below nine tenths of the memory, then the largest micro-batch below it."""
+    beside = {name: value for name, value in first.knobs.items() if name not in (MICRO, "gradient_accumulation_steps")}
+
+    def is_small(one: Candidate) -> bool:
+        return one.settings[MICRO] == first.settings[MICRO] and bool(one.settings["gradient_checkpointing"])
+
+    def same(one: Candidate) -> bool:
+        return all(one.knobs.get(name) == value for name, value in beside.items() if not name.startswith(("use_vllm", "vllm_")))
+
+    engines = [one for one in tier if is_small(one) and same(one)]
+    engines.sort(key=lambda one: (not one.settings["use_vllm"], -float(one.knobs.get("vllm_gpu_memory_utilization") or 0)))  # type: ignore[arg-type]
+    chosen = next((one for one in engines if _below(arena.probe(one))), first)
+    shape = {name: value for name, value in chosen.knobs.items() if name not in (MICRO, "gradient_accumulation_steps")}
+    ladder = [one for one in tier if all(one.knobs.get(name) == value for name, value in shape.items())]
+    for one in sorted(ladder, key=lambda one: -int(one.settings[MICRO] or 0)):
+        if _below(arena.probe(one)):
+            return
+
+
+def _below(probe: Probe) -> bool:
+    memory = probe.measurement.memory
+    return probe.fits and (memory.peak_bytes or memory.limit_bytes) <= MEMORY_SHARE * memory.limit_bytes
+
+
+def deepspeed_grid(arena: Arena, tier: list[Candidate], first: Candidate, dice: random.Random) -> None:
+    """DeepSpeed's autotuner: stages from the least sharding on; in each the micro-batch is doubled until speed levels off or
+    memory runs out, and a stage no better than the one before ends the search. Repeated for the settings it does not know."""
+    order = ("none", "ddp", "zero1", "zero2", "zero3")
+    outer: dict[str, dict[str, list[Candidate]]] = {}
+    for ladder in _ladders(tier, first):
+        for one in ladder:
+            rest = {name: v for name, v in one.knobs.items() if name not in (MICRO, "gradient_accumulation_steps", "sharding")}
+            outer.setdefault(str(rest), {}).setdefault(str(one.settings.get("sharding")), []).append(one)
+    for stages in outer.values():
+        before = 0.0
+        for stage in sorted(stages, key=lambda name: order.index(name) if name in order else 0):
+            best = 0.0
+            for one in stages[stage]:
+                made = arena.probe(one)
+                if not made.fits or made.speed < best * (1 + GROWN):
+                    best = max(best, made.speed)
+                    break
+                best = made.speed
+            if 0 < best < before:
+                break
+            before = max(before, best)
+
+
+RIVALS: dict[str, Rival] = {
+    "random": at_random,
+    "TPE": tpe,
+    "GP": gp,
+    "doubling, then bisecting": doubling,
+    "descending first-fit": first_fit,
+    "DeepSpeed-like grid": deepspeed_grid,
+}

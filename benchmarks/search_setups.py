@@ -1,0 +1,145 @@
+"""What the searches are let loose on: simulated cases and replayed tables, each with its question, its machine and its truth."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from search_cases import CASES, Case, Posed, pose, posed
+from search_machines import Machine, Optimum, Replayed, Simulated, load_costs
+from search_predictions import file_of, read
+from search_simulator import Machine as Formulas
+from search_simulator import Quirks, Shape
+
+from autotune import catalogue, detect
+from autotune.catalogue import Gpu
+from autotune.prediction import Prediction
+from autotune.trainers.base import Job
+from autotune.units import parse_bytes
+from autotune.workload import Model, Workload
+
+RESULTS = Path(__file__).resolve().parent / "results" / "search"
+MEMORY_OFF, SPEED_OFF = 0.08, 0.15
+"""How far the simulator's level is put off the prediction's at most; its parts are drawn on top of that (Quirks)."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One question, and a machine for each seed."""
+
+    name: str
+    kind: str
+    """`simulated` or `measured`."""
+
+    posed: Posed
+    predictions: Mapping[str, Prediction]
+    machine: Callable[[int], Machine]
+
+    def optimum(self, machine: Machine) -> Optimum | None:
+        return Optimum.of(machine, self.posed.question.space, self.posed.candidates)
+
+
+def names() -> list[str]:
+    """Everything there is to run on: cases with predictions, and tables."""
+    return [case.name for case in CASES if file_of(case).exists()] + [path.stem for path in sorted(RESULTS.glob("table_*.json"))]
+
+
+@cache
+def setup(name: str) -> Setup:
+    case = next((one for one in CASES if one.name == name), None)
+    return _table(name) if case is None else _simulated(case)
+
+
+# Simulated.
+
+
+def _simulated(case: Case) -> Setup:
+    asked = pose(case)
+    predictions = read(case, asked)
+    return Setup(case.name, "simulated", asked, predictions, lambda seed: simulated_machine(case, asked, predictions, seed))
+
+
+def simulated_machine(case: Case, asked: Posed, predictions: Mapping[str, Prediction], seed: int) -> Simulated:
+    """Quirks and levels drawn by the seed. The predictions set the levels alone: one factor for memory, one for speed."""
+    dice = random.Random(f"{case.name} {seed}")
+    formulas = Formulas(
+        shape=Shape.of(asked.question.job.workload.model.config),
+        gpu=gpu_of(case),
+        ranks=case.hardware.count,
+        limit_bytes=asked.question.memory_limit_bytes,
+        quirks=Quirks.drawn(dice),
+    )
+    memory, speed = _levels(asked, predictions, formulas)
+    memory *= math.exp(dice.uniform(-1, 1) * math.log(1 + MEMORY_OFF))
+    speed *= math.exp(dice.uniform(-1, 1) * math.log(1 + SPEED_OFF))
+    scaled = replace(
+        formulas,
+        limit_bytes=round(formulas.limit_bytes / memory),
+        gpu=replace(formulas.gpu, memory_mib=round(formulas.gpu.memory_mib / memory)),
+    )
+    return Simulated(scaled, memory_level=memory, speed_level=speed, seed=dice.randrange(2**31))
+
+
+def gpu_of(case: Case) -> Gpu:
+    return next(gpu for gpu in catalogue.gpus() if gpu.name == case.hardware.name)
+
+
+def _levels(asked: Posed, predictions: Mapping[str, Prediction], formulas: Formulas) -> tuple[float, float]:
+    """The median candidate's prediction over the simulator's raw figure."""
+    memory, speed = [], []
+    for one in asked.candidates:
+        truth, told = formulas.truth(one), predictions[one.id]
+        if truth.phase != "load" or truth.cause is None:
+            memory.append(told.peak_memory_bytes.value / truth.peak_bytes)
+        if truth.cause is None and told.tokens_per_second is not None:
+            speed.append(told.tokens_per_second.value / (truth.tokens / truth.cycle_seconds))
+    return statistics.median(memory), statistics.median(speed)
+
+
+def distance(setup: Setup, seed: int) -> dict[str, float]:
+    """How far this study's truth lies from the prediction, over the candidates that truly fit: the search never sees this."""
+    machine = setup.machine(seed)
+    assert isinstance(machine, Simulated)
+    memory, speed = [], []
+    for one in setup.posed.candidates:
+        rate, told = machine.mean_speed(one), setup.predictions[one.id]
+        if rate is not None:
+            peak = machine.peak_bytes(one)
+            memory.append(abs(math.log(peak / told.peak_memory_bytes.value)))
+            if told.tokens_per_second is not None:
+                speed.append(abs(math.log(rate / told.tokens_per_second.value)))
+    return {
+        f"{name}_{word}": math.expm1(_quantile(values, share))
+        for name, values in (("memory", memory), ("speed", speed))
+        for word, share in (("median", 0.5), ("ninth_tenth", 0.9))
+        if values
+    }
+
+
+def _quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+# Measured.
+
+
+def _table(name: str) -> Setup:
+    kept = json.loads((RESULTS / f"{name}.json").read_text())
+    limit = parse_bytes(kept["limit"])
+    model = Model(name="made-up", config=kept["model_config"], folder=None, origin="made up")
+    workload = Workload(model=model, python=Path(sys.executable), tuning="full", global_batch=kept["global_batch"])
+    asked = posed(Job(workload=workload, hardware=detect.hardware("cpu")), kept["space"], {}, limit)
+    by_knobs: dict[str, list[dict[str, Any]]] = {}
+    for row in kept["rows"]:
+        by_knobs.setdefault(json.dumps(row["knobs"], sort_keys=True), []).append(row)
+    rows = {one.id: by_knobs[json.dumps(dict(one.knobs), sort_keys=True)] for one in asked.candidates}
+    loads = load_costs(asked.candidates, rows)
+    return Setup(name, "measured", asked, {}, lambda seed: Replayed(rows, limit, loads, seed=seed))

@@ -1,0 +1,363 @@
+"""A made-up GPU machine on which every truth is known, for judging the search.
+
+Written from first principles and apart from `autotune.predict`: parameter counts, bytes per token and layer, what an engine
+reserves, what sharding divides, rooflines. It shares no formula with the predictor and never sees a prediction. It is no model
+of any real machine: whoever uses it draws its quirks and sets its levels, its shape is its own, and it has interactions that
+the predictor lacks.
+
+Sources: activations per token and layer, Korthikanti et al. 2022 (arXiv:2205.05198), carried over to gated MLPs and grouped
+heads; mixed-precision states, Rajbhandari et al. 2020 (arXiv:1910.02054); paged caches and recomputation on preemption, Kwon et
+al. 2023 (arXiv:2309.06180).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.candidate import Candidate
+from autotune.catalogue import Gpu
+from autotune.measurement import Phase
+
+GIB, MIB = 2**30, 2**20
+CHUNK = 1024
+"""Tokens whose logits are there at a time."""
+
+GATHERED_LAYERS = 2
+"""Layers whose weights are whole at a time under ZeRO-3."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder's numbers."""
+
+    hidden: int
+    layers: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocabulary: int
+    tied: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Shape:
+        heads = config["num_attention_heads"]
+        return cls(
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            inner=config["intermediate_size"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head=config.get("head_dim") or config["hidden_size"] // heads,
+            vocabulary=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings")),
+        )
+
+    @property
+    def per_layer(self) -> int:
+        attention = self.hidden * self.head * (2 * self.heads + 2 * self.kv_heads)
+        return attention + 3 * self.hidden * self.inner + 2 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.per_layer + self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def cache_per_token(self) -> int:
+        return 2 * 2 * self.layers * self.kv_heads * self.head
+
+    def adapter(self, rank: int) -> int:
+        """LoRA on all seven projections."""
+        q, kv = self.heads * self.head, self.kv_heads * self.head
+        ends = 2 * (self.hidden + q) + 2 * (self.hidden + kv) + 3 * (self.hidden + self.inner)
+        return self.layers * rank * ends
+
+    @property
+    def live_per_token(self) -> float:
+        """Bytes that one layer keeps per token for its backward pass: inputs of norms and projections, queries, keys and values,
+        and of the gated MLP its gate, its other half and their product."""
+        q, kv = self.heads * self.head, self.kv_heads * self.head
+        return 2 * (4 * self.hidden + q + 2 * kv + 3 * self.inner)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is so of one candidate on one machine."""
+
+    peak_bytes: float
+    phase: Phase
+    """Where the peak is, or where it ends."""
+
+    cause: str | None
+    """Why it cannot run, or None where it runs."""
+
+    numbers: Mapping[str, float]
+    cycle_seconds: float
+    by_phase: Mapping[str, float]
+    tokens: int
+    load_seconds: float
+    setup_seconds: float
+
+
+@dataclass(frozen=True)
+class Quirks:
+    """How this machine differs from the next: one draw per study."""
+
+    static: float
+    activations: float
+    logits: float
+    rollout: float
+    training: float
+    movement: float
+    fragments: float
+    kept: float
+    pressure: float
+    preemption: float
+    wide: float
+
+    @classmethod
+    def drawn(cls, dice: random.Random) -> Quirks:
+        def within(share: float) -> float:
+            return math.exp(dice.uniform(-math.log(1 + share), math.log(1 + share)))
+
+        return cls(
+            static=within(0.06), activations=within(0.15), logits=within(0.15), rollout=within(0.3), training=within(0.3),
+            movement=within(0.3), fragments=dice.uniform(0.01, 0.06), kept=dice.uniform(0.5, 0.95),
+            pressure=dice.uniform(0.0, 0.3), preemption=dice.uniform(0.1, 0.5), wide=dice.uniform(0.0, 0.06),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Model, cards and quirks; candidates go in, truths come out."""
+
+    shape: Shape
+    gpu: Gpu
+    ranks: int
+    limit_bytes: int
+    quirks: Quirks
+
+    def truth(self, candidate: Candidate) -> Truth:
+        run = _Run(self, candidate.settings)
+        peaks = run.peaks()
+        phase = max(peaks, key=lambda name: peaks[name])
+        failure = run.engine_failure()
+        cause, numbers = failure or (None, {})
+        if cause is None and peaks[phase] > self.limit_bytes:
+            phase = next(name for name in peaks if peaks[name] > self.limit_bytes)
+            cause, numbers = _cause(phase, run), run.oom_numbers()
+        seconds = run.seconds(peaks[phase] / self.limit_bytes)
+        return Truth(
+            peak_bytes=peaks[phase], phase="load" if failure else phase, cause=cause, numbers=numbers,
+            cycle_seconds=sum(seconds.values()), by_phase=seconds, tokens=run.sequences * self.ranks * run.completion,
+            load_seconds=run.load_seconds(), setup_seconds=2.0 + 0.02 * self.shape.layers,
+        )  # fmt: skip
+
+
+def _cause(phase: str, run: _Run) -> str:
+    if phase in ("rollout", "sync", "load"):
+        return {"rollout": "kv_cache" if not run.engine else "activations", "sync": "weight_sync", "load": "weights"}[phase]
+    return "optimizer" if phase == "optimizer" else "logits" if run.logits() > run.activations() else "activations"
+
+
+class _Run:
+    """One candidate's settings on one machine."""
+
+    def __init__(self, machine: Machine, settings: Mapping[str, Any]) -> None:
+        self.m, self.shape, self.gpu, self.quirks = machine, machine.shape, machine.gpu, machine.quirks
+        self.micro = settings["per_device_train_batch_size"]
+        self.steps = settings.get("steps_per_generation") or settings["gradient_accumulation_steps"]
+        self.sequences = self.micro * self.steps
+        self.prompt, self.completion = settings["max_prompt_length"], settings["max_completion_length"]
+        self.length = self.prompt + self.completion
+        self.recompute, self.lora = bool(settings["gradient_checkpointing"]), bool(settings.get("use_peft"))
+        self.sharding = settings.get("sharding") or ("ddp" if machine.ranks > 1 else "none")
+        self.engine = bool(settings["use_vllm"])
+        self.share = settings.get("vllm_gpu_memory_utilization", 0.0) if self.engine else 0.0
+        self.sleeps = self.engine and bool(settings.get("vllm_enable_sleep_mode"))
+        self.together = (settings.get("vllm_tensor_parallel_size") or 1) if self.engine else 1
+        self.adapter = self.shape.adapter(settings.get("lora_r") or 16) if self.lora else 0
+        self.trained = self.adapter if self.lora else self.shape.parameters
+        self.divided = machine.ranks if self.sharding == "zero3" else 1
+
+    # Memory.
+
+    def weights(self) -> float:
+        return 2 * self.shape.parameters / self.divided * self.quirks.static
+
+    def states(self) -> float:
+        """Gradients and Adam's moments; DeepSpeed also keeps float32 masters."""
+        split = self.m.ranks if self.sharding in ("zero2", "zero3") else 1
+        if self.sharding in ("zero2", "zero3"):
+            return self.trained * (2 + 12) / split
+        per = 16 if self.lora else 6
+        return self.trained * per
+
+    def activations(self) -> float:
+        tokens, layer = self.micro * self.length, self.shape.live_per_token
+        kept = 2 * self.shape.hidden * self.shape.layers + layer if self.recompute else layer * self.shape.layers
+        extra = 1.0 if self.lora else 1.15  # what weights of their own need beside
+        return tokens * kept * extra * self.quirks.activations
+
+    def logits(self) -> float:
+        """Of one chunk of tokens: half precision, float32 and a gradient. TRL 1.16 computes log-probabilities chunk by chunk."""
+        return min(self.micro * self.completion, CHUNK) * self.shape.vocabulary * 8 * self.quirks.logits
+
+    def base(self) -> float:
+        others = (0.35 if self.m.ranks > 1 else 0.0) + 0.45
+        gathered = GATHERED_LAYERS * 2 * self.shape.per_layer if self.sharding == "zero3" else 0
+        return self.weights() + gathered + others * GIB
+
+    def reserved(self) -> float:
+        return self.share * self.gpu.memory_bytes
+
+    def peaks(self) -> dict[str, float]:
+        """By phase, in the order in which they come; what the allocator keeps between them is the fragments' share."""
+        base, states = self.base(), self.states()
+        awake = self.reserved()
+        asleep = 0.9 * GIB if self.sleeps else awake
+        training = self.activations() + self.logits()
+        loose = 1 + self.quirks.fragments * (2.0 if not self.recompute else 1.0) * (
+            1.5 if self.sleeps and not self.recompute else 1.0
+        )
+        whole = 2 * self.shape.parameters if self.sharding == "zero3" else 0
+        kept = self.quirks.kept * training  # what torch holds on to after the first micro-steps
+        rollout = awake + kept if self.engine else self.sequences * self.length * self.shape.cache_per_token + whole
+        sampled = 0 if self.engine else self.sequences * self.shape.vocabulary * 12
+        return {
+            "load": base + awake,
+            "rollout": base + states + rollout + sampled,
+            "sync": base + states + awake + kept + self._moving(),
+            "forward": base + states + asleep + training * 0.85 * loose,
+            "backward": base + states + asleep + training * loose,
+            "optimizer": base + states + asleep + (0 if self.lora else 0.1 * self.trained),
+        }
+
+    def _moving(self) -> float:
+        """What handing weights to the engine takes: a layer at a time; to merge adapters, TRL gathers all at once."""
+        if not self.engine:
+            return 0.0
+        if self.sharding == "zero3" and self.lora:
+            return 2 * self.shape.parameters
+        return 2 * self.shape.per_layer + 2 * self.shape.vocabulary * self.shape.hidden
+
+    def cache_bytes(self) -> float:
+        """What is left of the engine's reservation."""
+        profiled = (
+            (0.6 if self.together == 1 else 1.1) * GIB
+            + self.sequences * self.together * self.shape.vocabulary * 6
+            + 40 * MIB * math.sqrt(self.shape.layers)
+        )
+        return self.reserved() - 2 * self.shape.parameters / self.together * self.quirks.static - profiled
+
+    @property
+    def _cached_here(self) -> float:
+        """Bytes of one token's cache on one card; heads that are fewer than the cards are held more than once."""
+        return self.shape.cache_per_token / min(self.together, self.shape.kv_heads)
+
+    def engine_failure(self) -> tuple[str, dict[str, float]] | None:
+        if not self.engine:
+            return None
+        free = self.m.limit_bytes - self.base()
+        if self.reserved() > free:
+            return "engine_startup", {
+                "asked_bytes": int(self.reserved()), "free_bytes": int(free), "total_bytes": self.gpu.memory_bytes,
+                "asked_share": self.share, "free_share": max(0.0, free / self.gpu.memory_bytes),
+            }  # fmt: skip
+        cache, one = self.cache_bytes(), int(self.length * self._cached_here)
+        if cache < one:
+            return "kv_cache", {
+                "asked_bytes": one, "free_bytes": max(0, int(cache)), "asked_length": self.length,
+                "longest_length": max(0, int(cache / self._cached_here)),
+            }  # fmt: skip
+        return None
+
+    def oom_numbers(self) -> dict[str, float]:
+        asked = self.logits() / 4 if self.logits() > self.activations() / 8 else self.activations() / self.shape.layers
+        free = asked * 0.6
+        return {"asked_bytes": int(asked), "free_bytes": int(free), "total_bytes": self.m.limit_bytes}
+
+    # Speed.
+
+    def seconds(self, fill: float) -> dict[str, float]:
+        slow = 1 + self.quirks.pressure * max(0.0, min(1.0, (fill - 0.93) / 0.07))
+        parts = {"rollout": self._rollout(), "sync": self._sync(), **self._training()}
+        return {name: value * (slow if name in ("forward", "backward") else 1.0) for name, value in parts.items()}
+
+    @property
+    def _bandwidth(self) -> float:
+        return (self.gpu.bandwidth_gb_per_second or 500) * 1e9
+
+    @property
+    def _link(self) -> float:
+        return (self.gpu.link_gb_per_second or 16) * 1e9 * 0.6
+
+    def _rollout(self) -> float:
+        cached = self.shape.cache_per_token * (self.prompt + self.completion / 2)
+        weights = 2 * self.shape.parameters
+        prefill = 2 * self.shape.parameters * self.sequences * self.prompt / self._flops(0.4)
+        if not self.engine:
+            step = (
+                weights / (0.55 * self._bandwidth)
+                + self.sequences * cached / (0.3 * self._bandwidth)
+                + 2.2e-4 * self.shape.layers
+            )
+            gather = weights / self._link if self.sharding == "zero3" else 0.0
+            return (self.completion * step + prefill) * self.quirks.rollout + gather
+        sequences = self.sequences * self.together
+        room = max(1.0, self.cache_bytes() / (self.length * self._cached_here))
+        running = min(sequences, room)
+        waves = sequences / running
+        step = weights / self.together / (0.75 * self._bandwidth) + running * cached / self.together / (0.6 * self._bandwidth)
+        step += 1.2e-5 * self.shape.layers + 1.5e-3 + (0 if self.together == 1 else self.shape.layers * self._exchange(running))
+        thrash = 1 + self.quirks.preemption * max(0.0, 1 - room / sequences)
+        return (self.completion * step * waves * thrash + prefill) * self.quirks.rollout
+
+    def _exchange(self, running: float) -> float:
+        """Seconds of a layer's two all-reduces between the engine's cards."""
+        return 2 * (2.5e-5 + 2 * running * self.shape.hidden * 2 / self._link)
+
+    def _sync(self) -> float:
+        if not self.engine:
+            return 0.01
+        weights = 2 * self.shape.parameters
+        seconds = 3 * weights / self.together / self._bandwidth + 1.5e-3 * self.shape.layers
+        seconds += weights / self._link if self.sharding == "zero3" else 0.0
+        seconds += 0.4 + weights / self.together / 18e9 if self.sleeps else 0.0
+        return seconds * self.quirks.movement
+
+    def _flops(self, share: float) -> float:
+        return self.gpu.tflops.get("bfloat16", 100.0) * 1e12 * share
+
+    def _training(self) -> dict[str, float]:
+        tokens = self.micro * self.length
+        share = 0.52 * tokens / (tokens + 1800) * (1 - self.quirks.wide * max(0.0, math.log2(tokens / 16384)))
+        work = 2 * self.shape.parameters * tokens
+        forward = work / self._flops(share) + 2.5e-4 * self.shape.layers
+        backward = forward * ((1.05 if self.lora else 2.0) + (1.0 if self.recompute else 0.0))
+        moved = self._moved()
+        once = 4 * self.trained / self._link if self.sharding == "ddp" else 0.0
+        optimizer = (
+            20 * self.trained / (self.m.ranks if self.sharding in ("zero2", "zero3") else 1) / self._bandwidth + 0.02 + once
+        )
+        return {
+            "forward": self.steps * (forward * self.quirks.training + moved / 3),
+            "backward": self.steps * (backward * self.quirks.training + moved * 2 / 3),
+            "optimizer": optimizer * self.quirks.movement,
+        }
+
+    def _moved(self) -> float:
+        """Seconds of a micro-step's traffic between cards that computing does not hide."""
+        if self.sharding == "zero3":
+            gathers = 3 if self.recompute else 2
+            return 0.45 * (gathers * 2 * self.shape.parameters + 2 * self.trained) / self._link * self.quirks.movement
+        return 0.5 * 2 * self.trained / self._link * self.quirks.movement if self.sharding == "zero2" else 0.0
+
+    def load_seconds(self) -> float:
+        load = 8 + 2 * self.shape.parameters / 1.5e9 / (self.m.ranks if self.sharding == "zero3" else 1)
+        load += 6 if self.m.ranks > 1 else 0
+        return load + (22 + 0.35 * self.shape.layers + 2 * self.shape.parameters / self.together / 5e9 if self.engine else 0)

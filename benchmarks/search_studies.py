@@ -1,0 +1,199 @@
+"""One study: a searcher on a setup's machine for one seed, and what became of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from search_machines import Machine, Optimum
+from search_rivals import RIVALS, Arena, Probe, run
+from search_setups import Setup, setup
+
+from autotune.candidate import Candidate
+from autotune.events import Event, ProbeEnded
+from autotune.executors.inline import InlineExecutor
+from autotune.study import SearchOptions, Study, open_study
+from autotune.study.preference import tiers_of
+from autotune.tune import Clock, tune
+
+OURS = "autotune"
+BARE = SearchOptions(screen=False, imply=False, calibrate=False, prune=False)
+SEARCHERS: Mapping[str, tuple[str, SearchOptions]] = {
+    OURS: ("value", SearchOptions()),
+    "TPE, with our screen": ("tpe", SearchOptions()),
+    "GP, with our screen": ("gp", SearchOptions()),
+    "autotune without the screen": ("value", SearchOptions(screen=False)),
+    "autotune without implications": ("value", SearchOptions(imply=False)),
+    "autotune without costs": ("value", SearchOptions(value_per_second=False)),
+    "autotune without correction": ("value", SearchOptions(calibrate=False)),
+    "autotune without pruning": ("value", SearchOptions(prune=False)),
+}
+"""Everything that goes through autotune's own loop."""
+
+ABLATIONS = tuple(name for name in SEARCHERS if name.startswith(f"{OURS} without"))
+MOST = 30
+"""Probes that a rival gets at most."""
+
+AFTER = (5, 10, 20)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one study."""
+
+    setup: str
+    searcher: str
+    seed: int
+    share_after: Mapping[int, float]
+    """Best found so far as a share of the optimum, after so many probes."""
+
+    share: float
+    """Of what was recommended in the end."""
+
+    probes: int
+    confirmations: int
+    out_of_memory: int
+    seconds: float
+    seconds_to_95: float | None
+    probes_to_97: int | None
+    loads: int
+    feasible: bool
+    nothing_fits: bool
+    refused: int
+    """Candidates that stayed refused by prediction in the tier of the optimum ..."""
+
+    falsely_refused: int
+    """... and of these, the ones that truly fit."""
+
+    fitting: int
+    """Candidates of that tier that truly fit."""
+
+    refused_better: bool
+    """Whether a refused one is the optimum."""
+
+    proven: str
+    ask_tell_seconds: float
+    """The search's own time per probe."""
+
+
+def study(name: str, searcher: str, seed: int) -> Result:
+    """The same machine for all searchers of one seed."""
+    what = setup(name)
+    machine = what.machine(seed)
+    optimum = what.optimum(machine)
+    return (
+        _ours(what, searcher, seed, machine, optimum)
+        if searcher in SEARCHERS
+        else _theirs(what, searcher, seed, machine, optimum)
+    )
+
+
+def _theirs(what: Setup, rival: str, seed: int, machine: Machine, optimum: Optimum | None) -> Result:
+    arena = Arena(machine=machine, space=what.posed.question.space, candidates=what.posed.candidates, most=MOST)
+    began = time.process_time()
+    probes = run(RIVALS[rival], arena, seed)
+    own = (time.process_time() - began) / max(1, len(probes))
+    chosen = _incumbent(what, probes)
+    return Result(
+        **_along(what, probes, optimum), setup=what.name, searcher=rival, seed=seed, share=_share(optimum, chosen),
+        probes=len(probes), confirmations=0, seconds=machine.now, loads=_loads(probes), feasible=optimum is not None,
+        nothing_fits=chosen is None, refused=0, falsely_refused=0, fitting=_fitting(optimum), refused_better=False, proven="",
+        ask_tell_seconds=own,
+    )  # fmt: skip
+
+
+def _ours(what: Setup, searcher: str, seed: int, machine: Machine, optimum: Optimum | None) -> Result:
+    sampler, options = SEARCHERS[searcher]
+    job = what.posed.question.job
+    job = replace(job, workload=replace(job.workload, seed=seed))
+    most = what.posed.question.max_probes if sampler == "value" else MOST
+    question = replace(what.posed.question, job=job, sampler=sampler, max_probes=most)  # type: ignore[arg-type]
+    opened = open_study(question, what.posed.candidates, what.posed.baseline, predictions=what.predictions, options=options)
+    watch = _Watch(machine, opened)
+    executor = InlineExecutor(machine.measure)
+    answer = tune(
+        question,
+        study=opened,
+        executor=executor,
+        listener=watch.hear,
+        clock=Clock(question.budget_seconds, now=lambda: machine.now),
+    )
+    refused = opened.view.screened & (optimum.members if optimum else frozenset())
+    wrongly = [one for one in refused if optimum and one in optimum.speeds]
+    chosen = answer.winner.candidate if answer.winner else None
+    return Result(
+        **_along(what, watch.probes, optimum), setup=what.name, searcher=searcher, seed=seed, share=_share(optimum, chosen),
+        probes=len(watch.probes), confirmations=watch.confirmations, seconds=machine.now, loads=executor.loads,
+        feasible=optimum is not None, nothing_fits=chosen is None, refused=len(refused), falsely_refused=len(wrongly),
+        fitting=_fitting(optimum), refused_better=any(optimum.speeds[one] == optimum.speed for one in wrongly if optimum),
+        proven=answer.proven, ask_tell_seconds=watch.own_seconds / max(1, len(watch.probes) + watch.confirmations),
+    )  # fmt: skip
+
+
+class _Watch:
+    """Writes down every probe with the machine's time, and what the study itself took."""
+
+    def __init__(self, machine: Machine, opened: Study) -> None:
+        self._machine = machine
+        self.probes: list[Probe] = []
+        self.confirmations = 0
+        self.own_seconds = 0.0
+        self._time(opened, "ask")
+        self._time(opened, "tell")
+
+    def _time(self, opened: Study, name: str) -> None:
+        inner = getattr(opened, name)
+
+        def timed(*arguments: object) -> object:
+            began = time.process_time()
+            try:
+                return inner(*arguments)
+            finally:
+                self.own_seconds += time.process_time() - began
+
+        setattr(opened, name, timed)
+
+    def hear(self, event: Event) -> None:
+        if not isinstance(event, ProbeEnded):
+            return
+        if event.trial.purpose == "confirm":
+            self.confirmations += 1
+        else:
+            trial = event.trial
+            self.probes.append(Probe(trial.candidate, trial.measurement, trial.verdict.fits, self._machine.now))
+
+
+def _along(what: Setup, probes: Sequence[Probe], optimum: Optimum | None) -> dict[str, object]:
+    """What is read off the probes in the order in which they were made."""
+    shares = [_share(optimum, _incumbent(what, probes[: count + 1])) for count in range(len(probes))]
+    reached = next((place for place, share in enumerate(shares) if share >= 0.95), None)
+    high = next((place for place, share in enumerate(shares) if share >= 0.97), None)
+    return {
+        "share_after": {count: shares[min(count, len(shares)) - 1] if shares else 0.0 for count in AFTER},
+        "out_of_memory": sum(one.measurement.outcome.is_out_of_memory for one in probes),
+        "seconds_to_95": None if reached is None else probes[reached].ended,
+        "probes_to_97": None if high is None else high + 1,
+    }
+
+
+def _incumbent(what: Setup, probes: Sequence[Probe]) -> Candidate | None:
+    """The same rule for all: the fastest measured of what was seen to fit, in the most preferred tier with anything."""
+    fitting = {one.candidate: one.speed for one in probes if one.fits}
+    for tier in tiers_of(what.posed.question.space, what.posed.candidates) if fitting else ():
+        here = [one for one in tier.candidates if one in fitting]
+        if here:
+            return max(here, key=lambda one: fitting[one])
+    return None
+
+
+def _share(optimum: Optimum | None, chosen: Candidate | None) -> float:
+    return 0.0 if optimum is None else optimum.share(chosen)
+
+
+def _fitting(optimum: Optimum | None) -> int:
+    return len(optimum.speeds) if optimum else 0
+
+
+def _loads(probes: Sequence[Probe]) -> int:
+    return sum(one.measurement.cost.load_seconds > 0 for one in probes)

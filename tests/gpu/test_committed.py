@@ -1,0 +1,52 @@
+"""What was measured on GPUs and is committed, held against what is predicted for the same points."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+FOLDERS = sorted(folder.parent for folder in RESULTS.glob("*/transformers.json") if folder.parent.name != "cpu")
+
+
+@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+def parts(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {file.stem: json.loads(file.read_text()) for file in request.param.glob("*.json")}
+
+
+def rows(parts: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+    """What ended well and was predicted: only there both figures are those of a whole step."""
+    found = [row for name in names if name in parts for row in parts[name]["rows"]]
+    return [row for row in found if row["outcome"] == "ok" and row["predicted"]]
+
+
+def off(rows: list[dict[str, Any]], measured: str, predicted: str) -> float:
+    """The median of the relative distances."""
+    pairs = [(row[measured], row["predicted"][predicted]["value"]) for row in rows if row[measured] is not None]
+    assert pairs
+    return statistics.median(abs(foretold - real) / real for real, foretold in pairs)
+
+
+def test_enough_was_measured(parts: dict[str, Any]) -> None:
+    assert parts["transformers"]["counts"]["points"] >= 40
+    assert parts["transformers"]["counts"]["out_of_memory"] >= 8
+    if "colocated" in parts:
+        assert parts["colocated"]["counts"]["points"] >= 20
+
+
+def test_what_torch_allocates_is_predicted_within_a_percent(parts: dict[str, Any]) -> None:
+    assert off(rows(parts, "transformers"), "torch_allocated_bytes", "torch_peak_allocated_bytes") <= 0.01
+
+
+def test_what_the_device_shows_is_predicted_within_three_percent(parts: dict[str, Any]) -> None:
+    assert off(rows(parts, "transformers", "colocated"), "peak_bytes", "peak_memory_bytes") <= 0.03
+
+
+def test_no_point_that_fitted_was_refused(parts: dict[str, Any]) -> None:
+    assert [row["key"] for row in rows(parts, "transformers", "colocated") if row["predicted"]["fits"] is False] == []

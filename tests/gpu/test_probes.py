@@ -1,0 +1,75 @@
+"""Each of CUDA's paths once, on a real GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.rigs import WHOLE, asked, candidate, check_well, measured, rig
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ENGINE = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.2, "vllm_max_model_length": 512}
+
+
+def test_bf16_with_an_adapter(tmp_path: Path) -> None:
+    found = measured(asked(tmp_path))
+    check_well(found)
+    assert found.effective["bf16"] is True
+    assert found.effective["dtype"] == "bfloat16"
+    assert found.effective["use_peft"] is True
+
+
+def test_full_tuning_needs_more_than_an_adapter(tmp_path: Path) -> None:
+    whole, adapter = measured(asked(tmp_path, tuning="full")), measured(asked(tmp_path))
+    check_well(whole)
+    assert (whole.memory.torch_allocated_bytes or 0) > 1.5 * (adapter.memory.torch_allocated_bytes or 0)
+
+
+def test_an_adapter_with_colocated_vllm(tmp_path: Path) -> None:
+    understood = asked(tmp_path, "use_vllm=true", "vllm_enable_sleep_mode=false")
+    found = measured(understood, WHOLE, **ENGINE)
+    check_well(found)
+    assert found.exercised is not None and found.exercised.weight_syncs
+    assert found.exercised.sleeps is None
+
+
+def test_sleep_mode_sleeps_and_wakes_in_every_cycle(tmp_path: Path) -> None:
+    found = measured(asked(tmp_path, "use_vllm=true"), WHOLE, **ENGINE, vllm_enable_sleep_mode=True)
+    check_well(found)
+    ran = found.exercised
+    assert ran is not None and ran.sleeps and ran.wakes and min(ran.sleeps, ran.wakes) >= ran.generations
+    assert found.memory.torch_reserved_bytes is None
+    assert found.memory.torch_reserved_why
+
+
+def test_an_engine_that_slept_serves_the_next_candidate(tmp_path: Path) -> None:
+    understood = asked(tmp_path, "use_vllm=true")
+    with rig(understood) as executor:
+        for micro_batch in (2, 8, 4):
+            one = candidate(understood, **ENGINE, vllm_enable_sleep_mode=True, per_device_train_batch_size=micro_batch)
+            check_well(executor.open(one).measure(one, WHOLE))
+        assert executor.loads == 1
+
+
+def test_four_bit_weights_need_no_download(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    found = measured(asked(tmp_path, tuning="qlora"))
+    check_well(found)
+    plain = measured(asked(tmp_path))
+    assert (found.memory.torch_allocated_bytes or 0) < (plain.memory.torch_allocated_bytes or 0)
+
+
+@pytest.mark.parametrize("configuration", ["expandable_segments:True", None])
+def test_expandable_segments(tmp_path: Path, configuration: str | None) -> None:
+    found = measured(asked(tmp_path), PYTORCH_CUDA_ALLOC_CONF=configuration)
+    check_well(found)
+
+
+def test_the_whole_certificate_on_a_gpu(tmp_path: Path) -> None:
+    found = measured(asked(tmp_path), WHOLE)
+    check_well(found)
+    assert found.exercised is not None
+    assert found.exercised.checkpoint_saves == 1
+    assert found.exercised.optimizer_steps >= 3

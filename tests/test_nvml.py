@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.nvml import CardLost, NotTold, Nvml, NvmlUnavailable
+from tests.rig.nvml_playback import Playback
+
+MIB = 2**20
+
+
+def test_two_gpus_and_who_is_on_them() -> None:
+    nvml = Nvml.open(Playback("two_a100"))
+    first, second = nvml.cards()
+    assert (first.index, first.name, first.compute_capability, first.slice_of) == (0, "NVIDIA A100-SXM4-40GB", "8.0", None)
+    assert (first.total_bytes, first.reserved_bytes) == (40960 * MIB, 600 * MIB)
+    assert nvml.driver_version() == "550.54.15"
+    assert nvml.memory(first.uuid).used_bytes == 3080 * MIB
+    assert [(one.pid, one.used_bytes) for one in nvml.processes(first.uuid)] == [(9004711, 3072 * MIB)]
+    assert nvml.processes(second.uuid) == ()
+    assert nvml.process_name(9004711) == "/usr/bin/python3"
+
+
+def test_the_real_library_says_that_there_is_none_here() -> None:
+    if Path("/proc/driver/nvidia").exists():
+        assert Nvml.open().cards()
+        return
+    with pytest.raises(NvmlUnavailable, match="NVML Shared Library Not Found") as caught:
+        Nvml.open()
+    assert caught.value.absent
+
+
+@pytest.mark.parametrize(
+    ("recording", "why", "absent"),
+    [("library_not_found", "Shared Library Not Found", True), ("driver_mismatch", "version mismatch", False)],
+)
+def test_why_nothing_can_be_asked(recording: str, why: str, absent: bool) -> None:
+    with pytest.raises(NvmlUnavailable, match=why) as caught:
+        Nvml.open(Playback(recording))
+    assert caught.value.absent is absent
+
+
+def test_a_cut_gpu_shows_as_its_slices() -> None:
+    nvml = Nvml.open(Playback("mig"))
+    slices = nvml.cards()
+    assert [one.uuid[:12] for one in slices] == ["MIG-11111111", "MIG-22222222"]
+    assert all(one.slice_of == "GPU-5c0f3e00-aaaa-bbbb-cccc-000000000000" and one.total_bytes == 19968 * MIB for one in slices)
+    assert nvml.memory(slices[0].uuid).used_bytes == 50 * MIB
+
+
+def test_bytes_that_are_not_told_are_none() -> None:
+    library = Playback("no_process_memory")
+    nvml = Nvml.open(library)
+    library.at(1)
+    assert [one.used_bytes for one in nvml.processes(nvml.cards()[0].uuid)] == [None, None]
+
+
+def test_what_is_not_permitted_is_said_and_not_guessed() -> None:
+    nvml = Nvml.open(Playback("no_permission"))
+    uuid = nvml.cards()[0].uuid
+    assert nvml.memory(uuid).used_bytes == 4 * MIB
+    with pytest.raises(NotTold, match="Insufficient Permissions"):
+        nvml.processes(uuid)
+
+
+def test_a_lost_gpu_and_a_vanished_process() -> None:
+    library = Playback("lost")
+    nvml = Nvml.open(library)
+    uuid = nvml.cards()[0].uuid
+    library.at(1)
+    with pytest.raises(CardLost, match="lost"):
+        nvml.memory(uuid)
+    with pytest.raises(NotTold, match="Not Found"):
+        Nvml.open(Playback("vanishing_process")).process_name(9194999)
+
+
+def test_an_old_driver_has_one_kind_of_figures() -> None:
+    nvml = Nvml.open(Playback("old_driver"))
+    card = nvml.cards()[0]
+    assert card.reserved_bytes is None
+    assert nvml.memory(card.uuid).used_bytes == 604 * MIB
+
+
+def test_a_gpu_for_one_process_is_known() -> None:
+    for recording, alone in (("exclusive", True), ("two_a100", False)):
+        nvml = Nvml.open(Playback(recording))
+        assert nvml.takes_one_process(nvml.cards()[0].uuid) is alone
+
+
+def test_the_connection_is_closed() -> None:
+    library = Playback("two_a100")
+    Nvml.open(library).close()
+    assert library.asked == ["shutdown"]
