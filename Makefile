@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 DEMO_MODEL := .demo/model
 DEMO_SHAPE := --hidden 128 --intermediate 768 --layers 2 --vocab 1024
-DEMO_LIMIT ?= 1G
+DEMO_LIMIT ?= 1150M
 DEMO_BUDGET ?= 4m
 DEMO_OUT ?= demo-out
 

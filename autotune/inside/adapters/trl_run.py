@@ -58,7 +58,7 @@ class Run:
         try:
             course = self._course(trl.GRPOConfig, settings)
             if settings.get("use_vllm"):
-                self._prepare_engine()
+                self._prepare_engine(settings)
             trainer, timing = self._build(trl, settings, model_settings, course)
             try:
                 return self._train(trainer, timing)
@@ -67,8 +67,10 @@ class Run:
         finally:
             trl_engine.restore(before)
 
-    def _prepare_engine(self) -> None:
+    def _prepare_engine(self, settings: Mapping[str, Any]) -> None:
         """The engine of the load; where that asked for none, the one that this first run builds."""
+        if settings.get("vllm_mode") == "server" and not self.loaded.request.get("server"):
+            raise ValueError("vllm_mode='server' needs a server of its own, and this load asked for none.")
         if self.loaded.request.get("server"):
             if self.loaded.server is not None:
                 self.loaded.server.share_client(with_vllm())

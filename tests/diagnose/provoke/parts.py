@@ -102,6 +102,7 @@ def loop(steps: int = 4, *, at: int = 2, then: Callable[[Any], None] | None = No
         if rank() == 0:
             print({"loss": round(loss.item(), 4), "step": step + 1}, flush=True)
     if many:
+        dist.barrier()  # rank 0 holds the store: one that leaves early takes it from those that still ask it
         dist.destroy_process_group()
     # One rank alone: two that print at once may share a line.
     if rank() == 0:
