@@ -28,7 +28,7 @@ def format_bytes(count: int | float) -> str:
     """Bytes with three telling digits: `1.95 GiB`, `812 MiB`."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(count) >= unit:
-            return f"{count / unit:.3g} {name}" if abs(count) < 1000 * unit else f"{count / unit:.0f} {name}"
+            return f"{count / unit:.3g} {name}" if abs(count) < 999.5 * unit else f"{count / unit:.0f} {name}"
     return f"{count:.0f} B"
 
 

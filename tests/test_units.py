@@ -54,3 +54,8 @@ def test_a_printed_size_reads_back_within_its_digits(count: int) -> None:
 )
 def test_seconds_as_a_person_says_them(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "said"), [(999.4 * MIB, "999 MiB"), (999.7 * MIB, "1000 MiB"), (1017 * MIB, "1017 MiB")])
+def test_no_size_is_written_with_an_exponent(count: float, said: str) -> None:
+    assert format_bytes(count) == said

@@ -3,7 +3,8 @@
 # Run it from the folder that your reward functions and relative paths are found from.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-trl=trl
+trl=.venv/bin/trl
 [ -x "$trl" ] || trl=trl
-exec "${TRL:-$trl}" grpo --config "$here/recommended.yaml" --config_file "$here/accelerate.yaml" \
+trl="${TRL:-$trl}"
+exec "$trl" grpo --config "$here/recommended.yaml" --config_file "$here/accelerate.yaml" \
   --dataset_name "$here/placeholder" "$@"

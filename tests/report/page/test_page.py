@@ -14,6 +14,7 @@ from autotune.report import figures_of, markdown, render
 from autotune.report.page import read_evidence
 from autotune.report.page.evidence import Row
 from autotune.report.page.speeds import frontier
+from autotune.units import format_bytes
 from tests.report.page.documents import of_a_real_run, of_a_search, with_predictions
 
 
@@ -47,7 +48,9 @@ def _read(page: str) -> _Text:
 def test_it_says_the_answer_first() -> None:
     document = of_a_real_run()
     text = " ".join(_read(render(document)).seen)
-    assert "Measured: 4,115 tokens/s at a peak of 784 MiB, of 1 GiB allowed, 1.19 times the baseline's speed." in text
+    best = document["recommendation"]
+    speed, peak = f"{best['tokens_per_second']['worst']:,.0f}", format_bytes(best["peak_memory_bytes"])
+    assert f"Measured: {speed} tokens/s at a peak of {peak}, of {format_bytes(best['limit_bytes'])} allowed" in text
     for change in document["changes"]:
         assert change["name"] in text
 
