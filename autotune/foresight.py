@@ -364,11 +364,6 @@ def ruled_out(foreseen: Mapping[str, Prediction]) -> Mapping[str, Prediction]:
     return found
 
 
-def screened_out(question: Question, trainer: Trainer, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
-    """The candidates that cannot fit."""
-    return ruled_out(foresee(question, trainer, candidates))
-
-
 def _allocator(members: Members) -> AllocatorSettings:
     """How a family's processes are told to allocate."""
     from autotune.predict.allocator import AllocatorSettings

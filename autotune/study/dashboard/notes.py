@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optuna.trial import FrozenTrial
-from optuna_dashboard._note import note_str_key_prefix, note_ver_key, split_body
+from optuna_dashboard._note import note_ver_key, split_body
 
 from autotune.recommendation import Trial
 from autotune.study import records, screened
@@ -18,10 +18,6 @@ from autotune.units import GIB, format_bytes, format_seconds
 def as_attributes(body: str, trial_id: int | None) -> dict[str, Any]:
     """A note where the dashboard looks for it. Version 0, so that one written by hand counts as newer."""
     return {note_ver_key(trial_id): 0, **split_body(body, trial_id)} if body else {}
-
-
-def is_note_key(key: str, trial_id: int | None) -> bool:
-    return key == note_ver_key(trial_id) or key.startswith(note_str_key_prefix(trial_id))
 
 
 def of_trial(frozen: FrozenTrial) -> str:
