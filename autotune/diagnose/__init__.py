@@ -1,8 +1,11 @@
 """What failed first in a training log, and what helps.
 
 reading.py     line by line: exceptions, words, echoes; what decided
+ends.py        how a log ends that holds no failure of its own words
+neighbours.py  who else holds memory of the failing GPU
 diagnosis.py   what is said of it, and its JSON
 advising.py    what helps, by the table of failures
+changes.py     what that comes to in one configuration
 effects.py     by how much, where the configuration is given
 """
 

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.advice import BATCH
-from autotune.candidate import Candidate, KnobValue
+from autotune.candidate import Candidate
+from autotune.diagnose.changes import Change, changes_of
 from autotune.diagnose.diagnosis import Advice, Diagnosis
 from autotune.errors import AutotuneError
 from autotune.forecasting import Foresees
 from autotune.prediction import Estimate, Prediction
 from autotune.question import Question
-from autotune.space import Knob, SearchSpace
+from autotune.space import SearchSpace
 from autotune.trainers.base import Trainer
 
 SECONDS = 120.0
 """Remedies are followed until so much time has passed; those that are left stay without a figure."""
-
-Change = Mapping[str, KnobValue]
-
-_SWITCH: Mapping[str, bool] = {"on": True, "off": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,44 +54,12 @@ class Effects:
     def _of(self, advice: Advice, before: Prediction) -> Mapping[str, Any] | None:
         """The mildest change this way that surely fits, or else the strongest there is."""
         best: tuple[Change, Prediction] | None = None
-        for change in self._changes(advice):
+        for change in changes_of(advice, self.space, self.candidate):
             after = self._after(change)
             best = best if after is None else (change, after)
             if after is not None and after.fits:
                 break
         return None if best is None else self._told(*best, before)
-
-    def _changes(self, advice: Advice) -> Iterator[Change]:
-        """What the advice comes to here, from the mildest to the strongest."""
-        for setting, way in advice.change.items():
-            direction, _, bound = way.partition(", to at most ")
-            if setting == BATCH[0]:
-                yield from self._smaller_batches()
-            elif (knob := self._knob(setting)) is not None:
-                yield from ({setting: value} for value in self._values(knob, direction, int(bound) if bound else None))
-
-    def _smaller_batches(self) -> Iterator[Change]:
-        """The global batch stays what it was: what one micro-step no longer holds, further ones do."""
-        micro, steps = (self.candidate.settings.get(name) for name in BATCH[:2])
-        if isinstance(micro, int) and isinstance(steps, int):
-            halves = [size for size in range(micro - 1, 0, -1) if micro % size == 0 and size & (size - 1) == 0]
-            yield from ({BATCH[0]: size, BATCH[1]: steps * micro // size} for size in halves)
-
-    def _knob(self, setting: str) -> Knob | None:
-        return next((knob for knob in (*self.space.knobs, *self.space.remedies) if knob.name == setting), None)
-
-    def _values(self, knob: Knob, direction: str, bound: int | None) -> list[KnobValue]:
-        now = self.candidate.settings.get(knob.name)
-        if direction in _SWITCH:
-            return [_SWITCH[direction]] if now is not _SWITCH[direction] else []
-        if direction not in ("raise", "lower"):
-            return [choice for choice in knob.choices if str(choice) == direction and choice != now]
-        if bound is not None:
-            return [bound]
-        numbers = sorted(choice for choice in knob.choices if isinstance(choice, int | float) and not isinstance(choice, bool))
-        if not isinstance(now, int | float):
-            return []
-        return [n for n in numbers if n > now] if direction == "raise" else [n for n in reversed(numbers) if n < now]
 
     def _after(self, change: Change) -> Prediction | None:
         knobs = self.space.with_remedies({**self.candidate.knobs, **change})

@@ -10,33 +10,33 @@ What the run went on after (more steps were logged, or training finished) is not
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from enum import IntEnum
 
 from autotune.diagnose.diagnosis import Diagnosis
+from autotune.diagnose.ends import PROGRESS, Ends
+from autotune.diagnose.neighbours import Neighbours
 from autotune.failures import (
     MEMORY_CAUSES,
     ROWS,
     Finding,
     Line,
-    Raised,
     Thrown,
     Told,
     Tracebacks,
-    judge_raised,
+    judge_thrown,
     phase_of,
     read_line,
     remarks_in,
     told_by_line,
+    without_neighbours,
 )
 from autotune.measurement import Outcome, Phase
 
 STEPS_SURVIVED = 3
 """So many steps logged after an error: it was dealt with. Fewer may be other ranks', printed late."""
-
-STEPS_OF_NO_NUMBERS = 3
-"""So many steps in a row whose loss or gradient is no number: it does not come back from that."""
 
 MOST_REMARKS = 5
 
@@ -62,37 +62,50 @@ class _Found:
     rank: int | None
     finding: Finding
     phase: Phase | None
+    thrown: Thrown | None = None
+    """What was raised, where it was."""
 
 
 # Only a line with one of these words can begin or end anything: most are settled by this alone.
 _TELLING = (
     "error", "exception", "traceback", "memory", "killed", "terminate called", "watchdog", "nccl", "exitcode", "return code",
+    "exit code", "exit status", "no module named", "mismatched input", "primary config", "hydra.cc", "could not find '",
     "signal", "interrupt", "limitforeseen", "worker exit", "fault", "bus err", "broken pipe", "failures:", "root cause",
     "rank   ", "====", 'file "', "cancelled", "xid", "gpu has", "not used by", "oom", "resource", "could not override", "╭",
-    "in struct", "call to target", "failure",
+    "in struct", "call to target", "failure", "137", "evict", "low on resource", "no such option", "could not consume",
+    "can't open file", "unrecognized", "assertion", "reaped", "ended by", "exceeded", "select device",
+    "loss is", "norm is", "loss became", "loss was", "insufficient", "command not found", "/usr/bin/env",
 )  # fmt: skip
 _REMARKABLE = ("preempt", "unsloth", "standby")
-_PROGRESS = ("loss", "step:", "train_runtime", "train metrics", "training")
-_STEP = re.compile(r"""['"](?:train/|actor/|critic/)?(?:loss|pg_loss|reward)['"]\s*:|\bstep:\d+ - """)
-_FINISHED = re.compile(
-    r"""\s*\{.{0,2000}['"]train_runtime['"]|\W*train metrics \*+|\W*(?:finished|completed) training\b"""
-    r"""|\W*training (?:is |has )?(?:been )?(?:completed?|finished|done)\b(?! with err)""",
-    re.IGNORECASE,
-)
 _WRAPPERS = re.compile(
     r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError|RayTaskError(?:\(\w+\))?|ActorDiedError|RayActorError|ActorUnavailableError"
     r"|WorkerCrashedError|ProcessRaisedException|ProcessExitedException|SignalException|SystemExit|TrainingFailedError|BrokenProcessPool)\b"
 )
+_OF_ANOTHER = re.compile(
+    r"\b(?:worker|process|subprocess|child|actor|rank|node|engine|server)(?:s|\(s\)|es)?\b.{0,60}"
+    r"\b(?:exited|died|has died|was killed|is killed|were killed|terminated|crashed|is dead|stopped unexpectedly)\b",
+    re.IGNORECASE,
+)
+"""Words of one process about the end of another: why that one ended is to be told by something else."""
+
 _FAULT = re.compile(
-    r"failed \(exitcode: -(?:4|7|8|11)\)|^Segmentation fault|^Bus error|CANCELLED AT \S+ DUE TO |job killed: (?:walltime|cput)"
+    r"failed \(exitcode: -(?:4|7|8|11)\)|^(?:Segmentation fault|Bus error|Illegal instruction|Fatal Python error: (?!Aborted))"
+    r"|^(?:malloc|free|realloc|double free|corrupted size|munmap_chunk)\b.{0,20}(?:: |corruption|prev_size)"
+    r"|\*\*\* SIG(?:SEGV|ILL|FPE|BUS) received|signal: (?:Segmentation fault|Illegal instruction|Floating point exception)"
+    r"|CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|job killed: (?:walltime|cput)|TERM_RUNLIMIT"
 )
 """A process that ended by a fault of its own without a word, or that its scheduler ended: what peers say is an echo of that."""
 
-_NO_NUMBER = re.compile(
-    r"""(?:['"](?:[\w/]{0,40}/)?(?:loss|grad_norm)['"]: ?['"]?|actor/(?:pg_loss|grad_norm):)nan\b""", re.IGNORECASE
-)
+_CELLS = ("│", "┃", "║")
+
+_INSTALLED = re.compile(r"\A\S*(?:(?:site|dist)-packages/|/lib/python3|<frozen )")
 
 _LAUNCHERS_RANK = re.compile(r"\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
+_LAUNCHERS_WORD = re.compile(
+    r"failed \(exitcode: -?\d+\) local_rank: (\d{1,6}) |^srun: error: \S+ tasks? (\d{1,6}): (?!Terminated|Killed)"
+)
+"""The rank whose end a launcher saw first."""
+
 _RANK_IN_WORDS = re.compile(r"\[(?:PG .{0,60} )?Rank (\d{1,6})\]", re.IGNORECASE)
 
 
@@ -104,30 +117,37 @@ class Reader:
         self._found: dict[_Tier, _Found] = {}
         self._survived: dict[_Tier, _Found] = {}
         self._steps_since = 0
-        self._finished = ""
+        self._ends = Ends()
+        self._neighbours = Neighbours()
         self._last = ""
+        self._last_position = 0
         self._section = ""
         self._first_to_fail: int | None = None
-        self._no_numbers: list[str] = []
         self._remarks: dict[str, None] = {}
 
     def feed(self, raw: str, position: int) -> None:
         if raw.strip():
-            self._last = raw
+            self._last, self._last_position = raw, position
         lowered = raw.lower()
+        self._neighbours.feed(raw, lowered)
         if self._tracebacks.busy or any(word in lowered for word in _TELLING):
             self._read(read_line(raw), position)
-        if any(word in lowered for word in _PROGRESS):
-            self._watch_progress(raw)
+        if any(word in lowered for word in PROGRESS) and self._ends.feed(raw, position):
+            self._go_on()
         if any(word in lowered for word in _REMARKABLE) and len(self._remarks) < MOST_REMARKS:
             self._remarks |= {said: None for said in [remarks_in(raw)] if said is not None}
 
     def _read(self, line: Line, position: int) -> None:
         if self._in_launchers_summary(line.text):
             return
+        if self._first_to_fail is None and (ended := _LAUNCHERS_WORD.search(line.text)) is not None:
+            self._first_to_fail = int(ended[1] or ended[2])
         for told in self._tracebacks.feed(line, position):
             self._keep(_judge(told))
         if line.level == "lower" or self._tracebacks.holds(line):
+            return
+        if line.text.lstrip().startswith(_CELLS):
+            # A table of what a model has written, and whatever it writes about.
             return
         finding = told_by_line(line.text, is_error=line.level == "error")
         if _FAULT.search(line.text) is not None:
@@ -146,14 +166,34 @@ class Reader:
         if best.tier >= _Tier.ECHO and _Tier.ROOT in self._survived:
             # Logs of several ranks, one behind the other: the root of these echoes stands before the others' steps.
             best = self._survived[_Tier.ROOT]
+        caught = self._ends.caught_before(best.position) if best.finding.cause is None else ""
+        if caught:
+            return _given_up(caught, remarks)
+        best = self._with_neighbours(best)
         return _diagnosis(best, best.rank if best.rank is not None else self._first_to_fail, remarks)
 
+    def _with_neighbours(self, found: _Found) -> _Found:
+        """Whose the memory is that was not free: a stranger's, or of the same job."""
+        finding, thrown = found.finding, found.thrown
+        frames = () if thrown is None else thrown.frames
+        if self._neighbours.leave_too_little(finding) or self._neighbours.hold_most_unseen(finding, frames):
+            return dataclasses.replace(found, finding=dataclasses.replace(finding, cause="gpu_other_process"))
+        if finding.cause != "gpu_other_process" or finding.row != "cuda_other_process" or thrown is None:
+            return found
+        if not self._neighbours.are_own(finding.evidence, frames, found.phase):
+            return found
+        alone = dataclasses.replace(thrown, text=without_neighbours(thrown.text))
+        told = Told(position=found.position, rank=found.rank, chain=(alone,), has_traceback=True)
+        finding = dataclasses.replace(_judge(told).finding, evidence=finding.evidence, numbers=finding.numbers)
+        return dataclasses.replace(found, finding=finding)
+
     def _without_failure(self, remarks: tuple[str, ...]) -> Diagnosis:
-        if len(self._no_numbers) >= STEPS_OF_NO_NUMBERS:
-            evidence = one_line(self._no_numbers[0])
-            return Diagnosis(known=True, is_memory=False, cause="numeric", evidence=evidence, remarks=remarks)
-        if self._finished:
-            return Diagnosis(known=True, is_memory=False, cause="none", evidence=one_line(self._finished), remarks=remarks)
+        if line := self._ends.without_numbers:
+            return Diagnosis(known=True, is_memory=False, cause="numeric", evidence=one_line(line), remarks=remarks)
+        if line := self._ends.without_failure:
+            return Diagnosis(known=True, is_memory=False, cause="none", evidence=one_line(line), remarks=remarks)
+        if line := self._ends.caught_before(self._last_position):
+            return _given_up(line, remarks)
         return Diagnosis(known=False, evidence=one_line(self._last), remarks=remarks)
 
     def _keep(self, found: _Found) -> None:
@@ -161,24 +201,17 @@ class Reader:
         known = self._found.get(found.tier)
         if known is None or found.position < known.position:
             self._found[found.tier] = found
+        elif known.phase is None and known.thrown is None and found.thrown is not None and _is_the_same(known, found):
+            # A library printed what was raised a moment later, with its places.
+            rank = found.rank if known.rank is None else known.rank
+            self._found[found.tier] = dataclasses.replace(found, position=known.position, rank=rank)
 
-    def _watch_progress(self, raw: str) -> None:
-        finished = _STEP.search(raw) is None
-        if not finished:
-            self._watch_numbers(raw)
-        if finished and _FINISHED.match(read_line(raw).text) is None:
-            return
-        self._finished = raw if finished else self._finished
+    def _go_on(self) -> None:
+        """One more step, or the end of the training: what it goes on after did not end it."""
         self._steps_since += 1
-        if self._found and (finished or self._steps_since >= STEPS_SURVIVED):
+        if self._found and (self._ends.finished_last or self._steps_since >= STEPS_SURVIVED):
             self._survived = {**self._found, **self._survived}
             self._found = {}
-
-    def _watch_numbers(self, raw: str) -> None:
-        if _NO_NUMBER.search(raw) is None:
-            self._no_numbers = []
-        elif len(self._no_numbers) < STEPS_OF_NO_NUMBERS:
-            self._no_numbers.append(raw)
 
     def _in_launchers_summary(self, text: str) -> bool:
         """torchrun lists every process that it ended; only the first to fail is of interest."""
@@ -194,6 +227,14 @@ class Reader:
         return self._section == "others"
 
 
+def _is_the_same(printed: _Found, raised: _Found) -> bool:
+    words = " ".join(printed.finding.evidence.split())
+    told = "" if raised.thrown is None else f"{raised.thrown.text}\n{raised.thrown.more}"
+    if printed.finding.row == raised.finding.row:
+        return True
+    return bool(words) and any(words in " ".join(text.split()) for text in (raised.finding.evidence, told))
+
+
 def _judge(told: Told) -> _Found:
     """A chain of exceptions: memory that ran out in it, else the first that the table knows, else the first that says anything.
 
@@ -201,14 +242,22 @@ def _judge(told: Told) -> _Found:
     """
     judged = [_judge_one(told, thrown) for thrown in told.chain]
     known = [found for found in judged if found.tier is _Tier.ROOT and found.finding.row is not None]
-    known.sort(key=lambda found: (not _is_memory(found.finding), _told_by_place_alone(found.finding)))
-    return (known or sorted(judged, key=lambda found: found.tier is _Tier.WRAPPER))[0]
+    known.sort(
+        key=lambda found: (not _is_memory(found.finding), not _says_what_for(found.finding), _told_by_place_alone(found.finding))
+    )
+    if known and not (_told_by_place_alone(known[0].finding) and _began_with_the_user(told.chain[0], judged[0])):
+        return known[0]
+    return sorted(judged, key=lambda found: found.tier is _Tier.WRAPPER)[0]
+
+
+def _began_with_the_user(first: Thrown, judged: _Found) -> bool:
+    """What a framework says of a fault in the user's own code tells no more than that."""
+    return judged.finding.row is None and bool(first.frames) and _INSTALLED.search(first.frames[-1]) is None
 
 
 def _judge_one(told: Told, thrown: Thrown) -> _Found:
     phase = phase_of(thrown.frames)
-    kind, _, words = thrown.text.partition(": ")
-    finding = judge_raised(Raised(chain=((kind, words),), frames=thrown.frames, phase=phase, device="cuda"))
+    finding = judge_thrown(thrown, phase, "cuda")
     return _Found(
         tier=_tier(finding, thrown.text, told.has_traceback),
         position=told.position,
@@ -216,15 +265,18 @@ def _judge_one(told: Told, thrown: Thrown) -> _Found:
         finding=finding,
         # Not the finding's own: a probe that has not told of a phase yet is loading, and a log may never tell of any.
         phase=_phase_of_row(finding) or phase,
+        thrown=thrown,
     )
 
 
 def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
     if finding.row is None:
-        return _Tier.WRAPPER if _WRAPPERS.match(text) or not has_traceback else _Tier.ROOT
+        of_another = _WRAPPERS.match(text) or _OF_ANOTHER.search(text.partition("\n")[0])
+        return _Tier.WRAPPER if of_another or not has_traceback else _Tier.ROOT
     if finding.secondary:
         return _Tier.ECHO if finding.cause is not None else _Tier.WRAPPER
-    return _Tier.ROOT if has_traceback or _is_memory(finding) else _Tier.BARE
+    sure = _is_memory(finding) or any(row.sure for row in ROWS if row.name == finding.row)
+    return _Tier.ROOT if has_traceback or sure else _Tier.BARE
 
 
 def _found_in_line(finding: Finding, line: Line, position: int) -> _Found:
@@ -247,8 +299,19 @@ def _told_by_place_alone(finding: Finding) -> bool:
     return any(row.places is not None for row in ROWS if row.name == finding.row)
 
 
+def _says_what_for(finding: Finding) -> bool:
+    """Whether its own words say what the memory was for: an engine that names its start knows better than a place in it."""
+    named = next((row for row in ROWS if row.name == finding.row), None)
+    return named is not None and named.kind == "memory" and named.cause not in (None, "unknown_memory") and named.places is None
+
+
 def _is_memory(finding: Finding) -> bool:
     return finding.cause in MEMORY_CAUSES and not finding.transient
+
+
+def _given_up(line: str, remarks: tuple[str, ...]) -> Diagnosis:
+    """A loop of the user's own that caught it, so that nobody knows where it was."""
+    return Diagnosis(known=True, is_memory=True, cause="unknown_memory", evidence=one_line(line), remarks=remarks)
 
 
 def _diagnosis(found: _Found, rank: int | None, remarks: tuple[str, ...]) -> Diagnosis:

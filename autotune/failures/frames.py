@@ -1,7 +1,8 @@
 """What the places in a traceback tell: what the memory was for, and which phase it was.
 
 From the innermost outwards, the first place that says something decides: every training step passes through the trainer's
-log-probabilities, and yet what ran out there may have been a layer's activations.
+log-probabilities, and yet what ran out there may have been a layer's activations. Some places stand for all that they call:
+what an engine tries out when it starts runs through a model's layers too.
 """
 
 from __future__ import annotations
@@ -10,60 +11,35 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
+from autotune.failures.places import CAUSES, EVALUATES, HANDS_OVER, IN_GENERAL, LAST, LATEST, PHASES, SAVES, WITHIN
 from autotune.measurement import Phase
 
 _Word = TypeVar("_Word", bound=str)
 
-_CAUSES: tuple[tuple[str, str], ...] = (
-    (r"_allocate_kv_cache|initialize_cache|initialize_kv_cache|initialize_from_config|/cache_utils\.py", "kv_cache"),
-    (r"_all_gather|gather_deepspeed3_params|GatheredParameters|unwrap_model_for_generation", "zero_gather"),
-    (r"model_loader/|create_weights|from_pretrained|_load_pretrained_model|caching_allocator_warmup", "weights"),
-    (r"_move_model_to_vllm|sync_weights|merge_adapter|update_named_param|wake_up", "weight_sync"),
-    (
-        r"fixed_cross_entropy|selective_log_softmax|log_softmax|lm_head|entropy_from_logits|ForCausalLMLoss|logprob|cross_entropy",
-        "logits",
-    ),
-    (
-        r"/optim(?:izer)?/|torch/optim|bitsandbytes/optim|deepspeed/runtime/zero/stage.*:step|:_?init\w*_optimizer_states",
-        "optimizer",
-    ),
-    (r"profile_run|determine_available_memory|_dummy_run|capture_model", "engine_startup"),
-    (r"/models/\w+/modeling_\w+\.py:(?!__init__)|torch/utils/checkpoint\.py", "activations"),
-    (r"_get_per_token_logps", "logits"),
-)
-
-_PHASES: tuple[tuple[str, Phase], ...] = (
-    (r"_move_model_to_vllm|sync_weights|wake_up|update_named_param|merge_adapter", "sync"),
-    (r"torch/autograd/|accelerator\.py:backward|_tensor\.py:backward|engine\.py:backward", "backward"),
-    (
-        r"torch/optim/|bitsandbytes/optim|/optimizer\.py:step|deepspeed/runtime/zero/stage\w*\.py:step|:_?init\w*_optimizer_states",
-        "optimizer",
-    ),
-    (r":_calculate_rewards", "reward"),
-    (
-        r":_generate_single_turn|/generation/utils\.py|vllm_generation\.py:generate|/llm\.py:generate|:generate_sequences",
-        "rollout",
-    ),
-    (r":_generate_and_score_completions|:compute_log_prob|:compute_ref_log_prob", "score"),
-    (r":_?compute_loss|:training_step|:update_actor|:update_policy", "forward"),
-    (
-        (
-            r"from_pretrained|model_loader/|:load_model|_initialize_kv_caches|determine_available_memory|profile_run|capture_model"
-            r"|:initialize_from_config|(?:llm|core|trainer|vllm_generation)\.py:__init__|:init_model"
-        ),
-        "load",
-    ),
-)
-
 
 def cause_of(frames: Sequence[str]) -> str | None:
     """What the memory was for, by frames of which the last is the innermost."""
-    return _first(frames, _CAUSES)
+    hands_over = _any(HANDS_OVER, frames)
+    cause = _first(frames, CAUSES)
+    for pattern, word in WITHIN:
+        # A loader may start an engine too, with a cache of its own.
+        if _any(pattern, frames) and not (word == "weights" and cause == "kv_cache"):
+            return "weight_sync" if hands_over and word == "weights" else word
+    if hands_over and cause in ("zero_gather", "weights", None):
+        return "weight_sync"
+    if cause == "weight_sync" and not hands_over and _any(r":full_tensor\b", frames) and _any(SAVES, frames):
+        return "zero_gather"
+    return cause or _first(frames, IN_GENERAL)
 
 
 def phase_of(frames: Sequence[str]) -> Phase | None:
     """Which phase it was."""
-    return _first(frames, _PHASES)
+    told = _first(frames, PHASES) or _first(frames, LATEST)
+    return told or (None if _any(EVALUATES, frames) else _first(frames, LAST))
+
+
+def _any(pattern: str, frames: Sequence[str]) -> bool:
+    return any(re.search(pattern, frame) for frame in frames)
 
 
 def _first(frames: Sequence[str], table: Sequence[tuple[str, _Word]]) -> _Word | None:

@@ -13,12 +13,13 @@ from autotune.failures.log import read_line
 from autotune.failures.numbers import Numbers, numbers_of
 from autotune.failures.rows import ROWS
 from autotune.failures.table import Row
-from autotune.failures.tracebacks import Told, Tracebacks
+from autotune.failures.tracebacks import Thrown, Told, Tracebacks
 from autotune.hardware import DeviceKind
 from autotune.measurement import Outcome, Phase
 
-FRAGMENTED_SHARE = 0.05
-"""Idle memory that would have sufficed in one piece explains a failure where it is so much of the device: less is always lost."""
+FRAGMENTED_SHARE = 0.1
+"""Idle memory that would have sufficed in one piece explains a failure where it is so much of the device: up to that much is
+lost on any GPU that is full, whatever it is full of."""
 
 _BY_PHASE: Mapping[str, str] = {
     "load": "weights", "rollout": "unknown_memory", "sync": "weight_sync", "reward": "unknown_memory", "score": "activations",
@@ -28,11 +29,16 @@ _BY_PHASE: Mapping[str, str] = {
 
 _LOUD_ROWS = tuple(row for row in ROWS if row.said == "anywhere")
 _ERROR_ROWS = tuple(row for row in ROWS if row.said != "raised")
+_BY_PLACE = frozenset(row.name for row in ROWS if row.places is not None)
 _LINE_WORDS = (
     "memory", "kv cache", "killed", "-9", "sigkill", "alloc", "oom", "worker unexpectedly", "watchdog", "peer", "broken pipe",
     "timeout", "timed out", "nccl", "cuda", "device-side", "launch failure", "ecc", "remote process", "engine", "workerproc",
     ": error: ", "not used by", "override", "struct", "config", "hydra", "mandatory", "resource", "xid", "gpu", "cudnn", "cublas",
-    "target", "failure", "triton", "misaligned", "illegal instruction", "objectstore", "shm", "workers killed",
+    "target", "failure", "triton", "misaligned", "illegal instruction", "objectstore", "shm", "workers killed", "137", "signal 9",
+    "no such option", "error: ", "could not consume", "unrecognized", "can't open file", "assertion", "oom", "reaped", "low on",
+    "memlimit", "device driver", "connection refused", "pair closure", "dump signal", "mem", "background loop", "shutting down",
+    "no module named", "mismatched input", "could not find '", "no available node",
+    "loss is", "norm is", "loss became", "loss was", "insufficient", "command not found", "/usr/bin/env", "container-cli",
 )  # fmt: skip
 """One of these is in every line that a row of them matches: most lines are settled by this alone."""
 
@@ -110,6 +116,20 @@ def judge_raised(raised: Raised) -> Finding:
         return Finding(outcome=Outcome.CRASH, evidence=_one_line(texts[0] if texts else "no error was told"), phase=raised.phase)
     row, match = found
     return _finding(row, match, raised)
+
+
+def judge_thrown(thrown: Thrown, phase: Phase | None, device: DeviceKind) -> Finding:
+    """The same of what was read from a log. Lines behind it that may be its own count where it says too little itself."""
+    kind, _, words = thrown.text.partition(": ")
+    found = judge_raised(Raised(chain=((kind, words),), frames=thrown.frames, phase=phase, device=device))
+    if not thrown.more or not (found.row is None or found.secondary or found.row in _BY_PLACE):
+        return found
+    words = f"{words}\n{thrown.more}"
+    longer = judge_raised(Raised(chain=((kind, words),), frames=thrown.frames, phase=phase, device=device))
+    if longer.row is None or longer.secondary or longer.row in _BY_PLACE:
+        return found
+    # Of an echo only memory is believed to be its root: what libraries list behind it are their general remarks.
+    return found if found.secondary and not longer.outcome.is_out_of_memory else longer
 
 
 def judge_ending(ending: Ending) -> Finding:
@@ -209,9 +229,13 @@ def _memory(
 
 def _cause(phase: Phase | None, frames: Sequence[str], numbers: Numbers) -> str:
     idle, asked, total = (numbers.get(name) for name in ("idle_bytes", "asked_bytes", "total_bytes"))
+    needs = cause_of(frames)
+    if needs == "kv_cache":
+        # A cache that is joined anew at each token leaves its former pieces idle behind: they come with it.
+        return needs
     if idle and asked and total and idle >= max(asked, FRAGMENTED_SHARE * total):
         return "fragmentation"
-    return cause_of(frames) or _BY_PHASE.get(phase or "", "unknown_memory")
+    return needs or _BY_PHASE.get(phase or "", "unknown_memory")
 
 
 def _line_around(match: re.Match[str]) -> str:
@@ -225,9 +249,14 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:600]
 
 
+def _name_of(number: int) -> str:
+    """Real-time signals have no name of their own."""
+    return signal.Signals(number).name if number in {known.value for known in signal.Signals} else f"signal {number}"
+
+
 def _how(ending: Ending) -> str:
     if ending.signal is not None:
-        return f"the process was ended by {signal.Signals(ending.signal).name}"
+        return f"the process was ended by {_name_of(ending.signal)}"
     if ending.exit is not None:
         return f"the process ended with exit code {ending.exit} and no result"
     return "the process ended with no result"

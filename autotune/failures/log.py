@@ -54,6 +54,9 @@ def _bounded(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_BAR = re.compile(r"[^|\n]{0,80}?\d{1,3}%\|[^|\n]{0,200}\| ?[\d.kMG]+/[\d.kMG]+ \[[^\]\n]{0,80}\](?=\S)")
+"""A progress bar, behind which another process wrote into the same line."""
+
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -71,7 +74,11 @@ _PREFIXES = tuple(
         # Ray's actors, vLLM's processes, verl's workers.
         r"\((?P<actor>raylet[^()]{0,80}|[A-Za-z_][\w.:]{0,80}[ ,][^()]{0,120}\bpid=\d+[^()]{0,80})\) ?",
         # srun --label
-        r" {0,3}(?P<task>\d{1,5}): (?=\S| +File )",
+        r" {0,3}(?P<task>\d{1,5}): (?=\S| +File | {4})",
+        # mpirun --tag-output; containers of Compose and of kubectl; the journal of a machine
+        r"\[\d{1,6},(?P<process>\d{1,6})\]<std(?:err|out)>: ?",
+        r"(?P<container>[A-Za-z][\w.-]{0,60}-\d{1,4} {1,40}\|(?= |$)|\[pod/[^\]\s]{1,200}\]) ?",
+        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,60} (?P<service>[\w./-]{1,60}\[\d{1,10}\]): ?",
         # glog: `E1120 18:14:00.860000 23297 torch/.../api.py:1002] `, `[E219 12:14:43.35 ProcessGroupNCCL.cpp:1595] `
         r"\[?(?P<letter>[EWIF])\d{0,4}(?: [^\]]{0,160})?\.(?:cpp|cc|cu|py|h|hpp):\d+\] ?",
         # vLLM: `ERROR 04-05 01:12:55 [core.py:390] `
@@ -83,15 +90,16 @@ _PREFIXES = tuple(
             rf"\[?\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[,.]\d+)?Z?\]? ?(?:[-|:] ?)?"
             rf"(?:\[?(?P<logged>{_LEVELS})\b[|\]:]? ?(?:[-|:] ?)?(?:\[[^\]\s]{{1,120}}\] ?)?)?"
         ),
-        rf"\[?(?P<named>{_LEVELS})(?:\|[^\]\s]{{1,160}}\]|\]|:)(?: \d\d-\d\d-\d\d \d\d:\d\d:\d\d,?| >>)? ?",
+        rf"\[?(?P<named>{_LEVELS})(?:\|[^\]\s]{{1,160}}\]|:[\w.]{{1,80}}\]|\]|:)(?: \d\d-\d\d-\d\d \d\d:\d\d:\d\d,?| >>)? ?",
     )
 )
 _MOST_PREFIXES = 6
+_SOURCES = ("actor", "rank", "task", "process", "container", "service")
 
 
 def read_line(raw: str) -> Line:
     """A line with its prefixes taken off; the indentation behind them stays."""
-    text, rank, level, source = without_colours(raw), None, None, ""
+    text, rank, level, source = _BAR.sub("", without_colours(raw), count=1), None, None, ""
     for _ in range(_MOST_PREFIXES):
         match = next((match for pattern in _PREFIXES if (match := pattern.match(text)) and match.end()), None)
         if match is None:
@@ -99,9 +107,9 @@ def read_line(raw: str) -> Line:
         told = {name: value for name, value in match.groupdict().items() if value is not None}
         text = text[match.end() :]
         level = _level(told) or level
-        named = told.get("rank") or told.get("task") or _rank_of_actor(told.get("actor", ""))
+        named = told.get("rank") or told.get("task") or told.get("process") or _rank_of_actor(told.get("actor", ""))
         rank = int(named) if named is not None and rank is None else rank
-        source += told.get("actor") or told.get("rank") or told.get("task") or ""
+        source += next((told[name] for name in _SOURCES if name in told), "")
     return Line(text=text, source=source, rank=rank, level=level)
 
 
@@ -113,5 +121,5 @@ def _level(told: dict[str, str]) -> Level | None:
 
 
 def _rank_of_actor(actor: str) -> str | None:
-    match = re.search(r"\brank=(\d{1,6})\b", actor)
-    return match[1] if match else None
+    match = re.search(r"\brank=(\d{1,6})\b|\AWorker\w*_TP(\d{1,6}) ", actor)
+    return match[1] or match[2] if match else None

@@ -40,6 +40,16 @@ _TORCH: Mapping[str, re.Pattern[str]] = {
     "idle_bytes": re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated"),
     "process_bytes": re.compile(rf"Including non-PyTorch memory, this process has {_SIZE} memory in use"),
 }
+_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch")
+"""Before torch 2.1: what is idle of that was not said."""
+
+UNSEEN_SHARE = 0.5
+"""What is neither free nor anybody's by torch's own list is somebody's that it can't see, as of another container. What a driver
+and its contexts hold is in no list either, so that only a large share counts."""
+
+NEIGHBOUR = re.compile(r" ?Process (\d{1,10}) has [\d.]+ \w+ memory in use\.")
+"""One entry of torch's list of who else is on the GPU, with its number."""
+
 _OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 
 
@@ -63,6 +73,14 @@ def numbers_of(match: re.Match[str], told: str) -> dict[str, int | float]:
     return found
 
 
+def mostly_unseen(numbers: Numbers) -> bool:
+    """Whether most of the device is in use by nobody that torch knows of."""
+    total, free, own = (numbers.get(name) for name in ("total_bytes", "free_bytes", "process_bytes"))
+    if total is None or free is None or own is None:
+        return False
+    return total - free - own - numbers.get("others_bytes", 0) >= UNSEEN_SHARE * total
+
+
 def _shares(share: float, found: Mapping[str, int | float]) -> dict[str, int | float]:
     shares: dict[str, int | float] = {"asked_share": share}
     if found.get("total_bytes"):
@@ -77,6 +95,9 @@ def _of_torch(told: str) -> dict[str, int | float]:
         if match is not None:
             figure, unit = (part for part in match.groups() if part is not None)
             found[name] = _bytes(figure, unit)
+    reserved = _RESERVED.search(told)
+    if reserved is not None and "idle_bytes" not in found and "allocated_bytes" in found:
+        found["idle_bytes"] = max(0, _bytes(*reserved.groups()) - int(found["allocated_bytes"]))
     others = [_bytes(figure, unit) for figure, unit in _OTHERS.findall(told)]
     # A process that does not know itself, as in a container, is one of those that are listed.
     if others and "process_bytes" in found:
@@ -86,3 +107,8 @@ def _of_torch(told: str) -> dict[str, int | float]:
 
 def _bytes(figure: str, unit: str) -> int:
     return int(float(figure) * _UNITS.get(unit[0].upper(), 1))
+
+
+def without_neighbours(text: str) -> str:
+    """What torch says, but for its list of who else is on the GPU."""
+    return NEIGHBOUR.sub("", text)

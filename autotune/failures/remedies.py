@@ -82,8 +82,13 @@ BY_CAUSE: Mapping[str, tuple[Remedy, ...]] = {
     ),
     "engine_startup": (_ENGINE_LESS, _SEQUENCES, _LEFTOVERS),
     "weight_sync": (
+        _do(
+            "vllm_enable_lora",
+            "on",
+            "the adapter alone goes to the engine, not merged weights: ms-swift's name; verl does it once model.lora_rank is "
+            "above 0, and TRL cannot",
+        ),
         _ENGINE_LESS,
-        _LORA,
         _do("vllm_mode", "server", "on GPUs of its own the engine does not hold its weights beside the trainer's"),
     ),
     "zero_gather": (
@@ -118,6 +123,11 @@ BY_CAUSE: Mapping[str, tuple[Remedy, ...]] = {
     ),
     "network": (
         _do("HF_HOME", "a filled cache", "download model and data where there is a network, then start with HF_HUB_OFFLINE=1"),
+        _do(
+            "the service named in the line",
+            "reach",
+            "its address, the token for it and the proxy, as the failing process has them",
+        ),
     ),
     "cuda_fault": (
         _do("CUDA_LAUNCH_BLOCKING", "1", "the traceback then shows the operation that failed: often an index beyond a table"),
@@ -143,6 +153,15 @@ BY_ROW: Mapping[str, tuple[Remedy, ...]] = {
         _ENGINE_LESS,
         _do("offload of the trainer", "on", "what the trainer keeps on the GPU is there when the engine wakes up"),
     ),
+    "vllm_wake_up_cache": (
+        _ENGINE_LESS,
+        _do("offload of the trainer", "on", "what the trainer keeps on the GPU is there when the engine wakes up"),
+    ),
+    "no_room_for_a_handle": (_ENGINE_LESS, _LEFTOVERS, _MICRO_BATCH),
+    "unreachable": (
+        _do("the head's address and port", "reach", "it must run before the others start, and let them through"),
+        _do("the other nodes' logs", "read", "whoever was to answer may have ended first"),
+    ),
     "vllm_profiling_disturbed": (
         _do(
             "the same configuration", "start again", "memory changed hands while vLLM measured it; the settings are not at fault"
@@ -157,10 +176,41 @@ BY_ROW: Mapping[str, tuple[Remedy, ...]] = {
         _do("--shm-size of the container", "raise", "/dev/shm carries batches between a loader's workers and NCCL's messages"),
         _do("dataloader_num_workers", "0", "without workers no batch has to travel"),
     ),
+    "nccl_shared_memory": (
+        _do("--shm-size of the container", "raise", "NCCL's messages between the GPUs of a machine go through /dev/shm"),
+        _do("NCCL_SHM_DISABLE", "1", "over sockets nothing has to fit there; slower"),
+    ),
     "weights_beyond_gpu": (
         _do("load_in_4bit", "on", "the weights do not fit onto the GPU as they are; this changes what is learned a little"),
         _LEFTOVERS,
         _ENGINE_LESS,
+    ),
+    "vllm_weights": (
+        _do("vllm_tensor_parallel_size", "raise", "each GPU then holds a smaller part of the engine's weights"),
+        _do("model_init_kwargs.dtype", "bfloat16", "half of what float32 takes; the trainer's own copy is on the same GPU"),
+        _LEFTOVERS,
+    ),
+    "vllm_no_length_fits": (_ENGINE_MORE, _SEQUENCES),
+    "pinned_memory": (
+        _do("pin_memory of the offload or the loader", "off", "pinned pages can't be swapped; copies to the GPU get slower"),
+        _do("offload to the CPU (DeepSpeed, FSDP)", "off", "what is kept there is the largest part of the machine's memory"),
+        _do("the job's memory limit", "raise", "it counts pinned memory, whatever the GPUs have free"),
+    ),
+    "shared_memory_between_processes": (
+        _do("--shm-size of the container", "raise", "arrays and queues between processes live in /dev/shm, which is full"),
+        _do("dataloader_num_workers", "0", "without workers nothing has to travel"),
+    ),
+    "locked_memory": (
+        _do("ulimit -l", "unlimited", "the network card locks its buffers; containers have 64 KiB unless told otherwise"),
+        _do("NCCL_IB_DISABLE", "1", "over TCP nothing has to be locked; slower"),
+    ),
+    "limits": (
+        _do(
+            "ulimit -n and -u",
+            "raise",
+            "open files and processes are counted for a user or a container, whatever the disks have free",
+        ),
+        _do("dataloader_num_workers", "lower", "each worker holds files, threads and descriptors"),
     ),
     "kernel_resources": (
         _do(
@@ -191,6 +241,18 @@ BY_ROW: Mapping[str, tuple[Remedy, ...]] = {
     "length_refused": (
         _do("vllm_max_model_length", "raise", "prompt and completion must fit into it, and it into what the model allows"),
         _do("max_completion_length", "lower", "the other way round; this changes what can be learned"),
+    ),
+    "no_gradient": (
+        _do(
+            "gradient_checkpointing_kwargs",
+            '{"use_reentrant": false}',
+            "reentrant checkpointing needs an input with a gradient, and under an adapter the embedding is frozen",
+        ),
+        _do(
+            "model.enable_input_require_grads()",
+            "call it before the adapter is put on",
+            "with prepare_model_for_kbit_training first where weights are quantised; no batch size helps",
+        ),
     ),
     "trl_divisible": (
         _do("per_device_train_batch_size", "a matching value", "times processes and steps_per_generation: the generation batch"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.failures.table import Row
+from autotune.failures.rows_of_engines import ASKED, NUMBER, ROWS_OF_ENGINES
+from autotune.failures.table import Row, any_of
 
-_NUMBER = r"(?P<{0}>\d+(?:\.\d+)?)\s*(?P<{0}_unit>[KMGT]?i?B|bytes)"
-_ASKED, _FREE, _TOTAL = (_NUMBER.format(name) for name in ("asked", "free", "total"))
+_FREE, _TOTAL = (NUMBER.format(name) for name in ("free", "total"))
 
 # torch lists who holds the GPU: itself by name, or in a container, where it does not know itself, as one more process.
 # A neighbour counts from a GiB up: a display or an idle context explains no failure.
@@ -13,13 +13,19 @@ _ITSELF = r"Including non-PyTorch memory, this process has [\d.]+ \w+ memory in 
 _PROCESS = r"Process \d+ has [\d.]+ \w+ memory in use\. "
 _LARGE_PROCESS = r"Process \d+ has [\d.]+ GiB memory in use\. "
 _ANY = rf"(?:{_PROCESS}|{_ITSELF})*?"
-_NEIGHBOURS = rf"{_ANY}(?:{_LARGE_PROCESS}{_ANY}{_ITSELF}|{_ITSELF}{_ANY}{_LARGE_PROCESS}|{_LARGE_PROCESS}{_ANY}{_LARGE_PROCESS})"
-_OF_GPU = rf"Tried to allocate {_ASKED}\. GPU \d+ has a total capac\w+ of {_TOTAL} of which {_FREE} is free"
+# And where torch itself holds less than a GiB, the large one of several is not the one that failed.
+_LITTLE = r"Of the allocated memory [\d.]+ (?:MiB|KiB|bytes) is allocated by PyTorch, and [\d.]+ (?:MiB|KiB|bytes) is reserved"
+_NEIGHBOURS = (
+    rf"{_ANY}(?:{_LARGE_PROCESS}{_ANY}{_ITSELF}|{_ITSELF}{_ANY}{_LARGE_PROCESS}|{_LARGE_PROCESS}{_ANY}{_LARGE_PROCESS}"
+    rf"|(?:{_LARGE_PROCESS}{_ANY}{_PROCESS}|{_PROCESS}{_ANY}{_LARGE_PROCESS}){_ANY}{_LITTLE})"
+)
+_OF_GPU = rf"Tried to allocate {ASKED}\. GPU \d+ has a total capac\w+ of {_TOTAL} of which {_FREE} is free"
 
 _NOT_OUT_OF_MEMORY = (
     Row(
         name="vllm_profiling_disturbed",
-        pattern=r"Error in memory profiling\. Initial free memory",
+        pattern=r"Error in memory profiling\. (?:Initial free memory|This happens when)"
+        r"|could not finish memory profiling because another process",
         kind="transient",
         cause="gpu_other_process",
         phase="load",
@@ -27,89 +33,22 @@ _NOT_OUT_OF_MEMORY = (
     ),
     Row(
         name="expandable_segments",
-        pattern=r"expandable.segments are not compatible|not supported with expandable.segments"
+        pattern=r"expandable.segments are not compatible|not supported with expandable.segments|expandable_segments not supported"
         r"|incompatible with PYTORCH_(?:CUDA_)?ALLOC_CONF=expandable_segments",
         kind="illegal",
         cause="illegal_config",
     ),
     Row(
         name="kernel_resources",
-        pattern=r"out of resources?: (?:shared memory|registers|threads)|too many resources requested for launch",
+        pattern=any_of(
+            r"out of resources?: (?:shared memory|registers|threads)",
+            r"out of resources?: [\w ]{1,30}, required",
+            r"too many resources requested for launch",
+            r"uses too much shared data",
+        ),
         kind="other",
         cause="cuda_fault",
         said="as an error",
-    ),
-)
-
-_OF_VLLM = (
-    Row(
-        name="vllm_reservation",
-        pattern=r"(?:Free|Available) memory on (?:device|node)(?: \S+)? \((?P<free>[\d.]+)/(?P<total>[\d.]+)"
-        r" (?P<total_unit>GiB)\) on startup is less than desired (?:GPU|CPU) memory utilization \((?P<share>[\d.]+), " + _ASKED,
-        kind="memory",
-        cause="engine_startup",
-        phase="load",
-        said="anywhere",
-    ),
-    Row(
-        name="vllm_kv_reservation",
-        pattern=r"Available memory on node .{0,200}?on kv cache allocation is less than requested memory for kv"
-        r" \((?:-[\d.]+|(?P<asked>[\d.]+))(?:/[\d.]+)? (?P<asked_unit>GiB)\)",
-        kind="memory",
-        cause="kv_cache",
-        phase="load",
-        said="anywhere",
-    ),
-    Row(
-        name="vllm_no_cache_blocks",
-        pattern=r"No available memory for the cache blocks",
-        kind="memory",
-        cause="kv_cache",
-        phase="load",
-        said="anywhere",
-    ),
-    Row(
-        name="vllm_kv_too_small",
-        pattern=r"at least one request with the models?'s max seq len \((?P<wanted>\d+)\),\s\(?(?P<asked>[\d.]+)"
-        r" (?P<asked_unit>GiB) KV cache is needed, which"
-        r" is larger than the available KV cache memory \((?P<free>[\d.]+) (?P<free_unit>GiB)\)"
-        r"(?:.{0,120}?estimated maximum model length is (?P<length>\d+))?",
-        kind="memory",
-        cause="kv_cache",
-        phase="load",
-        said="anywhere",
-    ),
-    Row(
-        name="vllm_kv_too_small_old",
-        pattern=r"model's max seq len \((?P<wanted>\d+)\) is larger than the maximum number of tokens that can be stored in"
-        r" KV cache \((?P<length>\d+)\)",
-        kind="memory",
-        cause="kv_cache",
-        phase="load",
-        said="anywhere",
-    ),
-    Row(
-        name="vllm_sampler_warmup",
-        pattern=r"CUDA out of memory occurred when warming up (?:sampler|pooler).{0,40}?with (?P<sequences>\d+) dummy requests",
-        kind="memory",
-        cause="engine_startup",
-        phase="load",
-        said="anywhere",
-    ),
-    Row(
-        name="vllm_wake_up",
-        pattern=r"CUDA Error: out of memory at \S*cumem_allocator\.cpp",
-        kind="memory",
-        cause="weight_sync",
-        said="anywhere",
-    ),
-    Row(
-        name="sglang_cache",
-        pattern=r"Not enough memory[.;] Please try to (?:increase|decrease) --mem-fraction-static",
-        kind="memory",
-        cause="kv_cache",
-        phase="load",
-        said="anywhere",
     ),
 )
 
@@ -117,9 +56,15 @@ _OF_VLLM = (
 _OF_RAY = (
     Row(
         name="ray_host_memory",
-        pattern=r"RAY_memory_usage_threshold|node running low on memory|exceeded K8s pod memory limits"
-        r"|exceeds the memory usage threshold of|Worker unexpectedly exits with a connection error code 2"
-        r"|\bObjectStoreFullError\b",
+        pattern=any_of(
+            r"RAY_memory_usage_threshold",
+            r"node running low on memory",
+            r"exceeded K8s pod memory limits",
+            r"\bray\.exceptions\.OutOfMemoryError",
+            r"killed due to (?:the )?(?:node )?memory pressure",
+            r"exceeds the memory usage threshold of",
+            r"\bObjectStoreFullError\b",
+        ),
         kind="host_memory",
         cause="host_ram",
         said="anywhere",
@@ -128,23 +73,70 @@ _OF_RAY = (
 
 _OF_TORCH = (
     Row(name="cuda_other_process", pattern=rf"{_OF_GPU}\. {_NEIGHBOURS}", kind="memory", said="anywhere"),
-    Row(name="cuda_out_of_memory", pattern=rf"(?:CUDA|HIP|NPU|XPU) out of memory\. {_OF_GPU}", kind="memory", said="anywhere"),
+    Row(name="cuda_out_of_memory", pattern=rf"\b(?-i:[A-Z]{{3,4}}) out of memory\. {_OF_GPU}", kind="memory", said="anywhere"),
     Row(
         name="cuda_out_of_memory_old",
-        pattern=rf"(?:CUDA|HIP|NPU) out of memory\. Tried to allocate {_ASKED} \([GN]PU \d+; {_TOTAL} total capacity; "
+        pattern=rf"\b(?-i:[A-Z]{{3,4}}) out of memory\. Tried to allocate {ASKED} \(\w{{3}} \d+; {_TOTAL} total capacity; "
         rf".{{0,40}}? already allocated; (?:.{{0,40}}? current active; )?{_FREE} free",
         kind="memory",
         said="anywhere",
     ),
     Row(
+        # Pinned for copies to a GPU, and yet the machine's own: CUDA uses the same words for both.
+        name="pinned_memory",
+        pattern=r"(?:CUDA|HIP)\w*(?: driver)? error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
+        places=r":_?pin_memory\b|\.pin_memory\(|pin_memory ?= ?True|\b(?:cudaHostRegister|cudaHostAlloc)\b"
+        r"|unsloth_zoo/gradient_checkpointing\.py:\S* .*(?:resize_|CPU_BUFFERS|cpu)",
+        innermost=2,
+        kind="host_memory",
+        cause="host_ram",
+    ),
+    Row(
+        # A library's own workspace, made when it is first called: whoever calls first is not to blame for what is full.
+        name="no_room_for_a_handle",
+        pattern=r"\w_STATUS_\w*(?:ALLOC(?:ATION)?_FAILED|NOT_INITIALIZED) when calling `\w+Create\w*\(",
+        kind="memory",
+        cause="unknown_memory",
+    ),
+    Row(
         name="cuda_out_of_memory_plain",
-        pattern=r"(?:CUDA|HIP|NPU|XPU|MPS backend) out of memory|CUDA(?: driver)? error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-        r"|OutOfMemoryError|Triton Error \[CUDA\]: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
-        r"|\bError out of memory at line \d+ in file",
+        pattern=any_of(
+            r"\b(?-i:CUDA|HIP|NPU|XPU|MUSA|MLU|GCU|HPU|MPS backend) out of memory",
+            r"(?:CUDA|HIP)(?: driver| runtime)? error(?: \(.{1,200}?\))?:? ?(?:\(?2\)? ?:)? ?out of memory",
+            r"\w_STATUS_\w*ALLOC(?:ATION)?_FAILED",
+            r"OutOfMemoryError",
+            r"Triton Error \[\w+\]: out of memory",
+            r"\b(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY",
+            r"\b(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)\b",
+            r"\bCUDA failed with error out of memory",
+            r"rocblas_status_memory_error",
+            r"Allocation on device(?: \d+)? would exceed allowed memory",
+        ),
         kind="memory",
         said="as an error",
     ),
-    Row(name="nccl_out_of_memory", pattern=r"Cuda failure (?:\d+ )?'out of memory'", kind="memory", said="anywhere"),
+    # bitsandbytes prints it and exits, without an exception; what it allocates itself is the state of paged optimizers.
+    Row(
+        name="cuda_out_of_memory_printed",
+        pattern=r"\bError out of memory at line \d+ in file",
+        kind="memory",
+        cause="optimizer",
+        phase="optimizer",
+        said="anywhere",
+    ),
+    Row(
+        name="nccl_out_of_memory",
+        pattern=r"Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:\w+ )?(?:m|c)alloc",
+        kind="memory",
+        said="anywhere",
+    ),
+    Row(
+        # Allocators of whatever kind say it in these words; what only supposes it says "may" or "might".
+        name="out_of_memory_somewhere",
+        pattern=r"\A(?!.{0,4000}\b(?:may|might|could|possibl[ey]|perhaps|likely|usually|often|reward)\b)(?:[\w.]+\.)?\w*Error\w*"
+        r": .{0,1000}(?:\bout of memory\b|\bRESOURCE_EXHAUSTED\b.{0,80}\bmemory\b)",
+        kind="memory",
+    ),
     Row(
         name="weights_beyond_gpu",
         pattern=r"Some modules are dispatched on the CPU or the disk",
@@ -177,23 +169,63 @@ _OF_TORCH = (
 _OF_THE_MACHINE = (
     Row(
         name="numpy_memory_error",
-        pattern=r"Unable to allocate " + _ASKED + r" for an array",
+        pattern=r"Unable to allocate " + ASKED + r" for an array",
         kind="memory",
         said="as an error",
         on_host=True,
     ),
     Row(
+        # NCCL's own segments: they are small, and a container's /dev/shm is smaller; nothing of the training is in them.
+        name="nccl_shared_memory",
+        pattern=r"shared memory segment /dev/shm/nccl-|/dev/shm/nccl-\S+ .{0,80}No space left"
+        r"|NCCL WARN .{0,60}posix_fallocate failed",
+        kind="other",
+        cause="hang_or_nccl",
+        said="anywhere",
+    ),
+    Row(
         name="shared_memory",
-        pattern=r"insufficient shared memory \(shm\)|unable to (?:allocate shared memory|open shared memory|write to file <"
-        r"/torch)|shared memory segment /dev/shm/\S+ .{0,80}No space left on device",
+        pattern=any_of(
+            r"insufficient shared memory \(shm\)",
+            r"unable to (?:allocate shared memory|open shared memory|write to file </torch)(?!.{0,200}Too many open files)",
+            r"shared memory segment /dev/shm/\S+ .{0,80}No space left on device",
+            r"Error while creating shared memory segment \S+ \(size \d+\)(?!.{0,60}(?:No such|Permission))",
+            r"workers are out of shared memory",
+            r"posix_fallocate failed\s*: No space left on device",
+        ),
         kind="host_memory",
         cause="host_ram",
         said="anywhere",
     ),
     Row(
+        # Queues and arrays between processes live in /dev/shm: a full one reads as a full disk.
+        name="shared_memory_between_processes",
+        pattern=r"No space left on device",
+        places=r"multiprocessing/(?:heap|shared_memory|synchronize|resource_sharer)\.py:|multiprocessing/reductions\.py:",
+        kind="host_memory",
+        cause="host_ram",
+    ),
+    Row(
+        # Memory that is locked for the network card is bounded by a limit of its own: much may be free.
+        name="locked_memory",
+        pattern=r"\bibv_\w+ failed with error Cannot allocate memory|\bmlock\w*\b.{0,40}Cannot allocate memory|RLIMIT_MEMLOCK",
+        kind="other",
+        cause="hang_or_nccl",
+        said="anywhere",
+    ),
+    Row(
         name="cannot_allocate",
-        pattern=r"\bMemoryError\b|std::bad_alloc|Cannot allocate memory|unable to mmap \d+ bytes|\bArrowMemoryError\b"
-        r"|memory allocation of \d+ bytes failed",
+        pattern=any_of(
+            r"\bMemoryError\b",
+            r"std::bad_alloc",
+            r"Cannot allocate memory",
+            r"unable to mmap \d+ bytes",
+            r"\bArrowMemoryError\b",
+            r"memory allocation of \d+ bytes failed",
+            r"\[WinError 1455\]|paging file is too small|\[WinError 8\] ",
+            r"Memory allocation still failed after \d+ retries",
+            r"\bjava\.lang\.OutOfMemoryError",
+        ),
         kind="memory",
         said="as an error",
         on_host=True,
@@ -201,14 +233,35 @@ _OF_THE_MACHINE = (
     # As launchers, shells, SLURM, the kernel and Kubernetes tell it.
     Row(
         name="host_killed",
-        pattern=r"exitcode\s*: -9\b|Signal 9 \(SIGKILL\) received by PID|exits with return code = -9|killed by signal: Killed"
-        r"|(?m:^(?-i:Killed)$)|: line \d+: +\d+ (?-i:Killed) |slurmstepd\S*: error: Detected \d+ oom.kill event"
-        r"|(?:Memory cgroup out of memory|Out of memory): Kill(?:ed)? process|(?-i:\bOOMKilled\b)"
-        r"|died unexpectedly \(exit code: -9\)|died with <Signals\.SIGKILL: 9>",
+        pattern=any_of(
+            r"(?:exit|return)[ _]?(?:code|status)(?: (?:of|was|is))?['\"]?\s*[:=]?\s*(?:-9|137)\b",
+            r"\b(?:exited|ended|terminated) with (?:exit )?(?:code|status) (?:137|-9)\b",
+            r"Signal 9 \(SIGKILL\) received by PID",
+            r"killed by signal: Killed",
+            r"on signal 9 \(Killed\)",
+            r"(?:by|with) signal:? (?:SIGKILL|9)\b",
+            r"(?m:^(?-i:Killed)\r?$)",
+            r": line \d+: +\d+ (?-i:Killed)\b",
+            r"died with <Signals\.SIGKILL: 9>",
+            r"(?-i:\bOOM ?-?Killed\b)",
+            r"Detected [1-9]\d* oom.kill event",
+            r"srun: error: .{1,80}: Out Of Memory",
+            r"(?:Memory cgroup out of memory|Out of memory): Kill(?:ed)? process",
+            r"\binvoked oom-killer\b",
+            r"\boom_reaper: reaped process",
+            r"\boom-kill:constraint=",
+            r"Exceeded (?:job|step) memory limit",
+            r"exceeded memory limit \(",
+            r"TERM_MEMLIMIT",
+            r"job killed: (?:v?mem|pmem)",
+            r"\bOUT_OF_ME(?:MORY|\+)",
+            r"low on resource: memory",
+            r"exceeds? (?:its |the )?(?:container|pod|cgroup) memory limit",
+        ),
         kind="host_memory",
         cause="host_ram",
         said="anywhere",
     ),
 )
 
-ROWS_OF_MEMORY: tuple[Row, ...] = (*_NOT_OUT_OF_MEMORY, *_OF_VLLM, *_OF_RAY, *_OF_TORCH, *_OF_THE_MACHINE)
+ROWS_OF_MEMORY: tuple[Row, ...] = (*_NOT_OUT_OF_MEMORY, *ROWS_OF_ENGINES, *_OF_RAY, *_OF_TORCH, *_OF_THE_MACHINE)

@@ -1,7 +1,10 @@
 """The closed table of failure texts. The first row that matches decides; the order is part of the table.
 
-    rows_of_memory.py   what ran out, of whose memory, and what only looks like it
-    rows_of_others.py   what is refused, missing, unreachable, broken or waiting
+    rows_of_memory.py     what ran out, of whose memory, and what only looks like it
+    rows_of_refusals.py   settings and data that are refused
+    rows_of_others.py     what is missing, unreachable, broken or waiting
+    rows_of_checks.py     where no words are known: what a framework's own check raised, by where it stands
+    rows_of_files.py      what is not there or can't be read, and what an exception's class is called
 
 A row is read in the exception that was raised, at the places where it was raised; and, where its words are such that only a
 failure has them, in any line that was printed.
@@ -63,6 +66,9 @@ class Row:
     innermost: int = 4
     """Among so many of the innermost frames it is looked for."""
 
+    sure: bool = False
+    """True where such a line alone tells what failed first, though a traceback may follow that says less."""
+
     on_host: bool = False
     """True where a process on a GPU says it of the machine's own memory."""
 
@@ -72,8 +78,26 @@ class Row:
         return _compiled(self.pattern).search(text)
 
     def _is_there(self, frames: Sequence[str]) -> bool:
+        if self.kind in ("illegal", "other") and self.cause != "network" and any(_REWARDS.search(frame) for frame in frames):
+            return False
         place = _compiled(self.places or "")
-        return any(place.search(frame) for frame in frames[-self.innermost :])
+        # Who asked for an attribute that is not there is to blame, not the code that looks it up.
+        asking = [frame for frame in frames if not _LOOKUP.search(frame)]
+        return any(place.search(frame) for frame in asking[-self.innermost :])
+
+
+def any_of(*patterns: str) -> str:
+    """One pattern of several texts, one to a line."""
+    return "|".join(patterns)
+
+
+_REWARDS = re.compile(
+    r"\A\S*(?::_calculate_rewards|:compute_rewards?|/reward_managers?/\S*:\w+)\b"
+    r"|\A\S+ .*\b(?:\w*reward_(?:fn|func|function)\w*|compute_score|compute_metrics|formatting_func|rollout_func)\("
+)
+"""Behind these a user's own functions run: where something failed says nothing there of settings, data or versions."""
+
+_LOOKUP = re.compile(r"\A\S*:__getattr(?:ibute)?__\b")
 
 
 @functools.cache

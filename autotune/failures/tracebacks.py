@@ -31,6 +31,18 @@ _THROWN = re.compile(r"(?:(?:[A-Za-z_]\w{0,80}\.){1,12}[A-Za-z_]|[A-Z])\w{0,120}
 _ALONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}\w{0,120}(?:Error|Exception|LimitForeseen)(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _ORIGINAL = "Original Traceback"
+_REMOTE = re.compile(r"RayTaskError\(|an error raised in its creation task, ray::")
+"""Ray's words for an exception of another actor, whose places and whose own words follow."""
+
+_MOST_MORE = 8
+_MOST_MORE_TEXT = 500
+_NO_MORE = re.compile(
+    r"\s*(?:[\[{<=#*-]|\d+%|\d{4}-|Killed\b|Sending |Set the environment|Segmentation|wandb\b|srun\b|slurmstepd\b"
+    r"|E?rror executing)"
+    r"|(?:[\w./-]+: )?(?:line \d+: |error: )|\S+:\d+: "
+)
+"""What begins something else: a logger's line, a launcher's, or a metric's."""
+
 _HARMLESS = ("Exception ignored in", "--- Logging error ---")
 """What Python says of an exception that it goes on after."""
 
@@ -42,6 +54,9 @@ class Thrown:
     text: str
     frames: tuple[str, ...] = ()
     """`file:function source line`, innermost last."""
+
+    more: str = ""
+    """Lines right behind it that may be of its words, as those of several lines are not indented; or they are another's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +95,26 @@ class _Open:
     in_frames: bool = True
     noise: int = 0
     wrapped: int = 0
+    more: list[str] = field(default_factory=list)
+    in_more: bool = False
+    """Whether the last line was one of those that may be of its words, or another's."""
+
+    complete: bool = False
 
     def close_exception(self) -> None:
         if self.text or self.remote:
-            self.chain.append(Thrown(text=self.text or self.remote, frames=tuple(self.frames)))
+            more = "\n".join(self.more)
+            self.chain.append(Thrown(text=self.text or self.remote, frames=tuple(self.frames), more=more))
         self.text = self.remote = ""
         self.frames.clear()
+        self.more.clear()
+        self.in_more = self.complete = False
+
+    def goes_on_with(self, line: Line, text: str) -> bool:
+        """Whether a line that is not indented may belong to the exception's words."""
+        if not self.text or self.complete or line.level is not None or len(self.more) >= _MOST_MORE:
+            return False
+        return _NO_MORE.match(text) is None and _ALONE.match(text) is None
 
 
 class Tracebacks:
@@ -113,8 +142,8 @@ class Tracebacks:
             yield from self._alone(line, position)
 
     def holds(self, line: Line) -> bool:
-        """Whether the line belongs to a traceback that is still being printed."""
-        return line.source in self._open
+        """Whether the line belongs to a traceback that is still being printed, and to nothing else."""
+        return line.source in self._open and not self._open[line.source].in_more
 
     def flush(self) -> Iterator[Told]:
         """What was still open when the log ended."""
@@ -143,11 +172,13 @@ class Tracebacks:
 
     def _go_on(self, open_: _Open, line: Line, position: int) -> Iterator[Told]:
         text = line.text.removeprefix(open_.mark).rstrip()
+        open_.in_more = False
         if open_.in_frames:
             yield from self._in_frames(open_, line, text)
         elif not text.strip(" |+-"):
             # Behind a box an empty line ends what was wrapped.
             open_.boxed = open_.boxed and not open_.text
+            open_.complete = open_.complete or bool(open_.more)
         elif text.startswith(_CHAINED):
             open_.close_exception()
         elif open_.text and open_.boxed and open_.wrapped < _MOST_WRAPPED and not text.startswith(_BOX):
@@ -155,6 +186,9 @@ class Tracebacks:
             open_.text = f"{open_.text} {text.strip()}"[:_MOST_TEXT]
         elif open_.text and text[0] in " \t":
             open_.text = f"{open_.text}\n{text}"[:_MOST_TEXT]
+        elif open_.goes_on_with(line, text):
+            open_.more.append(text[:_MOST_MORE_TEXT])
+            open_.in_more = True
         elif open_.text or open_.noise >= _MOST_NOISE:
             yield from self._end(line.source)
             yield from self.feed(line, position)
@@ -164,11 +198,14 @@ class Tracebacks:
     def _in_frames(self, open_: _Open, line: Line, text: str) -> Iterator[Told]:
         frame = next((frame for pattern in _FRAMES if (frame := pattern.match(text)) is not None), None)
         if frame is not None:
-            open_.frames.append(f"{frame[1]}:{frame[2].rpartition('.')[2]}")
+            # Places are known by their names with slashes, which Windows writes the other way.
+            file = frame[1].replace("\\", "/")
+            open_.frames.append(f"{file}:{frame[2].rpartition('.')[2]}")
         elif text[:1] in (" ", "\t", "", *_BOX) or text.startswith("--"):
             if open_.frames and text.strip(" ~^\t│-") and len(open_.frames[-1]) < 1000:
                 open_.frames[-1] += f" {text.strip(' │')[:300]}"
-        elif "RayTaskError(" in text and not open_.remote:
+        elif _REMOTE.search(text) is not None:
+            # An exception that crossed several actors: the innermost one's places follow the last of these words.
             open_.remote = text[:_MOST_TEXT]
         elif _THROWN.match(text):
             open_.text, open_.in_frames = text[:_MOST_TEXT], False
@@ -186,7 +223,7 @@ class Tracebacks:
             yield from self._go_on(self._open[line.source], line, position)
         elif line.level == "lower" or _ALONE.match(text) is None:
             return
-        elif "RayTaskError(" in text and len(self._open) < MOST_SOURCES:
+        elif _REMOTE.search(text) is not None and len(self._open) < MOST_SOURCES:
             self._open[line.source] = _Open(position=position, rank=line.rank, remote=text[:_MOST_TEXT])
         else:
             yield Told(position=position, rank=line.rank, chain=(Thrown(text=text[:_MOST_TEXT]),), has_traceback=False)

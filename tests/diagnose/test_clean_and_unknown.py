@@ -53,6 +53,47 @@ def test_other_words_for_the_end(words: str) -> None:
     assert not diagnose(f"{START}the prompt: why is training finished so early?\n").known
 
 
+VERL = "(TaskRunner pid=77) Training Progress: 100%|##########| 7/7 [12:44<00:00, 109.14s/it]\n"
+LAUNCHED = "[2026-11-20 18:00:00,020] [INFO] [launch.py:256:main] process {pid} spawned with command: ['python', 'train.py']\n"
+EXITED = "[2026-11-20 18:30:00,020] [INFO] [launch.py:351:main] Process {pid} exits successfully.\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        VERL,
+        "(TaskRunner pid=77) ('Final validation metrics: '\n",
+        "[INFO:swift] End time of running main: 2026-11-20 18:30:00\n",
+        "`Trainer.fit` stopped: `max_steps=100` reached.\n",
+        "Job 'raysubmit_4Q6GZ' succeeded\n",
+        LAUNCHED.format(pid=1) + LAUNCHED.format(pid=2) + EXITED.format(pid=2) + EXITED.format(pid=1),
+    ],
+)
+def test_a_good_end_in_a_frameworks_own_words_counts_where_nothing_failed(words: str) -> None:
+    assert diagnose(START + words).cause == "none"
+    # A bar is drawn once more when it is closed, after whatever went wrong.
+    for failed in (raised(sample("disk")), "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"):
+        assert diagnose(START + failed + words).cause != "none"
+    assert not diagnose(f"{START}{words}srun: error: node7: task 2: Exited with exit code 1\n").known
+
+
+def test_a_launcher_whose_processes_are_not_all_gone_says_nothing() -> None:
+    assert not diagnose(START + LAUNCHED.format(pid=1) + LAUNCHED.format(pid=2) + EXITED.format(pid=2)).known
+
+
+CAUGHT = "2026-11-20 18:14:0{step} | train | step {step} skipped: CUDA out of memory\n"
+
+
+def test_memory_that_ran_out_time_and_again_before_the_end_is_what_ended_it() -> None:
+    often = "".join(CAUGHT.format(step=step) for step in range(3))
+    for end in ("giving up\n", f"{FRAMES}RuntimeError: three steps skipped in a row\n"):
+        found = diagnose(START + often + end)
+        assert (found.cause, found.is_memory, found.phase) == ("unknown_memory", True, None)
+    assert not diagnose(f"{START}{often}{{'loss': 0.1}}\ngoing on\n").known
+    assert not diagnose(START + often + "on and on\n" * 30).known
+    assert diagnose(START + often + FINISH).cause == "none"
+
+
 @pytest.mark.parametrize("name", ["disk", "cuda_out_of_memory", "network"])
 def test_a_failure_after_the_last_step_is_a_failure(name: str) -> None:
     assert diagnose(START + FINISH + raised(sample(name))).cause not in (None, "none")

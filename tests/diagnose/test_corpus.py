@@ -21,6 +21,8 @@ BY_NAME = {label["name"]: label for label in LABELS}
 LARGEST_BYTES = 60_500
 MISTAKEN = {
     "peft-prefix-checkpointing": "two settings at odds show only as two tensors of different sizes",
+    "cublas-no-room": "cuBLAS found no room for its handle: whoever calls it first is not what fills the GPU",
+    "ray-actor-killed": "the same of an actor: memory is one of three things that Ray supposes, of whatever it was",
     "map-worker-killed": "a worker that died of an unknown cause: that it was memory stands only in the kernel's log",
 }
 """Logs that are known to be named wrongly, each with why. None may be a failure that is not about memory and is called one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from autotune.diagnose import diagnose
@@ -11,6 +13,17 @@ from tests.diagnose.around import FORWARD, FRAMES, LATER, NAMES, RANKS, SHAPES, 
 
 BY_ROW_NAME = {
     "vllm_profiling_disturbed": "gpu_other_process",
+    "argument_of_another_version": "version",
+    "data_too_long": "data",
+    "data_without_prompts": "data",
+    "argument_unknown": "illegal_config",
+    "data_too_long_where_read": "data",
+    "numeric_and_stopped": "numeric",
+    "rendezvous_unanswered": "hang_or_nccl",
+    "sglang_unbalanced": "gpu_other_process",
+    "unsloth_engine": "engine_startup",
+    "vllm_pool_cache": "kv_cache",
+    "vllm_pool_weights": "weights",
     "expandable_segments": "illegal_config",
     "vllm_reservation": "engine_startup",
     "vllm_kv_reservation": "kv_cache",
@@ -52,6 +65,53 @@ BY_ROW_NAME = {
     "cuda_fault": "cuda_fault",
     "peer_gone": "hang_or_nccl",
     "collective_timeout": "hang_or_nccl",
+    "vllm_weights": "weights",
+    "limits": "disk_or_permission",
+    "json_within": "data",
+    "timeout_within": "hang_or_nccl",
+    "command_missing": "version",
+    "cuda_fault_printed": "cuda_fault",
+    "cuda_out_of_memory_printed": "optimizer",
+    "trainer_argument": "version",
+    "validation": "illegal_config",
+    "data_shapes": "data",
+    "disk_evicted": "disk_or_permission",
+    "vllm_no_length_fits": "kv_cache",
+    "pinned_memory": "host_ram",
+    "shared_memory_between_processes": "host_ram",
+    "locked_memory": "hang_or_nccl",
+    "numeric_on_device": "numeric",
+    "index_on_device": "data",
+    "attribute_within": "version",
+    "model_type_within": "version",
+    "data_key_within": "data",
+    "hub_within": "network",
+    "data_checked": "data",
+    "data_refused": "data",
+    "checked_by_a_framework": "illegal_config",
+    "out_of_memory_somewhere": "unknown_memory",
+    "not_registered": "version",
+    "import_within": "version",
+    "devices_apart": "illegal_config",
+    "no_gradient": "illegal_config",
+    "connection_within": "network",
+    "sglang_cache_full": "kv_cache",
+    "saved_settings_unknown": "version",
+    "settings_asserted": "illegal_config",
+    "data_within": "data",
+    "media_unreadable": "data",
+    "program_missing": "version",
+    "settings_file_missing": "illegal_config",
+    "file_missing": "data",
+    "named_settings": "illegal_config",
+    "named_data": "data",
+    "divided_by_nothing": "illegal_config",
+    "data_none_at_all": "data",
+    "word_looked_up": "illegal_config",
+    "vllm_wake_up_cache": "kv_cache",
+    "no_room_for_a_handle": "unknown_memory",
+    "nccl_shared_memory": "hang_or_nccl",
+    "unreachable": "network",
 }
 """Written by hand: what is to be said, not what is."""
 
@@ -70,17 +130,17 @@ def expected(name: str) -> str:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in WRAPPERS])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.partition(".")[0] not in WRAPPERS])
 def test_the_cause_is_found_in_a_whole_log(name: str, shape: str) -> None:
     found = diagnose(SHAPES[shape](sample(name)))
     assert found.known, found
     assert found.cause == expected(name), found
-    assert found.is_memory == (found.cause in MEMORY_CAUSES and name not in NOT_MEMORY_THOUGH_ITS_CAUSE_IS)
+    assert found.is_memory == (found.cause in MEMORY_CAUSES and found.row not in NOT_MEMORY_THOUGH_ITS_CAUSE_IS)
     assert found.evidence and "\n" not in found.evidence
     assert found.phase in (None, *PHASES)
     assert 1 <= len(found.remedies) <= 3
     assert all(advice.change and advice.why and advice.predicted is None for advice in found.remedies)
-    if shape in RANKS and not sample(name).startswith("[rank") and "rank " not in sample(name):
+    if shape in RANKS and not sample(name).startswith("[rank") and not re.search(r"rank[ :]|task \d", sample(name)):
         assert found.rank == RANKS[shape]
 
 
@@ -96,9 +156,10 @@ def test_a_containers_name_before_each_line(name: str) -> None:
     assert found.cause == expected(name) and not found.evidence.startswith("trainer-1")
 
 
+@pytest.mark.parametrize("name", ["engine_wrapper", "engine_wrapper.actor", "engine_wrapper.map"])
 @pytest.mark.parametrize("shape", ["alone", "in_ray", "in_engine", "by_default_prefix"])
-def test_a_wrapper_alone_is_unknown(shape: str) -> None:
-    found = diagnose(SHAPES[shape](sample("engine_wrapper")))
+def test_a_wrapper_alone_is_unknown(shape: str, name: str) -> None:
+    found = diagnose(SHAPES[shape](sample(name)))
     assert not found.known and found.is_memory is None and found.cause is None and not found.remedies
 
 
@@ -219,6 +280,35 @@ def test_the_cause_of_a_chain_is_its_known_member() -> None:
     assert diagnose(chain).is_memory
     unknown = raised("KeyError: 'advantage'") + between + raised("ValueError: the step failed")
     assert diagnose(unknown).evidence == "KeyError: 'advantage'"
+
+
+def of_a_reward(error: str, *frames: str) -> str:
+    calling = '  File "/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py", line 1, in _calculate_rewards\n    f()\n'
+    return raised(error, FRAMES + calling + "".join(f'  File "{frame}\n    pass\n' for frame in frames))
+
+
+def test_what_fails_in_a_users_rewards_is_neither_a_setting_nor_a_version() -> None:
+    own = '/job/rewards.py", line 3, in check_answer'
+    package = '/venv/lib/python3.11/site-packages/math_verify/parser.py", line 9, in _check_length'
+    assert not diagnose(of_a_reward("ValueError: invalid literal for int() with base 10: 'x'", own)).known
+    assert not diagnose(of_a_reward("ValueError: the answer must be shorter", own, package)).known
+    assert diagnose(of_a_reward(sample("cuda_out_of_memory.container"), own)).is_memory
+    away = '/venv/lib/python3.11/site-packages/openai/_base_client.py", line 9, in request'
+    assert diagnose(of_a_reward("RuntimeError: no answer", own, away)).cause == "network"
+
+
+def test_words_about_another_process_give_way_to_what_ended_it() -> None:
+    lost = raised("RuntimeError: DataLoader worker (pid(s) 8123) exited unexpectedly")
+    assert not diagnose(lost).known
+    assert diagnose(
+        lost + "ERROR: Unexpected bus error encountered. This might be caused by insufficient shared memory (shm).\n"
+    ).is_memory
+
+
+def test_what_only_may_be_memory_is_not_called_that() -> None:
+    assert not diagnose(raised("RuntimeError: the worker ended; it may have run out of memory")).known
+    assert not diagnose(raised("RuntimeError: lost node 3, possibly out of memory")).known
+    assert diagnose(raised("RuntimeError: cudaMalloc failed: out of memory")).is_memory
 
 
 def test_there_are_two_or_three_remedies_at_most() -> None:

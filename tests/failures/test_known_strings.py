@@ -13,6 +13,8 @@ NEVER_OUT_OF_MEMORY = [
     ("AssertionError: Standby mode is not supported with expandable segments.", "illegal_config"),
     ("RuntimeError: EngineCore failed to start.", None),
     ("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}", None),
+    # Ray says so of any end of a process, and lists memory as one of three that it may have been.
+    ("RuntimeError: Worker unexpectedly exits with a connection error code 2. End of file.", None),
     ("RuntimeError: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1) ran for 1 milliseconds", "hang_or_nccl"),
     ("ValueError: The global train batch size (4 x 1) must be divisible by num_generations", "illegal_config"),
     ("ValueError: vllm_tensor_parallel_size (3) must divide world size (4) evenly.", "illegal_config"),
@@ -30,7 +32,6 @@ OUT_OF_MEMORY = [
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", Outcome.OOM_FORWARD),
     ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", Outcome.OOM_FORWARD),
     ("ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.update_actor() (pid=1)", Outcome.OOM_FORWARD),
-    ("RuntimeError: Worker unexpectedly exits with a connection error code 2. End of file.", Outcome.OOM_HOST),
     ("RuntimeError: The worker may have exceeded K8s pod memory limits.", Outcome.OOM_HOST),
 ]
 

@@ -38,6 +38,10 @@ EXPECTED: dict[str, dict[str, int | float]] = {
     },
     "vllm_kv_too_small.unestimated": {"asked_bytes": 24 * GIB, "free_bytes": gib(9.97), "asked_length": 1048576},
     "vllm_kv_too_small_old": {"asked_length": 4096, "longest_length": 3792},
+    "cuda_out_of_memory_old.ascend": {
+        "asked_bytes": 2 * GIB, "free_bytes": gib(1.36), "total_bytes": gib(60.97), "allocated_bytes": gib(57.10),
+        "idle_bytes": gib(58.61) - gib(57.10),
+    },
     "vllm_sampler_warmup": {"asked_sequences": 1024},
     "length_refused": {"longest_length": 256},
     "length_refused.derived": {"asked_length": 500000, "longest_length": 400000},
@@ -66,11 +70,13 @@ EXPECTED: dict[str, dict[str, int | float]] = {
     },
     "cuda_out_of_memory_old": {
         "asked_bytes": 128 * MIB, "free_bytes": mib(24.81), "total_bytes": gib(11.17), "allocated_bytes": gib(10.85),
+        "idle_bytes": gib(10.86) - gib(10.85),
     },
     "cpu_out_of_memory": {"asked_bytes": 2**30},
     "cpu_out_of_memory_elsewhere": {"asked_bytes": 31850496000},
     "limit_foreseen": {"total_bytes": 360 * MIB},
     "numpy_memory_error": {"asked_bytes": 2 * GIB},
+    "numpy_memory_error.whole": {"asked_bytes": 281 * GIB},
     "collective_timeout": {"timeout_seconds": 600.0},
     "collective_timeout.gloo": {"timeout_seconds": 8.0},
 }  # fmt: skip
