@@ -59,11 +59,14 @@ a GPU, its device's memory.
      "memory": {"peak_bytes": n, "phase_peak_bytes": {"rollout": n, ...},   CPU: its RssAnon + RssShmem. GPU: its device's
                 "torch_allocated_bytes": n | null, "torch_reserved_bytes": n | null, "allocation_retries": n | null},
      "setup_seconds": s, "loop_seconds": s,
+     "model_bytes": {"weights": n, "reference_weights": n, ...},   what its models' own tensors hold: `adapters/trl_models.py`
      "exercised": {...},                                        what really happened: `autotune.measurement.Exercised`
      "world_size": w}                                           as the trainer itself sees it: it must be the number of ranks
     speed: {"completion_tokens": n, "cycle_seconds": [s, ...], "cycle_loss_tokens": [n, ...], "prompt_tokens": n,
             "phase_seconds": {"rollout": s, ..., "other": s}, "user_reward_seconds": s, "cut_short": false,
             "borrowed_seconds": s}        of the cycles' seconds, those of rollouts taken over from an earlier candidate
 
-An exception may carry the same dictionary, as far as it got, in an attribute `partial`.
+An exception may carry the same dictionary, as far as it got, in an attribute `partial`; and, where a program that the
+adapter had started ended badly, how it did in an attribute `ended`: {"signal": s | null, "exit": e | null}. `failed` then says
+so too, and its last words are what it printed.
 """

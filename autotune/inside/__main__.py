@@ -1,4 +1,5 @@
-"""Start of the keeper: `python .../autotune/inside --adapter trl_grpo --packages trl,torch --fd 5`.
+"""Start of the keeper: `python .../autotune/inside --adapter trl_grpo --packages trl,torch --fd 5`; or, with `look`, of a first
+look at the user's own script.
 
 The folder is loaded as the package `autotune_inside`, whatever its real place, so that nothing else
 of autotune becomes importable here and no module of the user's can collide with ours.
@@ -33,4 +34,7 @@ def load_package() -> None:
 
 if __name__ == "__main__":
     load_package()
-    importlib.import_module("autotune_inside.keeper").main(sys.argv[1:])
+    if sys.argv[1:] == ["look"]:
+        importlib.import_module("autotune_inside.adapters.trl_script_look").main()
+    else:
+        importlib.import_module("autotune_inside.keeper").main(sys.argv[1:])

@@ -49,7 +49,7 @@ class Keeper:
         self._ranks: list[_Child] = []
         self._own: frozenset[int] = frozenset()
         self._id: int | None = None
-        self._asked_ranks = 0
+        self._asked_ranks = range(0)
 
     def run(self) -> NoReturn:
         while not self._parent.closed:
@@ -83,7 +83,7 @@ class Keeper:
         elif command == "measure":
             for child in self._ranks:
                 child.wire.send(message)
-            for number in set(range(self._asked_ranks)) - {child.number for child in self._ranks}:
+            for number in set(self._asked_ranks) - {child.number for child in self._ranks}:
                 self._parent.send({"event": "lost", "id": self._id, "rank": number, "signal": None, "exit": None})
         elif command == "unload":
             self._end_ranks()
@@ -113,14 +113,17 @@ class Keeper:
         return True
 
     def _fork_all(self, message: Message) -> None:
-        ranks = self._asked_ranks = int(message["ranks"])
+        """All ranks of a job, or those of it that this machine has: `span` then says where they stand among the others."""
+        ranks = int(message["ranks"])
         port = _free_port() if ranks > 1 else None
-        for number in range(ranks):
-            self._ranks.append(self._fork(number, ranks, port))
+        span = message.get("span") or {"first": 0, "world": ranks, "address": "127.0.0.1", "port": port}
+        self._asked_ranks = range(span["first"], span["first"] + ranks)
+        for number in self._asked_ranks:
+            self._ranks.append(self._fork(number, ranks, span))
         for child in self._ranks:
             child.wire.send(message)
 
-    def _fork(self, number: int, ranks: int, port: int | None) -> _Child:
+    def _fork(self, number: int, ranks: int, span: Message) -> _Child:
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -132,13 +135,14 @@ class Keeper:
         for wire in [self._parent, *(child.wire for child in self._ranks)]:
             wire.close()
         ours.close()
-        if port is not None:
+        local, world = number - span["first"], span["world"]
+        if world > 1:
             os.environ.update(
-                RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                RANK=str(number), LOCAL_RANK=str(local), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(ranks),
+                MASTER_ADDR=str(span["address"]), MASTER_PORT=str(span["port"]),
             )  # fmt: skip
         assert self._adapter is not None
-        return rank.run(self._adapter, theirs, number, ranks, keeper)
+        return rank.run(self._adapter, theirs, number, world, keeper, local)
 
     def _relay(self) -> None:
         for child in self._ranks:

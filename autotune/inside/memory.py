@@ -92,15 +92,22 @@ class SamplingMeter(ProcessMeter):
 
     def __init__(self) -> None:
         self._peak = self.now()
+        # What was looked at before a peak was taken must not count after it.
+        self._looking = threading.Lock()
         self._over = threading.Event()
         # The thread must not keep its meter alive: a meter that nobody holds any more ends it.
         self._thread = threading.Thread(target=_look, args=(weakref.ref(self), self._over), name="memory-meter", daemon=True)
         self._thread.start()
 
     def take_peak(self) -> int:
-        held = self.now()
-        peak, self._peak = max(self._peak, held), held
+        with self._looking:
+            held = self.now()
+            peak, self._peak = max(self._peak, held), held
         return peak
+
+    def look(self) -> None:
+        with self._looking:
+            self._peak = max(self._peak, self.now())
 
     def close(self) -> None:
         self._over.set()
@@ -112,7 +119,7 @@ def _look(reference: weakref.ref[SamplingMeter], over: threading.Event) -> None:
         meter = reference()
         if meter is None:
             return
-        meter._peak = max(meter._peak, meter.now())
+        meter.look()
 
 
 SLEEP_MISLEADS = "vLLM's sleep mode: torch counts as reserved what sleeps and is not on the device"

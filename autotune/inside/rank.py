@@ -18,15 +18,15 @@ EXCERPT_BYTES = 4096
 LEAST_TOLERATED_BYTES = 32 * 2**20
 
 
-def run(adapter: ModuleType, connection: socket.socket, rank: int, ranks: int, keeper: int) -> NoReturn:
-    """The life of a forked rank. Never returns into the keeper's code."""
+def run(adapter: ModuleType, connection: socket.socket, rank: int, ranks: int, keeper: int, local: int) -> NoReturn:
+    """The life of a forked rank, the `local`th of its machine. Never returns into the keeper's code."""
     code = 70
     try:
         processes.die_with_parent(keeper)
         processes.volunteer_for_the_oom_killer()
         guard.keep_thread_stacks_small()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _Rank(adapter, Wire(connection), rank, ranks).serve()
+        _Rank(adapter, Wire(connection), rank, ranks, local).serve()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -37,10 +37,10 @@ def run(adapter: ModuleType, connection: socket.socket, rank: int, ranks: int, k
 
 
 class _Rank:
-    def __init__(self, adapter: ModuleType, wire: Wire, rank: int, ranks: int) -> None:
+    def __init__(self, adapter: ModuleType, wire: Wire, rank: int, ranks: int, local: int) -> None:
         self._adapter = adapter
         self._wire = wire
-        self._rank = rank
+        self._rank, self._local = rank, local
         self._ranks = ranks
         self._loaded: Any = None
         self._settled_bytes = 0
@@ -123,7 +123,7 @@ class _Rank:
             self._say(message, **event)
 
         devices = message.get("devices") or []
-        device = devices[self._rank] if self._rank < len(devices) else None
+        device = devices[self._local] if self._local < len(devices) else None
         return Stage(rank=self._rank, world_size=self._ranks, emit=emit, limit_bytes=limit, device=device), base
 
     def _say(self, about: Message, **what: Any) -> None:
@@ -140,9 +140,10 @@ def _describe(error: BaseException, stage: Any) -> Message:
         "chain": [{"type": type(link).__name__, "text": str(link)[-EXCERPT_BYTES:]} for link in _chain(error)],
         "frames": [f"{frame.filename}:{frame.name}" for link in _chain(error) for frame in _innermost(link)],
     }
-    partial = getattr(error, "partial", None)
+    partial, ended = getattr(error, "partial", None), getattr(error, "ended", None)
     _let_go(error)
-    return {"error": words, "partial": {**_peaks(stage), **(partial if isinstance(partial, dict) else {})}}
+    launched = {"ended": ended} if isinstance(ended, dict) else {}
+    return {"error": words, "partial": {**_peaks(stage), **(partial if isinstance(partial, dict) else {})}, **launched}
 
 
 def _peaks(stage: Any) -> Message:

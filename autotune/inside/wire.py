@@ -6,6 +6,7 @@ leaves half a line behind, and that must not take the conversation down with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -65,6 +66,11 @@ class Wire:
             messages += self.take(0)
         return messages
 
+    def hang_up(self) -> None:
+        """From any thread: whoever waits on either end stops waiting. The socket itself stays until `close`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self.closed = True
         self._socket.close()
@@ -85,7 +91,7 @@ class Wire:
     def _parse(self, line: bytes) -> Message | None:
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # brackets within brackets, a thousand deep, are no message either
             message = None
         if not isinstance(message, dict):
             self.broken_lines += 1

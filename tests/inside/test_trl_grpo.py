@@ -105,6 +105,11 @@ def test_a_reference_model_is_resident_and_scored(loaded: Any) -> None:
     result = measure(loaded, {"beta": 0.1})
     assert result["worst"]["phase_seconds"]["score"] > 0
     assert result["effective"]["beta"] == 0.1
+    whole = 4 * result["effective"]["parameters"]  # float32
+    held, without = result["model_bytes"], measure(loaded)["model_bytes"]
+    assert held["gradients"] == whole and held["optimizer"] == 2 * whole
+    assert held["weights"] == held["reference_weights"] == pytest.approx(whole, rel=0.01)  # and its positions' frequencies
+    assert without == {name: size for name, size in held.items() if not name.startswith("reference")}
 
 
 def test_slow_candidates_stop_once_they_are_known_to_fit(loaded: Any) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.inside.drive import events_stage, inside, load_request
+from tests.rig.toys import gone
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 WINDOW = 64
@@ -132,8 +133,10 @@ def test_a_real_server_comes_up_and_goes(tmp_path: Path, cpu_environment: None) 
         with urllib.request.urlopen(f"http://127.0.0.1:{made.port}/get_world_size/", timeout=20) as answer:
             assert b"1" in answer.read()
     finally:
+        engines = inside("processes").descendants(made.process.pid)
         made.close()
     assert not server.healthy(made.port)
+    assert engines and gone(*engines)
 
 
 @needs_vllm

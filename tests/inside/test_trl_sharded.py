@@ -74,6 +74,19 @@ def test_a_spread_model_is_measured(sharding: str, tuning: str, measured: Any) -
     assert effective["distributed_type"] == ("FSDP" if sharding == "fsdp2" else "DEEPSPEED")
     share = effective["parameters_on_this_rank"] / effective["parameters"]
     assert share == pytest.approx(1.0) if sharding == "zero2" else 0.5 <= share < 0.6
+    check_what_the_ranks_hold(found, sharding, tuning)
+
+
+def check_what_the_ranks_hold(found: Measurement, sharding: str, tuning: str) -> None:
+    """Two states of Adam for a trained weight, and where DeepSpeed keeps masters, these: cut in two by every one of the kinds."""
+    effective: Mapping[str, Any] = found.effective
+    assert [one.rank for one in found.memory.models] == [0, 1]
+    trained = 4 * effective["trainable_parameters"]
+    for one in found.memory.models:
+        kept = one.bytes["weights"] + one.bytes.get("adapters", 0)
+        assert kept == pytest.approx(4 * effective["parameters"] / (1 if sharding == "zero2" else RANKS), rel=0.25)
+        assert 0.9 * trained <= one.bytes["optimizer"] <= 2 * trained  # shards need not be even
+        assert ("adapters" in one.bytes) is (tuning == "lora")
 
 
 def test_the_rank_says_what_accelerate_would_have_set(tmp_path: Path) -> None:

@@ -122,14 +122,16 @@ def test_a_module_that_looks_at_numbers_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_seven_billion_parameters_in_ten_seconds_and_one_gibibyte() -> None:
-    """The framework's imports apart, as a keeper has them behind it."""
+def test_seven_billion_parameters_take_less_than_a_gibibyte() -> None:
+    """How long it takes is what `make bench-screening` says."""
     code = (
-        "import json, sys, time\n"
+        "import json, sys\n"
         "from autotune.inside.adapters import trl_trace\n"
         "trl_trace.warm({'model': {'config': {'model_type': 'qwen2'}}})\n"
-        "spec = json.load(sys.stdin); began = time.process_time(); trl_trace.trace(spec); took = time.process_time() - began\n"
-        "import resource; sys.stderr.write(f'\\n{took} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}')\n"
+        "trl_trace.trace(json.load(sys.stdin))\n"
+        # Not getrusage's figure: that begins with what the process had that started this one.
+        "peak = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "sys.stderr.write(f'\\n{peak}')\n"
     )
     spec = cases.spec(
         config=SEVEN_B, dtype="bfloat16", adapter=cases.EVERYWHERE, prompt=512, completion=512, **cases.NON_REENTRANT
@@ -142,7 +144,5 @@ def test_seven_billion_parameters_in_ten_seconds_and_one_gibibyte() -> None:
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.split() for line in done.stderr.decode().splitlines() if line.strip()]
-    seconds, kibibytes = next((float(a), int(b)) for a, b in (line for line in lines if len(line) == 2 and line[0][0].isdigit()))
-    assert seconds < 10  # of processor time: what else runs on this machine is no part of it
+    kibibytes = int(done.stderr.split()[-1])
     assert kibibytes < 2**20

@@ -7,7 +7,8 @@ They differ in how many copies of the logits live at a time, which decides the p
 - `logprobs_kernel`: a fused cross-entropy as flash-attn's, which keeps the logits and one figure per token; its gradient is as
   large as the logits, or with `in_place` written over them.
 
-`widened` casts the logits to float32 first, `entropy` has the entropy computed over the same logits.
+`completion_alone` says that the tokens before it have no logits, `widened` casts them to float32 first, `entropy` has the entropy
+computed over the same logits.
 """
 
 from __future__ import annotations

@@ -39,6 +39,8 @@ class Step:
         self.after_backward: Callable[[], None] = lambda: None
         self.scored: Callable[[], Mapping[str, Any]] | None = None
         """Makes the rows whose log-probabilities are wanted before a step, without gradients."""
+        self.completion = 0
+        """Tokens at a row's end that are the completion's."""
 
     def run(self, batch: Callable[[], Mapping[str, Any]], *, steps: int, micro_steps: int) -> None:
         for number in range(steps):
@@ -76,7 +78,11 @@ class Step:
             out = self.forward(**given, labels=inputs["labels"])
             return out["loss"] if isinstance(out, dict) else out[0]
         options = {**(self.settings.get("loss_options") or {}), **({} if torch.is_grad_enabled() else self._scoring())}
-        return policy_loss(self.forward(**given), inputs["labels"], self.loss, options)
+        labels = inputs["labels"]
+        if options.get("completion_alone"):  # the positions before it have no logits
+            given["logits_to_keep"] = self.completion + 1
+            labels = labels[:, -self.completion - 1 :]
+        return policy_loss(self.forward(**given), labels, self.loss, options)
 
     def _scoring(self) -> Mapping[str, Any]:
         """How a pass for the log-probabilities alone differs."""

@@ -2,8 +2,8 @@
 
 Stands in where a framework's own step cannot be followed. `inside/tracing` has the specification; beside what is said there,
 settings may hold `loss` (`causal_lm`, or one of `generic_losses`) and its `loss_options`, `score` (`rows` and `length` of a pass
-without gradients before each step), `use_cache`, and `patches`: functions as `module:name`, each called with
-the model on meta and the specification, for frameworks that replace parts of a model.
+without gradients before each step, the step's own where they are not said), `use_cache`, and `patches`: functions as
+`module:name`, each called with the model on meta and the specification, for frameworks that replace parts of a model.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def measure(loaded: object, request: Mapping[str, Any], stage: Any) -> dict[str,
 
 def release(loaded: object) -> None:
     gc.collect()
+    gc.freeze()  # modules and what operations gave stay: the collector, which runs within every trace, need not walk them again
 
 
 def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +135,7 @@ def step(model: Any, spec: Mapping[str, Any], watch: Any, after_backward: Callab
     settings = spec["settings"]
     micro_steps = spec.get("micro_steps") or min(2, int(settings.get("gradient_accumulation_steps") or 1))
     taken = generic_step.Step(model, settings, watch=watch, device=spec["device"], autocasts=fsdp.autocasts(spec))
-    taken.after_backward = after_backward
+    taken.after_backward, taken.completion = after_backward, int(spec["lengths"]["completion"])
     if settings.get("score"):
         taken.scored = batches(spec, settings["score"])
     taken.run(batches(spec), steps=int(spec.get("steps") or 2), micro_steps=micro_steps)
@@ -147,7 +148,7 @@ def batches(spec: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> 
     lengths = spec["lengths"]
     rows, length = int(spec["settings"]["per_device_train_batch_size"]), int(lengths["prompt"]) + int(lengths["completion"])
     if other is not None:
-        rows, length = int(other["rows"]), int(other["length"])
+        rows, length = int(other.get("rows") or rows), int(other.get("length") or length)
 
     def batch() -> dict[str, Any]:
         made = {name: torch.ones((rows, length), dtype=torch.long) for name in ("input_ids", "labels", "attention_mask")}

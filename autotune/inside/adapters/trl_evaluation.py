@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-from . import trl_material
 
 
 def wanted(request: Mapping[str, Any]) -> bool:
@@ -17,12 +15,9 @@ def settings_of(request: Mapping[str, Any]) -> dict[str, Any]:
     return dict((request.get("evaluation") or {}).get("settings") or {})
 
 
-def evaluate(trainer: Any, request: Mapping[str, Any], tokenizer: Any, tokens: int) -> None:
+def evaluate(trainer: Any, rows_of: Callable[..., Any]) -> None:
     """One batch at the longest lengths. The prompts are training prompts: brought to one length, they need the same memory."""
     arguments = trainer.args
-    generations = getattr(arguments, "num_generations_eval", None) or arguments.num_generations
+    generations = getattr(arguments, "num_generations_eval", None) or getattr(arguments, "num_generations", 1)
     rows = -(-arguments.per_device_eval_batch_size * trainer.accelerator.num_processes // generations)
-    data = trl_material.prompts(
-        request.get("dataset"), rows=rows, group=1, tokenizer=tokenizer, tokens=tokens, seed=arguments.seed
-    )
-    trainer.evaluate(eval_dataset=data)
+    trainer.evaluate(eval_dataset=rows_of(rows=rows, group=1, seed=arguments.seed))

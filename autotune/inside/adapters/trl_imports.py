@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 GRPO = "trl.trainer.grpo_trainer"
+RLOO = "trl.trainer.rloo_trainer"
 GENERATION = "trl.generation.vllm_generation"
 
 
@@ -20,14 +22,14 @@ def without_vllm() -> None:
 def with_vllm() -> Any:
     """TRL's generation module with vLLM in it, also where it was imported without."""
     utilities: Any = importlib.import_module("trl.import_utils")
-    trainer: Any = importlib.import_module(GRPO)
+    importlib.import_module(GRPO)
     generation = importlib.import_module(GENERATION)
     if hasattr(utilities, "really_is_vllm_available"):
         utilities.is_vllm_available = utilities.really_is_vllm_available
         del utilities.really_is_vllm_available
         generation = importlib.reload(generation)
-        trainer.VLLMGeneration = generation.VLLMGeneration
-        trainer.is_vllm_available = utilities.is_vllm_available
+        for module in (sys.modules[name] for name in (GRPO, RLOO) if name in sys.modules):
+            vars(module).update(VLLMGeneration=generation.VLLMGeneration, is_vllm_available=utilities.is_vllm_available)
     if not hasattr(generation, "LLM"):
         raise ImportError("generation by vLLM was asked for, and this environment has no vLLM.")
     return generation

@@ -25,6 +25,9 @@ class Loaded:
     server: trl_server.Server | None = None
     """vLLM's own, which the first rank has."""
 
+    run_class: Any = None
+    """What runs a candidate; None for what goes with the method."""
+
     library: Library = field(default_factory=Library)
     """Rollouts that later candidates may take over."""
 

@@ -89,9 +89,21 @@ def prompts(script: Mapping[str, Any] | None, *, rows: int, group: int, tokenize
     """
     from datasets import Dataset
 
-    source = _users(script) if script and _names_data(script) else None
+    source = users(script)
     if source is None:
         return Dataset.from_list(made_up_prompts(rows, tokenizer, tokens, seed))
+    return exactly(source, rows=rows, group=group)
+
+
+def users(script: Mapping[str, Any] | None) -> Any:
+    """The user's own dataset; None where none was named."""
+    return _users(script) if script and _names_data(script) else None
+
+
+def exactly(source: Any, *, rows: int, group: int) -> Any:
+    """So many rows of a dataset: its first ones, over again where it has fewer."""
+    from datasets import Dataset
+
     if not hasattr(source, "select"):  # a stream
         source = Dataset.from_list(list(itertools.islice(source, rows)))
     if len(source) < group:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,16 +18,20 @@ from . import (
     trl_hooks,
     trl_material,
     trl_model,
+    trl_models,
     trl_rollouts,
     trl_settings,
     trl_units,
     trl_watch,
 )
-from .trl_imports import GRPO, with_vllm
+from .trl_imports import with_vllm
 from .trl_loaded import Loaded, install_engines
 
 MADE_UP_TOKENS = 64
 """Length of made-up prompts where none was asked for."""
+
+WITH_REFERENCES = ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer", "trl.trainer.dpo_trainer")
+READER = "create_model_from_path"
 
 COUNTED = ("weight_syncs", "sleeps", "wakes", "checkpoint_saves", "evaluations", "shortest_prompt", "shortest_completion")
 """What is told as it was counted."""
@@ -35,6 +39,8 @@ COUNTED = ("weight_syncs", "sleeps", "wakes", "checkpoint_saves", "evaluations",
 
 class Run:
     """One trainer, from construction to its end."""
+
+    names = ("GRPOConfig", "GRPOTrainer")
 
     def __init__(
         self, loaded: Loaded, request: Mapping[str, Any], stage: Any, lengths: trl_settings.Lengths, *, stop_below: float | None,
@@ -51,12 +57,10 @@ class Run:
 
         self.loaded.doubtful = True
         before = trl_engine.rendezvous()
-        settings, model_settings = trl_settings.split(self.request["settings"], trl.GRPOConfig, trl.ModelConfig)
-        if trl_material.are_made_up(self.request.get("reward_funcs"), self.request.get("dataset")):
-            settings["reward_weights"] = None  # they weigh the user's own
-        settings |= trl_evaluation.settings_of(self.request)
+        config_class, _ = self._classes(trl)
+        settings, model_settings = self._settings(trl, config_class)
         try:
-            course = self._course(trl.GRPOConfig, settings)
+            course = self._course(config_class, settings)
             if settings.get("use_vllm"):
                 self._prepare_engine(settings)
             trainer, timing = self._build(trl, settings, model_settings, course)
@@ -66,6 +70,46 @@ class Run:
                 trainer.accelerator.free_memory()
         finally:
             trl_engine.restore(before)
+
+    def _classes(self, trl: Any) -> tuple[Any, Any]:
+        """The configuration's and the trainer's."""
+        return getattr(trl, self.names[0]), getattr(trl, self.names[1])
+
+    def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What was asked for, as the configuration's part and the model's."""
+        settings, model_settings = trl_settings.split(self.request["settings"], config_class, trl.ModelConfig)
+        if trl_material.are_made_up(self.request.get("reward_funcs"), self.request.get("dataset")):
+            settings["reward_weights"] = None  # they weigh the user's own
+        return {**settings, **trl_evaluation.settings_of(self.request)}, model_settings
+
+    def _data(self, config: Any, course: trl_units.Course) -> Any:
+        """As many prompts as the course takes."""
+        group = config.generation_batch_size // config.num_generations
+        return self._rows(rows=group * course.rounds_of_prompts, group=group, seed=config.seed)
+
+    def _rows(self, *, rows: int, group: int, seed: int) -> Any:
+        """The first prompts of the user's dataset, or made-up ones."""
+        return trl_material.prompts(
+            self.request.get("dataset"), rows=rows, group=group, tokenizer=self.loaded.tokenizer,
+            tokens=self.lengths.prompt or MADE_UP_TOKENS, seed=seed,
+        )  # fmt: skip
+
+    def _ours(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
+        """What the trainer is given beside its callbacks."""
+        return {
+            "model": model,
+            "reward_funcs": trl_material.rewards(self.request.get("reward_funcs"), self.request.get("dataset"), self.clock),
+            "args": config,
+            "train_dataset": data,
+            "processing_class": self.loaded.tokenizer,
+            "peft_config": trl.get_peft_config(model_settings),
+        }
+
+    def _observed(self, trainer_class: Any) -> Any:
+        return trl_hooks.observed(trainer_class, self.stage, self.lengths, self.seen, self.rollouts)
+
+    def _construct(self, trainer_class: Any, given: dict[str, Any]) -> Any:
+        return trainer_class(**given)
 
     def _prepare_engine(self, settings: Mapping[str, Any]) -> None:
         """The engine of the load; where that asked for none, the one that this first run builds."""
@@ -124,32 +168,21 @@ class Run:
     def _build(self, trl: Any, settings: Mapping[str, Any], model_settings: Mapping[str, Any], course: Any) -> tuple[Any, Any]:
         import transformers
 
-        loaded, stage, script = self.loaded, self.stage, self.request.get("dataset")
-        config = self._config(trl.GRPOConfig, settings, course.optimizer_steps)
+        loaded, stage = self.loaded, self.stage
+        config_class, trainer_class = self._classes(trl)
+        config = self._config(config_class, settings, course.optimizer_steps)
         model_arguments = trl.ModelConfig(**trl_settings.model_arguments(model_settings, loaded.request, trl.ModelConfig))
         model = loaded.model_for(model_arguments.attn_implementation, stage)
         trl_hooks.foresee(model, trl_model.layers_of(model), stage, self.lengths)
-        group = config.generation_batch_size // config.num_generations
-        data = trl_material.prompts(
-            script, rows=group * course.rounds_of_prompts, group=group, tokenizer=loaded.tokenizer,
-            tokens=self.lengths.prompt or MADE_UP_TOKENS, seed=config.seed,
-        )  # fmt: skip
+        ours = self._ours(trl, config, model, self._data(config, course), model_arguments)
         self.rollouts = self._rollouts(config, settings)
         watcher, timing = trl_watch.watcher(
             transformers.TrainerCallback, stage, self.seen, course, self._ending(), rollouts=self.rollouts,
-            reward_seconds=lambda: self.clock.seconds, over_ranks=self._over_ranks,
+            reward_seconds=lambda: self.clock.seconds, over_ranks=self._over_ranks, weigh=self._weigh,
         )  # fmt: skip
         self.watcher = watcher
         with _reference_models_made_here(loaded):
-            self.trainer = trl_hooks.observed(trl.GRPOTrainer, stage, self.lengths, self.seen, self.rollouts)(
-                model=model,
-                reward_funcs=trl_material.rewards(self.request.get("reward_funcs"), script, self.clock),
-                args=config,
-                train_dataset=data,
-                processing_class=loaded.tokenizer,
-                peft_config=trl.get_peft_config(model_arguments),
-                callbacks=[watcher],
-            )
+            self.trainer = self._construct(self._observed(trainer_class), {**ours, "callbacks": [watcher]})
         self.trainer.remove_callback(transformers.PrinterCallback)
         trl_hooks.observe(self.trainer, stage, self.seen)
         return self.trainer, timing
@@ -221,11 +254,14 @@ class Run:
         if trl_evaluation.wanted(self.request):
             self.seen.evaluations = 0
             if self.plan.get("evaluate"):
-                trl_evaluation.evaluate(trainer, self.request, self.loaded.tokenizer, self.lengths.prompt or MADE_UP_TOKENS)
+                trl_evaluation.evaluate(trainer, self._rows)
                 self.seen.evaluations += 1
         if self.plan.get("save_checkpoint"):
             self._save(trainer)
             self.seen.checkpoint_saves += 1
+
+    def _weigh(self) -> None:
+        self.found["model_bytes"] = trl_models.weigh(self.trainer)
 
     def _over_ranks(self, seconds: float, tokens: int) -> tuple[float, int]:
         """The slowest rank's seconds and all ranks' tokens."""
@@ -246,13 +282,14 @@ class Run:
 @contextmanager
 def _reference_models_made_here(loaded: Loaded) -> Iterator[None]:
     """A trainer reads its reference model from the model's folder. Where that holds no weights, it gets a copy in memory."""
-    trainer: Any = importlib.import_module(GRPO)
-    real = getattr(trainer, "create_model_from_path", None)
-    if real is None or loaded.request["model"]["weights"] == "real":
-        yield
-        return
-    trainer.create_model_from_path = lambda *_, **__: loaded.another()
+    found = [sys.modules[name] for name in WITH_REFERENCES if name in sys.modules]
+    real = {module: reader for module in found if (reader := getattr(module, READER, None)) is not None}
+    if loaded.request["model"]["weights"] == "real":
+        real = {}
+    for module in real:
+        setattr(module, READER, lambda *_, **__: loaded.another())
     try:
         yield
     finally:
-        trainer.create_model_from_path = real
+        for module, reader in real.items():
+            setattr(module, READER, reader)

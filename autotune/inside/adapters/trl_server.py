@@ -6,7 +6,9 @@ does the one line to it over which weights are renewed: TRL would open another w
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -77,8 +79,11 @@ class Server:
         generation.VLLMClient = stand_in
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+        """The engine's own processes are ended with it: they would outlive a server that is killed, and keep their memory."""
+        ours = [self.process.pid, *processes.descendants(self.process.pid)] if self.process.poll() is None else []
+        for pid in ours:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 

@@ -33,9 +33,9 @@ def supported() -> tuple[str, str]:
     return OLDEST, NEWEST
 
 
-def check(trainer_class: Any, generation: Any, version: str) -> None:
+def check(trainer_class: Any, generation: Any, version: str, hooks: tuple[str, ...] = HOOKED_METHODS) -> None:
     """Raise UnsupportedFramework, naming what is missing."""
-    missing = [name for name in HOOKED_METHODS if not hasattr(trainer_class, name)]
+    missing = [name for name in hooks if not hasattr(trainer_class, name)]
     if not hasattr(getattr(generation, "VLLMGeneration", None), "sync_weights"):
         missing.append("VLLMGeneration.sync_weights")
     if missing:

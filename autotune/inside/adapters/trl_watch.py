@@ -67,8 +67,9 @@ def watcher(
     rollouts: Rollouts,
     reward_seconds: Callable[[], float],
     over_ranks: Callable[[float, int], tuple[float, int]],
+    weigh: Callable[[], None],
 ) -> tuple[Any, Timing]:
-    """The callback that times units, and the timing that it fills."""
+    """The callback that times units, and the timing that it fills; `weigh` is called once, with all training state there."""
     timing = Timing()
 
     class Watcher(callback_class):  # type: ignore[misc]
@@ -85,6 +86,8 @@ def watcher(
 
         def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
             stage.leave()
+            if self.steps == 0:  # in the warm-up, so that nobody's time is counted for it
+                weigh()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.steps += 1

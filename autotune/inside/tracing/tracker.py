@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from . import Untraceable, values
+from . import Untraceable, remembered, values
 from .ledger import Ledger
 
 aten = torch.ops.aten
@@ -32,6 +32,20 @@ VIEWS = frozenset(
     "as_strided unbind _reshape_alias lift_fresh chunk diagonal unfold view_as_real view_as_complex".split()
 )
 """Operations that launch nothing and move nothing."""
+
+
+class _About:
+    """What is to be known of one operation, looked up once: a step asks tens of thousands of times."""
+
+    __slots__ = ("flops", "is_heir", "launches", "question", "workspace")
+
+    def __init__(self, func: Any, workspace: Workspace | None) -> None:
+        packet = getattr(func, "_overloadpacket", None)
+        self.question = _QUESTIONS.get(func)
+        self.launches = str(packet).rsplit(".", 1)[-1] not in VIEWS and getattr(func, "namespace", "") != "prim"
+        self.flops = flop_registry.get(packet)
+        self.is_heir = func in _IN_PLACE_IN_EARNEST
+        self.workspace = workspace
 
 
 class _Booked:
@@ -58,6 +72,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         self.vocabulary: frozenset[int] = frozenset()
         self._device = device
         self._workspaces = dict(workspaces or {})
+        self._known: dict[int, _About] = {}
+        """By the operation's id: operations live as long as torch does, and hashing one calls Python."""
         self._live: dict[int, _Booked] = {}
         self._donated: tuple[Any, int, _Booked, int] | None = None
         self._part: str | None = None
@@ -111,26 +127,36 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
 
     # What torch says.
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch wraps every mode's dispatch so that nobody compiles it; nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # its local operations come by themselves
-        if func in _QUESTIONS:
-            return _QUESTIONS[func](args)
+        about = self._known.get(id(func)) or self._know(func)
+        if about.question is not None:
+            return about.question(args)
         kwargs = kwargs or {}
         if self._donated is not None:
             self._settle_donation()
         out = self._run(func, args, kwargs)
         if self.paused:
             return out
-        self._count(func, args, kwargs, out)
-        if self._reuses_its_operand(func, args) and self._book_in_place(args[0], out):
+        if about.launches:
+            self._count(about, args, kwargs, out)
+        if about.is_heir and self._reuses_its_operand(func, args) and self._book_in_place(args[0], out):
             return out
         for tensor in _plain(out):
             self._book(tensor)
-        workspace = self._workspaces.get(func)
-        if workspace is not None and (size := workspace(args, kwargs, out)) > 0:
+        if about.workspace is not None and (size := about.workspace(args, kwargs, out)) > 0:
             self.ledger.free(self.ledger.allocate(size, "workspaces"))
         return out
+
+    def _know(self, func: Any) -> _About:
+        found = self._known[id(func)] = _About(func, self._workspaces.get(func))
+        return found
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation on fake tensors; where its result hangs on data, the data that are known, or else a guess."""
@@ -150,8 +176,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def _on_fakes(self, func: Any, args: Any, kwargs: Any) -> Any:
+        key = remembered.key_of(func, args, kwargs)
+        if key is not None and (once_more := remembered.again(key, args)) is not remembered.UNKNOWN:
+            return once_more
         try:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
         except fake_tensor.UnsupportedFakeTensorException as error:
             raise Untraceable(f"{func} cannot be followed without data: {error}") from error
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException) as error:
@@ -159,6 +188,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             if known is None:
                 raise Untraceable(f"what {func} gives depends on data") from error
             return known
+        if key is not None:
+            remembered.note(key, func, args, kwargs, out)
+        return out
 
     def _length_of(self, mask: Any) -> int:
         """How many elements are set."""
@@ -189,24 +221,21 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             positions += places
         return positions
 
-    def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        packet = func._overloadpacket
-        if str(packet).rsplit(".", 1)[-1] in VIEWS or func.namespace == "prim":
-            return
+    def _count(self, about: _About, args: Any, kwargs: Any, out: Any) -> None:
         phase = self.ledger.phase
-        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        operands = remembered.tensors_in((*args, *kwargs.values()))
+        results = remembered.tensors_in((out,))
         in_layer = self.ledger.layer is not None
-        moved = sum(leaf.numel() * leaf.element_size() for leaf in (*operands, *results))
+        moved = sum([leaf.numel() * leaf.element_size() for leaf in (*operands, *results)])
         self.moved[phase] += moved
         self.kernels[phase] += 1
         if in_layer:
             self.in_layers[phase, "moved_bytes"] += moved
             self.in_layers[phase, "kernels"] += 1
-        if packet in flop_registry and operands:
+        if about.flops is not None and operands:
             dtype = str(operands[0].dtype).removeprefix("torch.")
             plain = [value for value in args if not isinstance(value, torch.dtype)]  # products that say what they add up in
-            flops = flop_registry[packet](*plain, **kwargs, out_val=out)
+            flops = about.flops(*plain, **kwargs, out_val=out)
             self.flops[phase, dtype] += flops
             if in_layer:
                 self.in_layers[phase, dtype] += flops
@@ -269,7 +298,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
 
     def _reuses_its_operand(self, func: Any, args: Any) -> bool:
         """Whether autograd asks for it, which in a plain run writes over the first operand if nobody else holds that."""
-        if func not in _IN_PLACE_IN_EARNEST or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+        if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
             return False
         operand = args[0]
         if func is not aten.add.Tensor and operand.untyped_storage().nbytes() != operand.numel() * operand.element_size():
@@ -328,6 +357,9 @@ def _is_mask(index: Any) -> bool:
 
 def _plain(tree: Any) -> Iterator[Any]:
     """Every tensor in it; of a wrapper, those it wraps."""
+    if type(tree) is fake_tensor.FakeTensor:
+        yield tree
+        return
     for leaf in tree_leaves(tree):
         if not isinstance(leaf, torch.Tensor):
             continue

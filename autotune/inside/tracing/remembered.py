@@ -1,0 +1,208 @@
+"""What operations gave, remembered: on tensors of the same form an operation gives a tensor of the same form.
+
+A fake mode remembers this as well, but describes every operand in full to look it up, which takes longer than all else that
+happens in a trace. What it does not remember (results that hang on data, or whose aliases are not plain) is not remembered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+aten = torch.ops.aten
+
+MOST = 100_000
+"""Results, over all traces of one process: beyond it all is forgotten."""
+
+_PLAIN = frozenset(
+    {int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+)  # 1, 1.0 and True are equal and lead to other results: so their kinds are looked at too
+_NO_TAGS = tuple(
+    tag
+    for name in ("data_dependent_output", "dynamic_output_shape", "inplace_view")
+    if (tag := getattr(torch.Tag, name, None)) is not None
+)
+_NEVER = frozenset(
+    getattr(aten, name).default for name in ("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy") if hasattr(aten, name)
+)
+
+Key = tuple[object, ...]
+
+
+class _Given(NamedTuple):
+    """One result."""
+
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dtype: Any = None
+    offset: int = 0
+    device: Any = None
+    """None for what is no tensor of its own: one of the arguments, or a plain value."""
+
+    argument: int = -1
+    """The one that it is, or whose memory it shares."""
+
+    value: int | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has memory of its own."""
+        return self.device is not None and self.argument < 0
+
+
+_results: dict[Key, tuple[type, tuple[_Given, ...]] | None] = {}
+"""None where it cannot be said in these words."""
+
+UNKNOWN = object()
+
+
+def key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
+    """What the result's form hangs on; None where that is more than what this looks at."""
+    found: list[object] = [id(func), torch.get_default_dtype()]
+    if not _describe(args, found):
+        return None
+    if kwargs:
+        found += kwargs
+        if not _describe(kwargs.values(), found):
+            return None
+    return tuple(found)
+
+
+def again(key: Key, args: Sequence[Any]) -> Any:
+    """The result once more; UNKNOWN where there has been none yet."""
+    remembered = _results.get(key)
+    return UNKNOWN if remembered is None else _made(remembered, args)
+
+
+def note(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    """What it gave, if it can be told from the key alone."""
+    if key in _results:
+        return
+    if len(_results) >= MOST:
+        _results.clear()
+    _results[key] = _said(key, func, args, kwargs, out)
+
+
+def _describe(values: Any, found: list[object]) -> bool:
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            if value.constant is not None or value.layout is not torch.strided:
+                return False
+            found += (value.shape, value.stride(), value.dtype, value.storage_offset(), value.fake_device)
+            found += (value.is_conj(), value.is_neg(), value.untyped_storage().nbytes())
+        elif kind in _PLAIN:
+            found += (kind, value)
+        elif kind is list or kind is tuple:
+            found += (kind, len(value))
+            if not _describe(value, found):
+                return False
+        else:
+            return False
+    return True
+
+
+def _made(remembered: tuple[type, tuple[_Given, ...]], args: Sequence[Any]) -> Any:
+    kind, several = remembered
+    if kind is FakeTensor:
+        return _one(several[0], args)
+    return kind(_one(given, args) for given in several)
+
+
+def _one(given: _Given, args: Sequence[Any]) -> Any:
+    if given.device is None:
+        return given.value if given.argument < 0 else args[given.argument]
+    with torch._C._DisableTorchDispatch():
+        plain = torch.empty_strided(given.shape, given.stride, dtype=given.dtype, device="meta")
+        if given.argument >= 0:
+            plain.set_(args[given.argument].untyped_storage(), given.offset, given.shape, given.stride)
+        return FakeTensor(_mode(args), plain, given.device)
+
+
+def _mode(args: Sequence[Any]) -> Any:
+    for value in args:
+        if type(value) is FakeTensor:
+            return value.fake_mode
+        if type(value) in (list, tuple) and (mode := _mode(value)) is not None:
+            return mode
+    return None
+
+
+def _said(
+    key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+) -> tuple[type, tuple[_Given, ...]] | None:
+    kind = type(out)
+    if kind not in (FakeTensor, tuple, list) or not _is_plain(func) or _mode(args) is None or key_of(func, args, kwargs) != key:
+        return None
+    several = [out] if kind is FakeTensor else list(out)
+    given = [_given(one, func, args, kwargs) for one in several]
+    said = tuple(one for one in given if one is not None)
+    if len(said) < len(given) or _share_memory([one for one, how in zip(several, said, strict=True) if how.is_new]):
+        return None
+    found = (kind, said)
+    once_more = _made(found, args)
+    forms = [_form(one) for one in ([once_more] if kind is FakeTensor else once_more)]
+    return found if forms == [_form(one) for one in several] else None
+
+
+def _share_memory(tensors: Sequence[Any]) -> bool:
+    return len({one.untyped_storage()._cdata for one in tensors}) < len(tensors)
+
+
+def _is_plain(func: Any) -> bool:
+    """As the fake mode has it: a result whose form hangs on those of the operands, and whose memory is its own or a view's."""
+    if getattr(func, "namespace", None) not in ("aten", "prims") or func in _NEVER or any(tag in func.tags for tag in _NO_TAGS):
+        return False
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    is_view = getattr(func, "is_view", None)  # a torch that does not say is not relied on
+    return is_view is False or (is_view is True and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite))
+
+
+def _given(one: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Given | None:
+    if one is None or type(one) is int:
+        return _Given(value=one)
+    if type(one) is not FakeTensor:
+        return None
+    place = next((at for at, value in enumerate(args) if value is one), None)
+    if place is not None:
+        return _Given(argument=place)
+    if one.constant is not None or one.layout is not torch.strided or one.requires_grad or one.is_conj() or one.is_neg():
+        return None
+    memory = one.untyped_storage()._cdata
+    shared = [at for at, value in enumerate(args) if type(value) is FakeTensor and value.untyped_storage()._cdata == memory]
+    others = [value.untyped_storage()._cdata for value in tensors_in((*args, *kwargs.values()))]
+    if bool(shared) != bool(func.is_view) or (not shared and memory in others) or (shared and _reaches_beyond(one)):
+        return None
+    return _Given(
+        shape=tuple(one.shape), stride=one.stride(), dtype=one.dtype, offset=one.storage_offset(), device=one.fake_device,
+        argument=shared[0] if shared else -1,
+    )  # fmt: skip
+
+
+def _reaches_beyond(view: Any) -> bool:
+    """Whether its memory was given back, as sharded parameters' is: making the view once more would ask for it again."""
+    last = view.storage_offset() + sum((count - 1) * step for count, step in zip(view.shape, view.stride(), strict=True))
+    return bool(view.numel() and (last + 1) * view.element_size() > view.untyped_storage().nbytes())
+
+
+def tensors_in(values: Iterable[Any]) -> list[Any]:
+    """As torch's own walk through trees finds them; operations take and give no others than these."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(value)
+        elif isinstance(value, dict):
+            found += tensors_in(value.values())
+    return found
+
+
+def _form(value: Any) -> object:
+    if not isinstance(value, torch.Tensor):
+        return value
+    memory = value.untyped_storage()
+    return value.shape, value.stride(), value.dtype, value.storage_offset(), value.device, value.requires_grad, memory.nbytes()
