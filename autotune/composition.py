@@ -58,6 +58,9 @@ class Resident:
     """Of a trained one beside the policy: Adam's two moments, and a master copy where its weights are shorter than float32.
     0 where all of that waits on the host while the policy trains."""
 
+    turn_bytes_per_weight: int = 0
+    """Of one that is trained in turns with the policy: what of its state comes from the host for its own turn alone."""
+
     trains_along: bool = False
     """Trained beside the policy at the same time, with activations of its own; else one after the other."""
 
@@ -89,6 +92,12 @@ class EngineSettings:
     apart: bool = False
     """In a process of its own, which shares neither context nor torch's cache with the trainer."""
 
+    shares_weights: bool = False
+    """Its weights are the policy's own: they count once, and it starts before anything else is there."""
+
+    wakes_whole: bool = False
+    """Takes its cache back together with its weights, before these are renewed, and not after."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
@@ -112,6 +121,9 @@ class Composition:
 
     optimizer: str
     generation: Generation = "none"
+    gathers_each_token: bool = False
+    """Where the trainer writes with weights that are spread: whether they come together anew for every token, not once."""
+
     engine: EngineSettings | None = None
     """Set where the engine shares the training devices."""
 
@@ -126,6 +138,15 @@ class Composition:
 
     away_in_rollout: tuple[str, ...] = ()
     """Parts of the policy's state that wait on the host while completions are written: `weights`, `adapters`, `optimizer`."""
+
+    spared: tuple[str, ...] = ()
+    """Parts of a plain step that the framework's own kernels may keep next to nothing of: without them is the least it takes."""
+
+    pushes_adapter: bool = False
+    """Whether an adapter alone goes over to the engine: else whole weights, with what was learned merged into them."""
+
+    pushes_in: int = 1
+    """Parts, one after the other, in which whole weights go over."""
 
     notes: tuple[str, ...] = ()
     """What the framework's step was taken for, in words for the reader."""

@@ -7,7 +7,7 @@ and lengths are one family and share a few short traces, from which every point 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autotune import detect
@@ -16,7 +16,6 @@ from autotune.catalogue import Gpu
 from autotune.environment import SUPPORTED
 from autotune.errors import CannotPredict, UnknownName
 from autotune.hardware import Hardware
-from autotune.measurement import Measurement, Phase
 from autotune.prediction import Prediction
 from autotune.rig.trace_cache import TraceCache
 from autotune.rig.tracer import Tracer
@@ -26,19 +25,19 @@ from autotune.trainers.base import Job, Trainer
 
 if TYPE_CHECKING:
     from autotune.predict.allocator import AllocatorSettings
+    from autotune.predict.around import Surroundings
     from autotune.predict.pieces import Pieces
     from autotune.predict.pieces.blocks import Stretch
+    from autotune.predict.pieces.family import Family
     from autotune.predict.pieces.points import Point
-    from autotune.predict.pieces.screening import Anchor
     from autotune.predict.predictor import Situation
+    from autotune.predict.sharding import Sharded, Sharding
+    from autotune.predict.usage import Stage
     from autotune.question import Question
 
 Request = Mapping[str, Any]
 Members = Sequence[tuple[Candidate, Request]]
 """Candidates of one family, with what is to be followed of each."""
-
-STAND_IN = "generic_trace"
-"""Follows the plain step of frameworks whose own can't be, one by one: their spaces are small."""
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -50,44 +49,49 @@ class Foresight:
     """Predicts the candidates of one job. Owner of one tracing process, which starts only when a trace is not known yet."""
 
     def __init__(self, *, job: Job, trainer: Trainer, limit_bytes: int, tracer: Tracer | Tracers) -> None:
-        from autotune.calibrate import Calibrations
-
         self._job, self._trainer, self._limit_bytes, self._tracer = job, trainer, limit_bytes, tracer
         self._gpu = _gpu_of(job.hardware)
         self._predictions: dict[str, Prediction] = {}
-        self._families: dict[str, _Family] = {}
-        self._anchors: dict[str, _Anchored] = {}
+        self._longest: dict[str, Prediction] = {}
+        """At the longest rows alone."""
+        self._families: dict[str, Family] = {}
         self._lent: Pieces | None = None
         self._batches: tuple[int, ...] = ()
-        self._calibrations = Calibrations()
 
     def predict(self, candidate: Candidate) -> Prediction:
         """One candidate, its very step followed."""
         if candidate.id not in self._predictions:
-            self._predictions[candidate.id] = self._with_shortest(candidate, self._followed(candidate))
+            self._predictions[candidate.id] = self._with_shortest(candidate)
         return self._predictions[candidate.id]
 
-    def _with_shortest(self, candidate: Candidate, longest: Prediction) -> Prediction:
+    def _with_shortest(self, candidate: Candidate) -> Prediction:
         """Where micro-batches follow the data, down to the least that data can make of them."""
         from autotune.predict.between import between
 
+        longest = self._followed(candidate)
         shortest = None if longest.fits else self._trainer.shortest(candidate, self._job)
         return longest if shortest is None else between(longest, self._followed(shortest))
 
     def screen(self, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
         """Many candidates at once, by id."""
-        if self._trainer.trace_adapter == STAND_IN:
-            return {one.id: self.predict(one) for one in candidates}
-        found = {one.id: self._predictions[one.id] for one in candidates if one.id in self._predictions}
+        from autotune.predict.between import between
+
+        longest = self._screened(candidates)
+        unsure = [(one.id, self._trainer.shortest(one, self._job)) for one in candidates if not longest[one.id].fits]
+        shortest = {name: one for name, one in unsure if one is not None}
+        least = self._screened(list(dict.fromkeys(shortest.values())))
+        return {**longest, **{name: between(longest[name], least[one.id]) for name, one in shortest.items()}}
+
+    def _screened(self, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
+        """At the longest rows."""
+        found = {one.id: self._longest[one.id] for one in candidates if one.id in self._longest}
         families = self._lender_first(self._families_of([one for one in candidates if one.id not in found]))
-        self._tracer.expect(self._first_looks(families))
-        following = {key: members for key, members in families.items() if self._follows(key, members)}
-        self._anchor(following)
+        self._expect(self._first_looks(families))
         for key, members in families.items():
-            if key in following:
-                found.update(self._predicted(key, members))
+            if self._follows(key, members):
+                found.update(self._predicted(self._families[key], members))
             else:
-                found.update({candidate.id: self.predict(candidate) for candidate, _ in members})
+                found.update({candidate.id: self._followed(candidate) for candidate, _ in members})
         return {one.id: found[one.id] for one in candidates}
 
     def _families_of(self, candidates: Sequence[Candidate]) -> Mapping[str, Members]:
@@ -96,7 +100,7 @@ class Foresight:
 
         found: dict[str, list[tuple[Candidate, Request]]] = {}
         for one in candidates:
-            request = self._request(one)
+            request = self.request(one)
             key = requests.family_key({**request, "allocator": one.settings.get(ALLOCATOR)})
             found.setdefault(key, []).append((one, request))
         return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))
@@ -113,8 +117,8 @@ class Foresight:
             key: requests.at(several[key][0][1], *looks(_points_of(several[key]), self._stretch(), None)[0])
             for key in _wide(several, several)
         }
-        self._tracer.expect(firsts.values())
-        events = {key: len(self._tracer.trace(first).events) for key, first in firsts.items()}
+        self._expect(firsts.values())
+        events = {key: len(self._trace(first).events) for key, first in firsts.items()}
         lender = min(events, key=lambda key: events[key])
         return {lender: families[lender], **families}
 
@@ -135,16 +139,15 @@ class Foresight:
             yield from (requests.at(members[0][1], *look) for look in looks(points, self._stretch(), batches if lent else None))
             batches, lent = batches if lent else tuple(point.micro_batch for point in points), True
 
+    def of(self, question: Question) -> Foresight:
+        """The same for another question about the same trainer: what is followed for one is known to the other."""
+        if question.job == self._job and question.memory_limit_bytes == self._limit_bytes:
+            return self
+        return Foresight(job=question.job, trainer=self._trainer, limit_bytes=question.memory_limit_bytes, tracer=self._tracer)
+
     def predict_all(self, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
         """Every candidate by its id, before anything is measured; none on a CPU, whose limit binds more than a trace knows."""
         return {} if self._job.hardware.kind != "cuda" else self.screen(candidates)
-
-    def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Predictions of the same load are corrected from here on by what was measured. Nothing on a CPU."""
-        if self._job.hardware.kind != "cuda":
-            return
-        self._calibrations.learn(candidate.load_key, self._followed(candidate, calibrated=False), measurement)
-        self._predictions.clear()
 
     @property
     def families(self) -> int:
@@ -154,42 +157,54 @@ class Foresight:
     def close(self) -> None:
         self._tracer.close()
 
-    def _request(self, candidate: Candidate) -> Request:
+    def request(self, candidate: Candidate) -> Request:
         """What is to be followed; on a known card, with the kernels that it gets."""
         request = self._trainer.trace_request(candidate, self._job)
         capability = self._gpu.compute_capability if self._gpu else None
         return request if capability is None else {**request, "capability": capability}
 
-    def _followed(self, candidate: Candidate, *, calibrated: bool = True) -> Prediction:
+    def _followed(self, candidate: Candidate) -> Prediction:
         from autotune.predict.predictor import predict
 
-        request = self._request(candidate)
-        situation = self._situation(candidate, request, self._tracer.trace(request))
-        return predict(situation if calibrated else replace(situation, calibration=None))
+        if candidate.id not in self._longest:
+            request = self.request(candidate)
+            self._longest[candidate.id] = predict(self._situation(candidate, request, self._trace(request)))
+        return self._longest[candidate.id]
 
-    def _situation(self, candidate: Candidate, request: Request, trace: Trace, *, bare: bool = False) -> Situation:
-        """`bare` traces have no events that could be changed."""
+    def _trace(self, request: Request) -> Trace:
+        from autotune.predict.pieces import requests
+
+        return self._tracer.trace(requests.followed(request))
+
+    def _expect(self, several: Iterable[Request]) -> None:
+        from autotune.predict.pieces import requests
+
+        self._tracer.expect(map(requests.followed, several))
+
+    def _situation(self, candidate: Candidate, request: Request, trace: Trace | Sharded) -> Situation:
         from autotune.predict.predictor import Situation
-        from autotune.predict.sharding import Sharded, Sharding, worst_rank
+        from autotune.predict.sharding import Sharded, worst_rank
 
-        config = self._job.workload.model.config
-        hidden = config.get("hidden_size")
-        sharding = Sharding.of(request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None)
-        sharded = Sharded(trace=trace) if bare else worst_rank(trace, sharding)
+        sharded = trace if isinstance(trace, Sharded) else worst_rank(trace, self._sharding(request))
         return Situation(
             candidate_id=candidate.id,
             composition=self._trainer.compose(candidate, self._job),
             hardware=self._job.hardware,
             gpu=self._gpu,
             limit_bytes=self._limit_bytes,
-            config=config,
+            config=self._job.workload.model.config,
             trace=sharded.trace,
             settings=candidate.settings,
             allocator=_allocator([(candidate, request)]),
             host_bytes=sharded.host_bytes,
             notes=sharded.notes,
-            calibration=self._calibrations.of(candidate.load_key),
         )
+
+    def _sharding(self, request: Request) -> Sharding:
+        from autotune.predict.sharding import Sharding
+
+        hidden = self._job.workload.model.config.get("hidden_size")
+        return Sharding.of(request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None)
 
     # Families.
 
@@ -215,6 +230,7 @@ class Foresight:
 
     def _look_at(self, key: str, members: Members) -> None:
         from autotune.predict.pieces import requests
+        from autotune.predict.pieces.family import Family
         from autotune.predict.pieces.survey import survey
 
         points = _points_of(members)
@@ -225,115 +241,38 @@ class Foresight:
         base = members[0][1]
 
         def follow(point: Point, layers: int | None) -> Trace:
-            return self._tracer.trace(requests.at(base, point, layers))
+            return self._trace(requests.at(base, point, layers))
 
         pieces = survey(follow, points, self._stretch(), self._lent, self._batches)
         self._batches, self._lent = self._batches if self._lent else tuple(point.micro_batch for point in points), pieces
-        self._families[key] = _Family(points, pieces)
+        self._families[key] = Family(points, pieces, self._sharding(base))
 
-    def _anchor(self, families: Mapping[str, Members]) -> None:
-        """Two members followed in full, for what their replays show. Where nothing of the model is cut up, those of one
-        family, the cheapest to follow, serve all."""
-        wanted = self._to_anchor(families)
-        ends = {key: self._ends(families[key], self._families[key].pieces) for key in wanted}
-        self._tracer.expect(request for members in ends.values() for _, request in members)
-        for key, members in ends.items():
-            small, large = (self._replayed(*member) for member in members)
-            self._anchors[key] = _Anchored((small[0], large[0]), large[1])
-
-    def _to_anchor(self, families: Mapping[str, Members]) -> list[str]:
-        missing = [key for key in families if key not in self._anchors]
-        if not missing or families[missing[0]][0][1]["sharding"]["kind"] not in ("none", "ddp"):
-            return missing
-        known = {anchored.situation.allocator for anchored in self._anchors.values()}
-        alike: dict[AllocatorSettings, list[str]] = {}
-        for key in missing:
-            alike.setdefault(_allocator(families[key]), []).append(key)
-        return [self._cheapest(keys, families) for settings, keys in alike.items() if settings not in known]
-
-    def _cheapest(self, keys: Sequence[str], families: Mapping[str, Members]) -> str:
-        return min(_wide(keys, families), key=lambda key: self._families[key].events)
-
-    def _predicted(self, key: str, members: Members) -> dict[str, Prediction]:
-        family, anchored = self._families[key], self._anchors.get(key)
-        if anchored is None:
-            settings = _allocator(members)
-            lent = next(one for one in self._anchors.values() if one.situation.allocator == settings)
-            anchored = replace(lent, situation=self._situation(*members[0], family.pieces.shell, bare=True))
-        return family.predictions(self, members, anchored)
-
-    def _ends(self, members: Members, pieces: Pieces) -> list[tuple[Candidate, Request]]:
-        """The smallest member, and the largest that may fit: what an allocator adds should be best known where it decides."""
+    def _predicted(self, family: Family, members: Members) -> Iterator[tuple[str, Prediction]]:
+        """By point and by what stands around the step: what differs otherwise shares a replay."""
         from autotune.predict.pieces import requests
-
-        peaks = pieces.at([requests.point_of(request) for _, request in members]).highest()
-        smallest = min(range(len(peaks)), key=lambda place: peaks[place])
-        below = [place for place, peak in enumerate(peaks) if peak <= self._limit_bytes]
-        return [members[smallest], members[max(below, key=lambda place: peaks[place], default=smallest)]]
-
-    def _replayed(self, candidate: Candidate, request: Request) -> tuple[Anchor, Situation]:
-        """What a replay of this member shows, and its situation without events."""
-        from autotune.predict.pieces.screening import Anchor
-        from autotune.predict.predictor import use_of
-
-        trace = self._tracer.trace(request)
-        situation = self._situation(candidate, request, trace)
-        bare = replace(situation.trace, sizes=(), parts=(), events=(), usage=None)
-        return Anchor.of(use_of(situation), trace), replace(situation, trace=bare)
-
-
-@dataclass(frozen=True)
-class _Anchored:
-    """What replays showed, of a small member and of a large one, and the situation of their family without events."""
-
-    anchors: tuple[Anchor, Anchor]
-    situation: Situation
-
-
-class _Family:
-    """Candidates that differ only in their points."""
-
-    def __init__(self, points: Sequence[Point], pieces: Pieces) -> None:
-        self.points, self.pieces, self.events = list(points), pieces, pieces.events
-
-    def covers(self, points: Sequence[Point]) -> bool:
-        """Whether these lie where the family was looked at."""
-        known, asked = zip(*(one.row for one in self.points), strict=True), zip(*(one.row for one in points), strict=True)
-        return all(min(ours) <= min(theirs) and max(theirs) <= max(ours) for ours, theirs in zip(known, asked, strict=True))
-
-    def requested(self, request: Request) -> dict[Phase, int]:
-        """Bytes that are requested at most in each phase of this member's step."""
-        from autotune.predict.pieces import requests
-
-        heights = self.pieces.at([requests.point_of(request)])
-        return {phase: int(rows[0].sum()) for phase, rows in heights.phases.items()}
-
-    def predictions(self, foresight: Foresight, members: Members, anchored: _Anchored) -> dict[str, Prediction]:
-        from autotune.predict.pieces import requests
-        from autotune.predict.pieces.points import rows_of
-        from autotune.predict.pieces.screening import usage_at
         from autotune.predict.predictor import predict, surroundings_of
 
-        points = [requests.point_of(request) for _, request in members]
-        heights, works = self.pieces.at(points), self.pieces.works.at(rows_of(points))
-        found: dict[str, Prediction] = {}
-        for row, (candidate, _) in enumerate(members):
-            situation = replace(
-                anchored.situation,
-                candidate_id=candidate.id,
-                composition=foresight._trainer.compose(candidate, foresight._job),
-                trace=replace(anchored.situation.trace, work=works[row]),
-                settings=candidate.settings,
-                calibration=foresight._calibrations.of(candidate.load_key),
-            )
-            usage = usage_at(heights, row, anchored.anchors, surroundings_of(situation), self.pieces.residual)
-            found[candidate.id] = predict(replace(situation, usage=usage))
-        return found
+        by_point: dict[Point, list[tuple[Candidate, Request]]] = {}
+        for member in members:
+            by_point.setdefault(requests.point_of(member[1]), []).append(member)
+        for point, trace, sizes in family.traces(list(by_point)):
+            stages: dict[Surroundings, Stage] = {}
+            for candidate, request in by_point[point]:
+                situation = self._situation(candidate, request, replace(family.sharded, trace=trace))
+                around = surroundings_of(situation)
+                if around not in stages:
+                    stages[around] = family.stage(sizes, around)
+                yield candidate.id, predict(replace(situation, stage=stages[around]))
 
 
 def open_foresight(question: Question, trainer: Trainer) -> Foresight:
     """For one question, with the traces that are kept on this machine."""
     job = question.job
+    return Foresight(job=job, trainer=trainer, limit_bytes=question.memory_limit_bytes, tracer=open_tracers(job, trainer))
+
+
+def open_tracers(job: Job, trainer: Trainer) -> Tracers:
+    """What follows this trainer's steps, none of it started yet."""
     supported = SUPPORTED.get(trainer.name)
     cache = TraceCache()
 
@@ -341,8 +280,7 @@ def open_foresight(question: Question, trainer: Trainer) -> Foresight:
         python, adapter = job.workload.python, trainer.trace_adapter
         return Tracer(python, adapter=adapter, cache=cache, supported=supported, versions=versions)
 
-    tracer = Tracers(make)
-    return Foresight(job=job, trainer=trainer, limit_bytes=question.memory_limit_bytes, tracer=tracer)
+    return Tracers(make)
 
 
 def foresee(question: Question, trainer: Trainer, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:

@@ -27,6 +27,9 @@ class Outcome(StrEnum):
     OOM_FORWARD = "oom_forward"
     OOM_BACKWARD = "oom_backward"
     OOM_OPTIMIZER = "oom_optimizer"
+    OOM_UNKNOWN = "oom_unknown"
+    """In no phase that can be told: a command of the user's own does not say where it is."""
+
     OOM_HOST = "oom_host"
     ILLEGAL = "illegal"
     TIMEOUT = "timeout"
@@ -142,6 +145,16 @@ class TorchMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelMemory:
+    """What the tensors of one rank's models were seen to hold after an optimizer step, each storage counted once."""
+
+    rank: int
+    bytes: Mapping[str, int]
+    """By part, named as in a prediction's breakdown: the policy's `weights`, `adapters`, `gradients` and `optimizer`, another
+    model's under its role (`reference_weights`), and with `_on_host` what lies on the host beside a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """Peaks of one probe."""
 
@@ -180,11 +193,19 @@ class Memory:
     allocation_failures: int | None = None
     """How often it gave up, on the worst rank, whether or not somebody caught the error; None on a CPU."""
 
+    models: tuple[ModelMemory, ...] = ()
+    """Of the ranks whose models could be looked at: none of a framework that is only started."""
+
+
+Watched = Literal["online", "offline", "outside"]
+"""A loop that writes its own completions; one that trains on given rows; a command of which only its own records are seen."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exercised:
     """What really happened in one probe, as its ranks counted it; of several ranks the least of every count."""
 
+    watched: Watched = "online"
     optimizer_steps: int = 0
     generations: int = 0
     """Rollouts that were run."""
@@ -305,6 +326,9 @@ class Measurement:
     failure: Failure | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the interpreter and the packages that ran the loop."""
+
+    beside: int | None = None
+    """The most other probes that ran at the same time on the same machine; None where nobody counted."""
 
     caveats: tuple[str, ...] = ()
     """What narrows the meaning of these figures, a sentence each: speed under a ballast, say, is not a smaller card's."""

@@ -16,9 +16,9 @@ from autotune import trainers
 from autotune.candidate import Candidate
 from autotune.detect import hardware
 from autotune.errors import CannotPredict
-from autotune.foresight import Foresight, _Family, ruled_out
-from autotune.measurement import Cost, Measurement, Memory, Outcome
-from autotune.predict.pieces import phase_peaks
+from autotune.foresight import Foresight, ruled_out
+from autotune.predict.pieces import phase_peaks, requests
+from autotune.predict.pieces.family import Family
 from autotune.prediction import Estimate, Prediction
 from autotune.rig.trace_cache import TraceCache
 from autotune.rig.tracer import Tracer
@@ -55,7 +55,7 @@ def foresight_of(job: Job, tracer: Tracer) -> Foresight:
     return Foresight(job=job, trainer=trainer, limit_bytes=job.hardware.memory_bytes, tracer=tracer)
 
 
-def family_of(foresight: Foresight, candidate: Candidate) -> _Family:
+def family_of(foresight: Foresight, candidate: Candidate) -> Family:
     (key,) = foresight._families_of([candidate])
     return foresight._families[key]
 
@@ -103,7 +103,7 @@ def test_screening_requests_what_each_trace_requests(tracer: Tracer, what: dict[
     for one in random.Random(seed).sample(candidates, 2):
         request = trainer.trace_request(one, job)
         traced = phase_peaks(tracer.trace(request))
-        foreseen = family.requested(request)
+        foreseen = family.requested(requests.point_of(request))
         assert foreseen.keys() == traced.keys()
         errors = [(foreseen[phase] - traced[phase]) / max(traced.values()) for phase in traced]
         assert min(errors) >= -WITHIN and max(errors) <= ABOVE, f"seed {seed}: {dict(one.knobs)}"
@@ -131,7 +131,7 @@ def test_one_family_lends_another_what_it_knows(tracer: Tracer, gpus: str) -> No
     seed = random.randrange(10**6)
     for one in random.Random(seed).sample(borrower, 2):
         request = trainer.trace_request(one, job)
-        traced, foreseen = phase_peaks(tracer.trace(request)), family_of(foresight, one).requested(request)
+        traced, foreseen = phase_peaks(tracer.trace(request)), family_of(foresight, one).requested(requests.point_of(request))
         assert foreseen.keys() == traced.keys()
         errors = [(foreseen[phase] - traced[phase]) / max(traced.values()) for phase in traced]
         assert min(errors) >= -WITHIN and max(errors) <= ABOVE, f"seed {seed}: {dict(one.knobs)}"
@@ -142,26 +142,6 @@ def test_one_family_lends_another_what_it_knows(tracer: Tracer, gpus: str) -> No
         ), f"seed {seed}: {dict(one.knobs)}"
         assert direct.tokens_per_second is not None and seen.tokens_per_second is not None
         assert seen.tokens_per_second.value == pytest.approx(direct.tokens_per_second.value, rel=0.05), f"seed {seed}"
-
-
-@pytest.mark.slow
-def test_what_was_measured_corrects_later_predictions_of_the_same_load(tracer: Tracer) -> None:
-    job = job_of()
-    foresight = foresight_of(job, tracer)
-    candidates = space(job, gradient_checkpointing=True)
-    before = foresight.predict_all(candidates)
-    probed = candidates[0]
-    reserved = round(before[probed.id].torch_peak_reserved_bytes.value)
-    memory = Memory(peak_bytes=reserved + 777 * MIB, limit_bytes=40_000 * MIB, bound_by="device", torch_reserved_bytes=reserved)
-    foresight.learn(
-        probed,
-        Measurement(candidate_id=probed.id, outcome=Outcome.OK, cost=Cost(total_seconds=1.0, load_seconds=0.0), memory=memory),
-    )
-    after = foresight.predict_all(candidates)
-    for one in (probed, candidates[-1]):
-        shown, held = after[one.id].peak_memory_bytes, after[one.id].torch_peak_reserved_bytes
-        assert shown.value - held.value == pytest.approx(777 * MIB, abs=MIB)
-        assert before[one.id].torch_peak_reserved_bytes == held, "what torch holds was not measured to be otherwise"
 
 
 def test_on_a_cpu_nothing_is_foreseen(tracer: Tracer) -> None:
@@ -192,3 +172,22 @@ def test_a_model_that_cannot_be_followed_is_said_to_be_such(tracer: Tracer) -> N
     job = job_of(model_type="no_such_architecture")
     with pytest.raises(CannotPredict, match="no_such_architecture"):
         foresight_of(job, tracer).predict(space(job)[0])
+
+
+@pytest.mark.slow
+def test_all_of_zeros_stages_follow_the_same_step(tracer: Tracer) -> None:
+    job = job_of(gpus="2xA100-40G")
+    trainer = trainers.trainer("trl", "grpo")
+    plain = {"max_prompt_length": 64, "max_completion_length": 64, "num_generations": 2}
+    stages: list[dict[str, object]] = [
+        {"sharding": "zero1"},
+        {"sharding": "zero2", "offload_optimizer_device": "cpu"},
+        {"sharding": "zero3", "offload_optimizer_device": "cpu", "offload_param_device": "cpu"},
+    ]
+    asked = [trainer.trace_request(trainer.complete({**plain, **stage}, job), job) for stage in stages]
+    assert len({str(request["sharding"]) for request in asked}) == len(stages)
+    assert len({str(requests.followed(request)) for request in asked}) == 1
+    traces = [replace(tracer.trace(request), seconds=0.0) for request in asked]  # but for how long following took
+    assert all(trace == traces[0] for trace in traces)
+    copies = trainer.trace_request(trainer.complete({**plain, "sharding": "ddp"}, job), job)
+    assert requests.followed(copies) == copies

@@ -9,29 +9,18 @@ from dataclasses import dataclass, field
 from autotune.catalogue import Gpu
 from autotune.composition import Composition
 from autotune.hardware import Hardware
-from autotune.measurement import Phase
 from autotune.predict import engine as engines
 from autotune.predict import on_cpu, pressure, shown, speed, timeline, wording
 from autotune.predict.allocator import AllocatorSettings
+from autotune.predict.around import Surroundings
 from autotune.predict.beside import beside
 from autotune.predict.engine import EngineUse
 from autotune.predict.shown import Outside
 from autotune.predict.surroundings import surroundings
 from autotune.predict.timeline import EngineShare, Moment, Scene
-from autotune.predict.usage import Surroundings, Usage, usage
+from autotune.predict.usage import Stage, Usage
 from autotune.prediction import Estimate, PhasePrediction, Prediction
 from autotune.trace import Trace
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """What a measured probe of the same load said, for predictions of its neighbours."""
-
-    outside_torch_bytes: int | None = None
-    """Shown by the device above torch's reserved memory: in place of the constants."""
-
-    seconds_scale: Mapping[Phase, float] | None = None
-    """Measured over predicted seconds, by phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +42,8 @@ class Situation:
     trace: Trace
     """One rank's, the worst's, already sharded."""
 
-    usage: Usage | None = None
-    """What the trace says about memory, where it was found otherwise than by replaying this very trace."""
+    stage: Stage | None = None
+    """The trace amid its surroundings, where its sizes are others than those that the trace has."""
 
     settings: Mapping[str, object] = field(default_factory=dict)
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
@@ -62,7 +51,6 @@ class Situation:
     """Per rank, what was moved to the host's memory."""
 
     notes: tuple[str, ...] = ()
-    calibration: Calibration | None = None
 
 
 def predict(situation: Situation) -> Prediction:
@@ -76,7 +64,6 @@ def predict(situation: Situation) -> Prediction:
         config=situation.config,
         iterations=_count(situation.settings.get("num_iterations")),
         num_generations=_count(situation.settings.get("num_generations")),
-        scale=situation.calibration.seconds_scale if situation.calibration else None,
     )
     return dataclasses.replace(whole, tokens_per_second=None) if situation.composition.generation == "none" else whole
 
@@ -85,9 +72,9 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 1
 
 
-def use_of(situation: Situation) -> Usage:
-    """The trace's replay amid this candidate's surroundings: what `Situation.usage` may hold."""
-    return usage(situation.trace, surroundings_of(situation))
+def stage_of(situation: Situation) -> Stage:
+    """The trace amid this candidate's surroundings, to be replayed."""
+    return situation.stage or Stage(situation.trace, surroundings_of(situation))
 
 
 def surroundings_of(situation: Situation) -> Surroundings:
@@ -107,9 +94,10 @@ def surroundings_of(situation: Situation) -> Surroundings:
 
 
 def _on_gpu(situation: Situation) -> Prediction:
-    used = situation.usage or use_of(situation)
+    situation = dataclasses.replace(situation, stage=stage_of(situation))
+    used = stage_of(situation).usage()
     outside = _outside(situation)
-    around = beside(situation.trace, situation.composition, used)
+    around = beside(situation.trace, situation.composition, used, situation.config)
     scene = Scene(
         usage=used,
         basis=situation.trace.basis,
@@ -117,13 +105,14 @@ def _on_gpu(situation: Situation) -> Prediction:
         outside=outside,
         beside=around,
         away=situation.composition.away_in_rollout,
+        spared=situation.composition.spared,
     )
     engine = _engine(situation, scene)
     scene = dataclasses.replace(scene, engine=None if engine is None else _share(engine.use, situation.composition))
     moments = timeline.moments(scene)
     tight = None
-    if situation.usage is None and timeline.peak(moments).shown.value > _room(situation).value:
-        tight = pressure.squeezed(situation.trace, surroundings_of(situation), scene, _room(situation))
+    if timeline.peak(moments).shown.value > _room(situation).value:
+        tight = pressure.squeezed(stage_of(situation), scene, _room(situation))
     return _prediction(situation, scene, tight or moments, engine, retried=tight is not None)
 
 
@@ -131,11 +120,7 @@ def _outside(situation: Situation) -> Outside:
     composition = situation.composition
     tensor_parallel = composition.engine is not None and composition.engine.tensor_parallel > 1
     alone = shown.outside(situation.gpu, composition.ranks, communicators=max(composition.processes, 2 if tensor_parallel else 1))
-    known = dataclasses.replace(alone, context=alone.context.scaled(composition.processes))
-    measured = situation.calibration.outside_torch_bytes if situation.calibration else None
-    if measured is None:
-        return known
-    return Outside(context=Estimate.exactly(measured), communication=Estimate.exactly(0))
+    return dataclasses.replace(alone, context=alone.context.scaled(composition.processes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +137,9 @@ def _engine(situation: Situation, scene: Scene) -> _Engine | None:
     """The engine as it would find the device, by the middle of the interval and by its ends."""
     if situation.composition.engine is None:
         return None
+    if situation.composition.engine.shares_weights:  # it loads them, and the trainer takes them from it
+        alone = _fitted(situation, round(scene.outside.context.value))
+        return _Engine(use=alone, uncertain=False)
     others = sum(scene.beside.get("rollout", {}).values()) - min(scene.away_bytes, scene.usage.loaded_bytes)
     held = scene.outside.context + Estimate.exactly(max(0, scene.usage.loaded_bytes + others))
     whole = situation.hardware.memory_bytes  # more than that nothing holds
@@ -190,6 +178,9 @@ def _share(use: EngineUse, composition: Composition) -> EngineShare:
     passing = 0 if apart else use.parts.get("activations", 0)
     awake = use.reserved_bytes
     cache = use.parts.get("kv_cache", 0)
+    asleep = use.asleep_bytes
+    if composition.engine is not None and composition.engine.shares_weights:
+        awake, asleep = _without(awake, use.weights_bytes), Estimate.exactly(0)
     value = max(0.0, awake.value - passing)
     standing = Estimate(value=value, low=min(value, awake.low), high=max(value, awake.high - passing))
     loading = (
@@ -200,12 +191,17 @@ def _share(use: EngineUse, composition: Composition) -> EngineShare:
     return EngineShare(
         awake=standing,
         loading=loading,
-        asleep=use.asleep_bytes,
+        asleep=asleep,
         kv_cache_bytes=cache,
         weights_bytes=use.weights_bytes,
         passing_bytes=passing,
         sleeps=composition.engine is not None and composition.engine.sleep,
+        wakes_whole=composition.engine is not None and composition.engine.wakes_whole,
     )
+
+
+def _without(estimate: Estimate, size: int) -> Estimate:
+    return Estimate(value=max(0.0, estimate.value - size), low=max(0.0, estimate.low - size), high=max(0.0, estimate.high - size))
 
 
 def _prediction(
@@ -219,11 +215,9 @@ def _prediction(
     if engine is not None and engine.uncertain and fits is not False:
         fits = None
     startup = engine.use.failure if engine is not None and engine.uncertain else None
-    if fits is None and startup is None and situation.usage is None:
-        around = surroundings_of(situation)
-        if pressure.certainly_goes_through(situation.trace, around, scene, moments, room):
-            fits, retried = True, True
-            total = Estimate(value=total.value, low=total.low, high=max(total.value, min(total.high, room.high)))
+    if fits is None and startup is None and pressure.certainly_goes_through(stage_of(situation), scene, moments, room):
+        fits, retried = True, True
+        total = Estimate(value=total.value, low=total.low, high=max(total.value, min(total.high, room.high)))
     return Prediction(
         candidate_id=situation.candidate_id,
         basis=situation.trace.basis,
@@ -296,7 +290,7 @@ def _host(situation: Situation) -> Estimate | None:
 
 
 def _on_cpu(situation: Situation) -> Prediction:
-    used = situation.usage or use_of(situation)
+    used = stage_of(situation).usage()
     engine = None if situation.composition.engine is None else _fitted(situation, used.loaded_bytes)
     scene = on_cpu.OnCpu(
         usage=used,

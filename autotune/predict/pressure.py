@@ -6,19 +6,18 @@ import dataclasses
 
 from autotune.predict import shown
 from autotune.predict.timeline import Moment, Scene, moments
-from autotune.predict.usage import Surroundings, goes_through, usage
+from autotune.predict.usage import Stage
 from autotune.prediction import Estimate
-from autotune.trace import Trace
 
 WHILE_TRAINING = ("score", "forward", "backward", "optimizer")
 
 
-def squeezed(trace: Trace, around: Surroundings, scene: Scene, room: Estimate) -> tuple[Moment, ...] | None:
+def squeezed(stage: Stage, scene: Scene, room: Estimate) -> tuple[Moment, ...] | None:
     """The phases as they are when torch has to make do with the room; None where it cannot."""
     capacity = round(room.value - scene.outside.total.value - _engine(scene).value - _beside(scene))
-    if capacity <= 0:
+    if capacity <= 0 or stage.cannot_go_through(capacity):
         return None
-    tight = usage(trace, around, capacity_bytes=capacity)
+    tight = stage.usage(capacity)
     if tight.out_of_memory is not None:
         return None
     loose = {use.phase: use.reserved_high_bytes for use in scene.usage.phases}
@@ -28,13 +27,13 @@ def squeezed(trace: Trace, around: Surroundings, scene: Scene, room: Estimate) -
     return moments(dataclasses.replace(scene, usage=dataclasses.replace(tight, phases=phases)))
 
 
-def certainly_goes_through(trace: Trace, around: Surroundings, scene: Scene, phases: tuple[Moment, ...], room: Estimate) -> bool:
+def certainly_goes_through(stage: Stage, scene: Scene, phases: tuple[Moment, ...], room: Estimate) -> bool:
     """Whether every step runs with all else at its upper end and the room at its lower one."""
     error = max(shown.error_bytes(use, scene.basis).high for use in scene.usage.phases) + scene.high_extra_bytes
     capacity = int(room.low - scene.outside.total.high - _engine(scene).high - _beside(scene) - error)
     if capacity <= 0 or not _engine_finds_room(scene, phases, room):
         return False
-    return goes_through(trace, around, capacity_bytes=capacity)
+    return stage.goes_through(capacity)
 
 
 def _engine_finds_room(scene: Scene, phases: tuple[Moment, ...], room: Estimate) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from autotune.measurement import Phase
+from autotune.predict import swift
 from autotune.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.predict.streams import OnStreams
 from autotune.trace import Part, Trace
@@ -61,15 +63,6 @@ class Replay:
         return max(held.requested_bytes for held in self.phases)
 
 
-class _Stretch:
-    """The peaks of a phase while it is replayed."""
-
-    def __init__(self, phase: Phase, step: int) -> None:
-        self.phase, self.step = phase, step
-        self.requested = self.allocated = self.reserved = 0
-        self.peak_event = -1
-
-
 def replay(
     trace: Trace,
     *,
@@ -83,96 +76,143 @@ def replay(
     `empty_cache_before` names the events, each the first of a stretch, before which the framework empties the cache;
     `resting_before` the one before which a look is taken at what is held.
     """
-    allocator = _allocator(trace, settings, capacity_bytes)
-    stretches: dict[tuple[Phase, int], _Stretch] = {}
-    failure: OutOfMemory | None = None
-    emptied, look = frozenset(empty_cache_before), _Stretch("optimizer", 0)
-    for mark, span in trace.stretches():
-        stretch = stretches.setdefault((mark.phase, mark.step), _Stretch(mark.phase, mark.step))
-        if span.start in emptied:
-            allocator.empty_cache()
-        if span.start == resting_before:
-            _note(look, allocator, span.start - 1)
+    track = Track(trace, empty_cache_before=empty_cache_before, resting_before=resting_before)
+    return track.replay(settings=settings, capacity_bytes=capacity_bytes)
+
+
+class Track:
+    """A trace's events, ready to be replayed with whatever sizes."""
+
+    def __init__(self, trace: Trace, *, empty_cache_before: Collection[int] = (), resting_before: int | None = None) -> None:
+        self.trace = trace
+        self.sizes = np.array(trace.sizes, dtype=np.int64)
+        self._parts = np.array(trace.parts, dtype=np.int64)
+        spans = [span for _, span in trace.stretches()]
+        self._rows = list(dict.fromkeys((mark.phase, mark.step) for mark in trace.marks))
+        places = {row: place for place, row in enumerate(self._rows)}
+        emptied = frozenset(empty_cache_before)
+        self._looks = resting_before is not None
+        looked = -1 if resting_before is None else next(
+            (at for at, span in enumerate(spans) if span.start >= resting_before), len(spans)
+        )  # fmt: skip
+        self.course = swift.Course(
+            events=np.array(trace.events, dtype=np.int64),
+            starts=np.array([*(span.start for span in spans), len(trace.events)], dtype=np.int64),
+            belongs=np.array([places[mark.phase, mark.step] for mark in trace.marks], dtype=np.int64),
+            emptied=np.array([span.start in emptied for span in spans], dtype=np.int64),
+            looked=looked,
+            streams=_of_allocations(trace.streams, len(trace.sizes), 0),
+            waits=_of_allocations(trace.returns, len(trace.sizes), -1),
+        )
+        swift.require_sound(self.course, len(self._rows))
+        self._made, self._gone = self._lives()
+
+    def replay(
+        self,
+        sizes: swift.Integers | None = None,
+        *,
+        settings: AllocatorSettings | None = None,
+        capacity_bytes: int | None = None,
+    ) -> Replay:
+        """With the trace's own sizes, or with these."""
+        sizes = self.sizes if sizes is None else sizes
+        if swift.is_there() and settings in (None, AllocatorSettings()):
+            walked, failure = self._swiftly(sizes, capacity_bytes)
+        else:
+            walked, failure = self._readably(sizes, settings, capacity_bytes)
+        held = tuple(self._held(row, walked.peaks[at], sizes) for at, row in enumerate(self._rows) if walked.seen[at])
+        look = self._held(("optimizer", 0), walked.peaks[-1], sizes) if self._looks else None
+        return Replay(phases=held, retries=int(walked.books[swift.RETRIES]), resting=look, out_of_memory=failure)
+
+    def _swiftly(self, sizes: swift.Integers, capacity_bytes: int | None) -> tuple[swift.Walked, OutOfMemory | None]:
+        walked = swift.walk(self.course, sizes, len(self._rows), capacity_bytes)
+        if walked.ran:
+            return walked, None
+        asked, reserved, allocated = (int(walked.books[at]) for at in (swift.ASKED, swift.RESERVED, swift.ALLOCATED))
+        return walked, OutOfMemory(asked_bytes=asked, reserved_bytes=reserved, allocated_bytes=allocated)
+
+    def _readably(
+        self, sizes: swift.Integers, settings: AllocatorSettings | None, capacity_bytes: int | None
+    ) -> tuple[swift.Walked, OutOfMemory | None]:
+        """The same, step by step: for what the swift one does not know."""
+        allocator = _allocator(self.trace, settings, capacity_bytes)
+        peaks = np.zeros((len(self._rows) + 1, 4), dtype=np.int64)
+        peaks[:, 3] = -1
+        seen = np.zeros(len(self._rows) + 1, dtype=np.int64)
+        failure: OutOfMemory | None = None
         try:
-            _follow(trace, span, allocator, stretch)
+            self._follow(allocator, sizes.tolist(), peaks, seen)
         except OutOfMemory as error:
             failure = error
-            break
-    if resting_before is not None and resting_before >= len(trace.events):
-        _note(look, allocator, len(trace.events) - 1)
-    live = _live_at(trace, {stretch.peak_event for stretch in (*stretches.values(), look)})
-    held = tuple(_held(stretch, live[stretch.peak_event]) for stretch in stretches.values())
-    resting = None if resting_before is None else _held(look, live[look.peak_event])
-    return Replay(phases=held, retries=allocator.retries, resting=resting, out_of_memory=failure)
+        books = np.zeros(swift.ASKED + 1, dtype=np.int64)
+        books[swift.RETRIES] = allocator.retries
+        return swift.Walked(peaks, seen, books, failure is None), failure
+
+    def _follow(self, allocator: CachingAllocator, sizes: Sequence[int], peaks: swift.Integers, seen: swift.Integers) -> None:
+        events, starts = self.course.events.tolist(), self.course.starts.tolist()
+        for stretch, row in enumerate([*self.course.belongs.tolist(), -1]):
+            if row >= 0 and self.course.emptied[stretch]:
+                allocator.empty_cache()
+            if stretch == self.course.looked:
+                _note(peaks[-1], allocator, starts[stretch] - 1)
+            if row < 0:
+                return
+            seen[row] = 1
+            top = peaks[row].tolist()
+            try:
+                _note(top, allocator, starts[stretch] - 1)
+                for at in range(starts[stretch], starts[stretch + 1]):
+                    entry = events[at]
+                    if entry < 0:
+                        allocator.free(-entry - 1)
+                    else:
+                        allocator.malloc(entry - 1, sizes[entry - 1])
+                        _note(top, allocator, at)
+            finally:
+                peaks[row] = top
+
+    def _lives(self) -> tuple[swift.Integers, swift.Integers]:
+        """Of each allocation, the events that make it and give it back."""
+        events = self.course.events
+        made, gone = (np.full(len(self.sizes), len(events), dtype=np.int64) for _ in range(2))
+        at = np.flatnonzero(events > 0)
+        made[events[at] - 1] = at
+        at = np.flatnonzero(events < 0)
+        gone[-events[at] - 1] = at
+        return made, gone
+
+    def _held(self, row: tuple[Phase, int], peak: swift.Integers, sizes: swift.Integers) -> Held:
+        requested, allocated, reserved, event = (int(one) for one in peak)
+        live = np.flatnonzero((self._made <= event) & (self._gone > event))
+        by_part = np.bincount(self._parts[live], weights=sizes[live], minlength=len(self.trace.part_names))
+        return Held(
+            phase=row[0],
+            step=row[1],
+            requested_bytes=requested,
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
+            parts={part: int(size) for part, size in zip(self.trace.part_names, by_part, strict=True) if size},
+            largest_bytes=int(sizes[live].max(initial=0)),
+        )
+
+
+def _of_allocations(given: Mapping[int, int], count: int, otherwise: int) -> swift.Integers:
+    found = np.full(count, otherwise, dtype=np.int64)
+    for number, value in given.items():
+        if number < count:
+            found[number] = value
+    return found
+
+
+def _note(peak: MutableSequence[int] | swift.Integers, allocator: CachingAllocator, event: int) -> None:
+    """What is held after an event."""
+    if allocator.allocated > peak[1]:
+        peak[1], peak[3] = allocator.allocated, event
+    peak[0] = max(peak[0], allocator.requested)
+    peak[2] = max(peak[2], allocator.reserved)
 
 
 def _allocator(trace: Trace, settings: AllocatorSettings | None, capacity_bytes: int | None) -> CachingAllocator:
     if trace.streams or trace.returns:
         return OnStreams(trace, settings, capacity_bytes=capacity_bytes)
     return CachingAllocator(settings, capacity_bytes=capacity_bytes)
-
-
-def _follow(trace: Trace, span: range, allocator: CachingAllocator, stretch: _Stretch) -> None:
-    _note(stretch, allocator, span.start - 1)
-    sizes, events = trace.sizes, trace.events
-    malloc, free = allocator.malloc, allocator.free
-    for at in span:
-        entry = events[at]
-        if entry < 0:
-            free(-entry - 1)
-            continue
-        malloc(entry - 1, sizes[entry - 1])
-        if allocator.allocated > stretch.allocated:
-            stretch.allocated, stretch.peak_event = allocator.allocated, at
-        if allocator.requested > stretch.requested:
-            stretch.requested = allocator.requested
-        if allocator.reserved > stretch.reserved:
-            stretch.reserved = allocator.reserved
-
-
-def _note(stretch: _Stretch, allocator: CachingAllocator, event: int) -> None:
-    """What is held when it begins."""
-    if allocator.allocated > stretch.allocated:
-        stretch.allocated, stretch.peak_event = allocator.allocated, event
-    stretch.requested = max(stretch.requested, allocator.requested)
-    stretch.reserved = max(stretch.reserved, allocator.reserved)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Live:
-    parts: Mapping[Part, int]
-    largest_bytes: int
-
-
-def _held(stretch: _Stretch, live: _Live) -> Held:
-    return Held(
-        phase=stretch.phase,
-        step=stretch.step,
-        requested_bytes=stretch.requested,
-        allocated_bytes=stretch.allocated,
-        reserved_bytes=stretch.reserved,
-        parts=live.parts,
-        largest_bytes=live.largest_bytes,
-    )
-
-
-def _live_at(trace: Trace, wanted: set[int]) -> dict[int, _Live]:
-    """What is live right after each of these events, in one pass."""
-    live: set[int] = set()
-    found = {-1: _Live(parts={}, largest_bytes=0)}
-    for at, entry in enumerate(trace.events):
-        if entry > 0:
-            live.add(entry - 1)
-        else:
-            live.discard(-entry - 1)
-        if at in wanted:
-            found[at] = _summed(trace, live)
-    return found
-
-
-def _summed(trace: Trace, live: set[int]) -> _Live:
-    parts: Counter[Part] = Counter()
-    for number in live:
-        parts[trace.part_names[trace.parts[number]]] += trace.sizes[number]
-    named = {part: parts[part] for part in trace.part_names if parts[part]}
-    return _Live(parts=named, largest_bytes=max((trace.sizes[number] for number in live), default=0))

@@ -8,8 +8,8 @@ from autotune.catalogue import Gpu
 from autotune.composition import Composition
 from autotune.predict import constants, engine, rollout, shapes
 from autotune.predict.allocator import AllocatorSettings
+from autotune.predict.around import Generation, Surroundings
 from autotune.predict.sharding import Sharding, gather_for_generation_bytes
-from autotune.predict.usage import Generation, Surroundings
 from autotune.trace import Inventory, Trace
 
 LOADS_AT_ONCE_FROM = (4, 50)
@@ -30,7 +30,7 @@ def surroundings(
     on_cpu: bool = False,
 ) -> Surroundings:
     every = settings.get("torch_empty_cache_steps")
-    gathers = settings.get("ds3_gather_for_generation", True) is not False
+    gathers = not composition.gathers_each_token
     return Surroundings(
         cublas_workspace_bytes=0 if on_cpu else constants.cublas_workspace(gpu),
         generation=_generation(composition, config, trace.inventory, gathers) if composition.generation == "trainer" else None,
@@ -79,7 +79,10 @@ def _gathered(composition: Composition, inventory: Inventory, *, whole: bool) ->
 
 
 def _sync_bytes(composition: Composition, config: Mapping[str, object], inventory: Inventory) -> int:
-    """With adapters ZeRO-3's weights are gathered all at once to be merged; else one parameter after the other goes over."""
+    """With adapters ZeRO-3's weights are gathered all at once to be merged, or in as many parts as the framework says; else one
+    parameter after the other goes over. An adapter that goes over alone takes nothing worth counting."""
+    if composition.pushes_adapter:
+        return 0
     sharding = Sharding.of({"kind": composition.sharded_by, "ranks": composition.ranks})
     adapters = composition["policy"].adapter_rank is not None
     gathered = gather_for_generation_bytes(
@@ -88,6 +91,7 @@ def _sync_bytes(composition: Composition, config: Mapping[str, object], inventor
         whole=adapters and composition.sharded_by == "zero3",
         bytes_per_parameter=inventory.weight_bytes / max(1, inventory.parameters),
     )
+    gathered //= composition.pushes_in if adapters else 1
     return gathered + _merge_bytes(composition, config) + _cut_bytes(composition, config)
 
 

@@ -16,11 +16,13 @@ from autotune.predict.shown import Outside
 from autotune.predict.usage import PhaseUse, Usage
 from autotune.prediction import Basis, Estimate, PhasePrediction
 
+OF_A_MODEL = ("weights", "gradients", "optimizer", "activations", "inputs")
 NAMES = (
-    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs", "kv_cache", "engine",
-    "fragmentation", "context", "communication",
+    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs",
+    *(f"{role}_{part}" for role in ("reference", "critic", "reward") for part in OF_A_MODEL),
+    "kv_cache", "engine", "fragmentation", "context", "communication",
 )  # fmt: skip
-"""Of a breakdown, in this order."""
+"""Of a breakdown, in this order: the policy's, those of the models beside it under their roles, and the device's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +42,16 @@ class EngineShare:
     """Its passes' transients, out of the cache that it shares with the trainer."""
 
     sleeps: bool
+    wakes_whole: bool = False
+    """Whether its cache is back when weights are pushed to it."""
 
     def held(self, phase: Phase) -> Estimate:
-        if not self.sleeps or phase in ("load", "rollout"):
+        if self.has_cache(phase):
             return self.awake
         return self.loading if phase == "sync" else self.asleep
 
     def has_cache(self, phase: Phase) -> bool:
-        return not self.sleeps or phase in ("load", "rollout")
+        return not self.sleeps or phase in ("load", "rollout") or (phase == "sync" and self.wakes_whole)
 
     def passes(self, phase: Phase) -> int:
         return self.passing_bytes if phase in ("load", "rollout") else 0
@@ -67,6 +71,9 @@ class Scene:
 
     away: tuple[str, ...] = ()
     """Parts of the trainer's state that are on the host while completions are written."""
+
+    spared: tuple[str, ...] = ()
+    """Parts that may be next to nothing."""
 
     @property
     def away_bytes(self) -> int:
@@ -127,6 +134,8 @@ def _moment(scene: Scene, use: PhaseUse) -> Moment:
     total = reserved + scene.outside.total
     if scene.engine is not None:
         total = total + scene.engine.held(use.phase)
+    spared = sum(size for part, size in use.parts.items() if part in scene.spared)
+    total = Estimate(value=total.value, low=max(0.0, total.low - spared), high=total.high)
     return Moment(
         phase=use.phase, torch_reserved=reserved, shown=_whole(total), parts=_parts(scene, use, passing, round(total.value))
     )

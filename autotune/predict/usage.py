@@ -1,20 +1,23 @@
 """What a trace says about memory, in a few integers per phase: all that the timeline needs.
 
-The library workspaces and the rollout, which no trace has, are put in; then the allocator is replayed twice, once as
-traced and once after a first step of shorter sequences, which leaves cached blocks of sizes that serve nobody later.
+What stands around the step is put in; then the allocator is replayed twice, once as traced and once after a first step of
+shorter sequences, which leaves cached blocks of sizes that serve nobody later.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
+
 from autotune.measurement import Phase
-from autotune.predict.allocator import AllocatorSettings
+from autotune.predict.around import Surroundings, emptied, insertions, loaded_once, places_in, second_cycle
 from autotune.predict.augment import Insertion, inserted
-from autotune.predict.replay import Held, Replay, replay
-from autotune.trace import Mark, Part, Trace
+from autotune.predict.replay import Held, Replay, Track
+from autotune.predict.swift import Integers
+from autotune.trace import Part, Trace
 
 SHORTER = 0.85
 """Share of the longest length that the first step has in the second replay: close enough to the real one that its cached
@@ -22,50 +25,6 @@ blocks look useful, short enough that they aren't."""
 
 OF_THE_BATCH: frozenset[Part] = frozenset({"activations", "logits", "workspaces", "inputs"})
 """Parts whose size follows the batch's length."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """A rollout inside the trainer's own allocator: what its caches and its widest moments take."""
-
-    kv_cache_bytes: int
-    """At the longest length, over all layers."""
-
-    logits_bytes: int
-    """Beside the cache at the longest length."""
-
-    prefill_bytes: int
-    """Beside the prompts' cache while it is made."""
-
-    decode_bytes: int
-    """Activations beside the cache and the logits at the longest length."""
-
-    layers: int
-    prompt_length: int
-    completion_length: int
-    gathered_bytes: int = 0
-    """Weights that other ranks hold, kept here while it lasts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What happens around the traced step, on its device."""
-
-    cublas_workspace_bytes: int = 0
-    generation: Generation | None = None
-    merge_bytes: int = 0
-    """What handing the weights to an engine takes for a moment: the largest merged adapter, a gathered parameter."""
-
-    loads_at_once: bool = False
-    """Whether one block for all weights is asked for and given back before they are loaded, which then lie in it."""
-
-    empties_before_rollout: bool = False
-    """Whether the cache is given back before and after each rollout, as a sleeping engine makes it."""
-
-    empty_cache_steps: int | None = None
-    """The framework's own habit: the cache is given back before the backward passes of every so-many-th step."""
-
-    settings: AllocatorSettings = dataclasses.field(default_factory=AllocatorSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,31 +79,99 @@ class Usage:
 
 def usage(trace: Trace, around: Surroundings | None = None, *, capacity_bytes: int | None = None) -> Usage:
     """Replay the trace amid its surroundings."""
-    around = around or Surroundings()
-    whole = _whole(trace, around)
-    emptied = frozenset(_emptied(whole, around))
-    rest = _second_cycle(whole)
-    plain, shorter = (
-        replay(one, settings=around.settings, capacity_bytes=capacity_bytes, empty_cache_before=emptied, resting_before=rest)
-        for one in (whole, _shorter_first(whole))
-    )
-    return Usage(
-        phases=tuple(_by_phase(plain, shorter)),
-        resting=_use(plain.resting or plain.phases[-1], [plain.resting or plain.phases[-1]], 0),
-        loaded_bytes=_loaded(plain),
-        retries=plain.retries,
-        out_of_memory=plain.phases[-1].phase if plain.out_of_memory is not None else None,
-    )
+    return Stage(trace, around or Surroundings()).usage(capacity_bytes)
 
 
 def goes_through(trace: Trace, around: Surroundings, *, capacity_bytes: int) -> bool:
     """Whether the steps run in this much memory, whatever length came first, with the cache given back where it must be."""
-    whole = _whole(trace, around)
-    emptied = frozenset(_emptied(whole, around))
-    return all(
-        replay(one, settings=around.settings, capacity_bytes=capacity_bytes, empty_cache_before=emptied).out_of_memory is None
-        for one in (whole, _shorter_first(whole))
-    )
+    return Stage(trace, around).goes_through(capacity_bytes)
+
+
+class Stage:
+    """A step amid its surroundings, ready to be replayed: with its own sizes, and with those that it has elsewhere."""
+
+    def __init__(self, trace: Trace, around: Surroundings) -> None:
+        self._step = loaded_once(trace)
+        self._places = places_in(self._step)
+        put_in = list(insertions(self._places, around))
+        whole = inserted(self._step, put_in)
+        self._around, self._orders = around, _orders(put_in)
+        self._track = Track(whole, empty_cache_before=frozenset(emptied(whole, around)), resting_before=second_cycle(whole))
+        self._sizes = self._track.sizes
+        self._shrinking = _of_first_batches(whole)
+        self._known: dict[int | None, Usage] = {}
+
+    def at(self, sizes: Integers, around: Surroundings) -> Stage | None:
+        """The same step where its allocations are of these sizes; None where its surroundings have other events."""
+        put_in = list(insertions(self._places, around))
+        if _orders(put_in) != self._orders or _habits(around) != _habits(self._around):
+            return None
+        other = object.__new__(Stage)
+        other.__dict__.update(self.__dict__, _around=around, _known={})
+        other._sizes = np.concatenate([sizes, *(np.array(one.sizes, dtype=np.int64) for one in _in_order(put_in))])
+        return other
+
+    def usage(self, capacity_bytes: int | None = None) -> Usage:
+        """What it takes, without an end to the memory or with so much of it."""
+        if capacity_bytes not in self._known:
+            self._known[capacity_bytes] = self._used(capacity_bytes)
+        return self._known[capacity_bytes]
+
+    def cannot_go_through(self, capacity_bytes: int) -> bool:
+        """Whether more is requested at one time than there is: then no allocator helps, and nothing need be replayed."""
+        return capacity_bytes < max(use.requested_bytes for use in self.usage().phases)
+
+    def goes_through(self, capacity_bytes: int) -> bool:
+        """Whether the steps run in this much memory, whatever length came first."""
+        if capacity_bytes >= self.usage().reserved_high_bytes:
+            return True
+        return not self.cannot_go_through(capacity_bytes) and all(
+            self._replay(sizes, capacity_bytes).out_of_memory is None for sizes in (self._sizes, self._shorter_first())
+        )
+
+    def _used(self, capacity_bytes: int | None) -> Usage:
+        with ThreadPoolExecutor(1) as beside:  # compiled, a replay holds no lock, and a second core is often there
+            later = beside.submit(self._replay, self._shorter_first(), capacity_bytes)
+            plain = self._replay(self._sizes, capacity_bytes)
+            shorter = later.result()
+        rest = plain.resting or plain.phases[-1]
+        return Usage(
+            phases=tuple(_by_phase(plain, shorter)),
+            resting=_use(rest, [rest], 0),
+            loaded_bytes=_loaded(plain),
+            retries=plain.retries,
+            out_of_memory=plain.phases[-1].phase if plain.out_of_memory is not None else None,
+        )
+
+    def _replay(self, sizes: Integers, capacity_bytes: int | None) -> Replay:
+        return self._track.replay(sizes, settings=self._around.settings, capacity_bytes=capacity_bytes)
+
+    def _shorter_first(self) -> Integers:
+        """The same with a first step of shorter sequences."""
+        sizes = self._sizes.copy()
+        sizes[self._shrinking] = np.maximum(1, (sizes[self._shrinking] * SHORTER).astype(np.int64))
+        return sizes
+
+
+def _orders(put_in: Sequence[Insertion]) -> tuple[object, ...]:
+    return tuple((one.event, one.phase, tuple(one.order)) for one in _in_order(put_in))
+
+
+def _in_order(put_in: Sequence[Insertion]) -> list[Insertion]:
+    return sorted(put_in, key=lambda one: one.event)
+
+
+def _habits(around: Surroundings) -> tuple[object, ...]:
+    """When the cache is given back, and how it is kept."""
+    return around.empties_before_rollout, around.empty_cache_steps, around.settings
+
+
+def _of_first_batches(trace: Trace) -> Integers:
+    """Allocations of the first step whose size follows the batch's length."""
+    shrinking = {index for index, part in enumerate(trace.part_names) if part in OF_THE_BATCH}
+    spans = [span for mark, span in trace.stretches() if mark.step == 0 and mark.phase != "load"]
+    made = [trace.events[at] - 1 for span in spans for at in span if trace.events[at] > 0]
+    return np.array([number for number in made if trace.parts[number] in shrinking], dtype=np.int64)
 
 
 def _by_phase(plain: Replay, shorter: Replay) -> Iterator[PhaseUse]:
@@ -175,169 +202,3 @@ def _use(top: Held, several: list[Held], higher: int) -> PhaseUse:
 
 def _loaded(plain: Replay) -> int:
     return next((held.reserved_bytes for held in plain.phases if held.phase == "load"), 0)
-
-
-# What is put in.
-
-
-def _whole(trace: Trace, around: Surroundings) -> Trace:
-    once = _loaded_once(trace)
-    return inserted(once, _insertions(once, around))
-
-
-def _loaded_once(trace: Trace) -> Trace:
-    """What is prepared between the phases of a step is no loading any more, but of the phase before it."""
-    marks: list[Mark] = []
-    for mark in trace.marks:
-        before = next((one.phase for one in reversed(marks) if one.phase != "load"), None)
-        marks.append(mark if mark.phase != "load" or before is None else dataclasses.replace(mark, phase=before))
-    return dataclasses.replace(trace, marks=tuple(marks))
-
-
-def _insertions(trace: Trace, around: Surroundings) -> Iterator[Insertion]:
-    if around.loads_at_once and (weights := _loaded_weights(trace)):
-        yield Insertion(event=0, sizes=(weights,), parts=("weights",), order=(1, -1), phase="load")
-    yield from _workspaces(trace, around.cublas_workspace_bytes)
-    before = _second_cycle(trace)
-    if before is None:
-        return
-    step = _step_at(trace, before)
-    if around.merge_bytes:
-        yield Insertion(event=before, sizes=(around.merge_bytes,), parts=("workspaces",), order=(1, -1), phase="sync", step=step)
-    if around.generation is not None:
-        yield _rollout(around.generation, before, step)
-
-
-def _loaded_weights(trace: Trace) -> int:
-    """What is loaded and stays, adapters apart: they are made afterwards."""
-    end = next((span.stop for mark, span in trace.stretches() if mark.phase == "load"), 0)
-    return trace.live_parts_at(end - 1).get("weights", 0) if end else 0
-
-
-def _workspaces(trace: Trace, size: int) -> Iterator[Insertion]:
-    """cuBLAS's, one per thread that multiplies: the first that runs a forward pass, and autograd's."""
-    if not size:
-        return
-    for phases in (("score", "forward"), ("backward",)):
-        first = next((span for mark, span in trace.stretches() if mark.phase in phases and len(span)), None)
-        if first is not None:
-            yield Insertion(event=first.start + 1, sizes=(size,), parts=("workspaces",), order=(1,))
-
-
-def _second_cycle(trace: Trace) -> int | None:
-    """Where the next rollout would be: the state between two steps, with the optimizer's; the end where one step was traced."""
-    loaded = False
-    for mark in trace.marks:
-        if mark.step >= 1 and mark.phase != "load":
-            return mark.event
-        loaded = loaded or mark.phase == "load"
-    return len(trace.events) if loaded and len(trace.marks) > 1 else None
-
-
-def _step_at(trace: Trace, event: int) -> int:
-    return next(mark.step for mark in reversed(trace.marks) if mark.event <= event)
-
-
-def _rollout(generation: Generation, event: int, step: int) -> Insertion:
-    """Prompts in one pass, then a cache that is copied into a larger one at every step.
-
-    Growth is followed at so many lengths that no step is larger than a few percent; the copies of one layer replace each
-    other in between exactly as they do from token to token.
-    """
-    growth = _Growth(generation)
-    growth.prefill()
-    growth.decode()
-    return Insertion(event=event, sizes=growth.sizes, parts=growth.parts, order=growth.order, phase="rollout", step=step)
-
-
-class _Growth:
-    """Writes the events of a generation whose cache is concatenated token by token."""
-
-    LENGTHS = 64
-    PIECES = 8
-
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
-        self.sizes: list[int] = []
-        self.parts: list[Part] = []
-        self.order: list[int] = []
-        self._held: list[int] = []
-        self._gathered: list[int] = []
-
-    def prefill(self) -> None:
-        self._gathered = [self._make(size, "communication") for size in _pieces(self.generation.gathered_bytes, self.PIECES)]
-        transient = [self._make(size, "activations") for size in _pieces(self.generation.prefill_bytes, self.PIECES)]
-        self._held = [self._make(self._tensor(0.0), "kv_cache") for _ in range(self._tensors)]
-        for number in transient:
-            self._drop(number)
-
-    def decode(self) -> None:
-        lengths = min(self.LENGTHS, max(1, self.generation.completion_length))
-        for at in range(1, lengths + 1):
-            for index, old in enumerate(self._held):
-                self._held[index] = self._make(self._tensor(at / lengths), "kv_cache")
-                self._drop(old)
-            beside = [self._make(self.generation.logits_bytes, "logits"), self._make(self.generation.decode_bytes, "activations")]
-            for number in beside:
-                self._drop(number)
-        for number in (*self._held, *self._gathered):
-            self._drop(number)
-
-    @property
-    def _tensors(self) -> int:
-        return 2 * max(1, self.generation.layers)
-
-    def _tensor(self, share: float) -> int:
-        """Keys or values of one layer, when this share of the completion is there."""
-        whole = self.generation
-        length = whole.prompt_length + share * whole.completion_length
-        return int(whole.kv_cache_bytes * length / (whole.prompt_length + whole.completion_length)) // self._tensors
-
-    def _make(self, size: int, part: Part) -> int:
-        self.sizes.append(size)
-        self.parts.append(part)
-        self.order.append(len(self.sizes))
-        return len(self.sizes)
-
-    def _drop(self, number: int) -> None:
-        self.order.append(-number)
-
-
-def _pieces(size: int, count: int) -> Iterator[int]:
-    """Of a sum whose allocations are not known one by one."""
-    if size:
-        yield from (size // count + (1 if piece < size % count else 0) for piece in range(count))
-
-
-def _emptied(whole: Trace, around: Surroundings) -> Iterator[int]:
-    """Events before which the cache is given back."""
-    previous: Phase | None = None
-    begun: set[int] = set()
-    for mark, span in whole.stretches():
-        if not len(span) or mark.phase == previous:
-            continue
-        begins = mark.phase != "load" and mark.step not in begun
-        written = previous in ("rollout", "sync") and mark.phase not in ("rollout", "sync")
-        if around.empties_before_rollout and (begins or written):
-            yield span.start
-        every = around.empty_cache_steps
-        if mark.phase == "backward" and every and mark.step % every == 0:
-            yield span.start
-        begun |= {mark.step} if begins else set()
-        previous = mark.phase
-
-
-def _shorter_first(trace: Trace) -> Trace:
-    """The same with a first step of shorter sequences."""
-    sizes = list(trace.sizes)
-    shrinking = {index for index, part in enumerate(trace.part_names) if part in OF_THE_BATCH}
-    for number in _made_in_first_step(trace):
-        if trace.parts[number] in shrinking:
-            sizes[number] = max(1, int(sizes[number] * SHORTER))
-    return dataclasses.replace(trace, sizes=tuple(sizes))
-
-
-def _made_in_first_step(trace: Trace) -> Iterable[int]:
-    for mark, span in trace.stretches():
-        if mark.step == 0 and mark.phase != "load":
-            yield from (trace.events[at] - 1 for at in span if trace.events[at] > 0)

@@ -26,6 +26,9 @@ def deciding(scene: Scene, top: Moment, room: Estimate, *, engine_may_refuse: bo
         "how far torch's cache fragments, which follows the lengths of earlier batches": use.reserved_high_bytes
         - use.allocated_bytes,
         "how close the stand-in step is to the framework's own": _width(errors) if scene.basis == "generic" else 0.0,
+        "how little of a plain step the framework's own kernels keep": float(
+            sum(size for part, size in use.parts.items() if part in scene.spared)
+        ),
         "how evenly tokens spread over the experts": float(scene.high_extra_bytes),
         "what the engine takes beyond its share": 0.0 if scene.engine is None else _width(scene.engine.held(top.phase)),
         "how much of its memory the driver keeps for itself": _width(room),

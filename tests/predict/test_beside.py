@@ -9,8 +9,9 @@ import pytest
 
 from autotune.composition import Resident
 from autotune.measurement import PHASES
+from autotune.models import find_model
 from autotune.predict.beside import beside
-from autotune.predict.predictor import use_of
+from autotune.predict.predictor import stage_of
 from autotune.units import MIB
 from tests.predict.made import composition, training
 from tests.predict.test_predictor import situation
@@ -18,9 +19,13 @@ from tests.predict.test_predictor import situation
 TRACE = training(basis="generic")
 
 
+SMALL = find_model("Qwen2.5-0.5B").config
+"""The policy's, where its shape is asked for."""
+
+
 def held(*others: Resident, **about: Any) -> Any:
     made = dataclasses.replace(composition(others=others), **about)
-    return beside(TRACE, made, use_of(situation(trace=TRACE)))
+    return beside(TRACE, made, stage_of(situation(trace=TRACE)).usage(), SMALL)
 
 
 def critic(**about: Any) -> Resident:
@@ -29,23 +34,23 @@ def critic(**about: Any) -> Resident:
 
 def test_a_model_is_there_in_its_own_phases_alone() -> None:
     reference = Resident(role="reference", model="made", ranks=(0,), dtype="bfloat16", trains=False, awake=("score",))
-    assert held(reference) == {"score": {"weights": 100 * MIB}}
+    assert held(reference) == {"score": {"reference_weights": 100 * MIB}}
 
 
 def test_weights_that_are_spread_are_a_part_on_each_rank() -> None:
     reference = Resident(role="reference", model="made", ranks=(0, 1), dtype="bfloat16", trains=False, sharding="parameters")
-    assert held(reference)["score"] == {"weights": 50 * MIB}
+    assert held(reference)["score"] == {"reference_weights": 50 * MIB}
 
 
 def test_a_critic_is_held_as_the_policy_is_and_its_state_may_wait_on_the_host() -> None:
     stays, waits = held(critic()), held(critic(state_bytes_per_weight=0))
     assert set(stays) == set(PHASES)
-    assert stays["rollout"]["optimizer"] > 0 and "optimizer" not in waits["rollout"]
+    assert stays["rollout"]["critic_optimizer"] > 0 and "critic_optimizer" not in waits["rollout"]
 
 
 def test_a_critic_that_trains_along_has_a_step_of_its_own() -> None:
     alone, along = held(critic()), held(critic(trains_along=True))
-    assert along["backward"]["activations"] > 0 and "activations" not in alone["backward"]
+    assert along["backward"]["critic_activations"] > 0 and "critic_activations" not in alone["backward"]
     assert along["rollout"] == alone["rollout"]
 
 
@@ -53,15 +58,54 @@ def test_beside_adapters_a_critic_is_trained_in_full() -> None:
     adapted = dataclasses.replace(composition().residents[0], adapter_rank=8)
     made = dataclasses.replace(composition(), residents=(adapted, critic()))
     trace = dataclasses.replace(TRACE, inventory=dataclasses.replace(TRACE.inventory, parameters=1010))
-    found = beside(trace, made, use_of(situation(trace=TRACE)))
-    assert found["rollout"]["optimizer"] == 8 * 1000
-    assert found["backward"]["gradients"] == 2 * 1000 and "gradients" not in found["rollout"]
+    found = beside(trace, made, stage_of(situation(trace=TRACE)).usage(), SMALL)
+    assert found["rollout"]["critic_optimizer"] == 8 * 1000
+    assert found["backward"]["critic_gradients"] == 2 * 1000 and "critic_gradients" not in found["rollout"]
 
 
 def test_another_model_is_as_large_as_its_own_shape() -> None:
     reward = Resident(role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False)
-    assert held(reward)["score"]["weights"] == pytest.approx(494_032_768 * 2)
+    assert held(reward)["score"]["reward_weights"] == pytest.approx(494_032_768 * 2)
 
 
 def test_a_traced_step_has_them_in_it() -> None:
-    assert beside(training(), composition(others=(critic(),)), use_of(situation())) == {}
+    assert beside(training(), composition(others=(critic(),)), stage_of(situation()).usage(), SMALL) == {}
+
+
+def beyond(found: Any) -> int:
+    return (
+        sum(size for part, size in found["backward"].items() if part.startswith("critic_")) - found["rollout"]["critic_weights"]
+    )
+
+
+def test_a_larger_critic_takes_its_own_turn_with_its_own_shape() -> None:
+    """What its turn takes beyond the policy's: a state that comes from the host, gradients and activations of its size."""
+    count, ratio = 7_615_616_512, 28 * 3584 / (24 * 896)
+    about: dict[str, Any] = {"model": "Qwen/Qwen2.5-7B", "state_bytes_per_weight": 0}
+    used = {use.phase: use.parts for use in stage_of(situation(trace=TRACE)).usage().phases}["backward"]
+    theirs = sum(used.get(part, 0) for part in ("gradients", "activations", "logits"))
+    own = round(used["activations"] * ratio) + 2 * count
+    waiting = held(critic(**about))
+    assert waiting["rollout"] == {"critic_weights": 2 * count}
+    assert beyond(waiting) == own - theirs
+    assert beyond(held(critic(**about, turn_bytes_per_weight=12))) == own - theirs + 12 * count
+    leaving = held(critic(**about, turn_bytes_per_weight=12), away_in_rollout=("gradients", "optimizer"))
+    assert beyond(leaving) == own - theirs + 12 * count - used["optimizer"]
+    spread = held(critic(**about, turn_bytes_per_weight=12, ranks=(0, 1), sharding="parameters"))
+    assert spread["backward"]["critic_optimizer"] == 6 * count
+
+
+def test_a_smaller_critics_turn_is_no_peak() -> None:
+    small = critic(model="Qwen/Qwen2.5-0.5B", state_bytes_per_weight=0)
+    big = dataclasses.replace(composition(others=(small,)))
+    config = find_model("Qwen2.5-72B").config
+    logits = dataclasses.replace(TRACE, sizes=tuple(size * 100 for size in TRACE.sizes))
+    found = beside(logits, big, stage_of(situation(trace=logits)).usage(), config)
+    assert set(found["backward"]) == set(found["rollout"]) == {"critic_weights"}
+
+
+def test_a_critic_that_leaves_brings_its_weights_in_its_turn_alone() -> None:
+    found = held(
+        critic(model="Qwen/Qwen2.5-7B", awake=(), turn_bytes_per_weight=8, dtype="float32"), away_in_rollout=("weights",)
+    )
+    assert "rollout" not in found and found["backward"]["critic_weights"] == 4 * 7_615_616_512

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from autotune.composition import EngineSettings, Resident
 from autotune.hardware import Hardware
 from autotune.predict.allocator import AllocatorSettings
-from autotune.predict.predictor import Calibration, Situation, predict, use_of
+from autotune.predict.predictor import Situation, predict, surroundings_of
+from autotune.predict.usage import Stage
 from autotune.prediction import Prediction
 from autotune.units import GIB, MIB
 from tests.predict.made import A100, CONFIG, composition, hardware, training
@@ -155,6 +157,14 @@ def test_while_weights_are_pushed_a_sleeping_engine_has_no_cache_yet() -> None:
     assert parts["sync"]["workspaces"] > parts["rollout"]["workspaces"]  # the merged matrix
 
 
+def test_an_engine_that_wakes_whole_has_its_cache_while_weights_are_pushed() -> None:
+    later, whole = with_engine(sleep=True), with_engine(sleep=True, wakes_whole=True)
+    parts = {phase.name: phase.parts for phase in whole.phases}
+    assert parts["sync"]["kv_cache"] == parts["rollout"]["kv_cache"] > 0
+    peaks = [{phase.name: phase.peak_bytes.value for phase in found.phases} for found in (later, whole)]
+    assert peaks[1]["sync"] == pytest.approx(peaks[0]["sync"] + parts["sync"]["kv_cache"], abs=2)
+
+
 def test_an_engine_that_finds_no_room_is_a_failure_in_its_own_words() -> None:
     found = with_engine(utilization=0.05)
     assert found.fits is False
@@ -239,8 +249,9 @@ def test_models_that_a_stand_in_step_does_not_run_over_are_counted() -> None:
     critic = Resident(role="critic", model="made", ranks=(0,), dtype="bfloat16", trains=True)
     plain = predicted(trace=training(basis="generic"))
     more = predicted(trace=training(basis="generic"), composition=composition(others=(reference, critic)))
-    assert more.breakdown["weights"] == plain.breakdown["weights"] + 200 * MIB
-    assert more.breakdown["optimizer"] == plain.breakdown["optimizer"] + 200 * MIB
+    assert more.breakdown["weights"] == plain.breakdown["weights"]
+    assert more.breakdown["reference_weights"] == more.breakdown["critic_weights"] == 100 * MIB
+    assert more.breakdown["critic_optimizer"] == 200 * MIB
     traced = predicted(composition=composition(others=(reference,)))
     assert traced.breakdown == predicted().breakdown  # a traced step has its reference in it
 
@@ -257,23 +268,17 @@ def test_an_unknown_gpu_is_wider_and_said() -> None:
     assert any("catalogue" in assumption for assumption in unknown.assumptions)
 
 
-def test_a_measured_neighbour_replaces_the_constants() -> None:
-    found = predicted(calibration=Calibration(outside_torch_bytes=700 * MIB))
-    assert found.breakdown["context"] == 700 * MIB
-    assert found.peak_memory_bytes.high - found.torch_peak_reserved_bytes.high == 700 * MIB
-
-
 # Two ways to the same figures.
 
 
 @pytest.mark.parametrize("engine", [None, dataclasses.replace(ENGINE, sleep=True)])
-def test_what_was_summarised_before_predicts_the_same(engine: EngineSettings | None) -> None:
-    whole = situation(composition=composition(engine=engine, generation="none" if engine is None else "engine", adapter_rank=16))
-    short = dataclasses.replace(
-        whole, usage=use_of(whole), trace=dataclasses.replace(whole.trace, events=(), marks=whole.trace.marks[:1])
-    )
-    assert predict(short).peak_memory_bytes == predict(whole).peak_memory_bytes
-    assert predict(short).breakdown == predict(whole).breakdown
+def test_a_step_of_other_sizes_predicts_as_the_step_that_has_them(engine: EngineSettings | None) -> None:
+    made = composition(engine=engine, generation="none" if engine is None else "engine", adapter_rank=16)
+    small, large = (situation(composition=made, trace=training(micro_batch=batch)) for batch in (1, 3))
+    stage = Stage(small.trace, surroundings_of(small)).at(np.array(large.trace.sizes), surroundings_of(large))
+    foreseen = predict(dataclasses.replace(small, stage=stage))
+    assert foreseen.peak_memory_bytes == predict(large).peak_memory_bytes != predict(small).peak_memory_bytes
+    assert foreseen.breakdown == predict(large).breakdown
 
 
 # On CPUs.

@@ -13,7 +13,7 @@ from autotune.catalogue.efficiency import efficiencies
 from autotune.composition import Composition, EngineSettings, Resident
 from autotune.predict import speed
 from autotune.predict.speed import decoding
-from autotune.predict.speed.ceilings import SOME_CPU, Ceilings, ceilings
+from autotune.predict.speed.ceilings import Ceilings, ceilings
 from autotune.predict.speed.decoding import Writing
 from autotune.prediction import Estimate, PhasePrediction, Prediction
 from autotune.trace import Inventory, Mark, Trace, Work
@@ -205,40 +205,23 @@ def test_exchanges_follow_what_is_spread() -> None:
     assert seconds(ranks=2, generation_batch=32, sharded_by="zero3")["backward"].high > seconds()["backward"].high
 
 
-# Calibration.
+def test_gathering_every_layer_for_every_token_waits_for_the_link() -> None:
+    spread = {"ranks": 4, "sharded_by": "zero3", "generation": "trainer", "engine": None}
+    alone = seconds(**{**spread, "sharded_by": "zero2"})["rollout"]
+    once = seconds(**spread)["rollout"]
+    each_time = seconds(**spread, gathers_each_token=True)["rollout"]
+    assert alone.value < once.value < 1.2 * alone.value
+    sent = composition(**spread).completion_length * 14e9 * 3 / 4
+    link = device("A100-80G").link_bytes_per_second
+    assert link is not None
+    assert each_time.low >= sent / link
+    assert each_time.value > 2 * once.value
 
 
-def test_one_probe_scales_each_phase_and_narrows_it() -> None:
-    predicted = seconds()
-    measured = {phase: 1.3 * estimate.value for phase, estimate in predicted.items()}
-    scale = speed.scales(predicted, measured)
-    found = speed.calibrated(predicted, scale)
-    for phase, estimate in found.items():
-        assert estimate.value == pytest.approx(measured[phase])
-        assert estimate.high / estimate.low < predicted[phase].high / predicted[phase].low
-
-
-def test_the_scale_transfers_along_knobs() -> None:
-    scale = speed.scales(seconds(), {phase: 2 * estimate.value for phase, estimate in seconds().items()})
-    neighbour = seconds(generation_batch=64)
-    assert speed.calibrated(neighbour, scale)["forward"].value == pytest.approx(2 * neighbour["forward"].value)
-
-
-def test_a_phase_that_was_not_measured_takes_the_others_scale() -> None:
-    predicted = seconds()
-    scale = speed.scales(predicted, {"forward": 3 * predicted["forward"].value})
-    assert scale["rollout"] == pytest.approx(3)
-
-
-def test_on_a_cpu_nothing_is_said_until_something_was_measured() -> None:
+def test_of_a_device_without_known_speed_nothing_is_said() -> None:
     bare = prediction()
     config = config_of("Qwen/Qwen2.5-7B")
     assert speed.predicted(bare, trace(), composition(), gpu=None, config=config) == bare
-    base = speed.cycle(trace(), composition(), device=SOME_CPU, config=config)
-    scale = speed.scales(base, dict.fromkeys(base, 10.0))
-    known = speed.predicted(bare, trace(), composition(), gpu=None, config=config, scale=scale)
-    assert known.tokens_per_second is not None
-    assert known.tokens_per_second.value == pytest.approx(16 * 1024 / (10 * len(base)))
 
 
 def test_phases_get_their_seconds() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from autotune.composition import Composition, EngineSettings
 from autotune.predict.allocator import AllocatorSettings
+from autotune.predict.around import Surroundings
 from autotune.predict.surroundings import surroundings
-from autotune.predict.usage import Surroundings
 from autotune.trace import Trace
 from autotune.units import MIB
 from tests.predict.made import A100, CONFIG, composition, training
@@ -55,9 +55,16 @@ def test_zero_3_gathers_all_to_merge_and_one_parameter_without() -> None:
     assert pushing == pytest.approx(100 * MIB * 2 / 10, abs=2)
 
 
+def test_an_adapter_alone_gathers_nothing_and_parts_gather_a_part() -> None:
+    merged = sharded("zero3", engine=ENGINE, generation="engine", adapter_rank=16)
+    assert around(dataclasses.replace(merged, pushes_adapter=True)).merge_bytes == 0
+    parts = around(dataclasses.replace(merged, pushes_in=5)).merge_bytes
+    assert parts == pytest.approx(10 * MATRIX + 100 * MIB * 3 / 4 / 5, abs=2)
+
+
 def test_zero_3_gathers_the_model_for_its_own_generation_unless_told_not_to() -> None:
     whole = around(sharded("zero3", generation="trainer")).generation
-    layers = around(sharded("zero3", generation="trainer"), ds3_gather_for_generation=False).generation
+    layers = around(dataclasses.replace(sharded("zero3", generation="trainer"), gathers_each_token=True)).generation
     assert whole is not None and layers is not None
     assert whole.gathered_bytes == 75 * MIB
     assert layers.gathered_bytes == 2 * 40 * MIB

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.predict.usage import Generation, PhaseUse, Surroundings, Usage, goes_through, usage
+from autotune.predict.around import Generation, Surroundings
+from autotune.predict.usage import PhaseUse, Usage, goes_through, usage
 from autotune.units import MIB
 from tests.predict.made import Book, training
 

@@ -6,7 +6,6 @@ its middle layers repeated. Whether that is so is checked, block by block, on tw
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,42 +50,47 @@ class Block:
     """One block's events."""
 
     key: Key
+    numbers: Integers
+    """The allocation that each event makes or gives back."""
+
     deltas: Integers
     """Bytes taken (or, negative, given back) by each event."""
 
     parts: Integers
     """What each event's allocation is, by its place in PARTS."""
 
-    @property
-    def tops(self) -> Integers:
-        """Events after which live memory is at a local maximum."""
-        rising = self.deltas > 0
-        falls_next = np.append(~rising[1:], True)
-        return np.flatnonzero(rising & falls_next)
 
-    def net(self) -> Integers:
-        """Bytes by part that are more when it ends than when it began."""
-        return _summed(self.deltas, self.parts)
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Where in a trace's settled events a block is."""
 
-    def peak(self) -> Integers:
-        """Bytes by part, above what was there when it began, at the highest moment; zeros where it only gives back."""
-        live = np.cumsum(self.deltas)
-        if not len(live) or live.max() <= 0:
-            return np.zeros(len(PARTS), dtype=np.int64)
-        top = int(live.argmax()) + 1
-        return _summed(self.deltas[:top], self.parts[:top])
+    key: Key
+    start: int
+    stop: int
+
+
+def spans_of(trace: Trace) -> tuple[list[int], list[Span]]:
+    """The trace's events in an order that chance does not decide, and every block in it; stretches without events are none."""
+    events = np.array(trace.events, dtype=np.int64)
+    spans = [Span(key=key, start=start, stop=stop) for key, start, stop in _spans(trace) if stop > start]
+    uses = [use[0] for use in trace.usage.uses if use[0] < len(events)] if trace.usage else []
+    settled: list[int] = events[_settled(events, [*(span.start for span in spans), *uses])].tolist()
+    return settled, spans
 
 
 def blocks_of(trace: Trace) -> tuple[Block, ...]:
-    """Every block in its order; stretches without events are none."""
-    sizes, events = np.array(trace.sizes, dtype=np.int64), np.array(trace.events, dtype=np.int64)
+    """Every block in its order."""
+    settled, spans = spans_of(trace)
+    sizes, events = np.array(trace.sizes, dtype=np.int64), np.array(settled, dtype=np.int64)
     names = np.array([PARTS.index(name) for name in trace.part_names], dtype=np.int64)
-    spans = [span for span in _spans(trace) if span[2] > span[1]]
-    events = events[_settled(events, [start for _, start, _ in spans])]
     numbers = np.abs(events) - 1
     deltas = np.sign(events) * sizes[numbers]
     parts = names[np.array(trace.parts, dtype=np.int64)][numbers]
-    return tuple(Block(key=key, deltas=deltas[start:stop], parts=parts[start:stop]) for key, start, stop in spans)
+    return tuple(
+        Block(key=one.key, numbers=numbers[span], deltas=deltas[span], parts=parts[span])
+        for one in spans
+        for span in (slice(one.start, one.stop),)
+    )
 
 
 def _settled(events: Integers, starts: Sequence[int]) -> Integers:
@@ -160,58 +164,3 @@ class Stretch:
 
 def _same_stay(one: Key, other: Key) -> bool:
     return (one.phase, one.step, one.run) == (other.phase, other.step, other.run)
-
-
-def growth(short: Sequence[Block], long: Sequence[Block], stretch: Stretch) -> dict[int, Block]:
-    """By its place in `short`: the long model's block, where it is another. `stretch` makes the one of the other.
-
-    NotUniform where the long model is not the short one with its middle layers repeated.
-    """
-    order = list(stretch.order([block.key for block in short]))
-    if len(order) != len(long):
-        raise NotUniform(f"{len(long)} stretches where {len(order)} were expected")
-    grown: dict[int, Block] = {}
-    for (place, repeated), found in zip(order, long, strict=True):
-        block = short[place]
-        if (block.key.phase, block.key.step, block.key.run) != (found.key.phase, found.key.step, found.key.run):
-            raise NotUniform(f"{found.key.phase} where {block.key.phase} was expected")
-        if np.array_equal(block.deltas, found.deltas):
-            continue
-        if repeated or found.key.layer is not None:
-            raise NotUniform(f"layer {found.key.layer} in phase {found.key.phase} is not like its neighbours")
-        grown[place] = found
-    return grown
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """A part of a block that grows with the model."""
-
-    start: int | None
-    """The first of the short block's events that it consists of; None where the long one has more."""
-
-    deltas: Integers
-    """Of events that there are more of, with each group of layers; or how much the short one's grow, each."""
-
-    parts: Integers
-
-
-def segments(short: Block, long: Block) -> tuple[Segment, ...] | None:
-    """The long block as the short one's events, with more of them put in between or some grown; None where it is neither."""
-    found: list[Segment] = []
-    before = [(int(delta), int(part)) for delta, part in zip(short.deltas, short.parts, strict=True)]
-    after = [(int(delta), int(part)) for delta, part in zip(long.deltas, long.parts, strict=True)]
-    for kind, i, j, k, m in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if kind == "insert":
-            found.append(Segment(start=None, deltas=long.deltas[k:m], parts=long.parts[k:m]))
-        elif kind == "delete" or j - i != m - k or not np.array_equal(short.deltas[i:j] > 0, long.deltas[k:m] > 0):
-            return None
-        else:
-            found.append(Segment(start=i, deltas=long.deltas[k:m] - short.deltas[i:j], parts=short.parts[i:j]))
-    return tuple(found)
-
-
-def _summed(deltas: Integers, parts: Integers) -> Integers:
-    total = np.zeros(len(PARTS), dtype=np.int64)
-    np.add.at(total, parts, deltas)
-    return total

@@ -18,6 +18,9 @@ POINT_SETTINGS = frozenset({
 """What moves inside a family. A group's size moves nothing but a few numbers per prompt."""
 
 
+ZERO = ("zero1", "zero2", "zero3")
+
+
 def family_key(request: Request) -> str:
     """Everything but the point, and the course that the number of micro-steps leads to."""
     settings = request["settings"]
@@ -26,6 +29,14 @@ def family_key(request: Request) -> str:
     fixed = {name: value for name, value in settings.items() if name not in POINT_SETTINGS}
     rest = {name: value for name, value in request.items() if name not in ("settings", "lengths")}
     return fingerprint({**rest, "settings": fixed, "course": course_of(point_of(request).micro_steps), "stale": stale})
+
+
+def followed(request: Request) -> Request:
+    """What the tracing side is asked: all of ZeRO's stages, and what they offload, are put into the same trace afterwards."""
+    sharding = request["sharding"]
+    if sharding["kind"] not in ZERO:
+        return request
+    return {**request, "sharding": {"kind": ZERO[-1], "ranks": sharding["ranks"]}}
 
 
 def point_of(request: Request) -> Point:

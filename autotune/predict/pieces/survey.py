@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.errors import BadInput
 from autotune.predict.pieces import Learnt, Pieces
-from autotune.predict.pieces.blocks import Stretch
+from autotune.predict.pieces.blocks import NotUniform, Stretch
 from autotune.predict.pieces.points import Point, Sample
 from autotune.predict.shapes import shape, text_config
 from autotune.trace import Trace
@@ -17,6 +17,9 @@ Follow = Callable[[Point, int | None], Trace]
 
 TOLERANCE = 0.002
 """Relative error at the check from which on more points are traced."""
+
+LARGEST_ERROR = 0.05
+"""Beyond it nothing follows from what was looked at: then each point is to be traced by itself."""
 
 ROUNDS = 3
 """How often points are added before the error is told instead."""
@@ -74,16 +77,19 @@ def survey(
     plan = stretch or Stretch(layers=0, first=0, period=1, copies=0)
     once = replace(plan, copies=1 if stretch else 0)
     first = looks(points, stretch, batches if lent else None)
-    *samples, check = (Sample(point=point, trace=follow(point, layers)) for point, layers in first)
+    once_each = {look: Sample(point=look[0], trace=follow(*look)) for look in dict.fromkeys(first)}
+    *samples, check = (once_each[look] for look in first)
     longer = samples.pop() if stretch else None
     more = [point for point in later_looks(points, lent=lent is not None) if point not in {one.point for one in samples}]
     while True:
-        learnt = Learnt(samples, plan, None if longer is None else longer.trace, lent)
+        learnt = Learnt(samples, None if longer is None else longer.trace, lent)
         error = learnt.error_at(replace(plan, copies=0) if lent else once, check)
         if error <= TOLERANCE or not more:
             break
         point = more.pop(0)
         samples.append(Sample(point=point, trace=follow(point, first[0][1])))
+    if error > LARGEST_ERROR:
+        raise NotUniform(f"at the check it is {error:.0%} off")
     return replace(learnt.pieces(plan, check if lent else None), residual=error)
 
 
@@ -91,8 +97,10 @@ def looks(points: Sequence[Point], stretch: Stretch | None, batches: Sequence[in
     """What is traced first: points of the short model; of the next longer one the first of them; and the far corner.
 
     The corner in the longer model too, except where sums are lent: that all layers grow with the batch alike was seen then.
+    Where there are no more points than a borrower looks at, it looks at those themselves.
     """
-    picks = picked(points) if batches is None else _few(points, batches)
+    few = batches is not None and len(set(points)) > len(FEW_LOOKS)
+    picks = _few(points, batches or ()) if few else picked(points)
     short = stretch.layers if stretch else None
     above = stretch.layers + stretch.period if stretch else None
     longer = [(picks[0], above)] if stretch else []

@@ -1,8 +1,7 @@
 """Speed: seconds of each phase of a generation cycle, and tokens per second, from counted work and a device's ceilings.
 
 Work on a GPU is bound by its arithmetic, its memory, or the host that launches it; exchanges between ranks hide behind the
-backward pass as far as they can. Before anything was measured the intervals are wide and say so; one measured probe scales each
-phase, and its scale holds for neighbours (`scales`, `calibrated`).
+backward pass as far as they can. The intervals are wide and say so: what a search measures corrects them (`autotune.study`).
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from autotune.composition import Composition
 from autotune.measurement import PHASES, Phase
 from autotune.predict import shapes
 from autotune.predict.speed import decoding
-from autotune.predict.speed.ceilings import SOME_CPU, Ceilings, ceilings, computing, crossing, each, longer, moving
+from autotune.predict.speed.ceilings import Ceilings, ceilings, computing, crossing, each, longer, moving
 from autotune.predict.speed.decoding import MICRO, MILLI, Writing
+from autotune.predict.speed.gathering import with_gathering
 from autotune.prediction import EngineFit, Estimate, Prediction
 from autotune.trace import Inventory, Trace, Work
 
@@ -50,27 +50,20 @@ def predicted(
     config: Mapping[str, object],
     iterations: int = 1,
     num_generations: int = 1,
-    scale: Mapping[Phase, float] | None = None,
 ) -> Prediction:
-    """The prediction with its phases' seconds and its tokens per second; as it was where no speed is known.
-
-    `scale` comes from a measured probe of a neighbour (`scales`). On a CPU, and on a GPU without known speed, nothing is
-    said without it.
-    """
+    """The prediction with its phases' seconds and its tokens per second; as it was on a CPU, and on a GPU without known speed."""
     device = None if gpu is None else ceilings(gpu)
-    if device is None and scale is None:
+    if device is None:
         return prediction
     seconds = cycle(
         trace,
         composition,
-        device=device or SOME_CPU,
+        device=device,
         config=config,
         engine=prediction.engine,
         iterations=iterations,
         num_generations=num_generations,
     )
-    if scale is not None:
-        seconds = calibrated(seconds, scale)
     phases = tuple(dataclasses.replace(phase, seconds=seconds.get(phase.name)) for phase in prediction.phases)
     return dataclasses.replace(prediction, phases=phases, tokens_per_second=tokens_per_second(seconds, composition))
 
@@ -94,7 +87,10 @@ def cycle(
     seconds = _with_exchanges(seconds, trace.inventory, composition, counts, device)
     if composition.generation != "none":
         writing = _writing(composition, config, engine, num_generations)
-        seconds["rollout"] = decoding.seconds(writing, device)
+        written, layers = decoding.seconds(writing, device), len(shapes.shape(config).layers)
+        rollout = with_gathering(written, trace.inventory, composition, writing, layers, device)
+        if rollout is not None:
+            seconds["rollout"] = rollout
     if composition.generation in ("engine", "server"):
         seconds["sync"] = _sync(trace.inventory, composition, config, device)
     return {phase: seconds[phase] for phase in PHASES if phase in seconds}
@@ -109,31 +105,14 @@ def phase_seconds(work: Work, device: Ceilings) -> Estimate:
 def tokens_per_second(seconds: Mapping[Phase, Estimate], composition: Composition) -> Estimate | None:
     """Completion tokens that enter the loss, over all ranks, for each second of a whole cycle; None where none are written."""
     tokens = composition.generation_batch * composition.completion_length
+    if "rollout" not in seconds:
+        return None
     total = Estimate.exactly(0)
     for spent in seconds.values():
         total = total + spent
     if not tokens or total.low <= 0:
         return None
     return Estimate(value=tokens / total.value, low=tokens / total.high, high=tokens / total.low)
-
-
-def scales(seconds: Mapping[Phase, Estimate], measured: Mapping[Phase, float]) -> Mapping[Phase, float]:
-    """What a measured probe makes of each phase: measured over predicted. A phase that was not measured gets the mean of all."""
-    both = [phase for phase in seconds if measured.get(phase, 0) > 0 and seconds[phase].value > 0]
-    whole = sum(measured[phase] for phase in both) / sum(seconds[phase].value for phase in both) if both else 1.0
-    return {phase: measured[phase] / seconds[phase].value if phase in both else whole for phase in seconds}
-
-
-def calibrated(seconds: Mapping[Phase, Estimate], scale: Mapping[Phase, float]) -> Mapping[Phase, Estimate]:
-    """Each phase at its scale, as uncertain as a scale is when it is carried to a neighbour."""
-    spread = efficiency("calibrated_spread")
-    found: dict[Phase, Estimate] = {}
-    for phase, estimate in seconds.items():
-        value = estimate.value * scale.get(phase, 1.0)
-        sure = phase in scale
-        low, high = (spread.low, spread.high) if sure else (estimate.low / estimate.value, estimate.high / estimate.value)
-        found[phase] = Estimate(value=value, low=value * low, high=value * high)
-    return found
 
 
 def counted(trace: Trace, composition: Composition, *, iterations: int = 1) -> Cycle:

@@ -30,10 +30,6 @@ class Ceilings:
     """Precisions that run without tensor cores."""
 
 
-SOME_CPU = Ceilings(flops={"float32": 50e9, "bfloat16": 50e9, "float16": 50e9}, bytes_per_second=10e9)
-"""Not any machine's figures: a CPU's seconds count only after a measurement has scaled them, and then these cancel out."""
-
-
 def ceilings(gpu: Gpu) -> Ceilings | None:
     """Of a catalogued GPU; None where the catalogue does not know its speed."""
     if gpu.bandwidth_gb_per_second is None or "float32" not in gpu.tflops:
