@@ -1,27 +1,41 @@
-"""Trainers: one per framework. What each must answer is in `base`."""
+"""Trainers: one per framework and method. What each must answer is in `base`; how to add one, in docs/adding-a-framework.md.
+
+A file of this folder says what it has in TRAINERS; another package does it with an entry point of the group `autotune.frameworks`
+whose value is such a list.
+"""
 
 from __future__ import annotations
 
-from autotune.errors import UnknownName
-from autotune.trainers.base import Trainer
-from autotune.trainers.open_reasoner_zero import OpenReasonerZero
-from autotune.trainers.openrlhf import OpenRlhf
-from autotune.trainers.trl import TrlGrpo
-from autotune.trainers.trl_other import TrlForesight
-from autotune.trainers.verl import Verl
+from functools import cache
+from importlib.metadata import entry_points
 
-_TRAINERS: dict[tuple[str, str], Trainer] = {
-    ("trl", "grpo"): TrlGrpo(),
-    **{("trl", method): TrlForesight(method) for method in ("rloo", "sft", "dpo")},
-    **{(kind.name, method): kind(method) for kind in (Verl, OpenRlhf, OpenReasonerZero) for method in ("grpo", "ppo")},
-}
+from autotune.errors import TrainingEnvironmentError, UnknownName
+from autotune.trainers import command, open_reasoner_zero, openrlhf, swift, trl, trl_other, unsloth, verl
+from autotune.trainers.base import Trainer
+
+GROUP = "autotune.frameworks"
+_FILES = (trl, trl_other, swift, verl, openrlhf, open_reasoner_zero, unsloth, command)
+
+
+@cache
+def known() -> dict[tuple[str, str], Trainer]:
+    """Every trainer, by framework and method."""
+    ours = [one for file in _FILES for one in file.TRAINERS]
+    others = [one for entry in entry_points(group=GROUP) for one in entry.load()]
+    return {(one.name, one.method): one for one in (*ours, *others)}
+
+
+def _withheld() -> dict[tuple[str, str], str]:
+    return {asked: why for file in _FILES for asked, why in getattr(file, "WITHHELD", {}).items()}
 
 
 def trainer(name: str, method: str = "grpo") -> Trainer:
     """The trainer that `--framework` and `--method` name."""
-    frameworks = {framework for framework, _ in _TRAINERS}
+    frameworks = {framework for framework, _ in known()}
     if name not in frameworks:
         raise UnknownName("framework", name, frameworks)
-    if (name, method) not in _TRAINERS:
-        raise UnknownName("method", method, [known for framework, known in _TRAINERS if framework == name])
-    return _TRAINERS[name, method]
+    if (name, method) in _withheld():
+        raise TrainingEnvironmentError(_withheld()[name, method])
+    if (name, method) not in known():
+        raise UnknownName("method", method, [each for framework, each in known() if framework == name])
+    return known()[name, method]

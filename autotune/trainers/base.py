@@ -69,6 +69,37 @@ class PromptLengths:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AtLength:
+    """What goes when rows may be no longer than a percentile of them is."""
+
+    share: int
+    """Per cent of the rows that are within it."""
+
+    length: int
+    longer: int
+    """Rows that are not."""
+
+    cut: int
+    """Tokens that go where those are truncated."""
+
+    left_out: int
+    """Tokens that go where those are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLengths:
+    """A dataset's rows in tokens, whole, as they are trained on."""
+
+    rows: int
+    looked_at: int
+    """Fewer than all of a large dataset; what follows is about these."""
+
+    tokens: int
+    percentiles: tuple[AtLength, ...]
+    """From the shortest to the longest row."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A workload on hardware: what every judgement of a trainer is about."""
 
@@ -100,6 +131,13 @@ class Trainer(Protocol):
     measures: bool
     """Whether probes can run it; what can't be run can still be predicted."""
 
+    canonical: Mapping[str, str]
+    """What autotune's own flags hold (`max_prompt_length`, `max_completion_length`, `num_generations`, `lora_r`), in the
+    framework's words. A flag that is not among them says nothing to it, and is refused."""
+
+    said_by: Mapping[str, tuple[str, ...]]
+    """Knob -> other settings that say the same: where all of them are given, the knob is not searched."""
+
     def fields(self) -> Mapping[str, Field]:
         """Every setting that the framework knows for this method, with its default."""
         ...
@@ -118,6 +156,11 @@ class Trainer(Protocol):
 
     def prompt_lengths(self, job: Job, limit: int | None = None) -> PromptLengths | None:
         """How long the dataset's prompts are, and how many are within `limit`; None where there is none that can be read."""
+        ...
+
+    def row_lengths(self, job: Job) -> RowLengths | None:
+        """How long the dataset's rows are, where rows are what is trained on; None without a dataset. BadInput where it can't be
+        read."""
         ...
 
     def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:

@@ -1,40 +1,42 @@
 """Frameworks whose step cannot be followed: a plain Hugging Face step stands in for it, with their own models around it.
 
 Each framework's file says what its settings mean in the common words of `Step`; here they become a specification, a
-Composition and an answer to what is legal. Nothing of the framework is run or imported: it is predicted, and not measured.
+Composition and an answer to what is legal. Nothing of the framework is imported. Where its GPUs are, its own command line is
+started for a few steps, on made-up rows unless there is data, and measured from outside.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import shlex
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 from autotune.candidate import Candidate, Knobs, KnobValue, fingerprint
 from autotune.composition import Composition
-from autotune.errors import CannotPredict, IllegalConfiguration
+from autotune.errors import CannotPredict
+from autotune.measurement import Phase
 from autotune.space import SearchSpace
 from autotune.trainers.base import Job, ProbePlan
 from autotune.trainers.generic_step import Step, compose, trace_request
 from autotune.trainers.generic_table import Table
+from autotune.trainers.launching import Figures, Launch, Launched, ToldSettings
 from autotune.trainers.trl_fields import Field
 
 TUNING = frozenset({"use_peft", "load_in_4bit"})
 """What --tuning holds, in TRL's words; here the workload says it."""
 
 DEFAULT_LORA_RANK = 16
+TEMPLATE_TOKENS = 64
+"""What a chat template may add to a prompt."""
 
 
-class StandIn(ABC):
+class StandIn(Launched):
     """A framework and method, as `autotune.trainers.base.Trainer` describes it."""
 
-    name: str
     file: str
     """The table of its settings, beside this file."""
-
-    canonical: ClassVar[Mapping[str, str]]
-    """What autotune's own flags hold (`max_prompt_length`, `num_generations` and the like), in the framework's words."""
 
     core: tuple[str, ...]
     """The settings that a candidate always states."""
@@ -42,16 +44,25 @@ class StandIn(ABC):
     adjusts: tuple[str, ...] = ()
     """Knobs that take their first legal choice where the framework's own default does not suit the hardware."""
 
-    said_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Knob -> other settings that say the same: where all of them are given, the knob is left out."""
-
     launcher: str
     """How a run is started, settings following."""
 
-    adapter = "generic_trace"
+    model_settings: tuple[str, ...]
+    """Where its command line takes the model's folder or name."""
+
+    not_told: frozenset[str] = frozenset()
+    """Settings of autotune's own that its command line does not take."""
+
+    phases: tuple[tuple[str, Phase | None], ...] = ()
+    """What it prints where a phase begins."""
+
+    environment: ClassVar[Mapping[str, str]] = {}
+    """Of a probe."""
+
+    told_settings: ToldSettings | None = None
+    """Where a probe says what it took its settings to be."""
+
     trace_adapter = "generic_trace"
-    needs: tuple[str, ...] = ("transformers", "peft")
-    measures = False
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -73,6 +84,23 @@ class StandIn(ABC):
     @abstractmethod
     def not_followed(self, settings: Mapping[str, KnobValue]) -> Iterator[str]:
         """Settings that change the step's memory in a way that nothing here follows."""
+
+    @abstractmethod
+    def bounded(self, settings: Mapping[str, KnobValue], steps: int) -> dict[str, KnobValue]:
+        """Settings that end a run after so many steps, save nothing and evaluate nothing."""
+
+    @abstractmethod
+    def material(self, settings: Mapping[str, KnobValue], job: Job) -> tuple[dict[str, KnobValue], dict[str, str]]:
+        """Settings that name the data and the reward of a probe, and the files that these are. The user's own data where there
+        is any."""
+
+    @abstractmethod
+    def figures(self, settings: Mapping[str, KnobValue]) -> Figures:
+        """Where it tells how fast it is: completion tokens, and the seconds of whole steps."""
+
+    @abstractmethod
+    def data(self, dataset: str) -> dict[str, KnobValue]:
+        """Settings that name the user's own data."""
 
     @abstractmethod
     def with_one_row(self, settings: Mapping[str, KnobValue]) -> dict[str, KnobValue] | None:
@@ -147,39 +175,48 @@ class StandIn(ABC):
     def compose(self, candidate: Candidate, job: Job) -> Composition:
         return compose(self.step(candidate.settings, job), job)
 
-    def prompt_lengths(self, job: Job, limit: int | None = None) -> None:
-        """Not read: nothing is measured here, so nothing gives way to it."""
-        return None  # noqa: RET501 - an answer, and not an abstract method without a body
+    def launch(self, candidate: Candidate, job: Job, plan: ProbePlan | None = None) -> Launch:
+        """The final run's command line; with a plan, one that ends after a few steps and leaves nothing behind."""
+        settings: dict[str, KnobValue] = dict(candidate.settings)
+        files: dict[str, str] = {}
+        if plan is not None:
+            steps = max(plan.optimizer_steps, plan.warmup_cycles + plan.timed_cycles)
+            named, files = self.material(settings, job)
+            settings |= {**self.bounded(settings, steps), **named}
+        elif job.workload.dataset is not None:
+            settings |= {**self.data(job.workload.dataset)}
+        _, *words = shlex.split(self.launcher)
+        rendered = [word for line in self.told(settings, job) for word in shlex.split(line)]
+        environment = self.environment if plan else {}
+        return Launch(
+            argv=(str(job.workload.python), *words, *rendered), figures=self.figures(settings), environment=environment,
+            files=files, phases=self.phases, effective=self.told_settings if plan else None,
+        )  # fmt: skip
 
-    def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
-        self._refuse()
-
-    def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
-        self._refuse()
+    def told(self, settings: Mapping[str, KnobValue], job: Job) -> list[str]:
+        """Every setting as its command line takes it, the model among them."""
+        model = str(job.workload.model.folder or job.workload.model.name)
+        named = {**dict.fromkeys(self.model_settings, model), **settings}
+        lines = [self.spelt(name, value) for name, value in named.items() if value is not None and name not in self.not_told]
+        return [line for line in lines if line]
 
     def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
-        """The command line. It was only predicted, and says so."""
+        """The command line, a setting a line. Where it was only predicted it says so."""
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [self.launcher, *(self.spelt(name, value) for name, value in candidate.settings.items() if value is not None)]
+        data = self.data(job.workload.dataset) if job.workload.dataset is not None else {}
+        lines = [self.launcher, *self.told({**candidate.settings, **data}, job)]
         what = f"{self.method.upper()} with {self.name} for {job.workload.model.name} on {job.hardware}"
-        head = f"# {what}: predicted, not measured.\n"
-        body = (
-            f"# Written for {self.name} {self.table.version}. Add your data and your reward.\n"
-            + " \\\n  ".join(lines)
-            + ' "$@"\n'
-        )
+        how = "measured" if job.hardware.here else "predicted, not measured"
+        missing = "your reward" if data else "your data and your reward"
+        head = f"# {what}: {how}.\n# Written for {self.name} {self.table.version}. Add {missing}.\n"
         path = folder / "recommended.sh"
-        path.write_text("#!/bin/sh\n" + head + body, encoding="utf-8")
+        path.write_text("#!/bin/sh\n" + head + " \\\n  ".join(lines) + ' "$@"\n', encoding="utf-8")
+        path.chmod(0o755)
         return [path]
 
     def spelt(self, name: str, value: KnobValue) -> str:
         """One setting as its command line takes it."""
-        return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
-
-    def _refuse(self) -> NoReturn:
-        raise IllegalConfiguration(
-            f"{self.name} can be predicted, but not run by probes yet.", way_out="Ask `autotune predict`, or add --mode predict."
-        )
+        return f"{name}={str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))}"
 
     def lora_rank(self, settings: Mapping[str, KnobValue], job: Job, name: str) -> int:
         """The adapter's rank: as set, or what --tuning takes for granted."""
@@ -189,7 +226,14 @@ class StandIn(ABC):
         return 0 if job.workload.tuning == "full" else DEFAULT_LORA_RANK
 
 
+def made_up_prompts(count: int, longest: int) -> list[str]:
+    """Prompts that differ and are not too long: a digit with its blank is one token or two, and the template adds its own."""
+    words = max(1, (longest - TEMPLATE_TOKENS) // 2)
+    return [" ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words)) for number in range(count)]
+
+
 def _load(settings: Mapping[str, KnobValue], job: Job) -> dict[str, KnobValue]:
-    """Nothing is loaded: all of it tells candidates apart."""
+    """Nothing is loaded before the command starts: all of it tells candidates apart, and one rank starts it."""
     model = job.workload.model
-    return {"model": model.name, "model_config": fingerprint(model.config), "settings": fingerprint(settings)}
+    told = {"model": model.name, "model_config": model.fingerprint, "settings": fingerprint(settings)}
+    return {**told, "ranks": 1, "device": job.hardware.kind}

@@ -19,6 +19,10 @@ SPREAD_BY: Mapping[str, Sharding] = {
 }
 
 
+FOLLOWED_MICRO_STEPS = 2
+"""Of an optimizer step: the first makes the gradients, and every later one is as the second."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Other:
     """A model beside the policy, on the policy's devices."""
@@ -36,6 +40,9 @@ class Other:
     """The phases in which it is on the device; None is always, () never for long."""
 
     state_bytes_per_weight: int = 8
+    turn_bytes_per_weight: int = 0
+    """Of that, what is on the device in its own turn alone."""
+
     trains_along: bool = False
     """At the same time as the policy, with activations of its own."""
 
@@ -92,6 +99,15 @@ class Step:
     engine_dtype: str = "bfloat16"
     processes: int = 1
     away_in_rollout: tuple[str, ...] = ()
+    spared: tuple[str, ...] = ()
+    """Parts of this step that the framework's own kernels may keep next to nothing of."""
+
+    pushes_adapter: bool = False
+    """To the engine, alone: else whole weights, with what was learned merged into them."""
+
+    pushes_in: int = 1
+    """Parts, one after the other, in which they go over."""
+
     notes: tuple[str, ...] = ()
 
 
@@ -99,7 +115,6 @@ def trace_request(step: Step, job: Job) -> Mapping[str, object]:
     """A packed micro-batch as so many rows of at least the longest length: as many tokens, and attention within rows alone."""
     model, longest = job.workload.model, step.prompt + step.completion
     rows, length = _cut(step.tokens, longest)
-    score_rows, score_length = _cut(step.score_tokens, longest)
     sharding: dict[str, object] = {"kind": step.sharding, "ranks": step.shard_ranks or step.ranks}
     return {
         "method": "generic",
@@ -111,13 +126,13 @@ def trace_request(step: Step, job: Job) -> Mapping[str, object]:
             "attn_implementation": step.attention,
             "load_in_4bit": step.quantised,
             "load_in_8bit": False,
-            "gptq_bits": None,
+            "gptq_bits": gptq_bits(model.config),
             "layers": None,
         },
         "adapter": None if step.adapter is None else dict(step.adapter),
         "settings": {
             "per_device_train_batch_size": rows,
-            "gradient_accumulation_steps": step.accumulation,
+            "gradient_accumulation_steps": min(step.accumulation, FOLLOWED_MICRO_STEPS),
             "gradient_checkpointing": step.checkpointing,
             "gradient_checkpointing_kwargs": {"use_reentrant": step.reentrant},
             "optim": step.optimizer,
@@ -127,7 +142,7 @@ def trace_request(step: Step, job: Job) -> Mapping[str, object]:
             "autocast_adapter_dtype": False,
             "loss": step.loss,
             "loss_options": dict(step.loss_options),
-            "score": {"rows": score_rows, "length": score_length, "loss_options": dict(step.score_options)},
+            "score": {**_score_size(step, longest), "loss_options": dict(step.score_options)},
         },
         "device": job.hardware.kind,
         "lengths": {"prompt": min(step.prompt, length - 1), "completion": length - min(step.prompt, length - 1), "padded": False},
@@ -136,6 +151,23 @@ def trace_request(step: Step, job: Job) -> Mapping[str, object]:
         "steps": 2,
         "trust_remote_code": job.workload.trust_remote_code,
     }
+
+
+def gptq_bits(config: Mapping[str, object]) -> int | None:
+    """Where the weights on the hub are quantised already."""
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, Mapping) or quantised.get("quant_method") != "gptq":
+        return None
+    bits = quantised.get("bits")
+    return bits if isinstance(bits, int) else None
+
+
+def _score_size(step: Step, longest: int) -> dict[str, int]:
+    """Without what is the step's own: candidates that differ in their size alone then ask for one thing at several sizes."""
+    (rows, length), own = _cut(step.score_tokens, longest), _cut(step.tokens, longest)
+    if (rows, length) == own:
+        return {}
+    return {"rows": rows} if length == own[1] else {"rows": rows, "length": length}
 
 
 def _cut(tokens: int, longest: int) -> tuple[int, int]:
@@ -161,6 +193,9 @@ def compose(step: Step, job: Job) -> Composition:
         sharded_by=step.sharding,
         processes=step.processes,
         away_in_rollout=step.away_in_rollout,
+        spared=step.spared,
+        pushes_adapter=step.pushes_adapter,
+        pushes_in=step.pushes_in,
         notes=step.notes,
     )
 
@@ -171,7 +206,8 @@ def _residents(step: Step, job: Job) -> Iterator[Resident]:
     rank = None if step.adapter is None else step.adapter.get("lora_r")
     yield Resident(
         role="policy", model=model, ranks=ranks, dtype=step.held_dtype, trains=True, sharding=spread,
-        adapter_rank=rank if isinstance(rank, int) else None, quantised_bits=4 if step.quantised else None,
+        adapter_rank=rank if isinstance(rank, int) else None,
+        quantised_bits=4 if step.quantised else gptq_bits(job.workload.model.config),
     )  # fmt: skip
     for other in step.others:
         yield _other(other, ranks, spread)
@@ -188,5 +224,5 @@ def _other(other: Other, ranks: tuple[int, ...], spread: Sharding) -> Resident:
     return Resident(
         role=other.role, model=other.model, ranks=ranks, dtype=other.dtype, trains=other.trains,  # type: ignore[arg-type]
         sharding="none" if other.whole else spread, awake=other.awake, state_bytes_per_weight=other.state_bytes_per_weight,
-        trains_along=other.trains_along,
+        turn_bytes_per_weight=other.turn_bytes_per_weight, trains_along=other.trains_along,
     )  # fmt: skip

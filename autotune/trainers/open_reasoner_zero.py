@@ -10,17 +10,26 @@ Read from its repository at 3fdd9a07b4 (`orz/ppo/{trainer,actors,models,utils}.p
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from autotune.candidate import KnobValue
 from autotune.composition import EngineSettings
 from autotune.trainers.base import Job
-from autotune.trainers.generic import StandIn
+from autotune.trainers.generic import StandIn, made_up_prompts
 from autotune.trainers.generic_step import Other, Step
+from autotune.trainers.launching import OUT, Figures, ToldSettings
 
 ENGINE_TOKENS = 2048
 """vLLM's `max_num_batched_tokens` without chunked prefill is the longest sequence where that is more than this."""
+
+INSTRUCTIONS = 192
+"""Tokens of the words that its experiments put around a prompt, and more."""
+
+MASTER_AND_MOMENTS = 12
+"""DeepSpeed's float32 copy and Adam's two moments, in bytes per weight."""
 
 Settings = Mapping[str, KnobValue]
 
@@ -29,7 +38,16 @@ class OpenReasonerZero(StandIn):
     name = "open-reasoner-zero"
     file = "open_reasoner_zero_fields.json"
     launcher = "python -m playground.orz_7b_ppo"
-    canonical: ClassVar[Mapping[str, str]] = {
+    model_settings = ("pretrain",)
+    needs = ("orz",)
+    requires: ClassVar[Mapping[str, str]] = {"orz": "git+https://github.com/Open-Reasoner-Zero/Open-Reasoner-Zero"}
+    told_settings = ToldSettings(kind="table")  # of the experiment, with what was typed
+    phases = (  # it prints where a phase has ended
+        (r"Generate sequences via vllm engines, time cost", "score"),
+        (r"Inference and calculate values, log probs, rewards, kl divergence, time cost", None),
+        (r"Broadcast actor weights to vllm engines, time cost", "rollout"),
+    )
+    canonical: Mapping[str, str] = {
         "max_prompt_length": "prompt_max_len",
         "max_completion_length": "generate_max_len",
         "num_generations": "n_samples_per_prompt",
@@ -42,7 +60,27 @@ class OpenReasonerZero(StandIn):
     )  # fmt: skip
 
     def spelt(self, name: str, value: KnobValue) -> str:
-        return f"exp.{name}={value}"
+        return f"exp.{name}={shlex.quote(str(value))}"
+
+    def bounded(self, settings: Settings, steps: int) -> dict[str, KnobValue]:
+        """It has no number of steps, and is ended once enough was seen; it saves whenever the interval divides the step."""
+        elsewhere = {name: f"{OUT}/{name}" for name in ("save_path", "ckpt_path", "tensorboard_log_dir")}
+        return {"num_episodes": steps, "enable_eval": False, "save_interval": 10**9, **elsewhere}
+
+    def data(self, dataset: str) -> dict[str, KnobValue]:
+        return {"prompt_data": f"[{dataset}]"}
+
+    def material(self, settings: Settings, job: Job) -> tuple[dict[str, KnobValue], dict[str, str]]:
+        """Its reward belongs to the experiment: it compares answers."""
+        count = self.table.count
+        prompts = made_up_prompts(count(settings, "rollout_batch_size"), count(settings, "prompt_max_len") - INSTRUCTIONS)
+        rows = [[{"value": prompt}, {"ground_truth": {"value": "0"}}] for prompt in prompts]
+        return self.data(job.workload.dataset or f"{OUT}/rows.json"), {"rows.json": json.dumps(rows)}
+
+    def figures(self, settings: Settings) -> Figures:
+        """It prints the mean length of every batch of completions, and no seconds: those are from one to the next."""
+        rows = self.table.count(settings, "rollout_batch_size") * self.table.count(settings, "n_samples_per_prompt")
+        return Figures(kind="pattern", line=r"avg_response_length: (?P<tokens>[\d.]+)", times=rows)
 
     def derived(self, settings: Settings, job: Job) -> dict[str, KnobValue]:
         gpus = job.hardware.count
@@ -51,6 +89,8 @@ class OpenReasonerZero(StandIn):
         if self.method == "ppo":
             found["critic_num_nodes"] = gpus
         found["use_grpo"] = self.method == "grpo"
+        # Its own default is the experiment's 7B, whatever `pretrain` says, and a critic is loaded wherever one is named.
+        found["critic_pretrain"] = _told_as(job) if self.method == "ppo" else ""
         lengths = sum(self.table.count(settings, name) for name in ("prompt_max_len", "generate_max_len"))
         if {"prompt_max_len", "generate_max_len"} & set(settings):
             found["packing_max_len"] = max(lengths, self.table.count(settings, "packing_max_len"))
@@ -98,10 +138,15 @@ class OpenReasonerZero(StandIn):
             yield Other(role="reference", model=model, whole=stage < 3, awake=away)
         if not together:
             return
-        if self.method == "ppo":
-            critic = settings.get("critic_pretrain")
-            model_of_critic = critic if isinstance(critic, str) and critic else model
-            yield Other(role="critic", model=model_of_critic, trains=True, state_bytes_per_weight=0)
+        critic = table.text(settings, "critic_pretrain")
+        if critic:
+            yield Other(
+                role="critic",
+                model=model if critic == _told_as(job) else critic,
+                trains=True,
+                state_bytes_per_weight=0,
+                turn_bytes_per_weight=0 if table.truth(settings, "adam_offload") else MASTER_AND_MOMENTS,
+            )
         reward = table.text(settings, "reward_pretrain").split(",")[0]
         if reward:
             yield Other(role="reward", model=reward, whole=stage < 3, awake=away)
@@ -115,6 +160,7 @@ class OpenReasonerZero(StandIn):
             tensor_parallel=self.table.count(settings, "vllm_tensor_parallel_size") or 1,
             sleep=True,
             eager=True,
+            wakes_whole=True,  # `load_gpu` in vllm_worker_wrap.py makes its cache anew before weights are broadcast
             max_num_batched_tokens=self.table.count(settings, "max_num_batched_tokens")
             if chunks
             else max(ENGINE_TOKENS, longest),
@@ -130,7 +176,7 @@ class OpenReasonerZero(StandIn):
         yield "vLLM without captured graphs, as under colocate_all; its weights and cache are given back while models train"
         if not self.table.truth(settings, "colocate_all"):
             yield "the GPUs are the policy's: what runs on others (vLLM, critic, rewards) is not looked at"
-        elif self.method == "ppo":
+        elif self.table.text(settings, "critic_pretrain"):
             yield "policy and critic take turns: the one that is not trained keeps its bfloat16 weights there and nothing else"
 
     def not_followed(self, settings: Settings) -> Iterator[str]:
@@ -166,3 +212,11 @@ class OpenReasonerZero(StandIn):
             for name in ("actor_num_nodes", "ref_num_nodes", "vllm_num_engines"):
                 if count(settings, name) != gpus:
                     yield f"colocate_all puts one of each on every GPU: {name}={count(settings, name)} must be {gpus}."
+
+
+def _told_as(job: Job) -> str:
+    """The model, as the command line has it."""
+    return str(job.workload.model.folder or job.workload.model.name)
+
+
+TRAINERS = (OpenReasonerZero("grpo"), OpenReasonerZero("ppo"))

@@ -10,14 +10,17 @@ Read from openrlhf 0.11.2 (`cli/train_ppo_ray.py`, `models/actor.py`, `utils/dee
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from autotune.candidate import KnobValue
 from autotune.composition import EngineSettings
 from autotune.trainers.base import Job
-from autotune.trainers.generic import StandIn
+from autotune.trainers.generic import StandIn, made_up_prompts
 from autotune.trainers.generic_step import Other, Step
+from autotune.trainers.launching import OUT, Figures, ToldSettings
 
 ESTIMATORS = {"grpo": "group_norm", "ppo": "gae"}
 GROUPED = frozenset({"rloo", "reinforce_baseline", "group_norm", "dr_grpo"})
@@ -29,6 +32,14 @@ ENGINE_TOKENS, ENGINE_SEQUENCES = 2048, 128
 MASTER_AND_MOMENTS = 12
 """DeepSpeed's float32 copy and Adam's two moments, in bytes per weight."""
 
+REWARD = """# For a probe: what a completion is worth does not matter, but that it differs.
+import torch
+
+
+def reward_func(queries, prompts, labels, **rest):
+    rewards = torch.tensor([float(len(query) % 2) for query in queries])
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
+"""
 Settings = Mapping[str, KnobValue]
 
 
@@ -36,13 +47,18 @@ class OpenRlhf(StandIn):
     name = "openrlhf"
     file = "openrlhf_fields.json"
     launcher = "python3 -m openrlhf.cli.train_ppo_ray"
-    canonical: ClassVar[Mapping[str, str]] = {
+    model_settings = ("actor.model_name_or_path",)
+    needs = ("openrlhf",)
+    requires: ClassVar[Mapping[str, str]] = {"openrlhf": "openrlhf>=0.11,<0.12"}
+    told_settings = ToldSettings(kind="namespace")  # printed after its own checks, which set some anew
+    not_told = frozenset({"max_prompt_length"})
+    canonical: Mapping[str, str] = {
         "max_prompt_length": "max_prompt_length",
         "max_completion_length": "rollout.max_new_tokens",
         "num_generations": "rollout.n_samples_per_prompt",
         "lora_r": "ds.lora.rank",
     }
-    said_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"data.max_len": ("max_prompt_length", "rollout.max_new_tokens")}
+    said_by: Mapping[str, tuple[str, ...]] = {"data.max_len": ("max_prompt_length", "rollout.max_new_tokens")}
     core = (
         "train.batch_size", "train.micro_batch_size", "train.dynamic_batch_enable", "train.colocate_all", "rollout.batch_size",
         "rollout.micro_batch_size", "rollout.n_samples_per_prompt", "data.max_len", "ds.zero_stage", "ds.adam_offload",
@@ -52,7 +68,30 @@ class OpenRlhf(StandIn):
 
     def spelt(self, name: str, value: KnobValue) -> str:
         """argparse: switches are named or left out."""
-        return f"--{name}" if value is True else "" if value is False else f"--{name} {value}"
+        return f"--{name}" if value is True else "" if value is False else f"--{name} {shlex.quote(str(value))}"
+
+    def bounded(self, settings: Settings, steps: int) -> dict[str, KnobValue]:
+        """It knows no number of steps: one rollout's prompts are all there are, and are gone through so often."""
+        return {
+            "data.max_samples": self.table.count(settings, "rollout.batch_size"), "train.num_episodes": steps,
+            "ckpt.output_dir": f"{OUT}/output", "ckpt.path": f"{OUT}/checkpoints",
+        }  # fmt: skip
+
+    def data(self, dataset: str) -> dict[str, KnobValue]:
+        return {"data.prompt_dataset": dataset}
+
+    def material(self, settings: Settings, job: Job) -> tuple[dict[str, KnobValue], dict[str, str]]:
+        prompts = made_up_prompts(self.table.count(settings, "rollout.batch_size"), self._lengths(settings)[0])
+        rows = [json.dumps({"input": prompt}) for prompt in prompts]
+        files = {"reward.py": REWARD, "rows.jsonl": "\n".join(rows) + "\n"}
+        named = self.data(job.workload.dataset or f"{OUT}/rows.jsonl")
+        return {**named, "reward.remote_url": f"{OUT}/reward.py"}, files
+
+    def figures(self, settings: Settings) -> Figures:
+        return Figures(
+            kind="python", line=r"Global step \d+: (?P<record>\{.*\})", keys={"seconds": ("timing/step_total",)},
+            products={"tokens": ("rollout/response_length_mean", "rollout/num_samples")},
+        )  # fmt: skip
 
     def derived(self, settings: Settings, job: Job) -> dict[str, KnobValue]:
         table, gpus = self.table, job.hardware.count
@@ -167,6 +206,7 @@ class OpenRlhf(StandIn):
                 model=table.text(settings, "critic.model_name_or_path") or reward or model,
                 trains=True,
                 state_bytes_per_weight=0 if offloads or sleeps else MASTER_AND_MOMENTS,
+                turn_bytes_per_weight=MASTER_AND_MOMENTS if sleeps and not offloads else 0,
                 trains_along=not sleeps,
             )
 
@@ -254,6 +294,9 @@ class OpenRlhf(StandIn):
             trains_on = self._trains_on(settings, job)
             yield f"the policy trains on {trains_on} GPUs, and there are {gpus}: set actor.num_gpus_per_node."
         longest = count(settings, "data.max_len")
+        prompt, completion = settings.get("max_prompt_length"), settings.get("rollout.max_new_tokens")
+        if isinstance(prompt, int) and isinstance(completion, int) and prompt + completion > longest:
+            yield f"data.max_len={longest} is less than prompts of {prompt} and rollout.max_new_tokens={completion}."
         if count(settings, "rollout.max_new_tokens") >= longest:
             completion = count(settings, "rollout.max_new_tokens")
             yield f"data.max_len={longest} leaves no room for a prompt beside rollout.max_new_tokens={completion}."
@@ -285,3 +328,6 @@ class OpenRlhf(StandIn):
         whole, per_pass = count(settings, "train.batch_size"), count(settings, "train.micro_batch_size") * effective
         if whole % per_pass:
             yield f"train.batch_size={whole} is not divisible by train.micro_batch_size x {effective} GPUs = {per_pass}."
+
+
+TRAINERS = (OpenRlhf("grpo"), OpenRlhf("ppo"))

@@ -10,7 +10,7 @@ from autotune.candidate import Candidate, Knobs, KnobValue
 from autotune.composition import Composition
 from autotune.space import SearchSpace
 from autotune.trainers import trl_files, trl_legality
-from autotune.trainers.base import Job, ProbePlan, PromptLengths, Trainer
+from autotune.trainers.base import Job, ProbePlan, PromptLengths, RowLengths, Trainer
 from autotune.trainers.trl_compose import compose
 from autotune.trainers.trl_evaluation import evaluation_request
 from autotune.trainers.trl_fields import Field, fields
@@ -32,6 +32,7 @@ DATASET_KEYS = (
 )  # fmt: skip
 
 DEFAULT_MICRO_BATCH = 8
+LENGTHS = ("max_prompt_length", "max_completion_length")
 
 
 class TrlGrpo:
@@ -44,12 +45,14 @@ class TrlGrpo:
     needs: tuple[str, ...] = ("trl",)
     space = "grpo"
     measures = True
+    canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "num_generations", "lora_r")}
+    said_by: Mapping[str, tuple[str, ...]] = {}
 
     def fields(self) -> Mapping[str, Field]:
         return fields(self.method)
 
     def complete(self, knobs: Knobs, job: Job) -> Candidate:
-        settings = settings_of(knobs, job)
+        settings = settings_of(knobs, job, self.method)
         return Candidate(knobs=knobs, settings=settings, load=load_of(settings, job))
 
     def why_illegal(self, candidate: Candidate, job: Job) -> str | None:
@@ -57,12 +60,13 @@ class TrlGrpo:
 
     def baseline(self, space: SearchSpace, job: Job) -> Knobs:
         """The first legal one of the user's or TRL's own batch shape at the held learning knobs."""
-        fixed = {knob.name: _baseline_value(knob.name, knob.choices, knob.effect, job) for knob in space.knobs}
+        fixed = {knob.name: _baseline_value(knob.name, knob.choices, knob.effect, job, self.method) for knob in space.knobs}
         return first_legal(self, space, job, fixed, _batch_shapes(space, job))
 
     def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         workload, settings = job.workload, candidate.settings
         return {
+            "method": self.method,
             "model": {
                 "name": workload.model.name,
                 "folder": None if workload.model.folder is None else str(workload.model.folder),
@@ -88,7 +92,7 @@ class TrlGrpo:
         longest = settings["max_completion_length"]
         typical = job.workload.typical_completion_length
         return {
-            "settings": trainer_settings({**user, **settings}),
+            "settings": trainer_settings({**user, **settings}, self.method),
             "lengths": {
                 "prompt": settings["max_prompt_length"],
                 "completion": longest,
@@ -107,6 +111,10 @@ class TrlGrpo:
 
     def prompt_lengths(self, job: Job, limit: int | None = None) -> PromptLengths | None:
         return prompt_lengths(job, dataset_of(job), limit)
+
+    def row_lengths(self, job: Job) -> RowLengths | None:
+        """Rows are written, not given."""
+        return None
 
     def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
         return trl_files.write_files(candidate, job, folder, dataset_of(job))
@@ -138,18 +146,18 @@ def first_legal(trainer: Trainer, space: SearchSpace, job: Job, fixed: Knobs, sh
     return first or space.applicable(fixed)
 
 
-def _baseline_value(name: str, choices: tuple[KnobValue, ...], effect: str, job: Job) -> KnobValue:
+def _baseline_value(name: str, choices: tuple[KnobValue, ...], effect: str, job: Job, method: str) -> KnobValue:
     """Held by the user; else TRL's own default where it is the user's file that is run, or the knob is neutral; else the
     most preferred value."""
     if name in job.workload.held:
         return job.workload.held[name]
-    if job.workload.config_file is not None and name in fields() and None not in choices:
-        return default(name)
+    if job.workload.config_file is not None and name in fields(method) and None not in choices:
+        return default(name, method)
     if PLAIN.get(name) in choices and name in PLAIN:
         return PLAIN[name]
-    if effect == "learning" or len(choices) == 1 or name not in fields():
+    if effect == "learning" or len(choices) == 1 or name not in fields(method):
         return choices[0]
-    return default(name)
+    return default(name, method)
 
 
 def _batch_shapes(space: SearchSpace, job: Job) -> Iterator[dict[str, KnobValue]]:
@@ -181,3 +189,6 @@ def _engine_request(candidate: Candidate) -> dict[str, object] | None:
 
 def _int(value: object) -> int:
     return value if isinstance(value, int) else 0
+
+
+TRAINERS = (TrlGrpo(),)

@@ -40,6 +40,7 @@ def compose(candidate: Candidate, job: Job) -> Composition:
         checkpointing=bool(settings.get("gradient_checkpointing")),
         optimizer=str(settings.get("optim")),
         generation=generation,
+        gathers_each_token=generation == "trainer" and settings.get("ds3_gather_for_generation") is False,
         engine=_engine(settings, job) if generation == "engine" else None,
         attention=_text(settings.get("attn_implementation")),
         sharded_by=sharding_of(settings, ranks),

@@ -6,10 +6,7 @@ in each rank. What is written is accepted by both.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,11 +14,12 @@ import yaml
 
 from autotune.candidate import Candidate
 from autotune.errors import BadInput
+from autotune.files import FOR_EVERYBODY, TO_BE_RUN, put_whole
 from autotune.trainers.base import Job
 from autotune.trainers.trl_config import REPLACED
 from autotune.trainers.trl_fields import fields
 from autotune.trainers.trl_launch import launch_configuration
-from autotune.trainers.trl_prompts import measure_prompts
+from autotune.trainers.trl_prompts import filter_prompts
 from autotune.trainers.trl_script import script
 from autotune.trainers.trl_settings import GENERATION_SHAPE, OWN_SETTINGS
 from autotune.trainers.trl_topology import nested, ranks_of
@@ -70,31 +68,51 @@ def _prepare_data(candidate: Candidate, job: Job, folder: Path, dataset: Mapping
     data = _Data()
     user = job.workload.user_settings
     if dataset is None:
-        _place_holder(data, folder)
+        _place_holder(data, folder, job.workload.method)
+    elif not _generates(candidate):
+        data.keys.update(dataset)
+        if candidate.settings.get("max_length", 0) is None:
+            data.notes.append(
+                "NOT CUT: without padding the trainer cuts no rows, so keep the longer ones out of the dataset yourself."
+            )
     else:
         _filter(data, candidate, job, folder, dataset)
+    if not _generates(candidate):
+        return data
     if not user.get("reward_funcs") and not user.get("reward_model_name_or_path"):
         data.keys["reward_funcs"] = [PLACEHOLDER_REWARD]
         data.notes.append("PLACEHOLDER reward_funcs: put your own there. With this one nothing is learned.")
     return data
 
 
-def _place_holder(data: _Data, folder: Path) -> None:
-    """A few prompts, so that the file runs as it is: TRL refuses one without a dataset."""
+def _generates(candidate: Candidate) -> bool:
+    """Whether the method writes its own completions, to prompts; the others train on whole rows."""
+    return "num_generations" in candidate.settings
+
+
+_ROWS: Mapping[str, tuple[str, ...]] = {"sft": ("text",), "dpo": ("prompt", "chosen", "rejected")}
+"""Columns of the methods' rows, where they are not prompts alone."""
+
+
+def _place_holder(data: _Data, folder: Path, method: str) -> None:
+    """A few rows, so that the file runs as it is: TRL refuses one without a dataset."""
     path = folder / PLACEHOLDER_NAME / "train.jsonl"
     path.parent.mkdir(exist_ok=True)
-    _write(path, "".join(json.dumps({"prompt": f"What is {a} plus {b}?"}) + "\n" for a in range(32) for b in range(32)))
+    columns = _ROWS.get(method, ("prompt",))
+    rows = ({name: f"What is {a} plus {b}? ({name})" for name in columns} for a in range(32) for b in range(32))
+    _write(path, "".join(json.dumps(row) + "\n" for row in rows))
     data.keys["dataset_name"] = str(path.parent)
     data.own_dataset = PLACEHOLDER_NAME
     data.paths.append(path)
-    data.notes.append("PLACEHOLDER dataset_name: put your own there, with no prompt longer than the limit above.")
+    what = "prompt" if columns == ("prompt",) else "row"
+    data.notes.append(f"PLACEHOLDER dataset_name: put your own there, with no {what} longer than the limit above.")
 
 
 def _filter(data: _Data, candidate: Candidate, job: Job, folder: Path, dataset: Mapping[str, object]) -> None:
     limit = candidate.settings["max_prompt_length"]
     assert isinstance(limit, int)
     try:
-        found = measure_prompts(job, dataset, limit=limit, out=folder / DATASET_NAME)
+        found = filter_prompts(job, dataset, limit=limit, out=folder / DATASET_NAME)
     except BadInput as error:
         # After a whole search a dataset out of reach must not cost the answer; the file says what is missing.
         found = {"error": str(error), "limit": limit}
@@ -128,14 +146,21 @@ def _too_few(candidate: Candidate, job: Job, kept: object) -> list[str]:
 
 def _head(candidate: Candidate, job: Job) -> list[str]:
     prompt, completion = candidate.settings["max_prompt_length"], candidate.settings["max_completion_length"]
+    how = "measured" if job.hardware.here else "predicted"
+    method = job.workload.method.upper()
+    lengths = f"prompts of up to {prompt} tokens and completions of up to {completion}"
+    if not _generates(candidate):
+        assert isinstance(prompt, int) and isinstance(completion, int)
+        lengths = f"rows of up to {prompt + completion} tokens"
     return [
-        f"GRPO for {job.workload.model.name} on {job.hardware}, as autotune measured it. Start it with ./{LAUNCH_NAME}",
-        f"Measured with prompts of up to {prompt} tokens and completions of up to {completion}.",
+        f"{method} for {job.workload.model.name} on {job.hardware}, as autotune {how} it. Start it with ./{LAUNCH_NAME}",
+        f"{how.capitalize()} with {lengths}.",
     ]
 
 
 def _settings(candidate: Candidate, job: Job) -> dict[str, object]:
     """The user's own file with the tuned settings in it; of the rest only what differs from TRL's defaults."""
+    method = job.workload.method
     user = {
         name: value
         for name, value in {**job.workload.held, **job.workload.user_settings}.items()
@@ -144,7 +169,7 @@ def _settings(candidate: Candidate, job: Job) -> dict[str, object]:
     tuned = {
         name: value
         for name, value in candidate.settings.items()
-        if name in fields() and name not in GENERATION_SHAPE and _says_something(name, value, candidate)
+        if name in fields(method) and name not in GENERATION_SHAPE and _says_something(name, value, candidate, method)
     }
     return {
         "model_name_or_path": _model(job),
@@ -156,13 +181,21 @@ def _settings(candidate: Candidate, job: Job) -> dict[str, object]:
     }
 
 
-def _says_something(name: str, value: object, candidate: Candidate) -> bool:
-    return name in candidate.knobs or value != fields()[name].default
+def with_changes(candidate: Candidate, job: Job) -> dict[str, object]:
+    """The user's own file with this candidate's settings, its data and its launch as they were: nothing is filtered."""
+    kept = {name: value for name, value in job.workload.user_settings.items() if name in DATASET_SETTINGS | REPLACED}
+    return {**_settings(candidate, job), **kept}
+
+
+def _says_something(name: str, value: object, candidate: Candidate, method: str) -> bool:
+    return name in candidate.knobs or value != fields(method)[name].default
 
 
 def _generation_shape(candidate: Candidate, job: Job) -> dict[str, object]:
     """With several ranks in the other of TRL's two words: the launching process reads the file as one rank, and refuses
     groups that are not whole there."""
+    if not _generates(candidate):
+        return {}
     steps = candidate.settings["steps_per_generation"]
     ranks = ranks_of(candidate.settings, job.hardware.count)
     if ranks == 1:
@@ -189,16 +222,4 @@ def _write_shim(folder: Path) -> list[Path]:
 
 
 def _write(path: Path, text: str, *, executable: bool = False) -> None:
-    """Whole or not at all: written beside and moved into place."""
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(partial).chmod((0o777 if executable else 0o666) & ~mask)
-        Path(partial).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(partial).unlink()
-        raise
+    put_whole(path, text.encode(), mode=TO_BE_RUN if executable else FOR_EVERYBODY)

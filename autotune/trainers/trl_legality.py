@@ -151,8 +151,14 @@ def offline_refusals(settings: Settings, job: Job, method: str) -> Iterator[str]
     for name in (name for name in ENUMERATIONS if name in known and name in settings):
         if settings[name] not in known[name].choices:
             yield f"{name} must be one of {', '.join(known[name].choices)}, and is {settings[name]!r}."
-    for rule in (_global_batch, _device, _adapter, trl_combinations.refusals):
+    for rule in (_global_batch, _device, _rows, _adapter, trl_combinations.refusals):
         yield from rule(settings, job)
+
+
+def _rows(settings: Settings, job: Job) -> Iterator[str]:
+    """How rows are laid out and what is kept of them."""
+    if settings.get("activation_offloading") and job.hardware.kind == "cpu":
+        yield "activation_offloading moves activations from a GPU to the host: it needs a GPU."
 
 
 def _global_batch(settings: Settings, job: Job) -> Iterator[str]:

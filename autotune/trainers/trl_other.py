@@ -1,100 +1,70 @@
-"""TRL's other methods, for prediction alone: SFT, DPO and RLOO. Probes do not run them yet, and say so."""
+"""TRL's other methods: RLOO, which generates as GRPO does, and SFT and DPO, which train on given rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import NoReturn
-
-import yaml
+from dataclasses import asdict
 
 from autotune.candidate import Candidate, Knobs, KnobValue
-from autotune.composition import Composition
-from autotune.errors import IllegalConfiguration
 from autotune.space import SearchSpace
 from autotune.trainers import trl_legality
-from autotune.trainers.base import Job, ProbePlan
-from autotune.trainers.trl import TrlGrpo, first_legal
-from autotune.trainers.trl_compose import compose
-from autotune.trainers.trl_fields import Field, fields
-from autotune.trainers.trl_requests import trace_request
-from autotune.trainers.trl_settings import OWN_SETTINGS, default, load_of, offline_settings, settings_of
-
-ONLINE = frozenset({"rloo"})
-"""Methods that write their own completions, with GRPO's batch rules."""
-
-YAML_NAME = "recommended.yaml"
+from autotune.trainers.base import Job, ProbePlan, RowLengths
+from autotune.trainers.rows import row_lengths
+from autotune.trainers.trl import LENGTHS, TrlGrpo, dataset_of, first_legal
+from autotune.trainers.trl_evaluation import evaluation_request
+from autotune.trainers.trl_requests import refuse_what_no_probe_runs, trainer_settings
+from autotune.trainers.trl_settings import default, load_of, offline_settings
 
 
-class TrlForesight:
-    """One of TRL's methods, as `autotune.trainers.base.Trainer` describes a framework, without the running."""
+class TrlRloo(TrlGrpo):
+    """RLOO with TRL."""
 
-    name = "trl"
-    adapter = "trl_grpo"
-    trace_adapter = "trl_trace"
-    needs: tuple[str, ...] = ("trl",)
-    measures = False
+    method = "rloo"
+    space = "rloo"
+
+
+class TrlOffline(TrlGrpo):
+    """SFT or DPO with TRL."""
+
+    canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "lora_r")}
 
     def __init__(self, method: str) -> None:
         self.method = method
         self.space = method
 
-    def fields(self) -> Mapping[str, Field]:
-        return fields(self.method)
-
     def complete(self, knobs: Knobs, job: Job) -> Candidate:
-        settings = settings_of(knobs, job, self.method) if self.method in ONLINE else offline_settings(knobs, job, self.method)
+        settings = offline_settings(knobs, job, self.method)
         return Candidate(knobs=knobs, settings=settings, load=load_of(settings, job))
 
     def why_illegal(self, candidate: Candidate, job: Job) -> str | None:
-        if self.method in ONLINE:
-            return trl_legality.why_illegal(candidate.settings, job)
         return next(trl_legality.offline_refusals(candidate.settings, job, self.method), None)
 
     def baseline(self, space: SearchSpace, job: Job) -> Knobs:
         """The first legal one of TRL's own values, or the most preferred where the method lacks the setting."""
-        if self.method in ONLINE:
-            return TrlGrpo.baseline(self, space, job)  # type: ignore[arg-type]
         fixed = {knob.name: self._baseline_value(knob.name, knob.choices, knob.effect, job) for knob in space.knobs}
-        return first_legal(self, space, job, fixed, _batch_shapes(space, job))
+        return first_legal(self, space, job, fixed, _batch_shapes(job))
 
     def prompt_lengths(self, job: Job, limit: int | None = None) -> None:
-        """Not read: nothing is measured here, so nothing gives way to it."""
+        """Prompts have no limit of their own here."""
 
-    def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
-        self._refuse()
+    def row_lengths(self, job: Job) -> RowLengths | None:
+        return row_lengths(job, dataset_of(job)) if self.method == "sft" else None
 
     def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
-        self._refuse()
-
-    def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
-        prompt, completion = (candidate.settings[name] for name in ("max_prompt_length", "max_completion_length"))
-        assert isinstance(prompt, int) and isinstance(completion, int)
-        return trace_request(candidate, job, prompt, completion)
-
-    def shortest(self, candidate: Candidate, job: Job) -> None:
-        """TRL pads."""
-
-    def compose(self, candidate: Candidate, job: Job) -> Composition:
-        return compose(candidate, job)
-
-    def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
-        """What `trl sft --config` takes. It was only predicted, so there is nothing to launch it with."""
-        folder.mkdir(parents=True, exist_ok=True)
-        known = self.fields()
-        settings = {**job.workload.held, **job.workload.user_settings, **candidate.settings}
-        content = {name: value for name, value in settings.items() if name in known and name not in OWN_SETTINGS}
-        head = f"# {self.method.upper()} for {job.workload.model.name} on {job.hardware}: predicted, not measured.\n"
-        head += f"# Add dataset_name and start it with: trl {self.method} --config {YAML_NAME}\n"
-        body = yaml.safe_dump({"model_name_or_path": job.workload.model.name, **content}, sort_keys=False, allow_unicode=True)
-        (folder / YAML_NAME).write_text(head + body, encoding="utf-8")
-        return [folder / YAML_NAME]
-
-    def _refuse(self) -> NoReturn:
-        raise IllegalConfiguration(
-            f"{self.method.upper()} can be predicted, but not run by probes yet.",
-            way_out="Ask `autotune predict`, or add --mode predict.",
-        )
+        refuse_what_no_probe_runs(job)
+        settings, user = candidate.settings, job.workload.user_settings
+        return {
+            "settings": trainer_settings({**user, **settings}, self.method),
+            "lengths": {
+                "prompt": settings["max_prompt_length"],
+                "completion": settings["max_completion_length"],
+                "typical": None,
+            },
+            "dataset": dataset_of(job),
+            "evaluation": evaluation_request(job),
+            "plan": asdict(plan),
+            "seed": job.workload.seed,
+        }
 
     def _baseline_value(self, name: str, choices: tuple[KnobValue, ...], effect: str, job: Job) -> KnobValue:
         if name in job.workload.held:
@@ -104,7 +74,7 @@ class TrlForesight:
         return default(name, self.method)
 
 
-def _batch_shapes(space: SearchSpace, job: Job) -> Iterator[dict[str, KnobValue]]:
+def _batch_shapes(job: Job) -> Iterator[dict[str, KnobValue]]:
     """Micro-batch and accumulation that make the global batch: the largest micro-batch up to TRL's own first."""
     held, ranks = job.workload.held, job.hardware.count
     micro_name, steps_name = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -115,3 +85,19 @@ def _batch_shapes(space: SearchSpace, job: Job) -> Iterator[dict[str, KnobValue]
             yield {micro_name: micro, steps_name: held.get(steps_name, 1)}
         elif total % (micro * ranks) == 0:
             yield {micro_name: micro, steps_name: total // (micro * ranks)}
+
+
+WITHHELD: Mapping[tuple[str, str], str] = {
+    ("trl", "ppo"): (
+        "TRL's PPO left for trl.experimental, where it has no command, and is gone from its newest versions: no supported one "
+        "can be started. PPO is there with --framework verl, openrlhf or open-reasoner-zero: pip install 'openrlhf>=0.11,<0.12'"
+    ),
+    ("trl", "online-dpo"): (
+        "TRL's online DPO is in trl.experimental in all supported versions (trl>=1.0,<1.17): a trainer without a command. "
+        "What it holds while completions are written is as with --method rloo; a script of your own that trains with it can be "
+        "measured: autotune run --framework command -- python train.py --bs {batch}"
+    ),
+}
+"""Methods that people ask for and that cannot be started, with what to do instead."""
+
+TRAINERS = (TrlRloo(), TrlOffline("sft"), TrlOffline("dpo"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,6 +66,23 @@ def measure_prompts(
         )
     answer: dict[str, object] = json.loads(done.stdout)
     return answer
+
+
+_filtered: dict[str, tuple[dict[str, object], tempfile.TemporaryDirectory[str]]] = {}
+
+
+def filter_prompts(job: Job, dataset: Mapping[str, object], *, limit: int, out: Path) -> dict[str, object]:
+    """The dataset without longer prompts, in the folder `out`. Tokenised once per process and limit: recommendations are written
+    again whenever a better one is found."""
+    model, place = job.workload.model, Path(str(dataset.get("dataset_name")))
+    files = sorted((str(file), file.stat().st_mtime_ns) for file in place.rglob("*")) if place.is_dir() else []
+    key = json.dumps([str(job.workload.python), str(model.folder or model.name), dict(dataset), files, limit], default=str)
+    if key not in _filtered:
+        kept = tempfile.TemporaryDirectory(prefix="autotune-dataset-")
+        _filtered[key] = measure_prompts(job, dataset, limit=limit, out=Path(kept.name)), kept
+    found, kept = _filtered[key]
+    shutil.copytree(kept.name, out, dirs_exist_ok=True)
+    return {**found, "dataset_name": str(out)}
 
 
 def _name(dataset: Mapping[str, object]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from autotune.candidate import Candidate
 from autotune.errors import IllegalConfiguration
 from autotune.trainers.base import Job
+from autotune.trainers.generic_step import gptq_bits
 from autotune.trainers.trl_combinations import quantisation
 from autotune.trainers.trl_fields import fields
 from autotune.trainers.trl_launch import launch_configuration
@@ -70,7 +71,7 @@ def trace_request(candidate: Candidate, job: Job, prompt: int, completion: int) 
             "attn_implementation": settings.get("attn_implementation"),
             "load_in_4bit": bool(settings.get("load_in_4bit")),
             "load_in_8bit": bool(settings.get("load_in_8bit")),
-            "gptq_bits": _gptq_bits(model.config),
+            "gptq_bits": gptq_bits(model.config),
             "layers": None,
         },
         "adapter": adapter_request(candidate, job),
@@ -128,12 +129,3 @@ def refuse_what_no_probe_runs(job: Job) -> None:
             f"{job.workload.model.name} is quantised already ({quantisation(job)}), and random weights cannot be.",
             way_out="Add --weights real, or ask `autotune predict`.",
         )
-
-
-def _gptq_bits(config: Mapping[str, object]) -> int | None:
-    """Where the weights on the hub are quantised already."""
-    quantised = config.get("quantization_config")
-    if not isinstance(quantised, Mapping) or quantised.get("quant_method") != "gptq":
-        return None
-    bits = quantised.get("bits")
-    return bits if isinstance(bits, int) else None

@@ -23,7 +23,7 @@ def script(
     # What lies beside this file is named again, so that it is found wherever the folder is moved.
     beside = f' \\\n  --dataset_name "$here/{dataset}"' if dataset else ""
     served = with_server(candidate.settings)
-    train = f'"$trl" grpo --config "$here/{files[0]}" --config_file "$here/{files[1]}"{beside}'
+    train = f'"$trl" {job.workload.method} --config "$here/{files[0]}" --config_file "$here/{files[1]}"{beside}'
     start = _with_server(candidate, job, train, model) if served else f'exec {train} "$@"\n'
     return f"""#!/usr/bin/env bash
 # Starts the recommended run. Further arguments go to TRL: ./{name} --max_steps 100

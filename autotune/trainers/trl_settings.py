@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from autotune.candidate import Knobs, KnobValue, fingerprint
+from autotune.candidate import Knobs, KnobValue
 from autotune.trainers import trl_topology
 from autotune.trainers.base import Job
 from autotune.trainers.trl_fields import fields
@@ -73,6 +73,8 @@ def offline_settings(knobs: Knobs, job: Job, method: str) -> dict[str, KnobValue
     settings.update(_precision(given, job.hardware.kind))
     settings.update(_adapter(given, job.workload.tuning))
     settings.update(_row(settings))
+    if settings.get("padding_free") and not settings.get("packing"):
+        settings["max_length"] = None  # the trainer cuts no rows that it does not pad: they must be within the length already
     settings["use_vllm"] = False
     return {name: value for name, value in settings.items() if _matters(name, settings)}
 
@@ -86,7 +88,7 @@ def load_of(settings: Mapping[str, KnobValue], job: Job) -> dict[str, KnobValue]
     model = job.workload.model
     load: dict[str, KnobValue] = {
         "model": model.name,
-        "model_config": fingerprint(model.config),
+        "model_config": model.fingerprint,
         "weights": job.workload.weights,
         "device": job.hardware.kind,
         "ranks": ranks_of(settings, job.hardware.count),

@@ -10,14 +10,16 @@ Read from verl 0.9.1 (`workers/engine/fsdp/transformer_impl.py`, `utils/config.p
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from autotune.candidate import KnobValue
 from autotune.composition import EngineSettings
 from autotune.trainers.base import Job
-from autotune.trainers.generic import StandIn
+from autotune.trainers.generic import StandIn, made_up_prompts
 from autotune.trainers.generic_step import Other, Step
+from autotune.trainers.launching import OUT, Figures, ToldSettings
 
 ACTOR, ROLLOUT, REF, MODEL = (
     "actor_rollout_ref.actor",
@@ -26,8 +28,18 @@ ACTOR, ROLLOUT, REF, MODEL = (
     "actor_rollout_ref.model",
 )
 FSDP = f"{ACTOR}.fsdp_config"
+HYDRA = f"{OUT}/hydra"
+"""Where Hydra writes, before the run begins, what it composed; else it makes a folder wherever it was started."""
+
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
+MOMENTS = 8
+"""Adam's two in float32, in bytes per weight: what is trained is float32 itself."""
+
 BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2}
+REWARD = """# For a probe: what a completion is worth does not matter, but that it differs.
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **rest):
+    return float(len(solution_str) % 2)
+"""
 Settings = Mapping[str, KnobValue]
 
 
@@ -35,16 +47,19 @@ class Verl(StandIn):
     name = "verl"
     file = "verl_fields.json"
     launcher = "python3 -m verl.trainer.main_ppo"
-    canonical: ClassVar[Mapping[str, str]] = {
+    model_settings = (f"{MODEL}.path", "critic.model.path")
+    needs = ("verl",)
+    requires: ClassVar[Mapping[str, str]] = {"verl": "verl>=0.9,<0.10"}
+    environment: ClassVar[Mapping[str, str]] = {"VERL_FILE_LOGGER_PATH": f"{OUT}/metrics.jsonl"}
+    told_settings = ToldSettings(kind="hydra", file=f"{HYDRA}/.hydra/config.yaml")
+    canonical: Mapping[str, str] = {
         "max_prompt_length": "data.max_prompt_length",
         "max_completion_length": "data.max_response_length",
         "num_generations": f"{ROLLOUT}.n",
         "lora_r": f"{MODEL}.lora_rank",
     }
     adjusts = (f"{ROLLOUT}.tensor_model_parallel_size",)
-    said_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": (f"{ACTOR}.ppo_micro_batch_size",)
-    }
+    said_by: Mapping[str, tuple[str, ...]] = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": (f"{ACTOR}.ppo_micro_batch_size",)}
     core = (
         "data.train_batch_size", "data.max_prompt_length", "data.max_response_length", f"{ACTOR}.ppo_mini_batch_size",
         f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.use_kl_loss", f"{ACTOR}.entropy_coeff",
@@ -71,6 +86,8 @@ class Verl(StandIn):
         micro = self._micro(settings, job)
         if micro and settings.get(f"{ROLLOUT}.log_prob_micro_batch_size") is None:
             found[f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"] = micro
+        if micro and self.method == "ppo" and settings.get("critic.ppo_micro_batch_size") is None:
+            found["critic.ppo_micro_batch_size_per_gpu"] = micro  # mandatory too, and verl has none
         return found
 
     def step(self, settings: Settings, job: Job) -> Step:
@@ -169,6 +186,7 @@ class Verl(StandIn):
                 dtype="float32" if whole == 4 else "bfloat16",
                 trains=True,
                 awake=() if leaves and policy_leaves else None,
+                turn_bytes_per_weight=MOMENTS if leaves and policy_leaves else 0,
             )
 
     def _engine(self, settings: Settings, longest: int) -> EngineSettings:
@@ -182,6 +200,34 @@ class Verl(StandIn):
             max_num_batched_tokens=self.table.count(settings, f"{ROLLOUT}.max_num_batched_tokens"),
             apart=True,
         )
+
+    def bounded(self, settings: Settings, steps: int) -> dict[str, KnobValue]:
+        return {
+            "trainer.total_training_steps": steps, "trainer.val_before_train": False, "trainer.test_freq": -1,
+            "trainer.save_freq": -1, "trainer.logger": '["console","file"]', "trainer.default_local_dir": f"{OUT}/checkpoints",
+            f"{ROLLOUT}.ignore_eos": True, "hydra.run.dir": HYDRA,
+        }  # fmt: skip
+
+    def data(self, dataset: str) -> dict[str, KnobValue]:
+        return {"data.train_files": dataset, "data.val_files": dataset}
+
+    def material(self, settings: Settings, job: Job) -> tuple[dict[str, KnobValue], dict[str, str]]:
+        prompts = made_up_prompts(
+            self.table.count(settings, "data.train_batch_size"), self.table.count(settings, "data.max_prompt_length")
+        )
+        about = {"data_source": "made up", "reward_model": {"style": "rule", "ground_truth": ""}}
+        rows = [json.dumps({"prompt": [{"role": "user", "content": prompt}], **about}) for prompt in prompts]
+        files = {"reward.py": REWARD, "rows.jsonl": "\n".join(rows) + "\n"}
+        named = self.data(job.workload.dataset or f"{OUT}/rows.jsonl")
+        return {**named, "reward.custom_reward_function.path": f"{OUT}/reward.py"}, files
+
+    def figures(self, settings: Settings) -> Figures:
+        """Its own throughput counts prompts too: completions are as many as rows, at their mean length."""
+        rows = self.table.count(settings, "data.train_batch_size") * self.table.count(settings, f"{ROLLOUT}.n")
+        return Figures(
+            kind="json", file=f"{OUT}/metrics.jsonl", under="data", times=rows,
+            keys={"tokens": ("response_length/mean",), "seconds": ("perf/time_per_step",)},
+        )  # fmt: skip
 
     def with_one_row(self, settings: Settings) -> dict[str, KnobValue] | None:
         if not self.table.truth(settings, f"{MODEL}.use_remove_padding"):
@@ -286,3 +332,6 @@ class Verl(StandIn):
             yield f"a GPU's part of the mini-batch, {mini} completions, is not divisible by {name}_per_gpu={micro}."
         if micro and not self._score_rows(settings, job):
             yield f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu must be set, unless {ACTOR}.use_dynamic_bsz=true."
+
+
+TRAINERS = (Verl("grpo"), Verl("ppo"))

@@ -15,7 +15,6 @@ import pytest
 
 from autotune.inside.made_up import tiny_config, write_model_folder
 from autotune.spaces import load_space, names
-from autotune.trainers import trainer
 from autotune.trainers.trl_legality import LOSSES
 
 GENERATION_BATCH = 8
@@ -44,9 +43,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_every_neutral_knob_is_proven_here_or_excluded_with_a_reason() -> None:
-    """Of what probes can run. What is only predicted changes nothing that anybody trains with yet."""
+    """Of TRL's. What other frameworks' spaces call neutral is taken from their sources: docs/frameworks.md says so."""
     spaces = [load_space(name) for name in names()]
-    measured = [space for space in spaces if trainer(space.framework, space.method).measures]
+    measured = [space for space in spaces if space.framework == "trl"]
     offered = [knob for space in measured for knob in (*space.knobs, *space.remedies)]
     neutral = {knob.name for knob in offered if knob.effect == "neutral"}
     assert neutral == PROVEN | PROVEN_ON_RANKS | set(EXCLUDED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import autotune.inside
 from autotune.hardware import Hardware
 from autotune.trainers.base import Job
 from autotune.workload import Model, Workload
@@ -62,3 +64,12 @@ def refusal_of_trl(settings: dict[str, Any], ranks: int) -> str | None:
         return f"{type(error).__name__}: {error}"
     assert config.world_size == ranks, "the world size did not reach GRPOConfig"
     return None
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with its tokenizer, made in the training environment."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    program = Path(autotune.inside.__file__).with_name("made_up.py")
+    subprocess.run([sys.executable, str(program), str(folder)], check=True, capture_output=True, timeout=600)
+    return folder

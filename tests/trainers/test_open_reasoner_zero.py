@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from autotune.trainers.base import ProbePlan
+from autotune.trainers.generic import StandIn
 from tests.trainers.stand_ins import asked, refusal
 
 NAME = "open-reasoner-zero"
@@ -55,7 +57,20 @@ def test_models_take_turns_and_the_reference_stays() -> None:
     assert made.processes == 4
 
 
-def test_grpo_has_no_critic() -> None:
+def test_grpo_has_no_critic_and_says_so_since_the_experiment_has_one_of_7b() -> None:
     trainer, candidate, job = asked(NAME)
     assert "critic" not in trainer.compose(candidate, job)
     assert candidate.settings["use_grpo"] is True
+    assert isinstance(trainer, StandIn) and "exp.critic_pretrain=" in trainer.launch(candidate, job, ProbePlan()).argv
+
+
+def test_a_critic_is_the_models_own_unless_another_is_named() -> None:
+    trainer, candidate, job = asked(NAME, "ppo", model="Qwen2.5-1.5B")
+    assert isinstance(trainer, StandIn)
+    assert "exp.critic_pretrain=Qwen/Qwen2.5-1.5B" in trainer.launch(candidate, job, ProbePlan()).argv
+    assert trainer.compose(candidate, job)["critic"].model == job.workload.model.name
+    trainer, candidate, job = asked(NAME, "ppo", model="Qwen2.5-1.5B", settings={"critic_pretrain": "Qwen/Qwen2.5-7B"})
+    critic = trainer.compose(candidate, job)["critic"]
+    assert (critic.model, critic.turn_bytes_per_weight) == ("Qwen/Qwen2.5-7B", 12)
+    offloaded = asked(NAME, "ppo", settings={"adam_offload": True})
+    assert offloaded[0].compose(*offloaded[1:])["critic"].turn_bytes_per_weight == 0

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from autotune.asking import candidate_in_question, understand
-from autotune.flags import Flags
+from autotune.asking.flags import Flags
+from autotune.asking.understanding import candidate_in_question, understand
 from autotune.foresight import open_foresight
 from autotune.prediction import Prediction
 

@@ -1,7 +1,8 @@
-"""SFT, DPO and RLOO: predicted, not run yet; and the request of a trace for every method."""
+"""SFT, DPO and RLOO: what a probe and a trace of them are asked, what is illegal, and the files they end in."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,40 @@ from autotune.trainers.base import ProbePlan
 from tests.trainers.conftest import make_job
 
 
-@pytest.mark.parametrize("method", ["rloo", "sft", "dpo"])
-def test_running_is_refused_with_the_way_out(method: str) -> None:
+@pytest.mark.parametrize(("method", "lengths"), [("rloo", (512, 512)), ("sft", (512, 512)), ("dpo", (512, 512))])
+def test_a_probe_is_asked_for_in_the_methods_own_settings(method: str, lengths: tuple[int, int]) -> None:
     other, job = trainer("trl", method), make_job(method=method)
     candidate = other.complete({"per_device_train_batch_size": 4}, job)
-    assert other.measures is False
-    for ask in (lambda: other.load_request(candidate, job), lambda: other.probe_request(candidate, job, ProbePlan())):
-        with pytest.raises(IllegalConfiguration, match="autotune predict"):
-            ask()
+    assert other.measures
+    load: Any = json.loads(json.dumps(other.load_request(candidate, job)))
+    probe: Any = json.loads(json.dumps(other.probe_request(candidate, job, ProbePlan())))
+    assert load["method"] == method
+    assert set(probe["settings"]) <= set(other.fields()) and "output_dir" not in probe["settings"]
+    assert (probe["lengths"]["prompt"], probe["lengths"]["completion"]) == lengths
+
+
+def test_rows_without_padding_are_not_cut_by_the_trainer() -> None:
+    sft, job = trainer("trl", "sft"), make_job(method="sft", held={"padding_free": True, "max_length": 256})
+    candidate = sft.complete({}, job)
+    assert candidate.settings["max_length"] is None
+    assert candidate.settings["max_prompt_length"] + candidate.settings["max_completion_length"] == 256  # type: ignore[operator]
+    packed = make_job(method="sft", held={"padding_free": True, "packing": True, "max_length": 256})
+    assert sft.complete({}, packed).settings["max_length"] == 256
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ({"activation_offloading": True}, "needs a GPU"),
+        ({"load_in_4bit": True}, "use_peft must be on"),
+    ],
+)
+def test_what_rows_can_not_be_trained_with(held: dict[str, Any], words: str) -> None:
+    sft, job = trainer("trl", "sft"), make_job(method="sft", held=held)
+    reasons = [sft.why_illegal(sft.complete({}, job), job) or ""]
+    on_gpu = make_job(kind="cuda", method="sft", held=held)
+    reasons.append(sft.why_illegal(sft.complete({}, on_gpu), on_gpu) or "")
+    assert any(words in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo"])
@@ -78,8 +105,21 @@ def test_a_row_rule_is_refused_with_its_values() -> None:
     assert "held at 7" in (sft.why_illegal(sft.complete({"per_device_train_batch_size": 2}, job), job) or "")
 
 
-def test_its_file_says_that_nothing_was_measured(tmp_path: Path) -> None:
-    sft, job = trainer("trl", "sft"), make_job(method="sft")
-    (path,) = sft.write_files(sft.complete({"max_length": 256}, job), job, tmp_path)
-    assert "predicted, not measured" in path.read_text()
-    assert yaml.safe_load(path.read_text())["max_length"] == 256
+@pytest.mark.parametrize(("method", "columns"), [("sft", {"text"}), ("dpo", {"prompt", "chosen", "rejected"})])
+def test_its_files_run_as_they_are(method: str, columns: set[str], tmp_path: Path) -> None:
+    other, job = trainer("trl", method), make_job(method=method)
+    paths = other.write_files(other.complete({"max_length": 256}, job), job, tmp_path)
+    assert {path.name for path in paths} == {"recommended.yaml", "accelerate.yaml", "launch.sh", "train.jsonl"}
+    content = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
+    assert content["max_length"] == 256 and "reward_funcs" not in content and "steps_per_generation" not in content
+    assert f'"$trl" {method} --config' in (tmp_path / "launch.sh").read_text()
+    rows = (tmp_path / "placeholder" / "train.jsonl").read_text().splitlines()
+    assert set(json.loads(rows[0])) == columns
+    assert f"{method.upper()} for made/up on cpu, as autotune measured it" in (tmp_path / "recommended.yaml").read_text()
+
+
+def test_what_was_not_measured_is_not_called_so(tmp_path: Path) -> None:
+    sft, job = trainer("trl", "sft"), make_job(kind="cuda", method="sft", tuning="lora")
+    elsewhere = dataclasses.replace(job, hardware=dataclasses.replace(job.hardware, here=False))
+    sft.write_files(sft.complete({"max_length": 256}, elsewhere), elsewhere, tmp_path)
+    assert "as autotune predicted it" in (tmp_path / "recommended.yaml").read_text()

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from autotune.errors import CannotPredict
+from autotune.trainers.base import ProbePlan
+from autotune.trainers.generic import StandIn
+from autotune.trainers.launching import OUT
 from tests.trainers.stand_ins import asked, refusal
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -132,3 +135,13 @@ def test_what_is_not_followed_is_said() -> None:
         asked("verl", settings={f"{MODEL}.use_fused_kernels": True})
     with pytest.raises(CannotPredict, match="sglang"):
         asked("verl", settings={f"{ROLLOUT}.name": "sglang"})
+
+
+def test_a_probe_has_hydra_write_into_its_own_folder_and_is_read_there() -> None:
+    trainer, candidate, job = asked("verl")
+    assert isinstance(trainer, StandIn)
+    probe, final = trainer.launch(candidate, job, ProbePlan()), trainer.launch(candidate, job)
+    (folder,) = [word.partition("=")[2] for word in probe.argv if word.startswith("hydra.run.dir=")]
+    assert probe.effective is not None and probe.effective.file == f"{folder}/.hydra/config.yaml"
+    assert folder.startswith(OUT) and final.effective is None
+    assert not any(word.startswith("hydra.") for word in final.argv), "where the user's own run writes is the user's"

@@ -1,0 +1,17 @@
+"""What Hydra makes of `exp.key=value`, as Open-Reasoner-Zero's `BaseExp.set_cfg` asks it. Prints that as JSON.
+
+Run by a Python that has hydra; arguments are the overrides. Needs nothing of the repository.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl  # type: ignore[import-not-found]
+from hydra.core.override_parser.overrides_parser import OverridesParser  # type: ignore[import-not-found]
+from omegaconf import OmegaConf  # type: ignore[import-not-found]
+
+made = OmegaConf.create()
+ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(overrides=sys.argv[1:]), made)
+print(json.dumps(OmegaConf.to_container(made)))

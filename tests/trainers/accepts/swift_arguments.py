@@ -1,0 +1,18 @@
+"""ms-swift's own command line: its parser and its argument classes. Prints what it understood.
+
+Run by a Python that has ms-swift; arguments are `sft` or `rlhf`, then those of `swift sft`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from swift.arguments import RLHFArguments, SftArguments  # type: ignore[import-not-found]
+from swift.utils import parse_args  # type: ignore[import-not-found]
+
+kind, *words = sys.argv[1:]
+arguments, rest = parse_args(SftArguments if kind == "sft" else RLHFArguments, words)
+assert not rest, f"not understood: {rest}"
+plain = (bool, int, float, str, type(None))
+print("\n" + json.dumps({name: value for name, value in vars(arguments).items() if isinstance(value, plain)}))

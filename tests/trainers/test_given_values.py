@@ -1,0 +1,78 @@
+"""What is given on the command line holds in every framework's own words, or is refused by name."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from autotune import trainers
+from autotune.asking.flags import Flags
+from autotune.asking.understanding import Understood, understand
+from autotune.candidate import Candidate
+from autotune.errors import BadInput, TrainingEnvironmentError
+
+
+def asked(framework: str, method: str = "grpo", **about: Any) -> Understood:
+    gpus = "A100-80G" if framework == "unsloth" else "2xA100-80G"
+    return understand(Flags(model="Qwen2.5-0.5B", gpus=gpus, framework=framework, method=method, mode="predict", **about))
+
+
+def some_legal(understood: Understood) -> list[Candidate]:
+    question, trainer = understood.question, understood.trainer
+    candidates = (trainer.complete(knobs, question.job) for knobs in question.space.assignments())
+    return list(itertools.islice((one for one in candidates if trainer.why_illegal(one, question.job) is None), 5))
+
+
+@pytest.mark.parametrize(
+    ("framework", "method", "given", "told"),
+    [
+        ("swift", "sft", {"lora_rank": 4}, {"lora_rank": 4}),
+        ("swift", "sft", {"hold": ("max_length=777",)}, {"max_length": 777}),
+        ("swift", "grpo", {"max_prompt_length": 300}, {"max_length": 300}),
+        ("swift", "grpo", {"max_completion_length": 333}, {"max_completion_length": 333}),
+        ("verl", "grpo", {"max_completion_length": 768}, {"data.max_response_length": 768}),
+        ("verl", "grpo", {"num_generations": 4}, {"actor_rollout_ref.rollout.n": 4}),
+        ("open-reasoner-zero", "ppo", {"max_prompt_length": 500}, {"prompt_max_len": 500}),
+        ("open-reasoner-zero", "ppo", {"max_completion_length": 1500}, {"generate_max_len": 1500}),
+        ("openrlhf", "grpo", {"max_prompt_length": 512, "max_completion_length": 3072}, {"data.max_len": 3584}),
+        ("unsloth", "grpo", {"max_completion_length": 384, "lora_rank": 8}, {"max_completion_length": 384, "lora_rank": 8}),
+        ("trl", "grpo", {"max_completion_length": 384, "lora_rank": 8}, {"max_completion_length": 384, "lora_r": 8}),
+    ],
+)  # fmt: skip
+def test_it_holds_in_every_candidate(framework: str, method: str, given: dict[str, Any], told: dict[str, Any]) -> None:
+    found = some_legal(asked(framework, method, **given))
+    assert found
+    for candidate in found:
+        assert {name: candidate.settings.get(name) for name in told} == told
+
+
+@pytest.mark.parametrize(
+    ("framework", "method", "given", "words"),
+    [
+        ("swift", "sft", {"max_completion_length": 100}, "--max-completion-length says nothing to sft with swift"),
+        ("swift", "sft", {"max_prompt_length": 100}, "--max-prompt-length says nothing to sft with swift"),
+        ("unsloth", "sft", {"num_generations": 4}, "--num-generations says nothing to sft with unsloth"),
+        ("trl", "sft", {"num_generations": 4}, "--num-generations says nothing to sft with trl"),
+        ("verl", "grpo", {"hold": ("max_completion_length=9",)}, "Unknown knob"),
+        ("verl", "grpo", {"max_prompt_length": 9, "search": ("data.max_prompt_length=9,10",)}, "given another way"),
+    ],
+)
+def test_or_it_is_refused_by_name(framework: str, method: str, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        asked(framework, method, **given)
+
+
+def test_a_completion_that_leaves_no_room_for_a_prompt_is_refused() -> None:
+    understood = asked("openrlhf", max_completion_length=4096)
+    trainer, question = understood.trainer, understood.question
+    candidate = trainer.complete(trainer.baseline(question.space, question.job), question.job)
+    assert "leaves no room for a prompt" in (trainer.why_illegal(candidate, question.job) or "")
+
+
+@pytest.mark.parametrize("method", ["ppo", "online-dpo"])
+def test_what_trl_keeps_without_a_command_is_refused_with_the_reason(method: str) -> None:
+    with pytest.raises(TrainingEnvironmentError, match=r"trl\.experimental") as refused:
+        trainers.trainer("trl", method)
+    assert "pip install" in str(refused.value) or "--framework command" in str(refused.value)

@@ -1,0 +1,23 @@
+"""A framework of another version than was read is refused before anything runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from autotune.asking.understanding import _refuse_other_versions
+from autotune.errors import TrainingEnvironmentError
+
+HERE = Path(sys.executable)
+
+
+def test_another_version_is_refused_with_the_line_for_pip() -> None:
+    with pytest.raises(TrainingEnvironmentError, match=r"has click .* pip install 'click<1'"):
+        _refuse_other_versions(HERE, ["click<1"])
+
+
+def test_a_version_in_the_range_is_taken_and_a_repository_names_none() -> None:
+    _refuse_other_versions(HERE, [f"click>={version('click')}", "git+https://github.com/somebody/something"])
