@@ -5,6 +5,7 @@ It is `$XDG_DATA_HOME/autotune` (`~/.local/share/autotune`) and may be deleted a
     measurements/KEY.jsonl   one line for each probe; KEY is a hash of all that must be the same for a figure to hold here:
                              model, method, versions of the packages, device, its driver and its memory, the limit
     answers/KEY.json         a finished study's answer; KEY is a hash of that and of the whole question
+    proofs/KEY.json          one configuration, proven to fit or not to; lengths/KEY.json  the longest prompt of a dataset
 
 A line is written at once and a file is replaced as a whole, so whatever is killed leaves nothing half done.
 What can't be read (cut short, edited, of another schema) is passed over and counted, never guessed at.
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from autotune.candidate import fingerprint
+from autotune.files import FOR_ITS_OWNER, put_whole
 from autotune.recommendation import Recommendation, Trial
 
 SCHEMA = 1
@@ -31,6 +32,7 @@ LARGEST_LINE_BYTES = 256 * 1024
 MOST_READ_BYTES = 16 * 1024 * 1024
 """Of one file; of a longer one the end is read, which is the newest."""
 
+ANSWERS = "answers"
 LARGEST_ANSWER_BYTES = 64 * 1024 * 1024
 
 _Kind = TypeVar("_Kind")
@@ -133,27 +135,41 @@ class Store:
 
     def conclude(self, here: Circumstances, answered: Answered) -> None:
         """Keep a finished study's answer, in place of an earlier one to the same question."""
-        with contextlib.suppress(OSError):
-            path = self._answer(here)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, msgspec.json.encode(_plain(answered)))
+        self.keep(ANSWERS, here.question_key, answered)
 
     def answer(self, here: Circumstances) -> Answered | None:
         """The answer to this very question under these very circumstances, if there was one."""
-        path = self._answer(here)
+        known = self.kept(ANSWERS, here.question_key, Answered)
+        return known if known is not None and known.schema == SCHEMA else None
+
+    def keep(self, room: str, key: str, value: object) -> None:
+        """Keep one value under its key, in place of an earlier one."""
+        with contextlib.suppress(OSError):
+            path = self.folder / room / f"{key}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put_whole(path, msgspec.json.encode(_plain(value)), mode=FOR_ITS_OWNER)
+
+    def kept(self, room: str, key: str, kind: type[_Kind]) -> _Kind | None:
+        """What is kept there; None where there is nothing that can be read as that."""
+        return self._read_file(self.folder / room / f"{key}.json", kind)
+
+    def newest(self, room: str, kind: type[_Kind], most: int) -> tuple[_Kind, ...]:
+        """What was kept last in a room, newest first."""
         try:
-            if path.stat().st_size > LARGEST_ANSWER_BYTES:
-                return None
-            known = _read(path.read_bytes(), Answered)
+            files = sorted((self.folder / room).glob("*.json"), key=lambda file: -file.stat().st_mtime)[:most]
+        except OSError:
+            return ()
+        return tuple(found for file in files if (found := self._read_file(file, kind)) is not None)
+
+    @staticmethod
+    def _read_file(path: Path, kind: type[_Kind]) -> _Kind | None:
+        try:
+            return _read(path.read_bytes(), kind) if path.stat().st_size <= LARGEST_ANSWER_BYTES else None
         except OSError:
             return None
-        return known if known is not None and known.schema == SCHEMA else None
 
     def _measurements(self, here: Circumstances) -> Path:
         return self.folder / "measurements" / f"{here.key}.jsonl"
-
-    def _answer(self, here: Circumstances) -> Path:
-        return self.folder / "answers" / f"{here.question_key}.json"
 
 
 def _plain(value: object) -> object:
@@ -180,15 +196,3 @@ def _last_lines(path: Path) -> Sequence[bytes]:
         return ()
     whole = lines[1:] if start else lines  # the first may begin in its middle
     return [line for line in whole if line.strip()]
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Whole or not at all, whoever else writes the same."""
-    descriptor, draft = tempfile.mkstemp(prefix=".draft-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise

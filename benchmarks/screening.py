@@ -3,7 +3,8 @@
     make bench-screening
 
 No GPU, no weights, no network. Each space is screened twice: with an empty cache of traces, and again with the one that this
-left behind. Then some candidates are drawn, and their own step is followed in full. Writes results/screening.json.
+left behind. Then some candidates are drawn, and their own step is followed in full: all layers of it, which takes longer than
+the screening. Says what it is at, and writes results/screening.json whenever it knows more.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from typing import Any
 
 import machine
 
-from autotune.asking import Understood, possible_candidates, understand
+from autotune.asking.flags import Flags
+from autotune.asking.understanding import Understood, possible_candidates, understand
 from autotune.candidate import Candidate
 from autotune.environment import SUPPORTED
-from autotune.flags import Flags
+from autotune.files import put_whole
 from autotune.foresight import Foresight
 from autotune.inside.processes import descendants
+from autotune.predict.pieces import requests
 from autotune.prediction import Estimate, Prediction
 from autotune.rig.trace_cache import TraceCache
 from autotune.rig.tracer import Tracer
@@ -111,14 +114,17 @@ def _of_process(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def compared(
+def followed_alone(
     understood: Understood, drawn: Sequence[Candidate], predictions: Mapping[str, Prediction], cache: TraceCache
-) -> dict[str, Any]:
-    """The screened figures beside those of each candidate's own step."""
-    rows = []
-    with opened(understood, cache, Followed()) as (foresight, _):
+) -> Iterator[dict[str, Any]]:
+    """The screened figures beside those of each candidate's own step; several are followed side by side."""
+    with opened(understood, cache, Followed()) as (foresight, tracer):
+        tracer.expect(requests.followed(foresight.request(one)) for one in drawn)
         for candidate in drawn:
-            rows.append(_row(candidate, predictions[candidate.id], foresight.predict(candidate)))
+            yield _row(candidate, predictions[candidate.id], foresight.predict(candidate))
+
+
+def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "candidates": len(rows),
         "largest_deviation": {
@@ -126,7 +132,7 @@ def compared(
             for what in ("torch_peak_allocated", "peak_memory", "tokens_per_second")
         },
         "opposite_verdicts": sum({row["screened_fits"], row["followed_fits"]} == {True, False} for row in rows),
-        "rows": rows,
+        "rows": list(rows),
     }
 
 
@@ -146,30 +152,38 @@ def _off(seen: Estimate | None, followed: Estimate | None) -> float | None:
     return None if seen is None or followed is None else round(seen.value / followed.value - 1, 6)
 
 
-def case(gpus: str, drawn: int) -> dict[str, Any]:
+def case(gpus: str, drawn: int) -> Iterator[dict[str, Any]]:
+    """What is known of one space, more each time."""
     understood = understand(Flags(model=MODEL, gpus=gpus, search=SEARCHED, mode="predict"))
     began = time.monotonic()
     candidates = possible_candidates(understood, legal_candidates)
     listed = time.monotonic() - began
-    with tempfile.TemporaryDirectory() as folder:
-        cache = TraceCache(Path(folder))
-        cold, warm = (screened(understood, candidates, cache) for _ in range(2))
-        chosen = random.Random(SEED).sample(candidates, min(drawn, len(candidates)))
-        against = compared(understood, chosen, cold["predictions"], cache)
-    versions = cold["versions"]
-    runs = {
-        name: {what: value for what, value in run.items() if what not in ("predictions", "versions")}
-        for name, run in (("cold", cold), ("warm", warm))
-    }
-    return {
+    found: dict[str, Any] = {
         "model": MODEL,
         "gpus": gpus,
         "candidates": len(candidates),
         "seconds_to_list_candidates": round(listed, 2),
-        **runs,
-        "against_following_each": against,
-        "versions": versions,
     }
+    tell(f"{MODEL} on {gpus}: {len(candidates)} candidates, listed in {listed:.1f} s")
+    predictions: Mapping[str, Prediction] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        cache = TraceCache(Path(folder))
+        for name in ("cold", "warm"):
+            run = screened(understood, candidates, cache)
+            predictions = predictions or run["predictions"]
+            found |= {name: {what: value for what, value in run.items() if what not in ("predictions", "versions")}}
+            tell(_run_in_words(name, found[name]))
+            yield {**found, "versions": run["versions"]}
+        chosen = random.Random(SEED).sample(candidates, min(drawn, len(candidates)))
+        rows: list[dict[str, Any]] = []
+        for row in followed_alone(understood, chosen, predictions, cache):
+            rows.append(row)
+            tell(f"  followed by itself, {len(rows)} of {len(chosen)}: allocated {row['torch_peak_allocated']:+.4%}")
+            yield {**found, "against_following_each": compared(rows), "versions": run["versions"]}
+
+
+def tell(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
 def main() -> int:
@@ -178,27 +192,29 @@ def main() -> int:
     parser.add_argument("--drawn", type=int, default=12, help="candidates of each space that are followed by themselves")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
-    cases = [case(gpus, asked.drawn) for gpus in asked.gpus or GPUS]
-    document = {**machine.facts(cases[0].pop("versions")), "load_average": os.getloadavg()[0], "cases": cases}
-    for one in cases:
-        one.pop("versions", None)
-        print(_readable(one))
     asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "screening.json").write_text(json.dumps(document, indent=1) + "\n")
+    done: list[dict[str, Any]] = []
+    for gpus in asked.gpus or GPUS:
+        known: dict[str, Any] = {}
+        for known in case(gpus, asked.drawn):
+            facts = {**machine.facts(known.pop("versions")), "load_average": os.getloadavg()[0]}
+            put_whole(asked.out / "screening.json", _text({**facts, "cases": [*done, known]}))
+        done.append(known)
+    for one in done:
+        if "against_following_each" in one:
+            tell(f"{one['gpus']}: against following each: {one['against_following_each']['largest_deviation']}")
     return 0
 
 
-def _readable(one: Mapping[str, Any]) -> str:
-    lines = [f"{one['model']} on {one['gpus']}: {one['candidates']} candidates"]
-    for name in ("cold", "warm"):
-        run = one[name]
-        lines.append(
-            f"  {name}: {run['seconds_to_first_trace']} s to the first trace, {run['seconds_after_first_trace']} s after it, "
-            f"{run['cpu_seconds']} CPU seconds, {run['families']} families, {run['traces_made']} traces made"
-        )
-    against = one["against_following_each"]
-    lines.append(f"  against following each of {against['candidates']}: {against['largest_deviation']}")
-    return "\n".join(lines)
+def _text(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _run_in_words(name: str, run: Mapping[str, Any]) -> str:
+    return (
+        f"  {name}: {run['seconds_to_first_trace']} s to the first trace, {run['seconds_after_first_trace']} s after it, "
+        f"{run['cpu_seconds']} CPU seconds, {run['families']} families, {run['traces_made']} traces made"
+    )
 
 
 if __name__ == "__main__":

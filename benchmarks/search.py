@@ -1,18 +1,20 @@
 """How good is the search? Side by side with others on spaces whose optimum is known.
 
 python benchmarks/search.py                # everything, 30 seeds, in two processes; writes benchmarks/results/search.{json,md}
+python benchmarks/search.py --raw FILE     # the same, every study kept in FILE as it ends: started again, it goes on there
 python benchmarks/search.py --quick        # a few seeds, nothing written; fails where a structural fact does not hold
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
+import math
 import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +23,9 @@ from typing import Any
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # before numpy is imported: the searches' matrices are tiny
 
+import msgspec  # noqa: E402
 from machine import facts  # noqa: E402
+from search_cases import CASES  # noqa: E402
 from search_cost import five_thousand  # noqa: E402
 from search_report import bars, grouped, markdown, summary  # noqa: E402
 from search_rivals import RIVALS  # noqa: E402
@@ -29,6 +33,9 @@ from search_setups import distance, names, setup  # noqa: E402
 from search_studies import ABLATIONS, OURS, SEARCHERS, Result, study  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
+FEASIBLE = 200
+"""So many simulated studies of ours at least say whether a feasible space is ever called nothing_fits."""
+
 ORDER = (OURS, *RIVALS, *(name for name in SEARCHERS if name != OURS))
 SLOW = ("GP", "GP, with our screen")
 """Optuna's GP takes a hundred times as long as any other searcher, so it gets fewer seeds per setup."""
@@ -40,27 +47,29 @@ measured; what does not truly fit counts 0.
 
 Tables are real measurements of every candidate on a CPU (three rounds, one drawn per probe; the true mean is that of the
 rounds, and what failed in most rounds does not fit). The simulated cases come from formulas of their own
-(benchmarks/search_simulator.py), which share nothing with the predictor: their level is put up to 8% (memory) and 15% (speed)
-off the median prediction, and each part up to 15% and 30% further. They are no model of a real machine.
+(benchmarks/search_simulator.py). What they have from the predictor is one figure each for memory and for speed, the median
+prediction's level, from which they are put up to 8% (memory) and 15% (speed) off; each part of them is put up to 15% and 30%
+further off. The models' shapes and the cards' sizes and rates come from the same catalogue. They are no model of a real machine.
 
-All searchers start from a safe candidate, pay the same seconds for the same things, and rivals stop at 30 probes. autotune also
+All searchers pay the same seconds for the same things, and rivals stop at 30 probes. Rivals are told which learning settings can
+fit at all, and a first candidate that truly fits; autotune finds both by itself. It also
 measures the defaults and confirms its finalists: those seconds count as well. All seconds are the machine's, not the
 benchmark's. Optuna's GP takes a hundred times as long as any other searcher and gets fewer seeds per setup."""
 
 
 def main() -> None:
     arguments = _arguments()
-    began = time.monotonic()
     seeds = 3 if arguments.quick else arguments.seeds
-    results = _all_studies(_tasks(seeds, arguments), arguments.processes)
+    results = _all_studies(_tasks(seeds, arguments), arguments.processes, arguments.raw)
     if arguments.quick:
         _check(results)
         return
-    document = _document(results, seeds, (time.monotonic() - began) / 60)
+    document = _document(results, seeds)
     (RESULTS / "search.json").write_text(json.dumps(document, indent=1) + "\n")
     (RESULTS / "search.md").write_text(markdown(document))
-    for one in document["bars"]:
-        print("pass" if one["passed"] else "FAIL", one["bar"], one["value"], one["relation"], one["limit"])
+    for name, some in {**document["bars_by_setup"], "all": document["bars"]}.items():
+        for one in some:
+            print(f"{name:32}", "pass" if one["passed"] else "FAIL", one["bar"], one["value"], one["relation"], one["limit"])
 
 
 def _arguments() -> argparse.Namespace:
@@ -70,6 +79,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--slow-seeds", type=int, default=3, help="for Optuna's GP, per setup")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="searchers or setups to run")
+    parser.add_argument("--raw", type=Path, metavar="FILE", help="keep every study here; what it holds is not run again")
     parser.add_argument("--quick", action="store_true")
     return parser.parse_args()
 
@@ -86,11 +96,17 @@ def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, in
         for where in names()
         for who in ORDER
         if _is_wanted(where, who, wanted)
-        for seed in range(min(seeds, most.get(who, seeds)))
+        for seed in range(_seeds(where, who, min(seeds, most.get(who, seeds)), arguments.quick))
     ]
     if not tasks:
         raise SystemExit("nothing to run: results/search holds no predictions and no tables, or --only names none of them")
     return tasks
+
+
+def _seeds(where: str, who: str, usual: int, quick: bool) -> int:
+    """Ours gets more of them where there are few simulated cases; what is beyond the others' is compared with nobody."""
+    simulated = [name for name in names() if not name.startswith("table_")]
+    return usual if quick or who != OURS or where not in simulated else max(usual, math.ceil(FEASIBLE / len(simulated)))
 
 
 def _is_wanted(where: str, who: str, wanted: set[str]) -> bool:
@@ -98,22 +114,39 @@ def _is_wanted(where: str, who: str, wanted: set[str]) -> bool:
     return (not here or where in here) and (not there or who in there)
 
 
-def _all_studies(tasks: Sequence[tuple[str, str, int]], processes: int) -> list[Result]:
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        results = []
-        for done, one in enumerate(pool.imap_unordered(_study, tasks, chunksize=10), start=1):
+def _all_studies(tasks: Sequence[tuple[str, str, int]], processes: int, raw: Path | None) -> list[Result]:
+    kept = {(one.setup, one.searcher, one.seed): one for one in _kept(raw)}
+    results = [kept[task] for task in tasks if task in kept]
+    left = [task for task in tasks if task not in kept]
+    with (
+        multiprocessing.get_context("spawn").Pool(processes) as pool,
+        raw.open("ab") if raw else contextlib.nullcontext() as file,
+    ):
+        for done, one in enumerate(pool.imap_unordered(_study, left, chunksize=4), start=1):
             results.append(one)
+            if file:
+                file.write(msgspec.json.encode(one) + b"\n")
+                file.flush()
             if done % 100 == 0:
-                print(f"{done} of {len(tasks)} studies", file=sys.stderr, flush=True)
+                print(f"{done} of {len(left)} studies", file=sys.stderr, flush=True)
     return sorted(results, key=lambda one: (one.setup, one.searcher, one.seed))
+
+
+def _kept(raw: Path | None) -> list[Result]:
+    """Studies of a run that was interrupted; a line that was cut off is left out."""
+    found = []
+    for line in raw.read_bytes().splitlines() if raw and raw.exists() else ():
+        with contextlib.suppress(msgspec.DecodeError):
+            found.append(msgspec.json.decode(line, type=Result))
+    return found
 
 
 def _study(task: tuple[str, str, int]) -> Result:
     return study(*task)
 
 
-def _document(results: Sequence[Result], seeds: int, minutes: float) -> dict[str, Any]:
-    cost = five_thousand()
+def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
+    cost, results = five_thousand(), [one for one in everything if one.seed < seeds]
 
     def rows(some: Sequence[Result]) -> dict[str, Any]:
         by_name = grouped(some, lambda one: one.searcher)
@@ -123,14 +156,15 @@ def _document(results: Sequence[Result], seeds: int, minutes: float) -> dict[str
         "about": ABOUT,
         "machine": facts({name: importlib.metadata.version(name) for name in ("optuna", "numpy", "scipy", "trl", "torch")}),
         "seeds": seeds,
-        "studies": len(results),
-        "minutes": minutes,
-        "bars": bars(results, cost),
+        "studies": len(everything),
+        "not_run": [case.name for case in CASES if case.name not in names()],
+        "bars": bars(results, cost, everything),
+        "bars_by_setup": {name: bars(some) for name, some in grouped(results, lambda one: one.setup).items()},
         "five_thousand_candidates": cost,
         "off_the_prediction": {name: distance(setup(name), 0) for name in names() if setup(name).kind == "simulated"},
         "overall": rows(results),
         "by_setup": {name: rows(some) for name, some in grouped(results, lambda one: one.setup).items()},
-        "of_autotune": [asdict(one) for one in results if one.searcher == OURS],
+        "of_autotune": [asdict(one) for one in everything if one.searcher == OURS],
     }
 
 

@@ -20,6 +20,9 @@ from autotune.workload import Tuning, Workload
 HERE = Path(__file__).resolve().parent
 ONE_CARD: tuple[KnobValue, ...] = ("none",)
 SEVERAL: dict[str, tuple[KnobValue, ...]] = {"lora": ("zero3", "ddp"), "full": ("zero3", "zero2", "ddp")}
+ON_SEVERAL: dict[str, tuple[KnobValue, ...]] = {"num_generations": (16,), "use_vllm": (True,)}
+"""On several cards: one size of groups, and an engine that generates."""
+
 CONTEXT_BYTES = 600 * MIB
 """Below the card's own size: what the limit leaves to the driver."""
 
@@ -45,8 +48,8 @@ CASES = (
     Case(name="qwen2.5-1.5b-lora-l4", model="Qwen2.5-1.5B", gpus="L4", tuning="lora"),
     Case(name="qwen2.5-3b-lora-a100-40g", model="Qwen2.5-3B", gpus="A100-40G", tuning="lora"),
     Case(name="qwen2.5-7b-lora-a100-80g", model="Qwen2.5-7B", gpus="A100-80G", tuning="lora"),
-    Case(name="llama-3.1-8b-lora-2xa100-40g", model="Llama-3.1-8B", gpus="2xA100-40G", tuning="lora"),
-    Case(name="qwen2.5-1.5b-full-4xl4", model="Qwen2.5-1.5B", gpus="4xL4", tuning="full"),
+    Case(name="llama-3.1-8b-lora-2xa100-40g", model="Llama-3.1-8B", gpus="2xA100-40G", tuning="lora", only=ON_SEVERAL),
+    Case(name="qwen2.5-1.5b-full-4xl4", model="Qwen2.5-1.5B", gpus="4xL4", tuning="full", only=ON_SEVERAL),
     Case(
         name="qwen2.5-7b-full-4xa100-80g",
         model="Qwen2.5-7B",
@@ -56,11 +59,17 @@ CASES = (
             "sharding": ("zero3", "zero2"),
             "vllm_tensor_parallel_size": (1,),
             "vllm_gpu_memory_utilization": (0.2, 0.3, 0.4),
-            "num_generations": (16,),
-        },
+        }
+        | ON_SEVERAL,
     ),
     Case(name="qwen2.5-14b-lora-1xh100", model="Qwen2.5-14B", gpus="H100", tuning="lora"),
-    Case(name="qwen2.5-32b-lora-4xh100", model="Qwen2.5-32B", gpus="4xH100", tuning="lora"),
+    Case(
+        name="llama-3.1-70b-lora-8xb200",
+        model="Llama-3.1-70B",
+        gpus="8xB200",
+        tuning="lora",
+        only={"vllm_tensor_parallel_size": (4, 8), "vllm_gpu_memory_utilization": (0.12, 0.16, 0.2, 0.3)} | ON_SEVERAL,
+    ),
 )
 
 

@@ -10,16 +10,26 @@ import contextlib
 import datetime
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from search_cases import CASES, Case, Posed, pose
 
 from autotune.foresight import open_foresight
-from autotune.prediction import Estimate, Prediction
+from autotune.measurement import Phase
+from autotune.prediction import Estimate, PhasePrediction, Prediction
 from autotune.units import MIB
 
 FOLDER = Path(__file__).resolve().parent / "results" / "search"
+FIGURES = ("peak MiB", "lowest", "highest", "allocated MiB", "tokens/s", "lowest", "highest", "failure")
+TIMED: tuple[Phase, ...] = ("rollout", "sync", "score", "forward", "backward", "optimizer")
+"""Phases whose seconds are kept, each as value, lowest and highest."""
+
+STRETCHES: dict[str, tuple[Phase, ...]] = {
+    "loading": ("load",), "rollout": ("rollout", "sync"), "training": ("score", "forward", "backward", "optimizer"),
+}  # fmt: skip
+"""Phases of which only the highest peak is kept, as value, lowest and highest."""
 
 
 def main() -> None:
@@ -47,7 +57,7 @@ def write(case: Case) -> None:
         "versions": dict(next(iter(found.values())).versions),
         "limit_bytes": asked.question.memory_limit_bytes,
         "knobs": moving(asked),
-        "figures": ["peak MiB", "lowest", "highest", "allocated MiB", "tokens/s", "lowest", "highest", "failure"],
+        "figures": _all_titles(),
         "failures": failures,
     }
     rows = [[*_key(asked, one.knobs), *_figures(found[one.id], failures)] for one in asked.candidates]
@@ -60,9 +70,11 @@ def write(case: Case) -> None:
 def read(case: Case, asked: Posed) -> dict[str, Prediction]:
     """By candidate id, as the search is given them."""
     kept = json.loads(file_of(case).read_text())
-    if kept["knobs"] != moving(asked) or kept["limit_bytes"] != asked.question.memory_limit_bytes:
+    same = kept["knobs"] == moving(asked) and kept["limit_bytes"] == asked.question.memory_limit_bytes
+    if not same or kept["figures"] != _all_titles():
         raise SystemExit(
-            f"{file_of(case)} is of another space: remake it with python benchmarks/search_predictions.py {case.name}"
+            f"{file_of(case)} is of another space, or holds other figures."
+            f" Remake it with python benchmarks/search_predictions.py {case.name}"
         )
     width = len(kept["knobs"])
     figures = {tuple(row[:width]): row[width:] for row in kept["rows"]}
@@ -83,19 +95,63 @@ def _key(asked: Posed, knobs: Any) -> list[Any]:
 def _figures(one: Prediction, failures: list[str]) -> list[Any]:
     peak, rate = one.peak_memory_bytes, one.tokens_per_second
     sizes = [round(value / MIB) for value in (peak.value, peak.low, peak.high, one.torch_peak_allocated_bytes.value)]
-    speeds = [None] * 3 if rate is None else [float(f"{value:.4g}") for value in (rate.value, rate.low, rate.high)]
-    return [*sizes, *speeds, None if one.failure is None else failures.index(one.failure)]
+    failure = None if one.failure is None else failures.index(one.failure)
+    return [*sizes, *_rounded(rate), failure, *_seconds(one), *_peaks(one)]
+
+
+def _titles(names: Iterable[str], unit: str) -> list[str]:
+    return [f"{name} {unit}{end}" for name in names for end in ("", " low", " high")]
+
+
+def _all_titles() -> list[str]:
+    return [*FIGURES, *_titles(TIMED, "s"), *_titles(STRETCHES, "MiB")]
+
+
+def _rounded(one: Estimate | None) -> list[float | None]:
+    return [None] * 3 if one is None else [float(f"{value:.4g}") for value in (one.value, one.low, one.high)]
+
+
+def _seconds(one: Prediction) -> list[float | None]:
+    found = {phase.name: phase.seconds for phase in one.phases}
+    return [value for name in TIMED for value in _rounded(found.get(name))]
+
+
+def _peaks(one: Prediction) -> list[int | None]:
+    """A stretch of which the candidate has no phase is None."""
+    found: list[int | None] = []
+    for names in STRETCHES.values():
+        peaks = [phase.peak_bytes for phase in one.phases if phase.name in names]
+        highest = max(peaks, key=lambda peak: peak.value, default=None)
+        found += [None] * 3 if highest is None else [round(value / MIB) for value in (highest.value, highest.low, highest.high)]
+    return found
 
 
 def _prediction(name: str, figures: list[Any], limit_bytes: int, failures: list[str]) -> Prediction:
-    value, low, high, allocated, rate, slowest, fastest, failure = figures
+    value, low, high, allocated, rate, slowest, fastest, failure, *rest = figures
     peak = _estimate(value * MIB, low * MIB, high * MIB)
     fits = False if failure is not None or peak.low > limit_bytes else True if peak.high <= limit_bytes else None
     return Prediction(
         candidate_id=name, basis="traced", fits=fits, failure=None if failure is None else failures[failure],
         limit_bytes=limit_bytes, peak_memory_bytes=peak, torch_peak_allocated_bytes=Estimate.exactly(allocated * MIB),
         torch_peak_reserved_bytes=peak, tokens_per_second=None if rate is None else _estimate(rate, slowest, fastest),
+        phases=_phases(rest),
     )  # fmt: skip
+
+
+def _phases(figures: list[Any]) -> tuple[PhasePrediction, ...]:
+    triples = [figures[place : place + 3] for place in range(0, len(figures), 3)]
+    seconds = dict(zip(TIMED, triples, strict=False))
+    peaks = dict(zip(STRETCHES, triples[len(TIMED) :], strict=True))
+    return tuple(
+        PhasePrediction(
+            name=phase,
+            peak_bytes=_estimate(*(size * MIB for size in peaks[stretch])),
+            seconds=None if seconds.get(phase, [None])[0] is None else _estimate(*seconds[phase]),
+        )
+        for stretch, phases in STRETCHES.items()
+        if peaks[stretch][0] is not None
+        for phase in phases
+    )
 
 
 def _estimate(value: float, low: float, high: float) -> Estimate:

@@ -83,11 +83,13 @@ Rival = Callable[[Arena, list[Candidate], Candidate, random.Random], None]
 
 
 def run(rival: Rival, arena: Arena, seed: int) -> list[Probe]:
-    """The safe candidate of each tier in the order of preference until one fits; then the rival, inside that tier."""
+    """In the first tier of which anything fits, from the most cautious candidate that truly does: both are given to a rival, for
+    no search of its own would find them on several GPUs, where what is most cautious in name may not fit."""
     try:
         for tier in tiers_of(arena.space, arena.candidates):
-            first = safest(list(tier.candidates))
-            if arena.probe(first).fits:
+            fitting = [one for one in tier.candidates if arena.machine.mean_speed(one) is not None]
+            if fitting:
+                arena.probe(first := safest(fitting))
                 rival(arena, list(tier.candidates), first, random.Random(seed))
                 break
     except Enough:

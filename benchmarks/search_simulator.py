@@ -1,9 +1,10 @@
 """A made-up GPU machine on which every truth is known, for judging the search.
 
 Written from first principles and apart from `autotune.predict`: parameter counts, bytes per token and layer, what an engine
-reserves, what sharding divides, rooflines. It shares no formula with the predictor and never sees a prediction. It is no model
-of any real machine: whoever uses it draws its quirks and sets its levels, its shape is its own, and it has interactions that
-the predictor lacks.
+reserves, what sharding divides, rooflines. No formula here is the predictor's; what both use are facts (a model's shape, a card's
+size and rates) and what everybody knows of the training step (two bytes a weight, Adam's two moments). Nothing here reads a
+prediction, but whoever uses it may set its two levels by some. It is no model of any real machine: its quirks are drawn, its
+shape is its own, and it has interactions that the predictor lacks.
 
 Sources: activations per token and layer, Korthikanti et al. 2022 (arXiv:2205.05198), carried over to gated MLPs and grouped
 heads; mixed-precision states, Rajbhandari et al. 2020 (arXiv:1910.02054); paged caches and recomputation on preemption, Kwon et
@@ -89,6 +90,9 @@ class Truth:
     """What is so of one candidate on one machine."""
 
     peak_bytes: float
+    peaks: Mapping[str, float]
+    """By phase."""
+
     phase: Phase
     """Where the peak is, or where it ends."""
 
@@ -152,7 +156,7 @@ class Machine:
             cause, numbers = _cause(phase, run), run.oom_numbers()
         seconds = run.seconds(peaks[phase] / self.limit_bytes)
         return Truth(
-            peak_bytes=peaks[phase], phase="load" if failure else phase, cause=cause, numbers=numbers,
+            peak_bytes=peaks[phase], peaks=peaks, phase="load" if failure else phase, cause=cause, numbers=numbers,
             cycle_seconds=sum(seconds.values()), by_phase=seconds, tokens=run.sequences * self.ranks * run.completion,
             load_seconds=run.load_seconds(), setup_seconds=2.0 + 0.02 * self.shape.layers,
         )  # fmt: skip
@@ -225,7 +229,9 @@ class _Run:
             1.5 if self.sleeps and not self.recompute else 1.0
         )
         whole = 2 * self.shape.parameters if self.sharding == "zero3" else 0
-        kept = self.quirks.kept * training  # what torch holds on to after the first micro-steps
+        # What torch holds on to after the first micro-steps. TRL lets go of it before it wakes a sleeping engine
+        # (trl/generation/vllm_generation.py, `empty_cache`).
+        kept = 0.0 if self.sleeps else self.quirks.kept * training
         rollout = awake + kept if self.engine else self.sequences * self.length * self.shape.cache_per_token + whole
         sampled = 0 if self.engine else self.sequences * self.shape.vocabulary * 12
         return {

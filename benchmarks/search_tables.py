@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 from machine import facts
 
-from autotune.asking import Understood, understand
+from autotune.answering.opening import open_executor
+from autotune.asking.flags import Flags
+from autotune.asking.understanding import Understood, understand
 from autotune.candidate import Candidate
-from autotune.cli.run import make_executor
-from autotune.flags import Flags
 from autotune.measurement import Measurement
 from autotune.tune import SHORT, legal_candidates
 
@@ -108,7 +108,7 @@ def _order(candidates: Sequence[Candidate], number: int) -> list[Candidate]:
 
 
 def _measure_all(understood: Understood, order: Sequence[Candidate], number: int, raw: Path) -> None:
-    executor = make_executor(understood)
+    executor = open_executor(understood.question, understood.trainer)
     last = None
     try:
         with raw.open("a") as file:
@@ -135,7 +135,7 @@ def _row(one: Candidate, number: int, measured: Measurement, beside: float) -> d
         "peak_bytes": measured.memory.peak_bytes,
         "phase_peak_bytes": dict(measured.memory.phase_peak_bytes),
         "bound_by": measured.memory.bound_by,
-        "cost": {name: round(value, 4) for name, value in msgspec.to_builtins(measured.cost).items()},
+        "cost": {name: round(value, 4) for name, value in msgspec.to_builtins(measured.cost).items() if value is not None},
         "speed": None if speed is None else msgspec.to_builtins(speed),
         "failure": None if failure is None else {**msgspec.to_builtins(failure), "excerpt": ""},
         "versions": dict(measured.versions),

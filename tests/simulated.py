@@ -17,6 +17,7 @@ from autotune.prediction import Estimate, Prediction
 from autotune.question import Question
 from autotune.space import Knob, SearchSpace
 from autotune.trainers.base import Job, ProbePlan, PromptLengths
+from autotune.trainers.trl_fields import Field
 from autotune.workload import Model, Workload
 
 MIB = 2**20
@@ -60,6 +61,11 @@ class ToyTrainer:
     needs: tuple[str, ...] = ()
     space = "toy"
     measures = True
+    canonical: Mapping[str, str] = {}
+    said_by: Mapping[str, tuple[str, ...]] = {}
+
+    def fields(self) -> Mapping[str, Field]:
+        return {}
 
     def complete(self, knobs: Knobs, job: Job) -> Candidate:
         load = {name: knobs.get(name) for name in ("use_vllm", "share")}
@@ -79,6 +85,9 @@ class ToyTrainer:
 
     def prompt_lengths(self, job: Job, limit: int | None = None) -> PromptLengths | None:
         return None
+
+    def row_lengths(self, job: Job) -> None:
+        """It has no data."""
 
     def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         return dict(candidate.load)

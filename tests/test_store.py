@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from autotune import devices
+from autotune.answering.recall import Record, circumstances
 from autotune.hardware import Hardware
 from autotune.question import Question
-from autotune.recall import Record, circumstances
 from autotune.recommendation import Recommendation
 from autotune.store import LARGEST_LINE_BYTES, Store, default_folder
 from tests.report.answers import answered

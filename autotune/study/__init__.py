@@ -11,8 +11,8 @@ corrected by everything measured so far.
     view          the trials so far;  agenda  what next, and when to stop;  finish  the finalists' turns
 """
 
-from autotune.study.agenda import Means, Stop
+from autotune.study.agenda import Means, Stop, Wait
 from autotune.study.options import SearchOptions
 from autotune.study.study import Asked, Study, open_study
 
-__all__ = ["Asked", "Means", "SearchOptions", "Stop", "Study", "open_study"]
+__all__ = ["Asked", "Means", "SearchOptions", "Stop", "Study", "Wait", "open_study"]

@@ -23,7 +23,7 @@ from autotune.study.finish import confirmation
 from autotune.study.loads import on_one_load, stopped_improving
 from autotune.study.options import SearchOptions
 from autotune.study.preference import Tier
-from autotune.study.table import Places
+from autotune.study.table import Flags, Places
 from autotune.study.view import Ground, View, speed_of
 from autotune.study.worth import promising
 
@@ -69,6 +69,13 @@ class Means:
 
     seconds: float
     probes: int
+    live: frozenset[str] = frozenset()
+    """Load keys that stand ready for the next probe; none: that of the last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Nothing more is worth starting before one of those that are being measured has been told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +90,16 @@ class Agenda:
     earlier: tuple[Trial, ...] = ()
     """Of other studies on the same model, versions and hardware: believed, and not counted as measured here."""
 
-    def view(self, trials: tuple[Trial, ...]) -> View:
-        return View(self.ground, trials, self.earlier)
+    def view(self, trials: tuple[Trial, ...], pending: frozenset[str] = frozenset()) -> View:
+        return View(self.ground, trials, self.earlier, pending)
 
-    def next(self, seen: View, means: Means) -> Step | Stop:
-        """The next step, given everything measured and what is left to spend."""
+    def next(self, seen: View, means: Means) -> Step | Wait | Stop:
+        """The next step, given everything measured and what is left to spend. Finalists are measured one by one, alone, and
+        that it is done is said when all is told."""
+        step = self._next(seen, means)
+        return Wait() if seen.pending and (isinstance(step, Stop) or step.purpose == "confirm") else step
+
+    def _next(self, seen: View, means: Means) -> Step | Stop:
         if _every_probe_fails_alike(seen):
             return Stop(proven="not proven infeasible")
         step = self._opening(seen) or self._search(seen)
@@ -101,9 +113,10 @@ class Agenda:
     def _opening(self, seen: View) -> Step | None:
         """A safe first candidate, then the baseline, whatever became of the first; a baseline that cannot fit is not tried."""
         baseline = self.ground.baseline
-        first = self._safest(self.ground.tiers[0], seen)
-        if not seen.probes and first is not None and not self._is_safe(baseline, seen):
-            return Step(purpose="anchor", pool=first)
+        if not seen.probes and not seen.pending and not self._is_safe(baseline, seen):
+            first = self._safest(self.ground.tiers[0], seen)
+            if first is not None:
+                return Step(purpose="anchor", pool=first)
         if baseline is not None and seen.is_open(baseline):
             return Step(purpose="baseline", pool=self.ground.table.places([baseline]))
         return None
@@ -157,12 +170,27 @@ class Agenda:
             return None
         if self.weighs:
             best = speed_of(seen.contenders(tier)[0])
-            pool = pool[promising(seen.beliefs, pool, best, self.ground.table.untried(seen.measured))]
+            if len(remembered := self._remembered(pool, best)):
+                return Step(purpose="search", pool=remembered)
+            pool = pool[promising(seen.beliefs, pool, best, self._untried(seen))]
             return Step(purpose="search", pool=pool) if len(pool) else None
         loads = self.ground.table.loads
         if stopped_improving(tier, [self.ground.table.candidates[place] for place in pool], seen):
             return Stop(proven="stopped improving")
         return Step(purpose="search", pool=on_one_load(tier, pool, loads, self.ground.table.load_number, seen))
+
+    def _untried(self, seen: View) -> Flags:
+        """Given what was measured here and by earlier searches."""
+        known = (*seen.probes, *self.earlier)
+        fast = {one.candidate.id for one in known if one.measurement.ranking_speed is not None}
+        return self.ground.table.untried(fast, {one.candidate.id for one in known} - fast)
+
+    def _remembered(self, pool: Places, best: float) -> Places:
+        """The fastest that an earlier search saw fit, where that is faster than the best here: all others are held against it."""
+        place, open_here = self.ground.table.place, set(pool.tolist())
+        fitting = [one for one in self.earlier if one.verdict.fits and place.get(one.candidate.id) in open_here]
+        fastest = max(fitting, key=speed_of, default=None)
+        return pool[:0] if fastest is None or speed_of(fastest) <= best else self.ground.table.places([fastest.candidate])
 
     def _doubted(self, tier: Tier, seen: View) -> Step | None:
         """The nearest to fitting of what is refused in the tier, if it would be worth having."""
@@ -184,11 +212,12 @@ class Agenda:
         if means.probes <= 0:
             return False
         best, table = seen.best(), self.ground.table
-        live = table.load_number.get(seen.probes[-1].candidate.load_key, -1) if seen.probes else -1
-        loads = bool((table.loads[step.pool] != live).all())
+        ready = means.live or {trial.candidate.load_key for trial in seen.probes[-1:]}
+        live = [table.load_number[key] for key in ready if key in table.load_number]
+        loads = not np.isin(table.loads[step.pool], live).any()
         reserve = 0.0
         if best is not None:
-            reserve = 2 * seen.usual_seconds(load=loads or table.load_number.get(best.candidate.load_key) != live)
+            reserve = 2 * seen.usual_seconds(load=loads or best.candidate.load_key not in ready)
         return means.seconds > seen.usual_seconds(load=loads) + reserve
 
 

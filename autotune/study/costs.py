@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -15,16 +15,18 @@ LOAD = 3.0
 """Before any load was seen: how many probes it is likely to take as long as."""
 
 
-def seconds_to_measure(table: Table, trials: Sequence[Trial], beliefs: Beliefs) -> Numbers:
-    """By candidate: its cycles, a load where another is live, and one more where it may run out and take the rig along."""
+def seconds_to_measure(table: Table, trials: Sequence[Trial], beliefs: Beliefs, live: Collection[str] = ()) -> Numbers:
+    """By candidate: its cycles, a load where none like it stands ready, and one more where it may run out and take the rig along.
+
+    `live` are the keys of the loads that stand ready; where none is named, that of the last probe.
+    """
     if not trials:
         return np.ones(len(table))
     probing = _probing(trials, beliefs)
     loading = _loading(table, trials, float(np.median(probing)))
-    last = trials[-1]
-    alive = not last.measurement.outcome.is_out_of_memory
-    live = table.load_number.get(last.candidate.load_key, -1) if alive else -1
-    return np.asarray(probing + np.where(table.loads == live, 0.0, loading) + (1 - beliefs.fits) * loading)
+    ready = live or {one.candidate.load_key for one in trials[-1:] if not one.measurement.outcome.is_out_of_memory}
+    stands = np.isin(table.loads, [table.load_number[key] for key in ready if key in table.load_number])
+    return np.asarray(probing + np.where(stands, 0.0, loading) + (1 - beliefs.fits) * loading)
 
 
 def _probing(trials: Sequence[Trial], beliefs: Beliefs) -> Numbers:

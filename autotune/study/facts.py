@@ -8,7 +8,7 @@ table says which. What could not even be loaded cannot be loaded for the next ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,9 @@ from autotune.study.table import Flags, Table
 
 ENGINE_CAUSES = frozenset({"kv_cache", "engine_startup"})
 """Failures of the rollout engine to find room for itself."""
+
+SLEEPS = frozenset({"vllm_enable_sleep_mode", "sleep_level"})
+"""What an engine does once it stands; it makes no room while the engine is being started."""
 
 SHARE = "vllm_gpu_memory_utilization"
 """The knob that `free_share` of a failure's numbers is about."""
@@ -37,8 +40,26 @@ class Facts:
     """Fits: another one fitted that needs at least as much."""
 
 
+class Settled:
+    """Everything that the outcomes so far settle; asked again with more of them, only what is new is looked at."""
+
+    def __init__(self, table: Table) -> None:
+        self._table, self._heard, self._facts = table, tuple[Trial, ...](), facts_of(table, ())
+
+    def after(self, trials: Sequence[Trial]) -> Facts:
+        known = len(self._heard)
+        if len(trials) < known or any(one is not other for one, other in zip(self._heard, trials, strict=False)):
+            known, self._facts = 0, facts_of(self._table, ())
+        if len(trials) > known:
+            new, old = facts_of(self._table, trials[known:]), self._facts
+            impossible = old.impossible | new.impossible
+            self._facts = Facts(impossible=impossible, possible=(old.possible | new.possible) & ~impossible)
+        self._heard = tuple(trials)
+        return self._facts
+
+
 def facts_of(table: Table, trials: Sequence[Trial]) -> Facts:
-    """Everything that the outcomes so far settle, those that were measured included."""
+    """Everything that these outcomes settle, those that were measured included."""
     impossible, possible = np.zeros(len(table), dtype=bool), np.zeros(len(table), dtype=bool)
     for trial in trials:
         place = table.place.get(trial.candidate.id)
@@ -79,16 +100,17 @@ def _engine_has_no_room(table: Table, trial: Trial) -> Flags:
     towards = {name: way for name, way in pushes(failure.cause, failure.row).items() if name in trial.candidate.load}
     if not towards:
         return settled
+    beside = {*towards, *(SLEEPS if failure.phase == "load" else ())}
     for number, other in table.load_examples.items():
-        if _same_but(trial.candidate, other, towards) and (
+        if _same_but(trial.candidate, other, beside) and (
             _no_better(trial.candidate, other, towards) or _too_much(other, failure)
         ):
             settled |= table.loads == number
     return settled
 
 
-def _same_but(failed: Candidate, other: Candidate, moved: Mapping[str, str]) -> bool:
-    names = {*failed.load, *other.load} - set(moved)
+def _same_but(failed: Candidate, other: Candidate, beside: Collection[str]) -> bool:
+    names = {*failed.load, *other.load} - set(beside)
     return all(failed.load.get(name) == other.load.get(name) for name in names)
 
 

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from autotune.candidate import Candidate
 from autotune.recommendation import Trial
+from autotune.study.gauss import expected_gain
+from autotune.study.preference import Tier
 from autotune.study.view import View, speed_of
 
 FINALISTS = 3
 """At most this many candidates are measured again before one is recommended."""
 
-CLOSE, NEAR, FAR = 3.0, 0.03, 0.12
-"""A candidate that is slower than the fastest by so many times the noise of one probe, but at least and at most by these
-shares, may still be the fastest."""
+WORTH = 0.004
+"""What may be faster than the fastest by this share, on average over what is not known of the two, is a finalist too."""
 
 ROUNDS = 2
 """Finalists take so many turns, so that a machine that is slow for a while is slow for all of them."""
 
-BEHIND = 0.5
-"""A finalist that is behind the leader by this part of that after a round is out of the next."""
+CLOSE, LEAST, MOST = 1.0, 0.01, 0.05
+"""Who is behind the leader after a round by so many times a probe's noise, at least and at most by these shares, is out."""
+
+SHARE = 0.5
+"""Telling finalists apart takes at most this share of the seconds that the search took; the first confirmation is always made."""
 
 
 def confirmation(seen: View, seconds: float) -> Candidate | None:
-    """The next finalist to measure again: the fastest always, the others and further rounds while time is left."""
+    """The next finalist to measure again: the fastest always, the others and further rounds while it is worth the time."""
     tier = seen.tier_of_choice()
     if tier is None:
         return None
-    contenders = seen.contenders(tier)
-    finalists = [trial for trial in contenders if speed_of(trial) >= (1 - _close(seen)) * speed_of(contenders[0])][:FINALISTS]
-    anything_confirmed = any(trial.candidate.id in seen.rounds for trial in finalists)
-    if seconds <= (2 * seen.usual_seconds(load=True) if anything_confirmed else 0.0):
+    finalists = _finalists(seen, tier)
+    if any(trial.candidate.id in seen.rounds for trial in finalists) and not _affordable(seen, seconds):
         return None
     for number in range(ROUNDS):
         for trial in _turns(finalists, number, seen):
@@ -37,11 +41,28 @@ def confirmation(seen: View, seconds: float) -> Candidate | None:
     return None
 
 
+def _finalists(seen: View, tier: Tier) -> list[Trial]:
+    """By what is believed of them, which a single lucky probe moves less than a ranking by what it showed."""
+    contenders = seen.contenders(tier)
+    means, spreads = (np.array([figure(trial) for trial in contenders]) for figure in (seen.believed_speed, seen.speed_doubt))
+    leader = int(means.argmax())
+    gains = expected_gain(means, np.hypot(spreads, spreads[leader]), float(means[leader]))
+    gains[leader] = np.inf
+    order = [int(place) for place in np.argsort(-gains, kind="stable")[:FINALISTS]]
+    return [contenders[place] for place in order if gains[place] > WORTH]
+
+
+def _affordable(seen: View, seconds: float) -> bool:
+    spent = [trial.measurement.cost.total_seconds for turns in seen.rounds.values() for trial in turns]
+    searching = sum(trial.measurement.cost.total_seconds for trial in seen.probes)
+    return seconds > 2 * seen.usual_seconds(load=True) and sum(spent) + min(spent) <= SHARE * searching
+
+
 def _turns(finalists: list[Trial], number: int, seen: View) -> list[Trial]:
     """Who is measured in this round, in which order: one load after the other, every second round backwards."""
     if number > 0:
         best = max(_confirmed_speed(trial, seen) for trial in finalists)
-        finalists = [trial for trial in finalists if _confirmed_speed(trial, seen) >= (1 - BEHIND * _close(seen)) * best]
+        finalists = [trial for trial in finalists if _confirmed_speed(trial, seen) >= (1 - _close(seen)) * best]
         if len(finalists) == 1:
             return []
     first = finalists[0].candidate.load_key
@@ -50,7 +71,7 @@ def _turns(finalists: list[Trial], number: int, seen: View) -> list[Trial]:
 
 
 def _close(seen: View) -> float:
-    return min(FAR, max(NEAR, CLOSE * seen.beliefs.speed.noise))
+    return min(MOST, max(LEAST, CLOSE * seen.beliefs.speed.noise))
 
 
 def _confirmed_speed(trial: Trial, seen: View) -> float:

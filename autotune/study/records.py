@@ -15,6 +15,8 @@ from autotune.recommendation import Expected, Purpose, Trial
 from autotune.verdict import judge
 
 CANDIDATE, PURPOSE, EXPECTED, MEASUREMENT, OUTCOME, WHY = "candidate", "purpose", "expected", "measurement", "outcome", "why"
+DRIVER = "driver"
+"""Who asked for it, where several may: a trial is its driver's from the first moment, before it says what it is about."""
 
 
 def plain(value: object) -> Any:

@@ -7,11 +7,13 @@ learns from; FAIL is for faults that say nothing about the candidate, and no sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from autotune.candidate import Candidate
@@ -21,12 +23,14 @@ from autotune.question import Question
 from autotune.recommendation import Expected, Purpose, Trial
 from autotune.study import records
 from autotune.study import screened as screening
-from autotune.study.agenda import Agenda, Means, Step, Stop
+from autotune.study.agenda import Agenda, Means, Step, Stop, Wait
 from autotune.study.beliefs import Mind
+from autotune.study.claims import Claims
 from autotune.study.options import SearchOptions
+from autotune.study.patience import Patience
 from autotune.study.preference import tiers_of
 from autotune.study.sampler import PoolSampler, ValueSampler, distributions_of, make_sampler, suggest
-from autotune.study.storage import open_optuna, open_storage, sweep_stale
+from autotune.study.storage import claims_on, open_optuna, open_storage, sweep_stale
 from autotune.study.table import Table
 from autotune.study.view import Ground, View
 from autotune.study.worth import worth
@@ -49,11 +53,23 @@ class Asked:
 class Study:
     """One question's study."""
 
-    def __init__(self, study: optuna.Study, sampler: PoolSampler, agenda: Agenda, predictions: Mapping[str, Prediction]) -> None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        sampler: PoolSampler,
+        agenda: Agenda,
+        predictions: Mapping[str, Prediction],
+        claims: Claims,
+        patience: Patience,
+    ) -> None:
         self._study = study
         self._sampler = sampler
         self._predictions = predictions
         self._open: dict[int, optuna.Trial] = {}
+        self._asked: dict[int, Asked] = {}
+        self._claims, self._claimed_by_others = claims, frozenset[str]()
+        self._mine: dict[int, str] = {}
+        self._patience = patience
         self.agenda = agenda
         self.trials: tuple[Trial, ...] = tuple(
             trial for frozen in study.get_trials(deepcopy=False) if (trial := records.read_trial(frozen)) is not None
@@ -72,37 +88,87 @@ class Study:
 
     @property
     def view(self) -> View:
-        if self._seen is None or len(self._seen.all) != len(self.trials):
-            self._seen = self.agenda.view(self.trials)
+        pending = self.pending
+        if self._seen is None or len(self._seen.all) != len(self.trials) or self._seen.pending != pending:
+            self._seen = self.agenda.view(self.trials, pending)
         return self._seen
+
+    @property
+    def pending(self) -> frozenset[str]:
+        """Ids of the candidates that were asked and not told yet, here or by another driver of the study."""
+        return frozenset(one.candidate.id for one in self._asked.values()) | self._claimed_by_others
 
     @property
     def options(self) -> SearchOptions:
         return self.agenda.options
 
-    def ask(self, means: Means) -> Asked | Stop:
-        """The next candidate to measure, or why there is none."""
-        self._record_screened()
-        step = self.agenda.next(self.view, means)
-        if isinstance(step, Stop):
-            return step
-        self._prepare_sampler(step)
-        trial, candidate = self._begin(step.purpose)
-        self._open[trial.number] = trial
-        return Asked(number=trial.number, purpose=step.purpose, candidate=candidate)
+    def ask(self, means: Means) -> Asked | Wait | Stop:
+        """The next candidate to measure, or why there is none. May be asked again before an earlier one is told."""
+        if any(one.purpose == "confirm" for one in self._asked.values()):
+            return Wait()
+        asked = None
+        while asked is None:
+            self.catch_up()
+            self._record_screened()
+            step = self.agenda.next(self.view, replace(means, probes=means.probes - len(self.pending)))
+            if not isinstance(step, Step):
+                return step
+            self._prepare_sampler(step, means)
+            asked = self._ask_claimed(step.purpose)
+        return asked
 
-    def _prepare_sampler(self, step: Step) -> None:
+    def _ask_claimed(self, purpose: Purpose) -> Asked | None:
+        """None where another driver was faster, or told something meanwhile: then it is to be thought over again."""
+        trial, candidate = self._begin(purpose)
+        asked = Asked(number=trial.number, purpose=purpose, candidate=candidate)
+        turn = f" confirm {len(self.view.rounds.get(candidate.id, ()))}" if purpose == "confirm" else ""
+        claim = f"{candidate.id}{turn}"  # what nobody else may measure meanwhile: a candidate, or one turn of a finalist
+        if self._claims.take(claim):
+            if not self.catch_up():
+                self._open[trial.number], self._asked[trial.number], self._mine[trial.number] = trial, asked, claim
+                return asked
+            self._claims.give_back(claim)
+        trial.set_user_attr(records.WHY, "another driver of this study was faster")
+        self._study.tell(trial, state=TrialState.FAIL)
+        return None
+
+    def catch_up(self) -> bool:
+        """Hear of what other drivers of this study did; whether any of them told something new. Says as well that this one is
+        there, so it is to be called every few seconds."""
+        self._claims.beat()
+        if not self._claims.shared:
+            return False
+        buried, self._claimed_by_others = self._claims.bury(), frozenset(what.split()[0] for what in self._claims.others())
+        if buried:
+            sweep_stale(self._study, self._claims, self._open)
+        known = {trial.number for trial in self.trials}
+        finished = (one for one in self._study.get_trials(deepcopy=False) if one.number not in known and one.state.is_finished())
+        new = [trial for frozen in finished if (trial := records.read_trial(frozen)) is not None]
+        self.trials = (*self.trials, *new)
+        return bool(new)
+
+    def leave(self) -> None:
+        """Give back what is claimed: this driver is done. May be called twice."""
+        self._claims.leave()
+
+    def when_waiting(self, say: Callable[[str], None]) -> None:
+        """Who is told, in a sentence, that the database is waited for."""
+        self._patience.say = say
+
+    def _prepare_sampler(self, step: Step, means: Means) -> None:
         """Who may be chosen, and what each is worth."""
         ground, seen = self.agenda.ground, self.view
         self._sampler.pool = [ground.table.candidates[place] for place in step.pool]
         if isinstance(self._sampler, ValueSampler):
             best = seen.fastest_beside(self._sampler.pool[0])
             self._sampler.worth = lambda: worth(
-                ground.table, seen.told, seen.beliefs, step.pool, best, self.agenda.options
+                ground.table, seen.told, seen.beliefs, step.pool, best, self.agenda.options, means.live
             ).tolist()
 
     def _begin(self, purpose: Purpose) -> tuple[optuna.Trial, Candidate]:
         trial = self._study.ask()
+        if self._claims.driver:
+            trial.set_user_attr(records.DRIVER, self._claims.driver)
         candidate = self._sampler.settle(trial)
         for name in candidate.knobs:
             if name in self._sampler.distributions:
@@ -110,6 +176,11 @@ class Study:
         for key, value in records.candidate_attributes(candidate, purpose).items():
             trial.set_user_attr(key, value)
         return trial, candidate
+
+    def _begin_with(self, candidate: Candidate, purpose: Purpose) -> optuna.Trial:
+        """A trial of this one and no other."""
+        self._sampler.pool = (candidate,)
+        return self._begin(purpose)[0]
 
     def _record_screened(self) -> None:
         """What prediction rules out, the nearest to the limit of it; a sampler learns from it as from what does not fit."""
@@ -125,8 +196,7 @@ class Study:
             self._screened.add(name)
 
     def _tell_screened(self, candidate: Candidate, prediction: Prediction) -> None:
-        self._sampler.pool = (candidate,)
-        trial, _ = self._begin("search")
+        trial = self._begin_with(candidate, "search")
         trial.set_user_attr(screening.CANDIDATE_ID, candidate.id)
         trial.set_user_attr(screening.PREDICTED, screening.figures(prediction))
         trial.set_user_attr(records.OUTCOME, str(Outcome.SCREENED))
@@ -144,7 +214,16 @@ class Study:
             verdict=judge(measurement),
             expected=self._expected(asked.candidate),
         )
-        self._write(told)
+        trial = self._open.pop(asked.number)
+        try:
+            self._write(told, trial)
+        except UpdateFinishedTrialError:
+            # Not heard of for so long, this driver was taken for dead, and its trial swept. What it measured counts all the same.
+            trial = self._begin_with(asked.candidate, asked.purpose)
+            told = replace(told, number=trial.number)
+            self._write(told, trial)
+        self._asked.pop(asked.number)
+        self._claims.give_back(self._mine.pop(asked.number))  # only once everybody can see what was told
         self.trials = (*self.trials, told)
         return told
 
@@ -157,11 +236,13 @@ class Study:
     def tell_fault(self, asked: Asked, reason: str) -> None:
         """The machine failed, not the candidate: it stays open."""
         trial = self._open.pop(asked.number)
-        trial.set_user_attr(records.WHY, reason)
-        self._study.tell(trial, state=TrialState.FAIL)
+        self._asked.pop(asked.number)
+        with suppress(UpdateFinishedTrialError):  # swept, as above
+            trial.set_user_attr(records.WHY, reason)
+            self._study.tell(trial, state=TrialState.FAIL)
+        self._claims.give_back(self._mine.pop(asked.number))
 
-    def _write(self, told: Trial) -> None:
-        trial = self._open.pop(told.number)
+    def _write(self, told: Trial, trial: optuna.Trial) -> None:
         if told.expected is not None:
             trial.set_user_attr(records.EXPECTED, records.plain(told.expected))
         trial.set_user_attr(records.MEASUREMENT, records.plain(told.measurement))
@@ -205,12 +286,15 @@ def open_study(
     studies on the same model, versions and hardware, which are believed too and count as nothing measured here.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = open_optuna(question, open_storage(question.storage))
-    sweep_stale(study)
+    patience = Patience(url=question.storage)
+    storage = open_storage(question.storage, patience)
+    study = open_optuna(question, storage)
+    claims = claims_on(storage, question.study_name, patience)
+    sweep_stale(study, claims)
     sampler = make_sampler(question.sampler, distributions_of(question.space, baseline), question.job.workload.seed)
     study.sampler = sampler
     table = Table(question.space, [*candidates, *([baseline] if baseline else [])])
     mind = Mind(table, predictions, limit_bytes=question.memory_limit_bytes, options=options)
     ground = Ground(table, tiers_of(question.space, candidates), mind, baseline)
     agenda = Agenda(ground=ground, options=options, weighs=question.sampler == "value", earlier=tuple(earlier))
-    return Study(study, sampler, agenda, predictions)
+    return Study(study, sampler, agenda, predictions, claims, patience)

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from autotune.candidate import Candidate
 from autotune.space import Knob, SearchSpace
 
+ENOUGH_FAILURES = 2
+"""After so many, a switch's position has had its chance."""
+
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -75,17 +78,26 @@ class Table:
         numeric = [knob for knob in self._moving if _is_numeric(knob, self.candidates)]
         others = self._by_name
         numbers = np.column_stack(
-            [_scaled([one.knobs[knob.name] for one in self.candidates]) for knob in numeric] or [self._none]
+            [_scaled([one.knobs.get(knob.name) for one in self.candidates]) for knob in numeric] or [self._none]
         )
         categories = [_coded([one.knobs.get(knob.name) for one in self.candidates]) for knob in others]
         return numbers, np.column_stack(categories or [self._none.astype(np.int64)])
 
-    def untried(self, measured: Iterable[str]) -> Flags:
-        """Who has a switch, or a choice by name, in a position in which none of these was measured."""
-        known = np.flatnonzero(self.mask(measured))
+    @cached_property
+    def kinds(self) -> Numbers:
+        """A column for each set of knobs that apply together, 1 where a candidate has just these: one with an engine has other
+        knobs than one without."""
+        names = [frozenset(one.knobs) for one in self.candidates]
+        return np.array([[float(mine == kind) for kind in dict.fromkeys(names)] for mine in names])
+
+    def untried(self, fast: Iterable[str], failed: Iterable[str]) -> Flags:
+        """Who has a switch, or a choice by name, in a position of which little is known: nothing `fast` has it, whose speed was
+        seen, and at most one that `failed`, which shows nothing of how fast its like is."""
+        seen, lost = np.flatnonzero(self.mask(fast)), np.flatnonzero(self.mask(failed))
         found = np.zeros(len(self), dtype=bool)
         for column in self.features[1].T[self._switches]:
-            found |= ~np.isin(column, column[known])
+            positions, counts = np.unique(column[lost], return_counts=True)
+            found |= ~np.isin(column, [*column[seen], *positions[counts >= ENOUGH_FAILURES]])
         return found
 
     @cached_property
@@ -153,8 +165,9 @@ def acting(knob: Knob, candidate: Candidate) -> object:
 
 
 def _is_numeric(knob: Knob, candidates: Sequence[Candidate]) -> bool:
-    values = {(type(one.knobs.get(knob.name)), one.knobs.get(knob.name)) for one in candidates}
-    return len(values) > 2 and all(kind in (int, float) for kind, _ in values)
+    """Whether it is a scale; who has no value on it is told apart by another knob."""
+    values = {one.knobs.get(knob.name) for one in candidates} - {None}
+    return len(values) > 2 and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
 def _has_numbers(knob: Knob) -> bool:
@@ -162,10 +175,13 @@ def _has_numbers(knob: Knob) -> bool:
 
 
 def _scaled(values: Sequence[object]) -> Numbers:
-    """From 0 to 1, by their logarithms where all are above zero: doubling a batch is one step, wherever it starts."""
-    numbers = np.array(values, dtype=float)
-    spread = np.log(numbers) if (numbers > 0).all() else numbers
-    return np.asarray((spread - spread.min()) / (spread.max() - spread.min()))
+    """From 0 to 1, by their logarithms where all are above zero: doubling a batch is one step, wherever it starts. Without a
+    value: the middle."""
+    numbers = np.array([math.nan if value is None else value for value in values], dtype=float)
+    known = numbers[~np.isnan(numbers)]
+    spread = np.log(numbers) if (known > 0).all() else numbers
+    least, most = np.nanmin(spread), np.nanmax(spread)
+    return np.where(np.isnan(spread), 0.5, (spread - least) / (most - least))
 
 
 def _doublings(values: Sequence[object]) -> Numbers:

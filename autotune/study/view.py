@@ -34,7 +34,14 @@ class Ground:
 class View:
     """What is known, derived anew from the recorded trials each time, so that a resumed study knows the same."""
 
-    def __init__(self, ground: Ground, trials: Sequence[Trial], earlier: Sequence[Trial] = ()) -> None:
+    def __init__(
+        self,
+        ground: Ground,
+        trials: Sequence[Trial],
+        earlier: Sequence[Trial] = (),
+        pending: frozenset[str] = frozenset(),
+    ) -> None:
+        """`pending`: ids of candidates that are being measured: nothing is known of them yet, and nobody else starts them."""
         telling = [trial for trial in trials if trial.measurement.outcome is not Outcome.INTERRUPTED]
         self.tiers, self.baseline = ground.tiers, ground.baseline
         self.all = tuple(trials)
@@ -48,12 +55,14 @@ class View:
         self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
         # How fast finalists turn out to be reopens no search that was done; that one of them ran out of memory may.
         telling_more = [trial for trial in telling if trial.purpose != "confirm" or not trial.verdict.fits]
-        self.beliefs: Beliefs = ground.mind.after([*earlier, *telling_more])
+        self.beliefs: Beliefs = ground.mind.after([*earlier, *telling_more], pending)
+        self.pending = pending
         self._ground = ground
         measured = ground.table.mask(self.measured)
         self._implied: Flags = self.beliefs.facts.impossible & ~measured
         self._refused: Flags = self.beliefs.refused & ~measured & ~self._implied
-        self._open: Flags = ~(measured | self._implied | self._refused)
+        self._pending: Flags = ground.table.mask(pending)
+        self._open: Flags = ~(measured | self._implied | self._refused | self._pending)
 
     @property
     def implied(self) -> frozenset[str]:
@@ -72,7 +81,7 @@ class View:
         return self._those(tier, self._open)
 
     def refused_in(self, tier: Tier) -> Places:
-        return self._those(tier, self._refused)
+        return self._those(tier, self._refused & ~self._pending)
 
     def probed_in(self, tier: Tier) -> list[Trial]:
         """The tier's trials in the order in which they were measured."""
@@ -105,6 +114,14 @@ class View:
         number = self._ground.tier_number.get(candidate.id)
         contenders = [] if number is None else self.contenders(self.tiers[number])
         return speed_of(contenders[0]) if contenders else None
+
+    def believed_speed(self, trial: Trial) -> float:
+        """The logarithm of what its tokens per second are believed to be, by its own measurement and by its neighbours'."""
+        return float(self.beliefs.speed.mean[self._ground.table.place[trial.candidate.id]])
+
+    def speed_doubt(self, trial: Trial) -> float:
+        """How far that may be off."""
+        return float(self.beliefs.speed.deviation[self._ground.table.place[trial.candidate.id]])
 
     def usual_seconds(self, *, load: bool) -> float:
         """What a further probe is likely to take, from what the others took; 0 while nothing was measured."""

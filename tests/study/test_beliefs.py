@@ -14,7 +14,8 @@ from autotune.candidate import Candidate
 from autotune.measurement import Failure, Outcome
 from autotune.prediction import Prediction
 from autotune.recommendation import Trial
-from autotune.study.beliefs import Mind, least_need
+from autotune.study.beliefs import Mind
+from autotune.study.needs import least_need
 from autotune.study.options import SearchOptions
 from autotune.study.table import Table
 from autotune.tune import SHORT, legal_candidates

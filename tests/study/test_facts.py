@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotune.candidate import Candidate
 from autotune.measurement import Failure, Measurement, Outcome
 from autotune.recommendation import Trial
-from autotune.study.facts import facts_of
+from autotune.study.facts import Settled, facts_of
 from autotune.study.table import Table
 from autotune.tune import SHORT, legal_candidates
 from autotune.verdict import judge
@@ -53,6 +53,18 @@ def test_facts_are_never_wrong(limit: int, measured: list[Candidate]) -> None:
     assert all(facts.impossible[TABLE.place[one.id]] or facts.possible[TABLE.place[one.id]] for one in measured)
 
 
+@given(
+    limit=st.integers(200, 1500), measured=st.lists(st.sampled_from(CANDIDATES), max_size=8), steps=st.lists(st.integers(0, 8)),
+)  # fmt: skip
+def test_what_was_settled_before_need_not_be_looked_at_again(limit: int, measured: list[Candidate], steps: list[int]) -> None:
+    """However many are added between two questions; and where some are taken back, it is thought over again."""
+    machine, settled = Machine(limit_bytes=limit * MIB), Settled(TABLE)
+    trials = [_trial(one, machine.measure(one, SHORT)) for one in measured]
+    for known in steps:
+        found, anew = settled.after(trials[:known]), facts_of(TABLE, trials[:known])
+        assert (found.impossible == anew.impossible).all() and (found.possible == anew.possible).all()
+
+
 @given(st.sampled_from(CANDIDATES))
 def test_needing_at_least_as_much_agrees_with_the_machine(one: Candidate) -> None:
     machine, place = Machine(limit_bytes=MIB), TABLE.place[one.id]
@@ -81,6 +93,17 @@ def test_too_small_a_cache_settles_less_of_the_device_and_longer_sequences_and_n
     assert settled == {one for one in ENGINES if one.knobs["share"] <= 0.5}  # type: ignore[operator]
 
 
+def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sleeps() -> None:
+    pairs = [(share, sleeps) for share in (0.3, 0.5) for sleeps in (True, False)]
+    loads = [{"vllm_gpu_memory_utilization": share, "vllm_enable_sleep_mode": sleeps} for share, sleeps in pairs]
+    awake_or_not = [Candidate(knobs=load, settings=load, load=load) for load in loads]
+    table, failed = Table(SPACE, awake_or_not), awake_or_not[0]
+    starting = Failure(evidence="no blocks", phase="load", cause="kv_cache", row="vllm_kv_too_small")
+    assert _settled(_failed(failed, starting), table) == set(awake_or_not[:2])
+    later = replace(starting, phase="rollout")
+    assert _settled(_failed(failed, later, Outcome.OOM_ROLLOUT), table) == {failed}, "by then it may have slept"
+
+
 def test_too_large_a_reservation_settles_larger_ones_and_what_the_message_says_is_not_free() -> None:
     table = Table(SPACE, ENGINES)
     failed = next(one for one in ENGINES if one.knobs == {"share": 0.7, "length": 512})
@@ -93,3 +116,17 @@ def test_too_large_a_reservation_settles_larger_ones_and_what_the_message_says_i
 def test_other_faults_settle_nothing() -> None:
     for outcome in (Outcome.CRASH, Outcome.TIMEOUT, Outcome.ILLEGAL):
         assert not _settled(_failed(CANDIDATES[0], Failure(evidence="a bug"), outcome), TABLE)
+
+
+def test_a_switch_is_untried_until_its_speed_was_seen_or_it_failed_twice() -> None:
+    on = [one for one in CANDIDATES if one.knobs["checkpointing"]]
+    off = [one for one in CANDIDATES if not one.knobs["checkpointing"]]
+    engines = [one for one in off if one.knobs["use_vllm"]]
+    seen = {on[0].id, next(one for one in on if one.knobs["use_vllm"]).id}
+
+    def untried(failed: list[Candidate]) -> set[Candidate]:
+        return {CANDIDATES[place] for place in np.flatnonzero(TABLE.untried(seen, {one.id for one in failed}))}
+
+    assert untried([]) == set(off)
+    assert untried(engines[:1]) == set(off), "one failure shows nothing of how fast its like is"
+    assert not untried(engines[:2])

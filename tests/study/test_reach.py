@@ -12,11 +12,13 @@ from autotune.inside.reach import out_of_reach
 @pytest.mark.parametrize(
     ("rates", "goal", "spread", "hopeless"),
     [
-        ([100.0], 150.0, 0.05, True),
-        ([100.0], 105.0, 0.05, False),  # one cycle may have been a slow one
-        ([100.0, 101.0, 99.0, 100.0], 106.0, 0.05, True),  # four tell more than one
+        ([70.0], 150.0, 0.05, True),
+        ([100.0], 150.0, 0.05, False),  # one cycle may have been a hiccup
+        ([100.0, 60.0], 105.0, 0.05, False),  # and so may one of two
+        ([100.0, 99.0], 107.0, 0.05, False),
+        ([100.0, 101.0, 99.0, 100.0], 107.0, 0.05, True),  # four tell more than two
         ([60.0, 140.0], 150.0, 0.05, False),  # these scatter more than the machine is known to
-        ([100.0], 150.0, 0.5, False),
+        ([100.0, 100.0], 150.0, 0.5, False),
         ([], 100.0, 0.05, False),
         ([0.0], 100.0, 0.05, False),
     ],

@@ -1,0 +1,100 @@
+"""Speed by phase: what one phase is off by tells of that phase elsewhere, and a cliff belongs to what was loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.measurement import Cost, Measurement, Memory, Outcome, Phase, Speed
+from autotune.prediction import Estimate, PhasePrediction, Prediction
+from autotune.recommendation import Trial
+from autotune.study.pace import Pace
+from autotune.study.table import Table
+from autotune.tune import legal_candidates
+from autotune.verdict import judge
+from tests.simulated import MIB, ToyTrainer, toy_question, toy_space
+
+SPACE = toy_space(num_generations=(8,), max_completion_length=(64,))
+CANDIDATES = legal_candidates(toy_question(Path("/nowhere"), SPACE, 1), ToyTrainer())
+TABLE = Table(SPACE, CANDIDATES)
+NOBODY = np.zeros(0, dtype=np.int64)
+TOKENS = 1000
+SECONDS: Mapping[Phase, float] = {"rollout": 6.0, "forward": 1.0, "backward": 2.0, "optimizer": 1.0}
+
+
+def within(value: float) -> Estimate:
+    return Estimate(value=value, low=0.7 * value, high=1.4 * value)
+
+
+def predicted(one: Candidate) -> Prediction:
+    size, rate = within(100 * MIB), within(TOKENS / sum(SECONDS.values()))
+    phases = tuple(PhasePrediction(name=name, peak_bytes=size, seconds=within(value)) for name, value in SECONDS.items())
+    return Prediction(
+        candidate_id=one.id, basis="traced", fits=True, limit_bytes=1000 * MIB, peak_memory_bytes=size,
+        torch_peak_allocated_bytes=size, torch_peak_reserved_bytes=size, tokens_per_second=rate, phases=phases,
+    )  # fmt: skip
+
+
+def measured(one: Candidate, **off: float) -> Trial:
+    """As predicted, but for phases that took so many times as long."""
+    seconds: dict[str, float] = {name: value * off.get(name, 1.0) for name, value in SECONDS.items()}
+    cycle = sum(seconds.values())
+    speed = Speed(
+        completion_tokens=TOKENS, cycle_seconds=(cycle,), cycle_loss_tokens=(TOKENS,), prompt_tokens=0, phase_seconds=seconds
+    )
+    found = Measurement(
+        candidate_id=one.id, outcome=Outcome.OK, worst=speed, cost=Cost(total_seconds=cycle, load_seconds=0.0),
+        memory=Memory(peak_bytes=MIB, limit_bytes=1000 * MIB, bound_by="formula"),
+    )  # fmt: skip
+    return Trial(number=0, purpose="search", candidate=one, measurement=found, verdict=judge(found))
+
+
+def share(value: float) -> Candidate:
+    return next(one for one in CANDIDATES if one.knobs.get("share") == value)
+
+
+def rates(*trials: Trial) -> Mapping[str, float]:
+    believed = Pace(TABLE, [predicted(one) for one in CANDIDATES]).after(trials, NOBODY)
+    return {one.id: math.exp(believed.mean[place]) for place, one in enumerate(CANDIDATES)}
+
+
+def test_before_anything_is_measured_it_is_the_prediction() -> None:
+    assert all(rate == pytest.approx(TOKENS / 10) for rate in rates().values())
+
+
+def test_what_a_phase_is_off_by_is_carried_to_the_others_and_to_that_phase_alone() -> None:
+    found = rates(measured(CANDIDATES[0], rollout=1.5), measured(CANDIDATES[5], rollout=1.5))
+    assert found[CANDIDATES[0].id] == pytest.approx(TOKENS / 13, rel=0.02)
+    assert found[CANDIDATES[-1].id] == pytest.approx(TOKENS / 13, rel=0.1), "three seconds more of rollout, and of nothing else"
+
+
+def test_a_cliff_is_that_of_the_load_and_of_no_other() -> None:
+    """An engine whose cache holds one sequence at a time."""
+    thrashing, other = share(0.1), share(0.2)
+    found = rates(measured(thrashing, rollout=20.0))
+    for one in CANDIDATES:
+        if one.load_key == thrashing.load_key:
+            assert found[one.id] == pytest.approx(TOKENS / 124, rel=0.02)
+    assert found[other.id] == pytest.approx(TOKENS / 10, rel=0.02)
+
+
+def test_who_was_seen_not_to_fall_is_believed() -> None:
+    thrashing = share(0.1)
+    safe = next(one for one in CANDIDATES if one.load_key == thrashing.load_key and one != thrashing)
+    found = rates(measured(thrashing, rollout=20.0), measured(safe))
+    assert found[safe.id] == pytest.approx(TOKENS / 10, rel=0.02)
+
+
+def test_one_without_a_prediction_leaves_the_others_theirs() -> None:
+    """A baseline that cannot be followed."""
+    known = [None if one == CANDIDATES[0] else predicted(one) for one in CANDIDATES]
+    assert Pace.knows(known)
+    believed = Pace(TABLE, known).after([measured(CANDIDATES[1], rollout=1.5)], NOBODY)
+    assert math.exp(believed.mean[1]) == pytest.approx(TOKENS / 13, rel=0.05)
+    assert believed.deviation[0] > believed.deviation[2]
+    assert not Pace.knows([None, None])
