@@ -1,7 +1,7 @@
-"""Probes on this machine, in the training environment's own interpreter: one slot, one live rig.
+"""Probes on this machine, in the training environment's own interpreter: in each slot one keeper and one live rig.
 
-The interpreter imports its framework once, for all rigs. Whatever way this process ends, nothing
-that it started stays: its keeper ends with it, and `close_all` is there for signal handlers.
+An interpreter imports its framework once, for all rigs of its slot. Whatever way this process ends, nothing
+that it started stays: its keepers end with it, and `close_all` is there for signal handlers.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import platform
+import threading
 import weakref
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autotune.candidate import Candidate
+from autotune.executors.base import Slot
+from autotune.executors.seat import Place, Seat, Setting
 from autotune.hardware import DeviceKind
 from autotune.rig.gpus import Gpus
 from autotune.rig.keeper import Keeper, Supported
@@ -24,7 +27,7 @@ _live: weakref.WeakSet[LocalExecutor] = weakref.WeakSet()
 
 
 class LocalExecutor:
-    """Owner of one keeper and of the rig that lives under it."""
+    """Owner of the seats."""
 
     def __init__(
         self,
@@ -40,40 +43,27 @@ class LocalExecutor:
         scratch_root: Path | None = None,
         devices: int | None = None,
         open_gpus: Callable[[], Gpus] | None = None,
+        places: Sequence[Place] = (Place(),),
     ) -> None:
-        """`devices` is how many GPUs the probes use, as many as ranks unless told; `open_gpus` finds them another way."""
-        if device_kind == "cuda" and open_gpus is None:
-            open_gpus = partial(Gpus, devices or ranks, limit_bytes, python)
-        self._keeper = Keeper(
-            python=python, adapter=adapter, supported=dict(supported_versions or {}), limit_bytes=limit_bytes,
-            device_kind=device_kind, scratch_root=scratch_root, open_gpus=open_gpus,
+        """`devices` is how many GPUs the probes use, as many as ranks unless told; `open_gpus` finds them another way.
+        Every place is a slot."""
+        setting = Setting(
+            python=python, adapter=adapter, ranks=ranks, limit_bytes=limit_bytes, device_kind=device_kind,
+            supported=dict(supported_versions or {}), scratch_root=scratch_root, devices=devices, open_gpus=open_gpus,
         )  # fmt: skip
-        self._ranks = ranks
-        self._requests = Requests(load=load_request, probe=probe_request)
-        self._rig: ProcessRig | None = None
-        self._loads = 0
+        requests = Requests(load=load_request, probe=probe_request)
+        self._seats = [Seat(setting, place, requests, self._count) for place in places]
+        self._loads, self._counting = 0, threading.Lock()
         self._owner = os.getpid()
+        here = frozenset({platform.node()})
+        self.slots = tuple(Slot(number=number, hosts=here, words=place.words) for number, place in enumerate(places))
         _live.add(self)
 
     def prepare(self) -> Mapping[str, str]:
-        """Start the interpreter and see what is installed, importing nothing: TrainingEnvironmentError where it will not do."""
-        self._keeper.start()
-        return dict(self._keeper.versions)
+        return self._seats[0].prepare()
 
-    def open(self, candidate: Candidate) -> ProcessRig:
-        if self._rig is None or self._rig.load_key != candidate.load_key:
-            if self._rig is not None:
-                self._rig.close()
-            self._rig = ProcessRig(
-                load_key=candidate.load_key, keeper=self._keeper, ranks=self._ranks_of(candidate), requests=self._requests,
-                on_load=self._count,
-            )  # fmt: skip
-        return self._rig
-
-    def _ranks_of(self, candidate: Candidate) -> int:
-        """As many as the candidate's load says: where a server has GPUs of its own, fewer processes train."""
-        named = candidate.load.get("ranks")
-        return named if isinstance(named, int) else self._ranks
+    def open(self, candidate: Candidate, slot: int = 0) -> ProcessRig:
+        return self._seats[slot].open(candidate)
 
     @property
     def loads(self) -> int:
@@ -81,7 +71,7 @@ class LocalExecutor:
 
     @property
     def keeper_pid(self) -> int | None:
-        """The process below which everything of this executor runs; None before the first start."""
+        """The first slot's; None before its first start."""
         return self._keeper.pid
 
     @property
@@ -89,13 +79,23 @@ class LocalExecutor:
         """What enforces the limit; None before the first start."""
         return self._keeper.bound_by if self._keeper.alive else None
 
+    @property
+    def _keeper(self) -> Keeper:
+        return self._seats[0].keeper
+
+    def interrupt(self) -> None:
+        for seat in self._seats:
+            seat.interrupt()
+
     def close(self) -> None:
         if os.getpid() == self._owner:  # a forked child of ours has no say in this
-            self._rig = None
-            self._keeper.close()
+            self.interrupt()  # all at once, so that they end beside each other
+            for seat in self._seats:
+                seat.close()
 
     def _count(self) -> None:
-        self._loads += 1
+        with self._counting:
+            self._loads += 1
 
 
 @atexit.register

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from autotune.errors import RigError
-from autotune.failures import Ending, Finding, Raised, judge_ending, judge_raised
+from autotune.failures import Ending, Finding, Raised, judge_ending, judge_launched, judge_raised
 from autotune.hardware import DeviceKind
 from autotune.inside.wire import Message
-from autotune.measurement import Cycle, Exercised, Failure, Outcome, Phase, Speed
+from autotune.measurement import Cycle, Exercised, Failure, ModelMemory, Outcome, Phase, Speed
 from autotune.rig.conversation import Answer
 
 EXCERPT_CHARACTERS = 4096
@@ -61,6 +61,8 @@ def _find(message: Message, answer: Answer, kernel: Kernel, device: DeviceKind) 
     if message["event"] == "lost":
         return judge_ending(_ending(message, phase, kernel, device, answer.printed))
     error = message["error"]
+    if "ended" in message:
+        return judge_launched(_ending(message["ended"], message.get("phase"), kernel, device, answer.printed), error["text"])
     chain = [(link["type"], link["text"]) for link in error.get("chain", [error])]
     frames = error.get("frames", ())
     return judge_raised(
@@ -173,6 +175,15 @@ def worst(bodies: Iterable[Mapping[str, Any]], name: str) -> int | None:
     """The largest of the ranks' figures; None where no rank has one."""
     known = [int(body[name]) for body in bodies if body.get(name) is not None]
     return max(known, default=None)
+
+
+def models_of(bodies: Mapping[int, Mapping[str, Any]]) -> tuple[ModelMemory, ...]:
+    """What each rank's models were seen to hold; no rank's figure says anything about another's."""
+    return tuple(
+        ModelMemory(rank=rank, bytes=dict(body["model_bytes"]))
+        for rank, body in sorted(bodies.items())
+        if body.get("model_bytes")
+    )
 
 
 def bodies_of(answer: Answer) -> list[Mapping[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from autotune.errors import TrainingEnvironmentError
 from autotune.inside.wire import Message
@@ -74,7 +74,9 @@ class Conversation:
             imported = self._ask({"do": "warm", "load": dict(request)}, "ready", deadline, first_phase="load", answers=1)
             if not imported.ended_well:
                 return imported
-        return self._ask({"do": "load", "ranks": self._ranks, "load": dict(request)}, "loaded", deadline, first_phase="load")
+        span = {} if self._keeper.span is None else {"span": asdict(self._keeper.span)}
+        command: Message = {"do": "load", "ranks": self._ranks, "load": dict(request), **span}
+        return self._ask(command, "loaded", deadline, first_phase="load")
 
     def measure(self, request: Mapping[str, object], deadline: float) -> Answer:
         return self._ask({"do": "measure", "request": dict(request)}, "measured", deadline, first_phase=None)
@@ -141,7 +143,7 @@ class Conversation:
             answer.results[rank] = message
         elif event == "failed":
             answer.failures.append(message)
-        elif event == "lost" and not any(known.get("rank") == rank for known in answer.failures):
+        elif event == "lost" and not _known_to_end(answer, message, rank):
             answer.results.pop(rank, None)
             answer.failures.append(message)
         elif event == "unready":
@@ -152,3 +154,10 @@ class Conversation:
         words = f"{error.get('type')}: {str(error.get('text')).strip()}"[-500:]
         what = f"The training environment behind {self._keeper.python} cannot be imported ({words})."
         return TrainingEnvironmentError(" ".join([what, *lines]))
+
+
+def _known_to_end(answer: Answer, lost: Message, rank: int) -> bool:
+    """It has failed, and that is told; or it has answered, and said that it would not stay: its peers may still be at work."""
+    if any(known.get("rank") == rank for known in answer.failures):
+        return True
+    return answer.results.get(rank, {}).get("stays") is False and lost.get("exit") == 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotune import failures
 from autotune.measurement import DeviceMemory, TorchMemory
 from autotune.rig.device_meter import DevicePeaks
 from autotune.rig.gpus import Gpus, Slot
@@ -18,8 +18,6 @@ TAKEN_BYTES = 256 * MIB
 
 UNLISTED = "NVML lists none of the probe's processes here"
 UNSEEN_PEAK = "torch's figures mislead under vLLM's sleep mode"
-
-_NEIGHBOUR = re.compile(r"Process \d+ has [\d.]+ \w+ memory in use\. ")
 
 
 def device_memories(
@@ -102,7 +100,7 @@ def caveats(gpus: Gpus) -> tuple[str, ...]:
 def without_neighbours(said: Any) -> Any:
     """The same words without torch's list of who else is on the GPU: those were there before, and are no news."""
     if isinstance(said, str):
-        return _NEIGHBOUR.sub("", said)
+        return failures.without_neighbours(said)
     if isinstance(said, dict):
         return {name: without_neighbours(value) for name, value in said.items()}
     return [without_neighbours(value) for value in said] if isinstance(said, list) else said

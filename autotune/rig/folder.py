@@ -13,7 +13,7 @@ _PREFIX = "autotune-rig-"
 
 
 class RigFolder:
-    """A temporary folder that lives as long as its owner: what a killed owner left is swept by the next one."""
+    """A temporary folder that lives as long as its owner: what a killed owner left is swept by who comes next, or goes next."""
 
     def __init__(self, root: Path | None = None) -> None:
         base = Path(tempfile.gettempdir()) if root is None else root
@@ -43,6 +43,7 @@ class RigFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.close(self._claim)
+        _sweep(self.path.parent)
 
 
 def _sweep(base: Path) -> None:

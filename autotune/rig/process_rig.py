@@ -18,6 +18,7 @@ from autotune.rig.assemble import (
     exercised_of,
     failure_of,
     merge_speeds,
+    models_of,
     tree_peaks,
     worst,
 )
@@ -130,8 +131,8 @@ class _Probe:
         kernel = self._kernel()
         if answer.keeper_lost and not kernel.out_of_memory:
             self._keeper.end()
-            said = answer.printed[-500:].strip() or "it said nothing"
-            raise RigError(f"The keeper of the rig ended while it was measuring: {said}")
+            last = answer.printed.strip().rpartition("\n")[2][-500:]
+            raise RigError(f"The keeper of the rig ended while it was measuring: {last or 'it said nothing'}")
         answer = self._among_known_neighbours(answer)
         outcome, failure = failure_of(answer, kernel, self._keeper.device_kind, self._plan.deadline_seconds)
         self._blame_newcomers(outcome)
@@ -184,6 +185,7 @@ class _Probe:
                 torch_reserved_why=next((str(why) for body in bodies if (why := body.get("torch_reserved_why"))), None),
                 allocation_retries=worst(bodies, "allocation_retries"),
                 allocation_failures=worst(bodies, "allocation_failures"),
+                models=models_of(bodies_by_rank(answer)),
             ),
             cost=Cost(
                 total_seconds=seconds,
@@ -218,7 +220,8 @@ class _Probe:
         gpus, meter = self._keeper.gpus, self._keeper.device_meter
         if gpus is None:
             return ()
-        by_rank = bodies_by_rank(answer)
+        first = 0 if self._keeper.span is None else self._keeper.span.first
+        by_rank = {number - first: body for number, body in bodies_by_rank(answer).items()}
         elsewhere = device_report.on_another_device(gpus, by_rank)
         if elsewhere is not None:
             raise RigError(elsewhere)
@@ -237,8 +240,9 @@ class _Probe:
 
     def _check_world(self, bodies: list[Mapping[str, object]]) -> None:
         seen = {body["world_size"] for body in bodies if body.get("world_size") is not None}
-        if seen - {self._rig._ranks} or len(bodies) != self._rig._ranks:
+        world = self._rig._ranks if self._keeper.span is None else self._keeper.span.world
+        if seen - {world} or len(bodies) != self._rig._ranks:
             raise RigError(
-                f"The trainer ran with a world size of {sorted(map(str, seen))} where {self._rig._ranks} ranks were started: "
+                f"The trainer ran with a world size of {sorted(map(str, seen))} where {world} ranks were started: "
                 "this measures another job than the one that was asked for."
             )

@@ -23,7 +23,7 @@ _LEFTOVERS = frozenset((
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
     "PYTHONHOME", "__PYVENV_LAUNCHER__", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONOPTIMIZE",
 ))  # fmt: skip
-_LEFTOVER_FAMILIES = ("TORCHELASTIC_", "ACCELERATE_", "FSDP_", "OMPI_", "PMI_", "PMIX_")
+_LEFTOVER_FAMILIES = ("TORCHELASTIC_", "ACCELERATE_", "FSDP_", "OMPI_", "PMI_", "PMIX_", "RAY_")
 """Left in our own environment by whatever launched us; a probe would take them for its own."""
 
 _OURS = {
@@ -31,6 +31,13 @@ _OURS = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
 }  # fmt: skip
 """Nothing is reported to anybody, what is printed comes out before a crash, and CUDA counts GPUs as their driver does."""
+
+
+DECIDING_PACKAGES = (
+    "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "liger-kernel", "flash-attn", "deepspeed",
+    "gptqmodel", "optimum", "datasets", "safetensors", "xformers", "kernels", "verl", "openrlhf",
+)  # fmt: skip
+"""Whose versions make a training step another one, in what it allocates and in what it takes."""
 
 
 @dataclass(frozen=True, kw_only=True)

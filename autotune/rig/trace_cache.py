@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -20,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 import autotune.inside
+from autotune.files import FOR_ITS_OWNER, put_whole
 from autotune.trace import Trace
 from autotune.units import MIB
 
@@ -27,6 +27,10 @@ LARGEST_BYTES = 512 * MIB
 """Of the whole folder; what was not used for longest goes first."""
 
 _SUFFIX = ".json.z"
+
+_DECODER = msgspec.json.Decoder(Trace)
+"""Made before any thread reads: msgspec notes what it knows of a class before it knows all of it, and two threads that meet it
+together for the first time end in a segmentation fault."""
 
 
 def default_folder() -> Path:
@@ -49,7 +53,7 @@ class TraceCache:
         except OSError:
             return None
         try:
-            trace = msgspec.json.decode(zlib.decompress(packed), type=Trace)
+            trace = _DECODER.decode(zlib.decompress(packed))
         except (zlib.error, msgspec.DecodeError):  # cut short by a full disk, or of a form that is no longer read
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -61,22 +65,11 @@ class TraceCache:
     def put(self, key: str, trace: Trace) -> None:
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(self._path(key), zlib.compress(msgspec.json.encode(trace), 6))
+            put_whole(self._path(key), zlib.compress(msgspec.json.encode(trace), 6), mode=FOR_ITS_OWNER)
             self._make_room()
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{_SUFFIX}"
-
-    def _write(self, path: Path, packed: bytes) -> None:
-        """Whole or not at all, whoever else writes the same."""
-        descriptor, draft = tempfile.mkstemp(prefix=".draft-", dir=self.folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(packed)
-            Path(draft).replace(path)
-        except BaseException:
-            Path(draft).unlink(missing_ok=True)
-            raise
 
     def _make_room(self) -> None:
         kept = sorted(self._kept(), reverse=True)

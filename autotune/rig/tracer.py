@@ -17,21 +17,15 @@ from autotune.errors import CannotPredict, RigError, TrainingEnvironmentError
 from autotune.inside.wire import Message
 from autotune.rig.folder import RigFolder
 from autotune.rig.keeper import START_SECONDS, Supported, end_processes, install_line, require_supported
-from autotune.rig.spawn import Spawned, spawn
+from autotune.rig.spawn import DECIDING_PACKAGES, Spawned, spawn
 from autotune.rig.trace_cache import TraceCache, key_of
 from autotune.trace import Trace
 
 IMPORT_SECONDS = 180.0
 """The first import of a framework from a slow disk takes a minute; beyond this it hangs."""
 
-TRACE_SECONDS = 180.0
-"""A step of the largest models takes half a minute."""
-
-DECIDING_PACKAGES = (
-    "torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "liger-kernel", "flash-attn", "deepspeed",
-    "gptqmodel", "optimum", "datasets", "safetensors", "xformers", "kernels", "verl", "openrlhf",
-)  # fmt: skip
-"""Whose versions make a trace another one."""
+TRACE_SECONDS = 900.0
+"""A step of the largest models takes half a minute, and on a machine that many share twenty times that; beyond this it hangs."""
 
 _TAME = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from autotune.candidate import Candidate
 from autotune.errors import RigError
 from autotune.executors.base import Executor, Rig
 from autotune.executors.inline import InlineExecutor
+from autotune.executors.seat import Place
 from autotune.measurement import Cost, Measurement, Memory, Outcome, Speed
 from autotune.trainers.base import ProbePlan
 from tests.rig.toys import executor, plan, toy
@@ -18,6 +21,7 @@ from tests.rig.toys import executor, plan, toy
 ONE = toy({"do": "phase", "name": "rollout"}, {"do": "sleep", "seconds": 0.01})
 SAME_LOAD = toy({"do": "phase", "name": "backward"}, {"do": "sleep", "seconds": 0.01})
 OTHER_LOAD = toy(load=({"do": "hold", "mib": 2},))
+LONG = toy({"do": "phase", "name": "backward"}, {"do": "sleep", "seconds": 50})
 TOO_LARGE = toy({"do": "phase", "name": "backward"}, {"do": "hold", "mib": 300})
 
 
@@ -40,11 +44,68 @@ def simulate(candidate: Candidate, probe: ProbePlan) -> Measurement:
     )
 
 
-@pytest.fixture(params=["inline", "local"])
+@pytest.fixture(
+    params=["inline", "local", pytest.param("ray", marks=pytest.mark.slow), "inline x2", "local x2"], ids=lambda name: str(name)
+)
 def any_executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Executor]:
-    made: Executor = InlineExecutor(simulate) if request.param == "inline" else executor(tmp_path)
+    made: Executor = _MADE[request.param](tmp_path, request)
     yield made
     made.close()
+
+
+def _on_ray(tmp_path: Path, request: pytest.FixtureRequest) -> Executor:
+    from tests.executors.clusters import ray_executor
+
+    return ray_executor(request.getfixturevalue("two_nodes").address, tmp_path, slots=2)
+
+
+_MADE: dict[str, Callable[[Path, pytest.FixtureRequest], Executor]] = {
+    "inline": lambda folder, request: InlineExecutor(simulate),
+    "inline x2": lambda folder, request: InlineExecutor(simulate, slots=2),
+    "local": lambda folder, request: executor(folder),
+    "local x2": lambda folder, request: executor(folder, places=(Place(words="first"), Place(words="second"))),
+    "ray": _on_ray,
+}
+
+
+def test_slots_are_counted_from_nought_and_say_where_they_are(any_executor: Executor) -> None:
+    any_executor.prepare()
+    assert [slot.number for slot in any_executor.slots] == list(range(len(any_executor.slots)))
+    assert any_executor.slots and all(slot.hosts and slot.words for slot in any_executor.slots)
+
+
+def test_every_slot_has_a_rig_of_its_own(any_executor: Executor) -> None:
+    any_executor.prepare()
+    for slot in any_executor.slots:
+        assert any_executor.open(ONE, slot.number).measure(ONE, plan()).outcome is Outcome.OK
+        assert any_executor.loads == slot.number + 1
+    for slot in any_executor.slots:
+        any_executor.open(SAME_LOAD, slot.number).measure(SAME_LOAD, plan())
+    assert any_executor.loads == len(any_executor.slots)
+
+
+def test_what_is_interrupted_ends_at_once_and_after_closing_all_is_as_before(any_executor: Executor) -> None:
+    any_executor.open(ONE).measure(ONE, plan())
+    if isinstance(any_executor, InlineExecutor):
+        return  # a function can't be interrupted
+    found: list[object] = []
+
+    def measure() -> None:
+        try:
+            found.append(any_executor.open(LONG).measure(LONG, plan(60)))
+        except RigError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    time.sleep(1.0)
+    began = time.monotonic()
+    any_executor.interrupt()
+    thread.join(20)
+    assert time.monotonic() - began < 15
+    assert len(found) == 1 and isinstance(found[0], RigError)
+    any_executor.close()
+    assert any_executor.open(ONE).measure(ONE, plan()).outcome is Outcome.OK
 
 
 def test_one_load_serves_every_candidate_of_its_key(any_executor: Executor) -> None:

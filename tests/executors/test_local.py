@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -150,6 +151,16 @@ def test_a_rank_that_keeps_its_memory_is_replaced(local: LocalExecutor) -> None:
     assert after.memory.peak_bytes == pytest.approx(before.memory.peak_bytes, abs=8 * MIB)
 
 
+def test_a_rank_that_goes_for_what_it_keeps_takes_nothing_back(tmp_path: Path) -> None:
+    """It has measured before it goes, and its peer still measures then."""
+    with contextlib.closing(executor(tmp_path, ranks=2, limit_mib=512)) as two:
+        found = measure(
+            two, toy(phase("forward"), {"do": "leak", "mib": 150, "rank": 1}, {"do": "sleep", "seconds": 1, "rank": 0})
+        )
+        assert found.outcome is Outcome.OK, found.failure
+        assert measure(two, toy(phase("forward"))).outcome is Outcome.OK
+
+
 @pytest.mark.parametrize(
     ("last_words", "outcome", "evidence"),
     [
@@ -218,7 +229,7 @@ def test_a_grandchild_of_its_own_session_does_not_outlive_its_rank(local: LocalE
 
 
 def test_a_gibibyte_of_output_is_read_and_not_kept(local: LocalExecutor, tmp_path: Path) -> None:
-    chatty = measure(local, toy({"do": "print", "mib": 1024}))
+    chatty = measure(local, toy({"do": "print", "mib": 1024}), seconds=120.0)
     assert chatty.outcome is Outcome.OK
     assert sum(file.stat().st_size for file in tmp_path.rglob("log*")) < 3 * MIB
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.measurement import Cycle, Exercised
-from autotune.rig.assemble import exercised_of, merge_speeds
+from autotune.measurement import Cycle, Exercised, ModelMemory
+from autotune.rig.assemble import exercised_of, merge_speeds, models_of
 
 FIRST: dict[str, Any] = {
     "optimizer_steps": 4, "generations": 4, "borrowed_generations": 0, "weight_syncs": 4, "sleeps": None, "wakes": None,
@@ -39,6 +39,13 @@ def test_of_several_ranks_the_least_counts_and_the_worst_peak() -> None:
 
 def test_silence_is_unknown() -> None:
     assert exercised_of([{}, {"exercised": None}]) is None
+
+
+def test_what_models_hold_is_told_of_each_rank_that_looked() -> None:
+    bodies = {1: {"model_bytes": {"weights": 7}}, 0: {"model_bytes": {"weights": 5, "reference_weights": 5}}, 2: {}}
+    assert models_of(bodies) == (
+        ModelMemory(rank=0, bytes={"weights": 5, "reference_weights": 5}), ModelMemory(rank=1, bytes={"weights": 7}),
+    )  # fmt: skip
 
 
 def test_what_was_taken_over_stays_told() -> None:

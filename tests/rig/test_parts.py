@@ -32,9 +32,9 @@ def test_half_a_line_costs_itself_and_nothing_else() -> None:
     speaker, listener = Wire(left), Wire(right)
     left.sendall(b'{"event": "ha')
     speaker.send({"event": "whole"})
-    left.sendall(b"[1]\n\n")
+    left.sendall(b"[1]\n\n" + b"[" * 50_000 + b"\n")
     assert listener.take(1) + listener.take_rest() == [{"event": "whole"}]
-    assert listener.broken_lines == 2
+    assert listener.broken_lines == 3
     speaker.close()
     assert listener.take(1) == []
     assert listener.closed

@@ -161,6 +161,13 @@ def _spin(step, loaded, stage):
         pass
 
 
+def _spin_for(step, loaded, stage):
+    """Computes, for so many seconds of processor time."""
+    until = time.process_time() + step["seconds"]
+    while time.process_time() < until:
+        pass
+
+
 def _peer(step, loaded, stage):
     """Rank 0 waits for a word of rank 1 that never comes, as in a collective."""
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -180,5 +187,5 @@ def _peer(step, loaded, stage):
 
 _ACTIONS = {
     "phase": _phase, "hold": _hold, "map": _map, "share": _share, "leak": _leak, "torch": _torch, "sleep": _sleep, "raise": _raise,
-    "exit": _exit, "kill": _kill, "grandchild": _grandchild, "print": _print, "say": _say, "garble": _garble, "spin": _spin, "peer": _peer,
+    "exit": _exit, "kill": _kill, "grandchild": _grandchild, "print": _print, "say": _say, "garble": _garble, "spin": _spin, "spin_for": _spin_for, "peer": _peer,
 }  # fmt: skip

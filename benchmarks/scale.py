@@ -1,0 +1,283 @@
+"""How the search scales: probes per minute by slots, what the driver itself costs, whether it keeps its memory, and Ray.
+
+    make bench-scale
+
+No GPU. Sleeping probes stand for probes on GPUs: they go through the real driver, study and database, and only the measuring
+itself sleeps. Real probes run on this machine's CPU, in as many slots as it has cores. Writes results/scale.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import machine
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the made-up machine of the tests
+
+from autotune.candidate import Candidate  # noqa: E402
+from autotune.events import Event  # noqa: E402
+from autotune.executors.base import Executor  # noqa: E402
+from autotune.executors.inline import InlineExecutor  # noqa: E402
+from autotune.files import put_whole  # noqa: E402
+from autotune.measurement import Measurement, Outcome  # noqa: E402
+from autotune.question import Question  # noqa: E402
+from autotune.space import Knob, SearchSpace  # noqa: E402
+from autotune.study import Asked, Means, Study, open_study  # noqa: E402
+from autotune.trainers.base import ProbePlan  # noqa: E402
+from autotune.tune import SHORT, Clock, baseline_candidate, legal_candidates, tune  # noqa: E402
+from tests.rig.toys import executor, toy  # noqa: E402
+from tests.simulated import MIB, Machine, ToyTrainer, toy_question  # noqa: E402
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SLOTS = (1, 2, 4, 8)
+PROBE_SECONDS = 1.0
+"""Of a sleeping probe. Real ones take longer, so that the driver's share is smaller than here."""
+
+
+def wide_space(size: int) -> SearchSpace:
+    """So many neutral candidates or a few more, none of which settles another: all of them are worth asking for."""
+    side = next(number for number in range(2, size) if 2 * number * number >= size)
+    knobs = (
+        Knob(name="batch", choices=tuple(range(1, side + 1)), effect="neutral", memory="unclear", says="sequences at once"),
+        Knob(name="chunk", choices=tuple(range(1, side + 1)), effect="neutral", memory="unclear", says="a second number"),
+        Knob(name="checkpointing", choices=(True, False), effect="neutral", memory="unclear", says="recompute"),
+        Knob(name="use_vllm", choices=(False,), effect="neutral", memory="unclear", says="engine"),
+        Knob(name="num_generations", choices=(8,), effect="learning", memory="grows", says="group size"),
+        Knob(name="max_completion_length", choices=(64,), effect="learning", memory="grows", says="longest"),
+    )
+    return SearchSpace(
+        name="wide", about="many alike", method="grpo", framework="trl", objective="preference", relax=(), knobs=knobs
+    )
+
+
+class WideTrainer(ToyTrainer):
+    """With a baseline that the wide space has."""
+
+    def baseline(self, space: SearchSpace, job: Any) -> dict[str, Any]:
+        return {knob.name: knob.choices[0] for knob in space.knobs}
+
+
+@dataclass
+class Sleeper:
+    """Measures by formula, after a nap. Every probe is a little faster than the one before, so that a search never has enough."""
+
+    machine: Machine
+    seconds: float
+    begun: list[float] = field(default_factory=list)
+    ended: list[float] = field(default_factory=list)
+
+    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+        self.begun.append(time.monotonic())
+        if self.seconds:
+            time.sleep(self.seconds)
+        found = self.machine.measure(candidate, plan)
+        self.machine.asked.clear()
+        self.ended.append(time.monotonic())
+        assert found.worst is not None
+        pace = 1.03 ** -len(self.ended)
+        return replace(found, worst=replace(found.worst, cycle_seconds=(pace,) * plan.timed_cycles))
+
+
+def made_up(folder: Path, size: int, sampler: str) -> tuple[Question, WideTrainer, Machine]:
+    machine_ = Machine(limit_bytes=10**6 * MIB)
+    machine_.speed = lambda candidate: 100.0  # type: ignore[method-assign]
+    machine_.need = lambda candidate: 100 * MIB  # type: ignore[method-assign]
+    question = replace(
+        toy_question(folder, wide_space(size), machine_.limit_bytes, sampler=sampler),
+        max_probes=10**9, budget_seconds=10**9, storage=f"sqlite:///{folder / 'study.db'}",
+    )  # fmt: skip
+    return question, WideTrainer(), machine_
+
+
+def study_of(question: Question, trainer: WideTrainer) -> Study:
+    return open_study(question, legal_candidates(question, trainer), baseline_candidate(question, trainer))
+
+
+def sleeping(slots: int, probes: int) -> dict[str, object]:
+    """Probes per minute through the whole driver, from the first probe's start to the last one's end."""
+    with tempfile.TemporaryDirectory() as folder:
+        question, trainer, machine_ = made_up(Path(folder), 4 * probes, "random")
+        sleeper = Sleeper(machine_, PROBE_SECONDS)
+        question = replace(question, max_probes=probes)
+        run(question, trainer, InlineExecutor(sleeper.measure, slots=slots))
+        short = sleeper.ended[:probes]
+        minutes = (max(short) - sleeper.begun[0]) / 60
+    rate, ideal = probes / minutes, slots * 60 / PROBE_SECONDS
+    return {"slots": slots, "probes": probes, "probes_per_minute": round(rate, 1), "of_the_ideal": round(rate / ideal, 3)}
+
+
+def run(question: Question, trainer: Any, where: Executor, heard: Callable[[Event], None] = lambda event: None) -> Any:
+    study = study_of(question, trainer)
+    return tune(question, study=study, executor=where, listener=heard, clock=Clock(question.budget_seconds))
+
+
+def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
+    """What asking and telling take by themselves: so many asked and not told at any time, nothing measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        question, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)
+        study = study_of(question, trainer)
+        sleeper, pending = Sleeper(machine_, 0.0), list[Asked]()
+        seconds: list[float] = []
+        told, processor = 0, time.process_time()
+        while told < trials:
+            began = time.perf_counter()
+            while len(pending) < slots:
+                asked = study.ask(Means(seconds=1e9, probes=10**9))
+                assert isinstance(asked, Asked), asked
+                pending.append(asked)
+            one = pending.pop(0)
+            study.tell(one, sleeper.measure(one.candidate, SHORT))
+            told += 1
+            seconds.append(time.perf_counter() - began)
+        study.leave()
+        processor = time.process_time() - processor
+    first = sum(seconds[slots : slots + 100]) / 100  # the first turn fills all slots
+    return {
+        "slots": slots,
+        "trials": trials,
+        "sampler": sampler,
+        "milliseconds_per_probe": round(1000 * sum(seconds) / trials, 2),
+        "processor_milliseconds_per_probe": round(1000 * processor / trials, 2),
+        "of_the_first_hundred": round(1000 * first, 2),
+        "of_the_last_hundred": round(1000 * sum(seconds[-100:]) / 100, 2),
+        "slowest": round(1000 * max(seconds), 1),
+    }
+
+
+def memory(trials: int) -> dict[str, object]:
+    """The driver's resident memory while a study grows."""
+    with tempfile.TemporaryDirectory() as folder:
+        question, trainer, machine_ = made_up(Path(folder), trials + 500, "random")
+        study = study_of(question, trainer)
+        sleeper, seen = Sleeper(machine_, 0.0), dict[int, int]()
+        for number in range(1, trials + 1):
+            asked = study.ask(Means(seconds=1e9, probes=10**9))
+            assert isinstance(asked, Asked)
+            study.tell(asked, sleeper.measure(asked.candidate, SHORT))
+            if number % (trials // 10) == 0:
+                gc.collect()
+                seen[number] = resident()
+        study.leave()
+    numbers = list(seen)
+    growth = seen[numbers[-1]] - seen[numbers[0]]
+    per_trial = growth / (numbers[-1] - numbers[0])
+    return {
+        "trials": trials,
+        "resident_mib": {number: round(at / MIB, 1) for number, at in seen.items()},
+        "bytes_per_trial": round(per_trial),
+    }
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def real(slots: int, seconds: float) -> dict[str, object]:
+    """Real processes under real limits, each of them computing: keepers, ranks, cgroups, meters."""
+    from autotune.executors.here import _cpu_places, cores_here
+
+    with tempfile.TemporaryDirectory() as folder:
+        places = _cpu_places(slots, 256 * MIB, 2**40, cores_here()) if slots > 1 else None
+        chosen = {} if places is None else {"places": places}
+        work = tuple({"do": "spin_for", "seconds": 0.5} for _ in range(1))
+        with closing(executor(Path(folder), **chosen)) as where:  # type: ignore[arg-type]
+            counts = [0] * slots
+            until = time.monotonic() + seconds
+
+            def probe(slot: int) -> None:
+                while time.monotonic() < until:
+                    candidate = toy(*work)
+                    assert where.open(candidate, slot).measure(candidate, ProbePlan(deadline_seconds=30)).outcome is Outcome.OK
+                    counts[slot] += 1
+
+            for slot in range(slots):  # loads are not what is counted
+                where.open(toy(), slot).measure(toy(), ProbePlan(deadline_seconds=30))
+            until = time.monotonic() + seconds
+            threads = [threading.Thread(target=probe, args=(slot,)) for slot in range(slots)]
+            began = time.monotonic()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            minutes = (time.monotonic() - began) / 60
+    return {"slots": slots, "cores": os.cpu_count(), "probes_per_minute": round(sum(counts) / minutes, 1)}
+
+
+def on_ray(probes: int) -> dict[str, object]:
+    """A two-node cluster: from nothing to its slots, what one probe costs beside its own seconds, and a whole search."""
+    from tests.executors.clusters import cluster, ray_executor
+
+    began = time.monotonic()
+    with cluster(nodes=2, cpus=2) as made, tempfile.TemporaryDirectory() as folder:
+        up = time.monotonic() - began
+        with closing(ray_executor(made.address, Path(folder), slots=2)) as where:
+            began = time.monotonic()
+            where.prepare()
+            prepared = time.monotonic() - began
+            nothing = toy()
+            for slot in (0, 1):
+                where.open(nothing, slot).measure(nothing, ProbePlan(deadline_seconds=30))
+            began = time.monotonic()
+            for number in range(probes):
+                where.open(nothing, number % 2).measure(nothing, ProbePlan(deadline_seconds=30))
+            each = (time.monotonic() - began) / probes
+    with tempfile.TemporaryDirectory() as folder, closing(executor(Path(folder))) as here:
+        here.open(nothing).measure(nothing, ProbePlan(deadline_seconds=30))
+        began = time.monotonic()
+        for _ in range(probes):
+            here.open(nothing).measure(nothing, ProbePlan(deadline_seconds=30))
+        local = (time.monotonic() - began) / probes
+    return {
+        "nodes": 2,
+        "seconds_until_the_cluster_is_up": round(up, 1),
+        "seconds_until_its_slots_are_there": round(prepared, 1),
+        "milliseconds_of_an_empty_probe": round(1000 * each, 1),
+        "and_without_ray": round(1000 * local, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything, written nowhere: to see that it runs")
+    parser.add_argument("--only", choices=["sleeping", "driver", "memory", "real", "ray"], help="one part, written nowhere")
+    options = parser.parse_args()
+    part = 10 if options.quick else 1
+    versions = {name: importlib.metadata.version(name) for name in ("optuna", "sqlalchemy", "numpy", "ray")}
+    found: dict[str, Any] = {"machine": machine.facts({"python": platform.python_version(), **versions})}
+    # What else the machine was doing makes every wall-clock figure worse; seconds of the processor it leaves alone.
+    found["load_average_before"] = round(os.getloadavg()[0], 1)
+    print(json.dumps(found["machine"]), "load", found["load_average_before"])
+    parts: dict[str, Callable[[], Iterator[dict[str, object]]]] = {
+        "sleeping": lambda: (sleeping(slots, max(2, 30 * slots // part)) for slots in SLOTS),
+        "real": lambda: (real(slots, 20.0 / part) for slots in SLOTS if slots <= (os.cpu_count() or 1)),
+        "driver": lambda: (driver(64, 2000 // part, sampler) for sampler in ("random", "value", "tpe")),
+        "memory": lambda: (memory(count // part) for count in (5000,)),
+        "ray": lambda: (on_ray(count // part) for count in (200,)),
+    }
+    for name, measure in parts.items():
+        if options.only in (None, name):
+            found[name] = []
+            for row in measure():
+                print(name, json.dumps(row), flush=True)
+                found[name].append(row)
+                if not options.quick and options.only is None:  # row by row, so that a run that is ended leaves what it has
+                    put_whole(RESULTS / "scale.json", (json.dumps(found, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

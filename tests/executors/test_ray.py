@@ -1,0 +1,187 @@
+"""Ray Core, on real clusters of this machine: nodes are lost, drivers are killed, resources are short, jobs span nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import BadInput, HardwareNotHere, RigError, SlotLost, TrainingEnvironmentError
+from autotune.measurement import Outcome
+from tests.rig.toys import gone, plan, toy, tree_of
+
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+from tests.executors.clusters import ROOT, cluster, ray_executor
+
+pytestmark = pytest.mark.slow
+
+WELL = toy({"do": "phase", "name": "rollout"}, {"do": "sleep", "seconds": 0.01})
+
+
+def phase(name: str) -> dict[str, Any]:
+    return {"do": "phase", "name": name}
+
+
+def wait_for(file: Path, seconds: float = 60.0) -> int:
+    until = time.monotonic() + seconds
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < until, f"{file.name} never came"
+        time.sleep(0.02)
+    return int(file.read_text())
+
+
+def test_what_a_cluster_lacks_is_said_at_once(two_nodes: Any, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(
+        BadInput,
+        match=r"9 slots of cpu were asked for, and the cluster has room for [24]: it has 2 nodes of 2 CPUs.*at most --slots",
+    ):
+        ray_executor(two_nodes.address, tmp_path, slots=9).prepare()
+    with pytest.raises(HardwareNotHere, match=r"64xcpu was asked for, and the cluster has 2 nodes of 2 CPUs"):
+        ray_executor(two_nodes.address, tmp_path, ranks=64).prepare()
+    with pytest.raises(HardwareNotHere, match=r"A probe may use .*smaller --memory-limit"):
+        ray_executor(two_nodes.address, tmp_path, limit_mib=2**24).prepare()
+    assert time.monotonic() - began < 60
+
+
+def test_no_cluster_is_said_with_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no Ray cluster at 127.0.0.1:1 .*--address HOST:6379"):
+        ray_executor("127.0.0.1:1", tmp_path).prepare()
+
+
+def test_an_interpreter_that_is_none_is_named_with_its_node(two_nodes: Any, tmp_path: Path) -> None:
+    with pytest.raises(TrainingEnvironmentError, match="cannot be started"):
+        ray_executor(two_nodes.address, tmp_path, python=tmp_path / "nothing").prepare()
+
+
+def test_a_hang_is_ended_at_its_deadline_and_the_slot_goes_on(two_nodes: Any, tmp_path: Path) -> None:
+    made = ray_executor(two_nodes.address, tmp_path, slots=1)
+    try:
+        made.open(WELL).measure(WELL, plan())
+        hung = toy(phase("reward"), {"do": "spin"})
+        began = time.monotonic()
+        assert made.open(hung).measure(hung, plan(1.0)).outcome is Outcome.TIMEOUT
+        assert time.monotonic() - began < 10
+        assert made.open(WELL).measure(WELL, plan()).outcome is Outcome.OK
+    finally:
+        made.close()
+
+
+def test_a_job_that_spans_nodes_is_one_job(two_nodes: Any, tmp_path: Path) -> None:
+    """Four ranks on two nodes of two processors each: they know each other's number, and one measurement is made of all."""
+    made = ray_executor(two_nodes.address, tmp_path, ranks=4)
+    try:
+        made.prepare()
+        assert len(made.slots) == 1
+        script = (phase("rollout"), {"do": "hold", "mib": 10}, {"do": "sleep", "seconds": 0.2, "rank": 3})
+        both = made.open(toy(*script)).measure(toy(*script), plan())
+        assert both.outcome is Outcome.OK and both.worst is not None
+        assert both.worst.cycle_loss_tokens == (400, 400)
+        assert all(seconds >= 0.2 for seconds in both.worst.cycle_seconds)
+        assert both.effective["rank"] == "0"
+        too_much = toy(phase("backward"), {"do": "peer"}, {"do": "hold", "mib": 400, "rank": 3})
+        began = time.monotonic()
+        failed = made.open(too_much).measure(too_much, plan(40))
+        assert failed.outcome is Outcome.OOM_BACKWARD
+        assert failed.failure is not None and failed.failure.rank == 3
+        assert time.monotonic() - began < 20
+        assert made.open(toy(*script)).measure(toy(*script), plan()).outcome is Outcome.OK
+    finally:
+        made.close()
+
+
+def test_a_lost_node_is_a_fault_and_its_slot_moves_or_is_lost(tmp_path: Path) -> None:
+    """A third node has room for one slot of the node that is lost; when that is lost as well, there is none."""
+    with cluster(nodes=1, cpus=1) as made:
+        others = [made.add_node(num_cpus=1, object_store_memory=80 * 2**20) for _ in range(2)]
+        running = ray_executor(made.address, tmp_path, slots=2)
+        try:
+            running.prepare()
+            pids = {}
+            for slot in (0, 1):
+                file = tmp_path / f"pid-{slot}"
+                candidate = toy({"do": "grandchild", "pid_file": str(file)})
+                running.open(candidate, slot).measure(candidate, plan())
+                pids[slot] = int(file.read_text())
+            where = _node_of(running, 0), _node_of(running, 1)
+            lost = next(node for node in (*others, made.head_node) if node.node_id in where and node is not made.head_node)
+            slot = where.index(lost.node_id)
+            made.remove_node(lost, allow_graceful=False)
+            assert gone(pids[slot], within=60)  # until its worker notices, the slot still answers
+            with pytest.raises(RigError, match="was lost"):
+                running.open(WELL, slot).measure(WELL, plan())
+            assert running.open(WELL, slot).measure(WELL, plan()).outcome is Outcome.OK
+            assert running.open(WELL, 1 - slot).measure(WELL, plan()).outcome is Outcome.OK
+            second = next(node for node in others if node is not lost)
+            slot = 0 if _node_of(running, 0) == second.node_id else 1
+            made.remove_node(second, allow_graceful=False)
+            with pytest.raises(RigError):
+                for _ in range(600):  # until its worker notices, the slot still answers
+                    running.open(WELL, slot).measure(WELL, plan())
+                    time.sleep(0.1)
+            with pytest.raises(SlotLost):
+                running.open(WELL, slot).measure(WELL, plan())
+            assert running.open(WELL, 1 - slot).measure(WELL, plan()).outcome is Outcome.OK
+        finally:
+            running.close()
+
+
+def _node_of(running: Any, slot: int) -> str:
+    from ray.util.placement_group import placement_group_table
+
+    return str(placement_group_table(running._seats[slot]._group)["bundles_to_node_id"][0])
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.executors.clusters import ray_executor
+from tests.rig.toys import plan, toy
+
+made = ray_executor(sys.argv[1], Path(sys.argv[2]) / "scratch", slots=1)
+candidate = toy({"do": "grandchild", "pid_file": sys.argv[2] + "/grandchild"}, {"do": "sleep", "seconds": 120})
+made.open(candidate).measure(candidate, plan(200))
+"""
+
+
+def test_a_killed_driver_leaves_nothing_on_the_cluster(two_nodes: Any, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, two_nodes.address, str(tmp_path)], env=environment)
+    grandchild = wait_for(tmp_path / "grandchild")
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    assert gone(grandchild, within=60)
+    made = ray_executor(two_nodes.address, tmp_path, slots=2)
+    try:
+        assert len(made.slots) == 2  # nothing of the cluster is still held
+    finally:
+        made.close()
+
+
+def test_closing_while_a_probe_runs_leaves_nothing(two_nodes: Any, tmp_path: Path) -> None:
+    made = ray_executor(two_nodes.address, tmp_path, slots=1)
+    file = tmp_path / "grandchild"
+    long = toy({"do": "grandchild", "pid_file": str(file)}, {"do": "sleep", "seconds": 60})
+    ended: list[BaseException] = []
+
+    def measure() -> None:
+        try:
+            made.open(long).measure(long, plan(100))
+        except RigError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    grandchild = wait_for(file)
+    assert len(tree_of(grandchild)) >= 1
+    made.interrupt()
+    thread.join(10)
+    made.close()
+    assert gone(grandchild, within=15) and len(ended) == 1

@@ -1,0 +1,67 @@
+"""Every fault at every place, many times over: prints the table, and keeps it in benchmarks/results.
+
+make test-faults                                              # all of it, the better part of an hour
+python -m tests.faults --seeds 3 --only "probe killed"        # some rows; the others of the results stay as they are
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.faults import results
+from tests.faults.play import Stages, play, play_apart, stages
+from tests.faults.table import FAULTS, PLACES, Fault, Place, why_not_here
+
+SEEDS, HEAVY_SEEDS = 20, 5
+
+
+def main() -> None:
+    options = _options()
+    faults = tuple(fault for fault in FAULTS if not options.only or fault.name in options.only)
+    places: tuple[Place, ...] = tuple(place for place in PLACES if place in options.places)
+    kept = results.Results(results.FILE if options.keep else None)
+    print(kept.machine_in_words, flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="faults-") as folder,
+        stages(Path(folder), faults, places) as shared,
+        ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool,
+    ):
+        for place in places:
+            for fault in faults:
+                reason = why_not_here(fault, place)
+                row = results.left_out(fault, place, reason) if reason else _row(fault, place, options, shared, pool)
+                print(results.line(row), flush=True)
+                kept.put(row)
+    raise SystemExit(1 if any(row.wrong for row in kept.rows) else 0)
+
+
+def _row(fault: Fault, place: Place, options: argparse.Namespace, shared: Stages, pool: Executor) -> results.Row:
+    """Runs go beside each other only where they share nothing that one of them harms."""
+    count = min(options.seeds, HEAVY_SEEDS) if fault.heavy else options.seeds
+    seeds = range(options.first, options.first + count)
+    if place == "local" and fault.database == "sqlite" and not fault.heavy:
+        runs = list(pool.map(partial(play_apart, fault.name, shared.folder), seeds))
+    else:
+        runs = [play(fault, place, seed, shared) for seed in seeds]
+    return results.row_of(fault, place, list(zip(seeds, runs, strict=True)))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"runs of each; at most {HEAVY_SEEDS} of those that take long")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--places", type=lambda text: text.split(","), default=list(PLACES), help="local,ray")
+    parser.add_argument("--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="FAULT")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many runs beside each other, where they may")
+    parser.add_argument("--no-keep", dest="keep", action="store_false", help="write nothing into benchmarks/results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""What is done to a running search from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.faults.scene import Scene, small_disk
+
+CLOCK = Path(__file__).parent / "jumping_clock.c"
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_the_probe(scene: Scene) -> None:
+    probe = scene.wait_for_probe(scene.at)
+    scene.a_moment(0.08)
+    if probe is not None:
+        _kill(probe["pid"])
+
+
+def kill_the_keeper(scene: Scene) -> None:
+    _kill_above(scene, 1)
+
+
+def kill_the_worker(scene: Scene) -> None:
+    """On a cluster's node the process that holds the keeper."""
+    _kill_above(scene, 2)
+
+
+def _kill_above(scene: Scene, generations: int) -> None:
+    probe = scene.wait_for_probe(scene.at)
+    with contextlib.suppress(OSError):  # the probe may be over by now
+        pid = probe["pid"] if probe else 0
+        for _ in range(generations if pid else 0):
+            pid = parent_of(pid)
+        scene.a_moment(0.05)
+        if pid > 1:
+            _kill(pid)
+
+
+def kill_the_driver(scene: Scene) -> None:
+    scene.wait_for_probe(scene.at)
+    scene.a_moment(0.2)
+    assert scene.driver is not None
+    scene.driver.kill()
+
+
+def lose_the_node(scene: Scene) -> None:
+    """Its raylet is gone without a word, and everything below it with it."""
+    probe = scene.wait_for_probe(scene.at)
+    scene.a_moment(0.05)
+    if probe is None:
+        return
+    above = _ancestors(probe["pid"])
+    for node in list(scene.cluster.worker_nodes):
+        if node.all_processes["raylet"][0].process.pid in above:
+            scene.cluster.remove_node(node, allow_graceful=False)
+
+
+def _ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        while pid > 1:
+            pid = parent_of(pid)
+            found.add(pid)
+    return found
+
+
+def database(scene: Scene) -> Path:
+    return scene.folder / "db" / "study.db"
+
+
+def lock_the_database(scene: Scene) -> None:
+    scene.wait_for_probe(scene.at)
+    other = sqlite3.connect(database(scene), isolation_level=None, timeout=30)
+    other.execute("BEGIN EXCLUSIVE")
+    time.sleep(scene.random.uniform(6.0, 8.0))
+    other.execute("ROLLBACK")
+    other.close()
+
+
+def take_the_database_away(scene: Scene) -> None:
+    scene.wait_for_probe(scene.at)
+    here, away = scene.folder / "db", scene.folder / "db-away"
+    here.rename(away)
+    time.sleep(scene.random.uniform(0.5, 2.0))
+    away.rename(here)
+
+
+def stop_the_server(scene: Scene) -> None:
+    scene.wait_for_probe(scene.at)
+    scene.server.stop(scene.random.choice([signal.SIGINT, signal.SIGQUIT]))
+    time.sleep(scene.random.uniform(3.5, 5.0))
+    scene.server.start()
+
+
+def make_the_server_read_only(scene: Scene) -> None:
+    """As after a failover to a standby: connections are cut, and new ones may only read."""
+    scene.wait_for_probe(scene.at)
+    _on_server(scene, "ALTER DATABASE postgres SET default_transaction_read_only = on")
+    assert scene.driver is not None
+    scene.driver.code(60.0)
+    _on_server(scene, "SET default_transaction_read_only = off; ALTER DATABASE postgres RESET default_transaction_read_only")
+
+
+def _on_server(scene: Scene, statements: str) -> None:
+    import psycopg
+
+    others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"
+    with psycopg.connect(scene.server.url, autocommit=True) as connection:
+        for statement in statements.split("; "):
+            connection.execute(statement)  # type: ignore[call-overload]
+        connection.execute(cut)
+
+
+def free_the_disk(scene: Scene) -> None:
+    """Full from one moment on, and after a while no more."""
+    scene.wait_for_probe(scene.at)
+    filler = scene.folder / "db" / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    time.sleep(scene.random.uniform(6.0, 8.0))
+    filler.unlink()
+
+
+@contextlib.contextmanager
+def as_it_is(scene: Scene) -> Iterator[None]:
+    """Nothing special about the place."""
+    yield
+
+
+@contextlib.contextmanager
+def small_scratch(scene: Scene) -> Iterator[None]:
+    with small_disk(scene.folder / "scratch", 8):
+        yield
+
+
+@contextlib.contextmanager
+def small_database(scene: Scene) -> Iterator[None]:
+    with small_disk(scene.folder / "db", 3):
+        yield
+
+
+@contextlib.contextmanager
+def read_only_database(scene: Scene) -> Iterator[None]:
+    """A driver was killed, and since then the file system of its study can only be read."""
+    with small_disk(scene.folder / "db", 8):
+        scene.start(scene.order("before"))
+        kill_the_driver(scene)
+        assert scene.driver is not None
+        scene.driver.code(30.0)
+        _remount(scene, "ro")
+        yield
+
+
+def make_it_writable(scene: Scene) -> None:
+    _remount(scene, "rw")
+
+
+def _remount(scene: Scene, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(scene.folder / "db")], check=True)
+
+
+def jump_the_clock(scene: Scene) -> None:
+    scene.wait_for_probe(scene.at)
+    (scene.folder / "jumped").touch()
+
+
+@contextlib.contextmanager
+def jumping_clock(scene: Scene) -> Iterator[None]:
+    """Every process of this run, and no other, gets the time of day from a library that lies. On a cluster the driver's jumps
+    once: a client of Ray that can't trust its clock from one call to the next does not connect."""
+    library = scene.folder / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(CLOCK), "-ldl"], check=True)
+    scene.variables["LD_PRELOAD"] = str(library)
+    if scene.address is not None:
+        scene.variables["AUTOTUNE_CLOCK_JUMPS_WITH"] = str(scene.folder / "jumped")
+    yield

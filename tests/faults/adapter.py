@@ -1,0 +1,134 @@
+"""The toy framework, in which trouble comes at the probe that the test names. What it does, it also writes down by itself,
+so that nobody has to believe the study about what was really measured."""
+
+# ruff: noqa: PTH123
+# mypy: ignore-errors
+
+import ctypes
+import json
+import os
+import signal
+import stat
+import sys
+import time
+import uuid
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rig"))  # noqa: PTH118, PTH120, PTH100
+import toy_adapter as toy
+
+MIB = 2**20
+CYCLE_SECONDS = 0.1
+"""What every cycle is said to have taken: the truth of this made-up machine is exact."""
+
+
+def warm(hint):
+    if hint.get("gloo"):
+        import torch.distributed  # noqa: F401
+    return toy.warm(hint)
+
+
+load, release = toy.load, toy.release
+
+
+def measure(loaded, request, stage):
+    trouble, folder = request.get("trouble") or {}, request["folder"]
+    number = _begin(folder, request["candidate"], stage.rank)
+    if number == trouble.get("at"):
+        _TROUBLES[trouble["name"]](trouble, loaded, stage, folder)
+    result = toy.measure(loaded, request, stage)
+    result["worst"]["cycle_seconds"] = [CYCLE_SECONDS] * request["cycles"]
+    result["worst"]["phase_seconds"] = {}
+    _note(f"{folder}/finished-{stage.rank}", {"candidate": request["candidate"]})
+    return result
+
+
+def _begin(folder, candidate, rank):
+    """Which probe of the whole study this is, counted over all slots."""
+    mine = uuid.uuid4().hex
+    _note(f"{folder}/begun-{rank}", {"candidate": candidate, "pid": os.getpid(), "mine": mine})
+    with open(f"{folder}/begun-{rank}") as file:
+        return 1 + next(place for place, line in enumerate(file) if mine in line)
+
+
+def _note(path, what):
+    with open(path, "a") as file:
+        file.write(json.dumps(what) + "\n")
+
+
+def _grandchild(trouble, loaded, stage, folder):
+    toy._grandchild({"pid_file": f"{folder}/grandchild"}, loaded, stage)
+    _end(trouble.get("then"))
+
+
+def _end(how):
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "raises":
+        raise RuntimeError("the probe left a grandchild behind")
+    elif how == "exits":
+        os._exit(1)
+
+
+def _hang_in_python(trouble, loaded, stage, folder):
+    toy._spin({}, loaded, stage)
+
+
+def _hang_in_c(trouble, loaded, stage, folder):
+    """A native call that never gives the interpreter's lock back: no Python code of this process runs any more."""
+    ctypes.PyDLL(None).sleep(600)
+
+
+def _hang_in_a_collective(trouble, loaded, stage, folder):
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if stage.rank == 1:
+        time.sleep(600)  # it never joins
+    dist.all_reduce(torch.ones(4))
+
+
+def _flood(trouble, loaded, stage, folder):
+    toy._print({"mib": trouble["mib"]}, loaded, stage)
+
+
+def _write_on_the_wire(trouble, loaded, stage, folder):
+    words = bytes.fromhex(trouble["words"])
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
+                os.write(int(entry), words)
+        except OSError:
+            continue
+    _end(trouble.get("then"))
+
+
+def _answer_nonsense(trouble, loaded, stage, folder):
+    """An answer to this very question whose body is not what was agreed."""
+    stage.emit({"event": "measured", "result": trouble["result"]})
+
+
+def _eat_memory(trouble, loaded, stage, folder):
+    (toy._share if trouble["shared"] else toy._hold)({"mib": trouble["mib"]}, loaded, stage)
+
+
+def _exit_without_result(trouble, loaded, stage, folder):
+    os._exit(0)
+
+
+def _fill_the_disk(trouble, loaded, stage, folder):
+    with open(os.path.join(os.environ["TMPDIR"], "checkpoint"), "wb") as file:  # noqa: PTH118
+        while True:
+            file.write(b"x" * MIB)
+            file.flush()
+
+
+def _sleep(trouble, loaded, stage, folder):
+    time.sleep(trouble["seconds"])
+
+
+_TROUBLES = {
+    "grandchild": _grandchild, "hang in Python": _hang_in_python, "hang in C": _hang_in_c,
+    "hang in a collective": _hang_in_a_collective, "flood": _flood, "wire": _write_on_the_wire, "nonsense": _answer_nonsense,
+    "memory": _eat_memory, "exit 0": _exit_without_result, "disk": _fill_the_disk, "sleep": _sleep,
+}  # fmt: skip

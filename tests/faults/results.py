@@ -1,0 +1,149 @@
+"""The table of what was played out: kept row by row, so that rows can be run again one by one; each says when and where."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.faults.play import Found
+from tests.faults.table import FAULTS, PLACES, Fault
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FILE = BENCHMARKS / "results" / "faults.json"
+PACKAGES = ("optuna", "sqlalchemy", "ray", "psycopg", "torch")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault at one place."""
+
+    fault: str
+    how: str
+    place: str
+    runs: int = 0
+    survived: int = 0
+    lost: int = 0
+    """Measurements that a driver had told, and the study has not."""
+
+    orphans: int = 0
+    """Processes that were left."""
+
+    median_seconds: float | None = None
+    date: str = ""
+    wrong: tuple[str, ...] = ()
+    """Seed by seed what was not as it must be."""
+
+    left_out: str | None = None
+    """Why there is nothing to run."""
+
+
+class Kept(msgspec.Struct, kw_only=True):
+    """The file."""
+
+    machine: dict[str, Any]
+    rows: list[Row] = msgspec.field(default_factory=list)
+
+
+class Results:
+    """What is known by now; written after every row. Without a file it is only printed."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.rows: list[Row] = []
+        """Of this run."""
+        before = msgspec.json.decode(file.read_bytes(), type=Kept).rows if file is not None and file.exists() else []
+        self._kept = Kept(machine=_machine(), rows=before)
+
+    @property
+    def machine_in_words(self) -> str:
+        return in_words(self._kept.machine)
+
+    def put(self, row: Row) -> None:
+        self.rows.append(row)
+        others = [one for one in self._kept.rows if (one.fault, one.place) != (row.fault, row.place)]
+        order = {(fault.name, place): number for number, (place, fault) in enumerate((p, f) for p in PLACES for f in FAULTS)}
+        known = [one for one in [*others, row] if (one.fault, one.place) in order]
+        self._kept.rows = sorted(known, key=lambda one: order[one.fault, one.place])
+        if self._file is not None:
+            self._file.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept), indent=1) + b"\n")
+            self._file.with_suffix(".md").write_text(page(self._kept))
+
+
+def row_of(fault: Fault, place: str, runs: Sequence[tuple[int, Found]]) -> Row:
+    found = [one for _, one in runs]
+    return Row(
+        fault=fault.name, how=fault.how, place=place, runs=len(found), survived=sum(one.survived for one in found),
+        lost=sum(one.lost for one in found), orphans=sum(one.orphans for one in found),
+        median_seconds=round(statistics.median(one.seconds for one in found), 1), date=datetime.date.today().isoformat(),
+        wrong=tuple(f"seed {seed}: {text}" for seed, one in runs for text in one.wrong),
+    )  # fmt: skip
+
+
+def left_out(fault: Fault, place: str, why: str) -> Row:
+    return Row(fault=fault.name, how=fault.how, place=place, left_out=why)
+
+
+def line(row: Row) -> str:
+    """As it is printed while it runs."""
+    if row.left_out is not None:
+        return f"{row.fault:26} {row.place:5}  left out: {row.left_out}"
+    figures = f"{row.runs:3} runs, {row.survived:3} survived, {row.lost} lost, {row.orphans} orphans, {row.median_seconds} s each"
+    return "\n  ".join([f"{row.fault:26} {row.place:5} {figures}", *row.wrong])
+
+
+ABOUT = """\
+Each run is a whole search of its own (a real driver, study, keepers and probes of a toy framework) to which one thing
+happens at a moment that the seed decides; then a second driver resumes the study. It survived if the driver ended as it
+may, the user was told in one sentence, no slot is missing, nothing is measured twice or invented, and the resumed search
+recommends what is the fastest. *Lost* are measurements that a driver had told and the study has not; *orphans* are
+processes that were left. Rows with fewer runs take long, or load the machine."""
+
+
+def page(kept: Kept) -> str:
+    """The table for readers."""
+    played = [row for row in kept.rows if row.left_out is None]
+    nothing = [f"- {row.fault}, {row.place}: {row.left_out}." for row in kept.rows if row.left_out is not None]
+    wrong = [f"- {row.fault}, {row.place}, {text}" for row in played for text in row.wrong]
+    return "\n".join([
+        "# Faults, played out", "", f"`make test-faults`: {in_words(kept.machine)}", "", ABOUT, "",
+        "| fault | how | executor | runs | survived | lost | orphans | each took |", "|---|---|---|---|---|---|---|---|",
+        *(f"| {row.fault} | {row.how} | {row.place} | {_figures(row)} | {row.median_seconds} s |" for row in played),
+        f"| all | | | {_sums(played)} | |", "",
+        *(["Did not survive:", "", *wrong, ""] if wrong else []), *(["Left out:", "", *nothing] if nothing else []),
+    ]).rstrip() + "\n"  # fmt: skip
+
+
+def _figures(row: Row) -> str:
+    return f"{row.runs} | {row.survived} | {row.lost} | {row.orphans}"
+
+
+def _sums(rows: Sequence[Row]) -> str:
+    figures = [(row.runs, row.survived, row.lost, row.orphans) for row in rows]
+    return " | ".join(str(sum(column)) for column in zip(*figures, strict=True))
+
+
+def in_words(machine: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    gib = machine["memory_bytes"] / 2**30
+    where = f"{machine['cores']} cores ({machine['cpu']}), {gib:.0f} GiB, {machine['system']}"
+    return f"{machine['date']}, {where}, load average {machine['load_average_before']} before; {versions}."
+
+
+def _machine() -> dict[str, Any]:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import machine
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    there = [name for name in PACKAGES if importlib.util.find_spec(name)]
+    versions = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in there}}
+    return {**machine.facts(versions), "load_average_before": round(os.getloadavg()[0], 1)}

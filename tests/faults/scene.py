@@ -1,0 +1,179 @@
+"""One run of one fault: a driver of its own, what is done to it from outside, and a second driver that resumes the study."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+from tests.faults.driver import MARK, Order, as_json, drive
+from tests.rig.toys import environment
+
+LONGEST_SECONDS = 240.0
+"""A driver that is still there after that hangs."""
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["tests.faults.preloaded"])
+
+
+class Driver(Protocol):
+    """A process that can be ended."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def code(self, seconds: float) -> int | None:
+        """How it ended; None where it did not in time."""
+        ...
+
+
+class Forked:
+    """Off a process that has everything imported: a twentieth of a second."""
+
+    def __init__(self, order: Order) -> None:
+        self._process = _SERVER.Process(target=drive, args=(order,))
+        self._process.start()
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def code(self, seconds: float) -> int | None:
+        self._process.join(seconds)
+        return self._process.exitcode
+
+
+class Started:
+    """From nothing, where the environment must say something before the interpreter starts."""
+
+    def __init__(self, order: Order, **variables: str) -> None:
+        command = [sys.executable, "-m", "tests.faults.driver", as_json(order)]
+        self._process = subprocess.Popen(command, env={**environment(), **variables})
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def code(self, seconds: float) -> int | None:
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """Where a run takes place. `random` decides every moment and every variant."""
+
+    folder: Path
+    random: Random
+    storage: str
+    address: str | None = None
+    cluster: Any = None
+    server: Any = None
+    """A PostgreSQL server, where the study is kept in one."""
+
+    slots: int = 1
+    ranks: int = 1
+    variables: dict[str, str] = field(default_factory=dict)
+    """What the drivers' environment says besides."""
+
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    driver: Driver | None = None
+    at: int = 1
+    """The probe at which it happens, counted from 1 over the whole study."""
+
+    def order(self, name: str, **changes: Any) -> Order:
+        plain = Order(
+            folder=str(self.folder), name=name, storage=self.storage, mark=self.mark, address=self.address, slots=self.slots,
+            ranks=self.ranks,
+        )  # fmt: skip
+        return replace(plain, **changes)
+
+    def start(self, order: Order) -> Driver:
+        self.driver = Started(order, **self.variables) if self.variables else Forked(order)
+        return self.driver
+
+    def begun(self, rank: int = 0) -> list[dict[str, Any]]:
+        """Probes that really began, as the ranks themselves wrote it down."""
+        return lines_of(self.folder / f"begun-{rank}")
+
+    def finished(self) -> list[dict[str, Any]]:
+        return lines_of(self.folder / "finished-0")
+
+    def heard(self, name: str) -> list[dict[str, Any]]:
+        return lines_of(self.folder / f"{name}.jsonl")
+
+    def wait_for_probe(self, number: int) -> dict[str, Any] | None:
+        """The probe of that number once it began; None where the driver ended before."""
+        assert self.driver is not None
+        until = time.monotonic() + LONGEST_SECONDS
+        while time.monotonic() < until:
+            begun = self.begun()
+            if len(begun) >= number:
+                return begun[number - 1]
+            if self.driver.code(0.0) is not None:
+                return None
+            time.sleep(0.002)
+        return None
+
+    def a_moment(self, longest_seconds: float) -> None:
+        time.sleep(self.random.uniform(0, longest_seconds))
+
+    def marked(self) -> list[int]:
+        """Processes that came of this run, whoever their parent is now."""
+        return carrying(f"{MARK}={self.mark}", spare={os.getpid(), (self.driver and self.driver.pid) or 0})
+
+    def marked_after(self, seconds: float) -> list[int]:
+        """Those that are left after a while."""
+        until = time.monotonic() + seconds
+        while (left := self.marked()) and time.monotonic() < until:
+            time.sleep(0.02)
+        return left
+
+
+Act = Callable[[Scene], None]
+"""What is done from outside while the driver runs."""
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """Whole lines only: the last may be half written."""
+    if not file.exists():
+        return []
+    *whole, _ = file.read_text().split("\n")
+    return [json.loads(line) for line in whole]
+
+
+def carrying(variable: str, spare: set[int]) -> list[int]:
+    needle, found = variable.encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) not in spare:
+            try:
+                if needle in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[Path]:
+    """A file system of its own that is soon full. Mounting needs root."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "autotune-faults", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
