@@ -1,0 +1,120 @@
+"""The running trainer's own configuration as a candidate: the same words and the same rules of what may change as everywhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.candidate import Candidate, KnobValue
+from autotune.errors import AutotuneError
+from autotune.hardware import DeviceKind, Hardware
+from autotune.space import SearchSpace
+from autotune.spaces import load_space
+from autotune.trainers import trainer as trainer_named
+from autotune.trainers.base import Job, Trainer
+from autotune.trainers.trl_config import read_user_config
+from autotune.trainers.trl_fields import Field
+from autotune.workload import Model, Tuning, Workload
+
+METHODS: Mapping[str, str] = {"GRPOTrainer": "grpo", "RLOOTrainer": "rloo", "SFTTrainer": "sft", "DPOTrainer": "dpo"}
+"""By the trainer's class, or the nearest of those it is made from."""
+
+_NOT_A_SETTING = frozenset({"steps_per_generation", "hub_token", "push_to_hub_token", "local_rank"})
+"""Follows from others, is a secret, or says where this process runs."""
+
+_ADAPTER: Mapping[str, str] = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """What is being trained, and how."""
+
+    job: Job
+    trainer: Trainer
+    space: SearchSpace
+    candidate: Candidate
+    from_file: bool
+    """Whether the run was started from a file of `trl ... --config`, so that one like it starts the next."""
+
+
+def running(trainer: Any, limit_bytes: int, arguments: Sequence[str] | None = None) -> Running | None:
+    """None for a trainer whose configuration can't be put into these words."""
+    method = next((METHODS[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in METHODS), None)
+    if method is None:
+        return None
+    try:
+        known = trainer_named("trl", method)
+        job = _job(trainer, known, method, limit_bytes, sys.argv[1:] if arguments is None else arguments)
+        space = load_space(known.space).on(job.hardware.count if job.hardware.kind == "cuda" else 0)
+        candidate = known.complete(known.baseline(space, job), job)
+    except (AutotuneError, OSError, ValueError, TypeError, AttributeError, AssertionError):
+        return None
+    from_file = job.workload.config_file is not None and job.workload.config_file.is_file()
+    return Running(job=job, trainer=known, space=space, candidate=candidate, from_file=from_file)
+
+
+def _job(trainer: Any, known: Trainer, method: str, limit_bytes: int, arguments: Sequence[str]) -> Job:
+    args, fields = trainer.args, known.fields()
+    given = _file_behind(arguments)
+    file = None if given is None else read_user_config(given, method)
+    told, parts = _arguments_told(args, fields)
+    adapter = _adapter(trainer.model)
+    shape = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    kind: DeviceKind = "cuda" if getattr(args.device, "type", "cpu") == "cuda" else "cpu"
+    workload = Workload(
+        model=_model(trainer.model),
+        method=method,
+        python=Path(sys.executable),
+        tuning=_tuning(trainer.model, adapter),
+        weights="real",
+        global_batch=shape,
+        config_file=given or Path(args.output_dir) / "training arguments",
+        held={**(file.settings if file else {}), **told, **adapter},
+        user_settings={**(file.rest if file else {}), **parts},
+    )
+    return Job(
+        workload=workload, hardware=Hardware(kind=kind, name=kind, count=args.world_size, memory_bytes=limit_bytes, here=True)
+    )
+
+
+def _file_behind(arguments: Sequence[str]) -> Path | None:
+    """The YAML that `trl grpo --config` was started with."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name = following if word == "--config" else word.removeprefix("--config=") if word.startswith("--config=") else ""
+        if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+            return Path(name).resolve()
+    return None
+
+
+def _arguments_told(args: Any, fields: Mapping[str, Field]) -> tuple[dict[str, KnobValue], dict[str, object]]:
+    """What the training arguments have that is no default: plain values, and lists and mappings."""
+    known = {name for name, field in fields.items() if field.owner == "config"} - _NOT_A_SETTING
+    told = {name: value for name, value in args.to_dict().items() if name in known and value != fields[name].default}
+    if getattr(args, "steps_per_generation", None) == args.gradient_accumulation_steps:
+        told.pop("generation_batch_size", None)  # the default relation, which a smaller micro-batch keeps by itself
+    plain = {name: value for name, value in told.items() if value is None or isinstance(value, bool | int | float | str)}
+    return plain, {name: value for name, value in told.items() if isinstance(value, list | dict) and value}
+
+
+def _adapter(model: Any) -> dict[str, KnobValue]:
+    """LoRA, in the words of `trl grpo --config`."""
+    config = next(iter(getattr(model, "peft_config", {}).values()), None)
+    if config is None:
+        return {}
+    found = {ours: getattr(config, theirs, None) for theirs, ours in _ADAPTER.items()}
+    return {"use_peft": True, **{name: value for name, value in found.items() if isinstance(value, int | float)}}
+
+
+def _tuning(model: Any, adapter: Mapping[str, KnobValue]) -> Tuning:
+    if not adapter:
+        return "full"
+    return "qlora" if getattr(model, "is_loaded_in_4bit", False) else "lora"
+
+
+def _model(model: Any) -> Model:
+    name = str(getattr(model.config, "_name_or_path", "") or "model")
+    folder = Path(name) if Path(name).is_dir() else None
+    return Model(name=name, config=model.config.to_dict(), folder=folder, origin="the running model")

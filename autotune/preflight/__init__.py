@@ -1,0 +1,1 @@
+"""Before every run: does this very configuration fit here, and if not, which one does?"""

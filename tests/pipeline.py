@@ -1,0 +1,44 @@
+"""A tiny model, its data and its configuration, as a pipeline has them: everything local, and trained in seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests.cli.command import environment
+
+MADE_UP = Path(__file__).resolve().parents[1] / "autotune" / "inside" / "made_up.py"
+
+SETTINGS = {
+    "reward_funcs": ["get_soft_overlong_punishment"],
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "num_generations": 8,
+    "max_completion_length": 32,
+    "bf16": False,
+    "use_cpu": True,
+    "max_steps": 1,
+    "report_to": "none",
+}
+
+
+def make_project(folder: Path, **settings: object) -> Path:
+    """`train.yaml`, `model/` and `prompts/` in the folder; the path of the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [sys.executable, str(MADE_UP), str(folder / "model")]
+    subprocess.run(made, check=True, capture_output=True, timeout=200, env=environment())
+    write_prompts(folder, longest=6)
+    named = {"model_name_or_path": "model", "dataset_name": "prompts", "output_dir": "out"}
+    (folder / "train.yaml").write_text(yaml.safe_dump({**named, **SETTINGS, **settings}))
+    return folder / "train.yaml"
+
+
+def write_prompts(folder: Path, *, longest: int) -> None:
+    """Rows of 1 to `longest` words."""
+    (folder / "prompts").mkdir(exist_ok=True)
+    rows = [json.dumps({"prompt": " ".join(["one"] * (1 + row % longest))}) + "\n" for row in range(32)]
+    (folder / "prompts" / "train.jsonl").write_text("".join(rows))

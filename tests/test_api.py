@@ -1,0 +1,119 @@
+"""The Python API: the command line's own words, and the same functions behind both."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import autotune
+from autotune.asking.flags import Flags
+from autotune.asking.keywords import Predicting, Searching, flags_of, typed
+from autotune.cli import autotune_command
+from autotune.errors import BadInput, UnknownName
+from autotune.events import Begun, Event, Foretold
+from tests.cli.command import autotune as program
+from tests.cli.command import shape_only
+
+ROOMS = ["predict", "diagnose", "preflight"]
+LOG = Path(__file__).parent / "failures" / "samples" / "disk.txt"
+
+
+def test_every_flag_has_its_keyword() -> None:
+    flags = {field.name for field in dataclasses.fields(Flags)}
+    assert {*Searching.__annotations__, *Predicting.__annotations__} == flags
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_does_not_take_its_functions_place(room: str) -> None:
+    module = importlib.import_module(f"autotune.{room}")
+    function = getattr(autotune, room)
+    assert callable(function) and function is not module and function.__name__ == room
+    assert importlib.import_module(f"autotune.{room}") is module
+
+
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"model": Path("model"), "gpus": "2xcpu", "lora_rank": 8, "seed": 7, "resume": True, "out": Path("a folder")},
+    {"hold": {"use_vllm": False, "learning_rate": 1e-6, "optim": "adamw_8bit"}, "search": {"num_generations": (4, 8)}},
+    {"hold": ["beta=0.0"], "budget": "5m", "mode": "probe", "sampler": "tpe", "storage": "sqlite:///x.db", "fresh": True},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_what_is_typed_for_it_means_the_same(asked: dict[str, Any]) -> None:
+    flags = flags_of(asked)
+    command = autotune_command.get_command(click.Context(autotune_command), "run")
+    assert command is not None
+    given = command.make_context("run", typed(flags)).params
+    known = {field.name: given[field.name] for field in dataclasses.fields(Flags) if field.name in given}
+    assert Flags(**known) == flags
+
+
+def test_a_password_is_not_typed_again() -> None:
+    assert typed(Flags(storage="postgresql://me:secret@db/x")) == ["--storage", "postgresql://me:***@db/x"]
+
+
+def test_an_unknown_keyword_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="'max_completion_length'"):
+        autotune.run(max_completion_lenght=3)  # type: ignore[call-arg]
+
+
+def test_preflight_takes_nothing_that_would_change_the_configuration() -> None:
+    with pytest.raises(UnknownName, match="Unknown keyword 'hold'"):
+        autotune.preflight("train.yaml", hold={"beta": 0.1})  # type: ignore[call-arg]
+
+
+def test_bad_input_is_an_exception_and_no_exit(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="No model was named"):
+        autotune.run(gpus="cpu", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_diagnose_takes_a_file_or_lines() -> None:
+    found = autotune.diagnose(LOG)
+    assert found.cause == "disk_or_permission" and found.known
+    assert autotune.diagnose(LOG.read_text().splitlines()) == found == autotune.diagnose(str(LOG))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.cause = "data"  # type: ignore[misc]
+    with pytest.raises(BadInput, match="is a folder"):
+        autotune.diagnose(LOG.parent)
+
+
+@pytest.mark.slow
+def test_predict_says_what_the_command_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = shape_only(tmp_path / "model")
+    heard: list[Event] = []
+    settings = {"per_device_train_batch_size": 2, "gradient_checkpointing": True}
+    found = autotune.predict(
+        model=model, gpus="A100-40G", tuning="full", max_completion_length=64, set=settings, listener=heard.append
+    )
+    assert [type(event) for event in heard] == [Begun, Foretold] and found.prediction.fits is True and found.ways == ()
+    typed_again = "--gpus A100-40G --tuning full --max-completion-length 64 --set per_device_train_batch_size=2 --json"
+    words = ["predict", "--model", str(model), *shlex.split(typed_again), "--set", "gradient_checkpointing=true"]
+    assert program(*words, cwd=tmp_path, timeout=200).document == json.loads(json.dumps(found.document))
+
+
+def _blocks() -> list[str]:
+    text = (Path(__file__).resolve().parents[1] / "docs" / "python.md").read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", _blocks(), ids=lambda block: block.splitlines()[-1][:40])
+def test_what_the_page_shows_is_so(block: str, tmp_path: Path) -> None:
+    """mypy reads it as a user's would: every function, keyword and attribute that it names is there, with that type."""
+    from mypy import api
+
+    mine = "from typing import Any\nmy_reward: Any\nconfig: Any\ndata: Any\n"
+    shown = tmp_path / "shown.py"
+    shown.write_text(mine + block)
+    said, complaint, status = api.run(["--strict", "--ignore-missing-imports", "--cache-dir", ".mypy_cache", str(shown)])
+    assert status == 0, said + complaint
