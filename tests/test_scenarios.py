@@ -1,0 +1,133 @@
+"""The five failures that autotune grew out of, each a folder of examples/: what their pages say is still what it answers.
+
+Signs and verdicts are held, not figures: those move with the installed versions. What follows steps takes minutes in all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune import api, catalogue
+from autotune.asking.understanding import candidate_in_question, understand
+from autotune.errors import IllegalConfiguration
+from autotune.models import find_model
+from autotune.predict import engine
+from autotune.predict.unknown import agreed, worst
+from autotune.units import MIB
+from tests.scenarios import SCENARIOS, Oracle, Scenario, one_oracle, portable
+
+VERDICTS = {"fits": True, "does not fit": False, "open": None}
+SIGNS = {"less": -1, "same": 0, "more": 1}
+
+NOTHING = 16 * MIB
+"""Less than this is no effect: what the allocator rounds."""
+
+each = pytest.mark.parametrize("scenario", [Scenario.of(folder) for folder in SCENARIOS], ids=lambda one: one.folder.name)
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    with one_oracle() as found:
+        yield found
+
+
+def test_there_are_five() -> None:
+    assert len(SCENARIOS) == 5
+
+
+@each
+def test_the_page_has_the_commands_and_a_source_and_is_honest_about_where_it_was_made(scenario: Scenario) -> None:
+    page = " ".join((scenario.folder / "README.md").read_text().replace("\\\n", " ").split())
+    for command in scenario.commands():
+        assert shlex.join(command) in page
+    assert "https://github.com/" in page and "predicted" in page
+    for flip in scenario.told["flips"]:
+        for name in flip["change"]:
+            assert name in page, f"the page says nothing of {name}"
+
+
+@each
+def test_native_files_name_no_path_of_the_machine_they_were_made_on(scenario: Scenario) -> None:
+    files = [file for file in scenario.folder.rglob("*") if file.is_file()]
+    assert any(file.parent.name == "recommended" for file in files)
+    for file in files:
+        found = re.findall(r"(?<![\w.:/<}$-])/[A-Za-z][\w.-]*/\S*", file.read_text())
+        assert set(found) <= {"/bin/sh", "/usr/bin/env"}, file
+
+
+@pytest.mark.slow
+@each
+def test_what_is_said_of_the_failing_one(scenario: Scenario, oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(scenario.folder)
+    ways = oracle.ways(scenario.failing())
+    found = agreed(ways)
+    assert found.fits is VERDICTS[scenario.told["verdict"]]
+    for fact in scenario.told.get("depends_on", ()):
+        assert any(cause.startswith(f"{fact}, which is not given") for cause in found.depends_on)
+    assert max(found.breakdown, key=lambda part: found.breakdown[part]) == scenario.told["blames"]
+    assert worst(ways).prediction.fits is not True, "with the most of what is unknown it is not sure to fit"
+
+
+@pytest.mark.slow
+@each
+def test_each_remedy_alone_and_the_sign_of_what_it_does(
+    scenario: Scenario, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(scenario.folder)
+    before = oracle.predict(scenario.worst()).peak_memory_bytes.value
+    for flip in scenario.told["flips"]:
+        change = oracle.predict(scenario.flipped(flip["change"])).peak_memory_bytes.value - before
+        sign = 0 if abs(change) < NOTHING else -1 if change < 0 else 1
+        assert sign == SIGNS[flip["memory"]], f"{flip['change']}: {change / MIB:+.0f} MiB"
+
+
+@pytest.mark.slow
+@each
+def test_run_still_recommends_what_is_checked_in(
+    scenario: Scenario, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(scenario.folder)
+    tuned = api.run_flags(dataclasses.replace(scenario.run(), out=str(tmp_path)))
+    assert tuned.document["status"] == "ok" and tuned.document["basis"] == "predicted"
+    assert tuned.winner is not None and tuned.files
+    for file in tuned.files:
+        written = portable(file.read_text(), tmp_path)
+        kept = scenario.folder / "recommended" / file.relative_to(tmp_path)
+        assert kept.read_text() == written, f"{kept} is no longer what is written"
+
+
+# What single scenarios have beside that.
+
+
+def scenario_of(name: str) -> Scenario:
+    (folder,) = [folder for folder in SCENARIOS if folder.name == name]
+    return Scenario.of(folder)
+
+
+def test_trl_cannot_push_an_adapter_over_gptq_weights_and_says_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = scenario_of("trl-grpo-7b-gptq-2xa100-40g")
+    monkeypatch.chdir(scenario.folder)
+    flags = dataclasses.replace(scenario.failing(unknown={}), set=())
+    with pytest.raises(IllegalConfiguration, match="adapter over GPTQ weights cannot reach vLLM"):
+        candidate_in_question(understand(dataclasses.replace(flags, mode="predict")))
+
+
+def test_on_the_fourth_gpu_vllm_takes_its_share_and_less_of_it_leaves_less_for_the_cache() -> None:
+    gpu = next(one for one in catalogue.gpus() if one.name == "A100-80G")
+    high, low = (
+        engine.fit(
+            find_model("Qwen2.5-7B-Instruct").config, dtype="bfloat16", gpu=gpu, device_memory_bytes=gpu.memory_bytes,
+            utilization=share, max_model_length=2048, max_num_seqs=256, tensor_parallel=1, sleep=False, eager=False,
+            other_bytes=0, quantised_bits=None,
+        )
+        for share in (0.6, 0.5)
+    )  # fmt: skip
+    assert high.failure is None and low.failure is None
+    assert low.reserved_bytes.value < high.reserved_bytes.value < gpu.memory_bytes
+    assert high.kv is not None and low.kv is not None and low.kv.kv_cache_tokens < high.kv.kv_cache_tokens
