@@ -17,10 +17,18 @@ TRL_OVERLAYS := 1.0.0 1.8.0
 OVERLAYS := .venvs
 export AUTOTUNE_TRL_OVERLAYS := $(CURDIR)/$(OVERLAYS)
 
+# Frameworks whose own parsers look at what is rendered, each in an environment of its own.
+FRAMEWORKS := swift verl openrlhf orz unsloth
+export AUTOTUNE_FRAMEWORKS ?= $(CURDIR)/$(OVERLAYS)/frameworks
+
 # Two cores and tiny tensors: torch's own threads only get in each other's way. Nothing is downloaded at run time.
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+
+# Tests run in so many processes, a file's in one of them (tests/conftest.py says which belong together).
+TEST_JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile
 
 DEMO_MODEL := .demo/model
 DEMO_SHAPE := --hidden 128 --intermediate 768 --layers 2 --vocab 1024
@@ -31,11 +39,12 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45
 
-.PHONY: help demo test test-all test-gpu sweep-demo bench-foresight bench-screening bench-search bench-rig bench-diagnose bench-gpu \
-  trl-overlays format clean
+.PHONY: help demo pictures test test-all test-gpu sweep-demo bench-foresight bench-screening bench-search bench-rig bench-diagnose bench-gpu \
+  bench-scale fuzz test-faults trl-overlays frameworks format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
+	@echo "make pictures      the demo once more, drawn for docs/pictures"
 	@echo "make test          set up, then ruff, mypy and the fast tests"
 	@echo "make test-all      the slow tests, and only those (everything but what needs a GPU)"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
@@ -44,23 +53,31 @@ help:
 	@echo "make bench-search  the search beside others, on spaces whose optimum is known"
 	@echo "make bench-rig     what it saves to measure many candidates on one loaded model"
 	@echo "make bench-diagnose  how often diagnose names the right cause, on labelled logs"
+	@echo "make bench-scale   how the search scales with slots, and what the driver itself costs"
+	@echo "make test-faults   every fault at every place, many times over (long)"
+	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote"
 	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: everything that is claimed about GPUs"
 	@echo "make test-gpu      there as well: the tests that need one"
 	@echo "make trl-overlays  other supported versions of TRL, for the slow tests"
+	@echo "make frameworks    ms-swift, verl, OpenRLHF and unsloth without what only a GPU machine has, for the slow tests"
 
 demo: $(READY) $(DEMO_MODEL)/config.json
 	$(BIN)/autotune run --model $(DEMO_MODEL) --gpus cpu --space demo --memory-limit $(DEMO_LIMIT) \
 	  --budget $(DEMO_BUDGET) --out $(DEMO_OUT) --fresh
 
+# A run of its own, so that the pictures of docs/pictures are of what is there now: on a quiet machine, with Chromium.
+pictures: $(READY)
+	$(BIN)/python docs/make_pictures.py
+
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 # Only what `make test` leaves out, so that the two together run everything once.
-test-all: $(READY) trl-overlays
-	$(BIN)/python -m pytest -q -m "slow and not gpu"
+test-all: $(READY) trl-overlays frameworks
+	$(PYTEST) -m "slow and not gpu"
 
 sweep-demo: $(READY) $(DEMO_MODEL)/config.json
 	$(BIN)/python benchmarks/sweep_demo.py --model $(DEMO_MODEL) --memory-limit $(DEMO_LIMIT)
@@ -78,6 +95,15 @@ bench-screening: $(READY)
 
 bench-search: $(READY)
 	$(BIN)/python benchmarks/search.py
+
+bench-scale: $(READY)
+	$(BIN)/python benchmarks/scale.py
+
+test-faults: $(READY)
+	$(BIN)/python -m tests.faults
+
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz
 
 bench-rig: $(READY)
 	$(BIN)/python benchmarks/rig_reuse.py
@@ -98,6 +124,17 @@ trl-overlays: $(TRL_OVERLAYS:%=$(OVERLAYS)/trl-%/.ready)
 $(OVERLAYS)/trl-%/.ready: $(READY)
 	rm -rf $(@D)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) trl==$*
+	touch $@
+
+frameworks: $(FRAMEWORKS:%=$(OVERLAYS)/frameworks/%/.ready)
+
+# A virtual environment whose own packages stand in front of .venv's, so that torch is not installed five times.
+$(OVERLAYS)/frameworks/%/.ready: constraints/framework-%.txt $(READY)
+	$(BIN)/python -m venv --without-pip --clear $(@D)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_base.pth"
+	$(BIN)/python -m pip install --quiet --no-deps --requirement $< \
+	  --target "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	touch $@
 
 $(DEMO_MODEL)/config.json: $(READY) autotune/inside/made_up.py

@@ -22,16 +22,16 @@ def parse_holds(texts: Iterable[str], *, flag: str = "--hold") -> dict[str, Knob
     return held
 
 
-def parse_searches(texts: Iterable[str]) -> dict[str, tuple[KnobValue, ...]]:
+def parse_searches(texts: Iterable[str], *, flag: str = "--search") -> dict[str, tuple[KnobValue, ...]]:
     """`["num_generations=4,8"]` as choices."""
     searched: dict[str, tuple[KnobValue, ...]] = {}
     for text in texts:
-        name, values = _split(text, "--search", "K=V1,V2")
+        name, values = _split(text, flag, "K=V1,V2")
         if name in searched:
-            raise BadInput(f"--search {name} is given twice.", way_out=f"Give all values at once: --search {name}=V1,V2.")
+            raise BadInput(f"{flag} {name} is given twice.", way_out=f"Give all values at once: {flag} {name}=V1,V2.")
         parts = [part for part in values.split(",") if part.strip()]
         if not parts:
-            raise BadInput(f"--search {name} was given no value.", way_out=f"Give at least one: --search {name}=V1,V2.")
+            raise BadInput(f"{flag} {name} was given no value.", way_out=f"Give at least one: {flag} {name}=V1,V2.")
         searched[name] = tuple(dict.fromkeys(parse_value(part) for part in parts))
     return searched
 

@@ -16,7 +16,7 @@ RUNNER_UPS = 4
 def conclude(seen: View, question: Question, *, proven: Proven | None, loads: int, elapsed_seconds: float) -> Recommendation:
     """The winner with its evidence; `proven` is None where the search was interrupted."""
     winner, tier = seen.best(), seen.tier_of_choice()
-    baseline = next((trial for trial in seen.probes if trial.purpose == "baseline"), None)
+    baseline = next((trial for trial in seen.probes if trial.purpose == "baseline" or trial.candidate == seen.baseline), None)
     certificate = seen.confirmations.get(winner.candidate.id) if winner else None
     return Recommendation(
         winner=winner,

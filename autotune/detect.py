@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from autotune import catalogue
@@ -31,6 +33,17 @@ def hardware(asked: str, here: Sequence[Device] | None = None) -> Hardware:
     if name.lower() == "local":
         return _local(count if match[1] else None, devices_here() if here is None else tuple(here))
     return _named(count, gpu_named(name), gpus_here() if here is None else tuple(here))
+
+
+def elsewhere(asked: str) -> Hardware:
+    """What `--gpus` means where probes run on other machines than this: they say themselves whether they have it."""
+    name = asked.strip().lower()
+    if name.endswith("local"):
+        raise BadInput(
+            f"--gpus {asked} is about this machine, and probes are to run on others.",
+            way_out="Name the GPUs, like --gpus 2xA100-40G, or type --gpus cpu.",
+        )
+    return replace(hardware(asked, here=()), here=True)
 
 
 def gpu_named(name: str) -> catalogue.Gpu:
@@ -76,6 +89,15 @@ def machine_memory_bytes() -> int:
 
     limits = [int(psutil.virtual_memory().total), *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]
     return min(limits)
+
+
+def processor() -> str:
+    """What a CPU calls itself, where the system says so."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _cpu(count: int) -> Hardware:

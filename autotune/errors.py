@@ -9,7 +9,9 @@ AutotuneError                     anything this package raises on purpose
 │   ├── CannotPredict             a step that cannot be followed without a GPU: which operation or module is in the way
 │   └── StudyMismatch             a study of this name holds another question
 ├── TrainingEnvironmentError      the interpreter behind --python cannot run the framework
+├── StorageLost                   the study's database does not answer any more
 └── RigError                      a rig broke for a reason that is not the candidate's (retried, then told)
+    └── SlotLost                  and its slot is gone with it: others go on
 
 Exit codes belong to `autotune.cli` alone.
 """
@@ -75,8 +77,16 @@ class TrainingEnvironmentError(AutotuneError):
     """The interpreter that should run the training loop cannot, or has an unsupported framework."""
 
 
+class StorageLost(AutotuneError):
+    """The database in which a study is kept did not come back in time."""
+
+
 class RigError(AutotuneError):
     """A rig failed for a reason that says nothing about the candidate on it."""
+
+
+class SlotLost(RigError):
+    """The slot itself is gone: its machine was lost, or nothing can be measured there any more."""
 
 
 def _or(names: list[str]) -> str:

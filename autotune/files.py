@@ -29,20 +29,28 @@ def read_json(file: Path, kind: type[T], *, largest_bytes: int, way_out: str) ->
         raise BadInput(f"{file} holds no JSON: {error}.", way_out=way_out) from None
 
 
+FOR_EVERYBODY, TO_BE_RUN, FOR_ITS_OWNER = 0o666, 0o777, 0o600
+
+
 def write_whole(file: Path, content: bytes, *, way_out: str) -> None:
-    """Whole or not at all, with the permissions that the user's other files get."""
+    """Whole or not at all, with the permissions that the user's other files get; what stands in the way is said in a sentence."""
     try:
-        handle, name = tempfile.mkstemp(prefix=".unfinished-", dir=file.absolute().parent)
-        try:
-            with os.fdopen(handle, "wb") as unfinished:
-                unfinished.write(content)
-            Path(name).chmod(0o666 & ~_umask())
-            Path(name).replace(file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        put_whole(file, content)
     except OSError as error:
         raise BadInput(f"{file} can't be written: {error.strerror}.", way_out=way_out) from error
+
+
+def put_whole(file: Path, content: bytes, *, mode: int = FOR_EVERYBODY) -> None:
+    """Written beside and moved into place, whoever else writes the same; the user's umask takes away from `mode` as always."""
+    handle, name = tempfile.mkstemp(prefix=".unfinished-", dir=file.absolute().parent)
+    try:
+        with os.fdopen(handle, "wb") as unfinished:
+            unfinished.write(content)
+        Path(name).chmod(mode & ~_umask())
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _umask() -> int:

@@ -51,7 +51,7 @@ def forecast(question: Question, foresight: Foresees, candidates: Sequence[Candi
         else (),
         trade_offs=tuple(_one_step_further(tiers, seen, place)) if winner else (),
         undecided=_worth_a_probe(preferred, winner),
-        nearest_miss=None if winner else min(everyone, key=lambda one: one.prediction.peak_memory_bytes.low),
+        nearest_miss=None if winner else min(everyone, key=_need),
         candidates=len(everyone),
         screened=sum(one.prediction.fits is False for one in everyone),
         elapsed_seconds=time.monotonic() - began,
@@ -62,6 +62,12 @@ def speed(one: Foreseen) -> float:
     """The predicted speed; below everything where there is none."""
     rate = one.prediction.tokens_per_second
     return rate.value if rate else float("-inf")
+
+
+def _need(one: Foreseen) -> tuple[float, float]:
+    """What it takes at least; of those that take the same, what it most likely takes."""
+    peak = one.prediction.peak_memory_bytes
+    return peak.low, peak.value
 
 
 def _by_memory(tier: Tier, screened: Mapping[str, Prediction]) -> list[Candidate]:

@@ -93,7 +93,7 @@ def _config(folder: Path) -> dict[str, object]:
 
 def _cached_folder(hub_id: str) -> Path | None:
     """The newest snapshot with a config in the hub's own cache layout; no hub library is needed to read it."""
-    repo = _cache() / f"models--{hub_id.replace('/', '--')}"
+    repo = hub_cache() / f"models--{hub_id.replace('/', '--')}"
     ref = repo / "refs" / "main"
     names = [ref.read_text().strip()] if ref.is_file() else []
     if (repo / "snapshots").is_dir():
@@ -103,7 +103,8 @@ def _cached_folder(hub_id: str) -> Path | None:
     return next((repo / "snapshots" / name for name in names if (repo / "snapshots" / name / "config.json").is_file()), None)
 
 
-def _cache() -> Path:
+def hub_cache() -> Path:
+    """Where the hub's own library keeps what it fetched."""
     if "HF_HUB_CACHE" in os.environ:
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")

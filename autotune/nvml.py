@@ -127,6 +127,24 @@ class Nvml:
         mode = self._or_none(lambda: self._ask("nvmlDeviceGetComputeMode", self._handle(uuid)))
         return mode is not None and mode == self._library.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
 
+    def distance(self, one: str, other: str) -> int | None:
+        """How far apart two GPUs are: 0 over NVLink, then by the common ancestor on the bus, from 10 (one switch) to 50 (another
+        processor socket); None where it is not told."""
+        library, pair = self._library, (self._handle(one), self._handle(other))
+        linked = self._or_none(lambda: self._ask("nvmlDeviceGetP2PStatus", *pair, library.NVML_P2P_CAPS_INDEX_NVLINK))
+        if linked == library.NVML_P2P_STATUS_OK:
+            return 0
+        level = self._or_none(lambda: self._ask("nvmlDeviceGetTopologyCommonAncestor", *pair))
+        return None if level is None else max(int(level), 1)
+
+    def cores_near(self, uuid: str, most: int = 4096) -> frozenset[int] | None:
+        """The CPU cores on its side of the machine; None where it is not told."""
+        words = self._or_none(lambda: self._ask("nvmlDeviceGetCpuAffinity", self._handle(uuid), most // 64))
+        if words is None:
+            return None
+        near = {64 * place + bit for place, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1}
+        return frozenset(near) or None
+
     def process_name(self, pid: int) -> str:
         return _text(self._ask("nvmlSystemGetProcessName", pid))
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.space import SearchSpace
-from autotune.trainers.base import Job
+from autotune.trainers.base import Job, RowLengths
 
 Mode = Literal["auto", "probe", "predict"]
 SamplerName = Literal["value", "tpe", "gp", "random"]
+ExecutorName = Literal["local", "ray"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +34,24 @@ class Question:
 
     study_name: str
     out: Path
+    data: RowLengths | None = None
+    """How long the rows of the user's data are, where these were measured."""
+
     resume: bool = False
     fresh: bool = False
+    executor: ExecutorName = "local"
+    """Where probes run: on this machine, or on the nodes of a Ray cluster."""
+
+    address: str | None = None
+    """The cluster's; None for the one that Ray finds by itself."""
+
+    slots: int | None = None
+    """How many probes at a time; None for as many as there is room for (on a CPU one on each machine)."""
 
     @property
     def identity(self) -> dict[str, object]:
         """What makes two questions the same study: anything else may differ when one is resumed."""
-        workload, hardware = self.job.workload, self.job.hardware
+        workload, hardware, script = self.job.workload, self.job.hardware, self.job.workload.script
         return {
             "model": workload.model.config,
             "method": workload.method,
@@ -58,4 +70,5 @@ class Question:
             "choices": {knob.name: list(knob.choices) for knob in self.space.knobs},
             "relax": list(self.space.relax),
             "assume": dict(self.space.assume),
+            **({} if script is None else {"script": [script.fingerprint, *script.arguments, script.rewards]}),
         }

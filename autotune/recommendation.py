@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autotune.candidate import Candidate, KnobValue
+from autotune.disturbance import Disturbance
 from autotune.measurement import Measurement
 from autotune.prediction import Estimate
 from autotune.soak import Soak
@@ -134,6 +135,9 @@ class Recommendation:
 
     trials: tuple[Trial, ...] = ()
     """Everything measured, in order."""
+
+    disturbance: Disturbance | None = None
+    """How much probes beside each other disturbed each other; None where they ran one after another."""
 
     soaks: tuple[Soak, ...] = ()
     """Long runs of the winner, and of those that were to be it and did not hold; none where none was asked for."""

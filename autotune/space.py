@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from autotune.candidate import Knobs, KnobValue
@@ -60,7 +61,7 @@ class Knob:
         return "learning" if changed else self.effect
 
     def applies(self, knobs: Mapping[str, object]) -> bool:
-        return all(knobs.get(name) in values for name, values in self.when.items())
+        return not self.when or all(knobs.get(name) in values for name, values in self.when.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +86,17 @@ class SearchSpace:
     """What the bare command takes for granted: tuning, lora_rank, global_batch and the like."""
 
     def __getitem__(self, name: str) -> Knob:
-        for knob in self.knobs:
-            if knob.name == name:
-                return knob
-        raise UnknownName("knob", name, [knob.name for knob in self.knobs], listing="autotune show knobs")
+        if name not in self._by_name:
+            raise UnknownName("knob", name, [knob.name for knob in self.knobs], listing="autotune show knobs")
+        return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
-        return any(knob.name == name for knob in self.knobs)
+        return name in self._by_name
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Knob]:
+        """Spaces have tens of thousands of assignments, and each looks up every knob."""
+        return {knob.name: knob for knob in self.knobs}
 
     def on(self, gpus: int) -> SearchSpace:
         """The same space without the knobs and remedies that so many GPUs have no use for."""

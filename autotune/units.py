@@ -13,13 +13,16 @@ KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _FACTOR = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
+_LONGEST_NUMBER = 18
+"""Digits; what is longer is no size or duration of anything."""
+
 _DURATION = re.compile(r"(?:(\d+)h)?\s*(?:(\d+)m)?\s*(?:(\d+(?:\.\d+)?)s?)?", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
     """`"38G"`, `"1.5 GiB"`, `"800MB"` or `"1024"` as a number of bytes."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None or float(match[1]) == 0:
+    if match is None or len(match[1]) > _LONGEST_NUMBER or float(match[1]) == 0:
         raise BadInput(f"{text!r} is not a size above zero.", way_out="Write it like 38G, 1.5G or 800M.")
     return int(float(match[1]) * _FACTOR[match[2].upper()])
 
@@ -36,7 +39,7 @@ def parse_seconds(text: str) -> float:
     """`"5m"`, `"1h30m"`, `"90s"` or `"90"` as seconds."""
     match = _DURATION.fullmatch(text.strip())
     seconds = 0.0
-    if match is not None and text.strip():
+    if match is not None and text.strip() and len(text) <= 3 * _LONGEST_NUMBER:
         hours, minutes, rest = (float(part) if part else 0.0 for part in match.groups())
         seconds = hours * 3600 + minutes * 60 + rest
     if seconds <= 0:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from autotune.candidate import KnobValue
+from autotune.candidate import KnobValue, fingerprint
+from autotune.own_script import OwnScript
 
 Tuning = Literal["full", "lora", "qlora"]
 Weights = Literal["random", "real"]
@@ -28,6 +30,11 @@ class Model:
 
     origin: str
     """Where the config came from, in words that are shown: `local folder`, `catalogue`, `hub cache`."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of its shape."""
+        return fingerprint(self.config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +68,9 @@ class Workload:
 
     user_settings: Mapping[str, object] = field(default_factory=dict)
     """Everything else of the user's configuration (dataset names, rewards, lists), handed on untouched."""
+
+    script: OwnScript | None = None
+    """The user's own training script, where it takes the place of a configuration file."""
 
     trust_remote_code: bool = False
     seed: int = 42

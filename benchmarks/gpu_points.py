@@ -12,12 +12,12 @@ from pathlib import Path
 from gpu_record import Record, measured_row, predicted_figures, refused_row
 from gpu_setups import Ladder, Setup
 
-from autotune.asking import Understood, understand
+from autotune.answering.opening import open_executor
+from autotune.asking.flags import Flags
+from autotune.asking.understanding import Understood, understand
 from autotune.candidate import Candidate, fingerprint
-from autotune.cli.run import make_executor
 from autotune.errors import AutotuneError, CannotPredict
 from autotune.executors.base import Executor
-from autotune.flags import Flags
 from autotune.foresight import foresee
 from autotune.measurement import Measurement
 from autotune.trainers.base import ProbePlan
@@ -70,7 +70,7 @@ def measure_setups(setups: Sequence[Setup], gpus: str, record: Record, box: Box)
         if box.left <= 0:
             return
         understood = question_of(setup, gpus)
-        with closing(make_executor(understood)) as executor:
+        with closing(open_executor(understood.question, understood.trainer)) as executor:
             for ladder in setup.ladders:
                 _climb(setup, ladder, understood, executor, record, box)
         predict(setup, understood, record)

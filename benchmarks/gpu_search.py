@@ -16,9 +16,9 @@ from gpu_points import Box, key_of, measure, question_of
 from gpu_record import Record, measured_row
 from gpu_setups import GLOBAL_BATCH, Setup
 
-from autotune.asking import Understood
+from autotune.answering.opening import open_executor
+from autotune.asking.understanding import Understood
 from autotune.candidate import Candidate
-from autotune.cli.run import make_executor
 from autotune.tune import LONG, SHORT
 
 QUESTION = Setup(model="Qwen2.5-7B", tuning="lora", limit="40G", ladders=(), holds=())
@@ -67,7 +67,7 @@ def _by_hand(setup: Setup, gpus: str, record: Record, box: Box, lengths: tuple[s
     tried: list[dict[str, Any]] = []
     best: Candidate | None = None
     seconds = 0.0
-    with closing(make_executor(understood)) as executor:
+    with closing(open_executor(understood.question, understood.trainer)) as executor:
         for candidate in _doubled(setup, understood):
             measurement = measure(executor, candidate, box, SHORT)
             if measurement is None:

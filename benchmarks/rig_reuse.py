@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,11 +25,11 @@ from typing import Any
 
 from machine import facts
 
-from autotune.asking import Understood, understand
+from autotune.answering.opening import open_executor
+from autotune.asking.flags import Flags
+from autotune.asking.understanding import Understood, understand
 from autotune.candidate import Candidate
-from autotune.cli.run import make_executor
-from autotune.executors.base import Executor, Rig
-from autotune.flags import Flags
+from autotune.executors.base import Executor, Rig, Slot
 from autotune.measurement import Measurement
 from autotune.recommendation import Recommendation
 from autotune.study import open_study
@@ -63,12 +63,22 @@ class Recorded:
     inner: Executor
     probes: list[Probe] = field(default_factory=list)
 
-    def open(self, candidate: Candidate) -> RecordedRig:
-        return RecordedRig(self.inner.open(candidate), self.probes)
+    def prepare(self) -> Mapping[str, str]:
+        return self.inner.prepare()
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return self.inner.slots[:1]
+
+    def open(self, candidate: Candidate, slot: int = 0) -> RecordedRig:
+        return RecordedRig(self.inner.open(candidate, slot), self.probes)
 
     @property
     def loads(self) -> int:
         return self.inner.loads
+
+    def interrupt(self) -> None:
+        self.inner.interrupt()
 
     def close(self) -> None:
         self.inner.close()
@@ -99,7 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rig-reuse-") as folder:
         understood = _question(arguments, Path(folder))
         _warm_the_disk(understood)
-        recorded = Recorded(make_executor(understood))
+        recorded = Recorded(open_executor(understood.question, understood.trainer))
         answer = _search(understood, recorded)
         apart = _one_process_each(understood, recorded.probes)
     result = _result(arguments, understood, answer, recorded.probes, apart)
@@ -159,7 +169,7 @@ def _warm_the_disk(understood: Understood) -> None:
     """One start that is not counted: whoever comes first would read the libraries from the disk for both."""
     question, trainer = understood.question, understood.trainer
     first = legal_candidates(question, trainer)[0]
-    with closing(make_executor(understood)) as executor:
+    with closing(open_executor(understood.question, understood.trainer)) as executor:
         executor.open(first).measure(first, ProbePlan(timed_cycles=1))
 
 
@@ -167,7 +177,7 @@ def _one_process_each(understood: Understood, probes: Sequence[Probe]) -> list[M
     """The same probes, each by an interpreter of its own, from its start."""
     measured = []
     for number, probe in enumerate(probes):
-        with closing(make_executor(understood)) as executor:
+        with closing(open_executor(understood.question, understood.trainer)) as executor:
             measured.append(executor.open(probe.candidate).measure(probe.candidate, probe.plan))
         print(f"apart {number + 1}/{len(probes)}: {measured[-1].cost.total_seconds:.1f} s", file=sys.stderr, flush=True)
     return measured

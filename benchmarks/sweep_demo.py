@@ -22,9 +22,9 @@ from typing import Any
 
 from machine import facts
 
-from autotune.asking import Flags, Understood, understand
+from autotune.answering.opening import open_executor
+from autotune.asking.understanding import Flags, Understood, understand
 from autotune.candidate import Candidate
-from autotune.cli.run import make_executor
 from autotune.executors.local import LocalExecutor
 from autotune.measurement import Measurement
 from autotune.recommendation import Recommendation
@@ -95,7 +95,7 @@ def _sweep(
     """Every candidate `repeats` times, one round after the other; one load at a time inside a round."""
     table: dict[str, dict[str, Any]] = {}
     versions: dict[str, str] = {}
-    executor = make_executor(understood)
+    executor = open_executor(understood.question, understood.trainer)
     shuffle = random.Random(0)
     try:
         for repeat in range(repeats):
@@ -160,7 +160,7 @@ def _answer(understood: Understood) -> Recommendation:
     question = replace(question, fresh=True)
     question.out.mkdir(parents=True)
     study = open_study(question, legal_candidates(question, trainer), baseline_candidate(question, trainer))
-    executor = make_executor(understood)
+    executor = open_executor(understood.question, understood.trainer)
     return tune(question, study=study, executor=executor, listener=lambda event: None, clock=Clock(question.budget_seconds))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from autotune.cli.words import say
 from autotune.errors import AutotuneError, BadInput, TrainingEnvironmentError
 
 DONE = 0
@@ -49,7 +50,7 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
 
 
 def _told(code: int, what: str, way_out: str, as_json: bool) -> int:
-    print(f"Error: {what} {way_out}".rstrip(), file=sys.stderr)
+    say(f"Error: {what} {way_out}".rstrip(), sys.stderr)
     if as_json:
         error = {"exit_code": code, "what": what, "way_out": way_out}
         print(json.dumps({"schema": 1, "status": "error", "error": error}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -40,12 +40,14 @@ def _page(command: click.Command, parent: click.Context, name: str) -> Iterator[
                 yield from (f"#{line}" if line.startswith("# ") else line for line in _page(found, context, below))
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def main(arguments: Sequence[str]) -> None:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise SystemExit("usage: python -m autotune.cli.pages FOLDER (docs/commands, for instance)")
+    folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in pages().items():
         (folder / name).write_text(content, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

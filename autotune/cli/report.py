@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from autotune.cli.exits import DONE
+from autotune.cli.words import say
 from autotune.errors import BadInput
 
 
@@ -32,5 +33,8 @@ def command(folder: str, target: str | None, as_json: bool) -> int:
     if page.is_dir():
         raise BadInput(f"--to {page} is a folder.", way_out=f"Name a file in it: --to {page / PAGE}.")
     write_page(page, render(document))
-    print(json.dumps({"schema": 1, "page": str(page)}) if as_json else f"Written: {page}")
+    if as_json:
+        print(json.dumps({"schema": 1, "page": str(page)}))
+    else:
+        say(f"Written: {page}")
     return DONE

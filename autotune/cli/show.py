@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from autotune.cli.words import say, table
 from autotune.units import format_bytes
 
 if TYPE_CHECKING:
     from autotune.catalogue import Gpu, KnownModel
 
-_NARROWEST = 60
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -66,10 +64,10 @@ def models(as_json: bool) -> None:
         ]
         for model in sorted(known, key=lambda model: _short(model).lower())
     ]
-    _show(as_json, "models", rows, columns, shown, _NARROWEST)
+    _show(as_json, "models", rows, columns, shown)
     if not as_json:
-        click.echo("\nAny local folder with a config.json works too, and any hub id that is in this machine's hub cache.")
-        click.echo("--json adds each shape and the public file that it was read from.")
+        say("\nAny local folder with a config.json works too, and any hub id that is in this machine's hub cache.")
+        say("--json adds each shape and the public file that it was read from.")
 
 
 @command.command()
@@ -92,14 +90,13 @@ def gpus(as_json: bool) -> None:
         document = {"schema": 1, "gpus": rows, "here": here, "cpu_memory_bytes": detect.machine_memory_bytes()}
         click.echo(json.dumps(document, indent=2))
         return
-    _table(
+    table(
         ["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s", "compute", "seen by", "source"],
         [_gpu_row(gpu) for gpu in known],
-        _NARROWEST,
     )
     found = ", ".join(f"{device['name']} ({format_bytes(device['memory_bytes'])})" for device in here) or "no NVIDIA GPU"
-    click.echo("\nDense peaks, and one direction of a link. --json adds the other dtypes and every source.")
-    click.echo(f"Here: {found}; a CPU with {format_bytes(detect.machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
+    say("\nDense peaks, and one direction of a link. --json adds the other dtypes and every source.")
+    say(f"Here: {found}; a CPU with {format_bytes(detect.machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
 
 
 def _gpu_row(gpu: Gpu) -> list[str]:
@@ -191,24 +188,8 @@ def _offered(row: dict[str, Any]) -> str:
     return f"{words}, from {row['from_gpus']} GPUs" if row["from_gpus"] > 1 else f"{words}, GPUs" if row["from_gpus"] else words
 
 
-def _show(
-    as_json: bool, what: str, rows: list[dict[str, Any]], columns: list[str], shown: list[list[Any]], narrowest: int = 0
-) -> None:
+def _show(as_json: bool, what: str, rows: list[dict[str, Any]], columns: list[str], shown: list[list[Any]]) -> None:
     if as_json:
         click.echo(json.dumps({"schema": 1, what: rows}, indent=2))
     else:
-        _table(columns, shown, narrowest)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], narrowest: int = 0) -> None:
-    """Columns aligned by spaces: rich would take longer to import than all the rest of this command.
-
-    Where a table can do without its last columns (it says how narrow it may get), those that the terminal has no room for
-    are left out.
-    """
-    cells = [list(columns), *([str(value) for value in row] for row in rows)]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
-    room = max(narrowest, shutil.get_terminal_size((10_000, 24)).columns)
-    shown = [index for index in range(len(widths)) if not narrowest or sum(widths[: index + 1]) + 2 * index <= room]
-    for row in cells:
-        click.echo("  ".join(row[index].ljust(widths[index]) for index in shown).rstrip())
+        table(columns, shown)

@@ -7,25 +7,22 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
+from autotune.signals import OURS, signals_kept
+
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt; while that unwinds, further ones are ignored."""
-    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         # Closing the rigs takes a moment, and an impatient second Ctrl-C would leave them running.
-        for each in caught:
+        for each in OURS:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {each: signal.getsignal(each) for each in caught}
-    for each in caught:
-        # nohup leaves SIGHUP ignored, and a shell's background job SIGINT: they stay so.
-        if before[each] is not signal.SIG_IGN:
-            signal.signal(each, interrupt)
-    try:
+    with signals_kept():
+        for each in OURS:
+            # nohup leaves SIGHUP ignored, and a shell's background job SIGINT: they stay so.
+            if signal.getsignal(each) is not signal.SIG_IGN:
+                signal.signal(each, interrupt)
         yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from autotune.cli.exits import DONE
+from autotune.cli.words import say
 
 _STORAGE = click.option("--storage", required=True, metavar="URL", help="Optuna's storage, like sqlite:///autotune-out/study.db.")
 _NAME = click.option("--study", "name", metavar="NAME", help="The study's name; needed only where there are several.")
@@ -68,4 +69,7 @@ def import_study(file: str, storage: str, name: str | None, as_json: bool) -> in
 
 
 def _say(as_json: bool, row: dict[str, object], words: str) -> None:
-    print(json.dumps({"schema": 1, **row}) if as_json else words)
+    if as_json:
+        print(json.dumps({"schema": 1, **row}))
+    else:
+        say(words)

@@ -1,7 +1,8 @@
 """What a person or a program reads: prose and JSON made from a Recommendation or a Forecast, and nothing judged anew."""
 
-from autotune.report.certificate import certificate_lines
-from autotune.report.document import document, failed_without_memory
+from autotune.report.best import head_lines, keeping_the_best
+from autotune.report.certificate import certificate_lines, certificate_row
+from autotune.report.document import document
 from autotune.report.folder import DOCUMENT, annotate, check_folder, publish
 from autotune.report.forecast_document import forecast_document, prediction_document
 from autotune.report.forecast_text import show_forecast, show_prediction, show_ways
@@ -15,11 +16,13 @@ __all__ = [
     "Progress",
     "annotate",
     "certificate_lines",
+    "certificate_row",
     "check_folder",
     "document",
-    "failed_without_memory",
     "figures_of",
     "forecast_document",
+    "head_lines",
+    "keeping_the_best",
     "markdown",
     "prediction_document",
     "publish",

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotune.measurement import Exercised, Measurement
+from autotune.candidate import KnobValue
+from autotune.measurement import Exercised, Measurement, Watched
 from autotune.question import Question
 from autotune.recommendation import Trial
 from autotune.units import format_bytes
@@ -34,8 +35,8 @@ def items_of(question: Question, proof: Trial) -> tuple[Item, ...]:
     ran = proof.measurement.exercised
     if ran is None:
         said = "the probe did not report what it went through"
-        return tuple(Item(name=name, state="not done", says=said) for name, _ in _ITEMS)
-    return tuple(judged(question, proof, ran) for _, judged in _ITEMS)
+        return tuple(Item(name=name, state="not done", says=said) for name, _ in _ITEMS["online"])
+    return tuple(judged(question, proof, ran) for _, judged in _ITEMS[ran.watched])
 
 
 def is_complete(items: tuple[Item, ...]) -> bool:
@@ -50,6 +51,54 @@ def _lengths(question: Question, proof: Trial, ran: Exercised) -> Item:
     reached = ran.shortest_completion == completion and (prompt is None or ran.shortest_prompt == prompt)
     asked = f"asked for {prompt} and {completion}" + (", forced" if question.job.workload.weights == "random" else "")
     return Item(name="longest lengths", state="done" if reached else "not done", says=f"{seen}; {asked}")
+
+
+def _records(question: Question, proof: Trial, ran: Exercised) -> Item:
+    state: State = "done" if ran.optimizer_steps >= FEWEST_STEPS else "not done"
+    says = f"{ran.optimizer_steps} of its own speed, at least {FEWEST_STEPS} wanted; how long its rows are, it alone knows"
+    return Item(name="records", state=state, says=says)
+
+
+def _settings(question: Question, proof: Trial, ran: Exercised) -> Item:
+    """Frameworks change settings without an error, and then it is another candidate that was measured."""
+    name, taken = "settings as asked", proof.measurement.effective
+    if not taken:
+        return Item(name=name, state="not applicable", says="it says nowhere what it took its settings to be")
+    changed = rewritten(proof)
+    if changed:
+        words = [f"{name}={taken} instead of {asked}" for name, (asked, taken) in changed.items()]
+        return Item(name=name, state="not done", says=f"it trained with {', '.join(words)}")
+    asked = sum(value is not None for value in proof.candidate.settings.values())
+    return Item(name=name, state="done", says=f"{len(taken)} of {asked} read back from the run itself, none of them changed")
+
+
+def rewritten(proof: Trial) -> Mapping[str, tuple[KnobValue, object]]:
+    """Settings that were asked for and that the run says it took otherwise: each as asked and as taken."""
+    asked, taken = proof.candidate.settings, proof.measurement.effective
+    return {
+        name: (asked[name], value)
+        for name, value in taken.items()
+        if asked.get(name) is not None and not _is_the_same(asked[name], value)
+    }
+
+
+def _is_the_same(asked: KnobValue, taken: object) -> bool:
+    """A name may stand for a file's whole content (`zero3`), which can't be held against it."""
+    if isinstance(taken, dict | list):
+        return True
+    if isinstance(asked, int | float) and isinstance(taken, int | float):
+        return float(asked) == float(taken)
+    return str(asked).lower() == str(taken).lower().removeprefix("torch.")  # `torch.bfloat16`
+
+
+def _rows(question: Question, proof: Trial, ran: Exercised) -> Item:
+    settings = proof.candidate.settings
+    parts = [settings.get(name) for name in ("max_prompt_length", "max_completion_length")]
+    longest = sum(part for part in parts if isinstance(part, int)) or settings.get("max_length")
+    state: State = "done" if ran.shortest_prompt == longest else "not done"
+    return Item(
+        name="longest rows", state=state, says=f"of {_range(ran.shortest_prompt, ran.longest_prompt)}; asked for {longest}"
+    )
 
 
 def _steps(question: Question, proof: Trial, ran: Exercised) -> Item:
@@ -93,15 +142,19 @@ def _range(low: int | None, high: int | None) -> str:
 
 
 _Judge = Callable[[Question, Trial, Exercised], Item]
-_ITEMS: tuple[tuple[str, _Judge], ...] = (
-    ("longest lengths", _lengths),
-    ("optimizer steps", _steps),
-    ("rollouts", _rollouts),
-    ("weight sync", _sync),
-    ("sleep and wake", _sleep),
-    ("checkpoint save", _save),
-    ("evaluation", _evaluation),
-)
+_AFTER: tuple[tuple[str, _Judge], ...] = (("checkpoint save", _save), ("evaluation", _evaluation))
+_ITEMS: Mapping[Watched, tuple[tuple[str, _Judge], ...]] = {
+    "online": (
+        ("longest lengths", _lengths),
+        ("optimizer steps", _steps),
+        ("rollouts", _rollouts),
+        ("weight sync", _sync),
+        ("sleep and wake", _sleep),
+        *_AFTER,
+    ),
+    "offline": (("longest rows", _rows), ("optimizer steps", _steps), *_AFTER),
+    "outside": (("records", _records), ("settings as asked", _settings)),
+}
 
 
 def certificate_row(question: Question, proof: Trial | None) -> dict[str, Any] | None:
@@ -120,6 +173,7 @@ def certificate_row(question: Question, proof: Trial | None) -> dict[str, Any] |
         "margin_bytes": proof.verdict.margin_bytes,
         "peak_by": peak_by(measured),
         "devices": _devices(measured),
+        "models": [{"rank": one.rank, "bytes": dict(one.bytes)} for one in measured.memory.models],
         "bound_by": measured.memory.bound_by,
         "verified_on_several_gpus": _on_several(question),
         "optimizer_steps": measured.optimizer_steps,
@@ -171,3 +225,15 @@ def certificate_lines(question: Question, proof: Trial | None) -> list[str]:
     if _on_several(question) is False:
         lines.append("  Not verified on several GPUs: this path has run on one at most.")
     return lines
+
+
+def models_in_words(measured: Measurement) -> str | None:
+    """What the models of the fullest rank hold, the largest part first; None where nobody looked into a rank."""
+    models = measured.memory.models
+    if not models:
+        return None
+    fullest = max(models, key=lambda one: sum(one.bytes.values()))
+    parts = sorted(fullest.bytes.items(), key=lambda part: -part[1])
+    where = f"rank {fullest.rank}, which holds the most" if len(models) > 1 else "the one rank"
+    said = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in parts)
+    return f"Measured after an optimizer step, the models' own tensors on {where}: {said}."

@@ -9,11 +9,14 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.candidate import Candidate
+from autotune.disturbance import Disturbance
 from autotune.measurement import PHASES, Measurement, Outcome
 from autotune.question import Question
 from autotune.recommendation import Change, Counts, Recommendation, Trial
 from autotune.report.certificate import certificate_row
+from autotune.report.own_script import script_section
 from autotune.report.rows import baseline_row, rate, speeds, trial_row
+from autotune.report.rows_of_data import data_row
 from autotune.secrets import without_password
 from autotune.soak import Soak
 
@@ -42,6 +45,7 @@ def document(
         "nearest_miss": _nearest(answer),
         "refuted": [trial_row(trial) for trial in answer.refuted],
         "counts": _counts(answer.counts),
+        "script": script_section(question, answer.winner.candidate if answer.winner else None),
         "trials": [{"purpose": trial.purpose, **trial_row(trial)} for trial in answer.trials],
         "proven": answer.proven,
         "rows_left_out": answer.rows_left_out,
@@ -54,6 +58,7 @@ def document(
         "study": {"storage": without_password(question.storage), "name": question.study_name},
         "out": str(question.out),
         "soaks": [soak_row(one) for one in answer.soaks],
+        "disturbance": _disturbance(answer.disturbance),
         "elapsed_seconds": round(answer.elapsed_seconds, 2),
         "gpu_seconds": round(answer.probe_seconds, 2) if question.job.hardware.kind == "cuda" else None,
         "probe_seconds": round(answer.probe_seconds, 2),
@@ -66,6 +71,10 @@ def document(
 def _status(answer: Recommendation) -> str:
     if answer.interrupted:
         return "interrupted"
+    if failed_without_memory(answer):
+        return "failed"
+    if found_nothing_out(answer):
+        return "undecided"
     return "ok" if answer.winner else "nothing_fits"
 
 
@@ -140,6 +149,21 @@ def _recommended(question: Question, answer: Recommendation, files: Sequence[str
         "phase_peak_bytes": dict(memory.phase_peak_bytes),
         "certificate": certificate_row(question, answer.certificate),
         "files": list(files),
+    }
+
+
+def _disturbance(found: Disturbance | None) -> dict[str, Any] | None:
+    """What probes at the same time did to each other; null where they ran one after another."""
+    if found is None:
+        return None
+    return {
+        "beside": found.beside,
+        "tokens_per_second_beside": round(found.tokens_per_second_beside, 2),
+        "tokens_per_second_alone": round(found.tokens_per_second_alone, 2),
+        "slower_share": round(found.slower_share, 4),
+        "uncertainty": None if found.uncertainty is None else round(found.uncertainty, 4),
+        "by_phase": {phase: round(share, 4) for phase, share in found.by_phase.items()},
+        "candidate_id": found.candidate_id,
     }
 
 
@@ -240,6 +264,7 @@ def question_row(question: Question) -> Mapping[str, Any]:
         "space": question.space.name,
         "budget_seconds": question.budget_seconds,
         "typical_completion_length": workload.typical_completion_length,
+        "dataset": data_row(question.data),
     }
 
 

@@ -7,13 +7,19 @@ from typing import Any
 
 from autotune.candidate import Candidate
 from autotune.forecast import Forecast, Foreseen, WayToFit
+from autotune.predict.unknown import Way
 from autotune.prediction import EngineFit, Estimate, PhasePrediction, Prediction
 from autotune.question import Question
 from autotune.report.document import SCHEMA, change_row, question_row
 
 
 def prediction_document(
-    question: Question, candidate: Candidate, prediction: Prediction, ways: Sequence[WayToFit]
+    question: Question,
+    candidate: Candidate,
+    prediction: Prediction,
+    ways: Sequence[WayToFit],
+    *,
+    unknown: Sequence[Way] = (),
 ) -> dict[str, Any]:
     """One candidate. Every figure is a prediction."""
     return {
@@ -21,6 +27,7 @@ def prediction_document(
         **_prediction(prediction),
         "settings": dict(candidate.settings),
         "ways_to_fit": [_way(way) for way in ways],
+        "unknown": [_possible(way) for way in unknown],
         "question": question_row(question),
     }
 
@@ -51,6 +58,11 @@ def forecast_document(
         "warnings": list(warnings),
         "versions": dict(answer.winner.prediction.versions) if answer.winner else {},
     }
+
+
+def _possible(way: Way) -> dict[str, Any]:
+    """One way in which what was not given can be."""
+    return {"facts": dict(way.facts), **_prediction(way.prediction)}
 
 
 def _status(answer: Forecast) -> str:

@@ -10,6 +10,7 @@ from autotune.candidate import Candidate
 from autotune.forecast import Forecast, Foreseen, WayToFit
 from autotune.prediction import Estimate, Prediction
 from autotune.question import Question
+from autotune.report.rows_of_data import data_lines
 from autotune.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def show_prediction(
     console.print(f"basis    predicted, nothing was measured; {_followed(prediction)}")
     for taken in dict.fromkeys((*assumed, *prediction.assumptions)):
         console.print(f"assumed  {taken}")
-    for note in notes:
-        console.print(f"note     {note}")
+    for note in (*data_lines(question.data), *(f"note     {note}" for note in notes)):
+        console.print(note)
     console.print()
     _show_verdict(console, prediction)
     _show_picture(console, prediction)
@@ -136,27 +137,28 @@ def _show_verdict(console: Console, prediction: Prediction) -> None:
 def _show_picture(console: Console, prediction: Prediction) -> None:
     """Bars on one scale, so that phases and parts can be compared with each other and with the limit."""
     top = max(prediction.limit_bytes, *(phase.peak_bytes.high for phase in prediction.phases), prediction.peak_memory_bytes.high)
-    width = max(10, min(WIDEST_BAR, console.width - LABEL - FIGURE - 4))
+    label = max(LABEL, *(len(name) + 1 for name in prediction.breakdown)) if prediction.breakdown else LABEL
+    width = max(10, min(WIDEST_BAR, console.width - label - FIGURE - 4))
     console.print(f"by phase, against the limit of {format_bytes(prediction.limit_bytes)}", soft_wrap=True)
     for phase in prediction.phases:
-        console.print(_line(phase.name, phase.peak_bytes, top, width, prediction.limit_bytes), soft_wrap=True)
+        console.print(_line(phase.name, phase.peak_bytes, top, width, prediction.limit_bytes, label), soft_wrap=True)
     peak = prediction.peak_phase
     console.print(f"by part, at the peak{f' ({peak.name})' if peak else ''}", soft_wrap=True)
     for name, size in sorted(prediction.breakdown.items(), key=lambda part: -part[1]):
         if size:
             console.print(
-                _line(name.replace("_", " "), Estimate.exactly(size), top, width, prediction.limit_bytes), soft_wrap=True
+                _line(name.replace("_", " "), Estimate.exactly(size), top, width, prediction.limit_bytes, label), soft_wrap=True
             )
     console.print()
 
 
-def _line(label: str, size: Estimate, top: float, width: int, limit: int) -> str:
+def _line(label: str, size: Estimate, top: float, width: int, limit: int, widest: int) -> str:
     def cells(count: float) -> int:
         return round(count / top * width)
 
     bar = list((SURE * cells(size.value)).ljust(cells(size.high), UNSURE).ljust(width + 1))
     bar[min(cells(limit), width)] = LIMIT
-    return f"  {label:<{LABEL}}{''.join(bar)} {_gib(size.value):>{FIGURE}}"
+    return f"  {label:<{widest}}{''.join(bar)} {_gib(size.value):>{FIGURE}}"
 
 
 def _gib(count: float) -> str:
@@ -216,7 +218,8 @@ def _difference(winner: Foreseen, other: Foreseen) -> str:
 
 def _in_a_line(prediction: Prediction) -> str:
     verdict = {True: "fits", False: "does not fit", None: "may fit"}[prediction.fits]
-    return f"{verdict}, {_span(prediction.peak_memory_bytes)}, {_rate(prediction.tokens_per_second)}"
+    why = f" (it would stop with: {prediction.failure})" if prediction.failure else ""
+    return f"{verdict}, {_span(prediction.peak_memory_bytes)}, {_rate(prediction.tokens_per_second)}{why}"
 
 
 def _followed(prediction: Prediction) -> str:

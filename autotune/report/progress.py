@@ -25,10 +25,14 @@ class Progress:
 
         self._moving = tuple(knob.name for knob in space.knobs if len(knob.choices) > 1)
         # markup and highlight are off: knob values are data, not formatting.
-        self._console: Console = Console(file=stream or sys.stderr, markup=False, highlight=False, soft_wrap=True)
+        where = stream or sys.stderr
+        # A program that reads along gets whole lines; a person's terminal has the width that it has.
+        self._console: Console = Console(file=where, markup=False, highlight=False, emoji=False, soft_wrap=not where.isatty())
         self._live: Live | None = None
         self._probes = 0
         self._line = ""
+        self._running: dict[int, int] = {}
+        """Trials that run, and what they are called here."""
         self._best = ""
         self._deadline: float | None = None
 
@@ -65,6 +69,7 @@ class Progress:
     def _started(self, event: ProbeStarted) -> None:
         self._remember_time(event.seconds_left)
         self._probes += 1
+        self._running[event.number] = self._probes
         load = ", loading first" if event.loads else ""
         self._line = f"probe {self._probes} ({event.purpose}{load}): {self._short(event.candidate)}"
         if self._live is None:
@@ -74,8 +79,11 @@ class Progress:
         self._remember_time(event.seconds_left)
         self._best = f"best so far {_speed(event.best)}" if event.best else "nothing fits yet"
         told = f"   {self._short(event.trial.candidate)}" if self._live is not None else ""
-        self._say(f"  {_outcome(event.trial)}{told}")
-        self._line = ""
+        several = len(self._running) > 1
+        name = self._running.pop(event.trial.number, None)
+        which = f"probe {name}: " if several and name is not None else ""
+        self._say(f"  {which}{_outcome(event.trial)}{told}")
+        self._line = f"{len(self._running)} probes at a time" if self._running else ""
 
     def _short(self, candidate: Candidate) -> str:
         return (

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.candidate import Candidate, KnobValue
-from autotune.measurement import PHASES, Speed
+from autotune.disturbance import in_words as disturbance_in_words
+from autotune.measurement import PHASES, Measurement, Speed
 from autotune.question import Question
 from autotune.recommendation import Recommendation, Trial
-from autotune.report.certificate import certificate_lines
+from autotune.report.certificate import certificate_lines, models_in_words
 from autotune.report.document import failed_without_memory, found_nothing_out, learning_difference, nearest_miss
+from autotune.report.own_script import show_script
+from autotune.report.rows_of_data import data_lines
 from autotune.secrets import without_password
 from autotune.soak import words_of
 from autotune.space import Knob
@@ -52,8 +55,8 @@ def show_question(
             console.print(label)
         for knob in moving:
             console.print(f"  {knob.name}: {', '.join(_value(choice) for choice in knob.choices)}")
-    for note in notes:
-        console.print(f"note     {note}")
+    for note in (*data_lines(question.data), *(f"note     {note}" for note in notes)):
+        console.print(note)
     kept = f"; study {question.study_name!r} in {without_password(question.storage)}" if question.mode == "probe" else ""
     console.print(f"out      {question.out}{kept}")
     console.print()
@@ -101,6 +104,7 @@ def _show_winner(console: Console, question: Question, answer: Recommendation, w
     for trial in answer.refuted:
         console.print(f"Looked best and did not hold in its longer probe (trial {trial.number}): {trial.verdict.why}")
     _show_proof(console, question, answer)
+    show_script(console, question, winner.candidate)
     if files:
         console.print(f"Written: {', '.join(files)}")
 
@@ -113,7 +117,7 @@ def _side_by_side(question: Question, answer: Recommendation, winner: Trial) -> 
         "outcome", str(base.measurement.outcome) if base else "none given, or not legal", str(proof.measurement.outcome)
     )
     table.add_row(
-        "tokens/s, longest completions", _rate(base.measurement.worst if base else None), _rate(proof.measurement.worst)
+        f"tokens/s{_at_which_lengths(question)}", _rate(base.measurement.worst if base else None), _rate(proof.measurement.worst)
     )
     if proof.measurement.typical or (base and base.measurement.typical):
         table.add_row(
@@ -124,6 +128,10 @@ def _side_by_side(question: Question, answer: Recommendation, winner: Trial) -> 
     for name, was, becomes in _telling_rows(question, base, winner):
         table.add_row(name, was, becomes)
     return table
+
+
+def _at_which_lengths(question: Question) -> str:
+    return ", longest completions" if "max_completion_length" in question.space else ""
 
 
 def _telling_rows(question: Question, base: Trial | None, winner: Trial) -> Iterator[tuple[str, str, str]]:
@@ -159,11 +167,13 @@ def _show_phases(console: Console, answer: Recommendation, winner: Trial) -> Non
         if phase in peaks or seconds:
             share = f"{100 * seconds / total:.0f} %" if seconds and total else "-"
             table.add_row(phase, format_bytes(peaks[phase]) if phase in peaks else "-", share)
+        if phase == "reward" and speed and speed.user_reward_seconds and total:
+            table.add_row("  inside your own functions", "-", _own_share(speed.user_reward_seconds, total))
     console.print(table)
-    if speed and speed.user_reward_seconds:
-        console.print(
-            f"Of the reward phase, {format_seconds(speed.user_reward_seconds)} were spent inside your own reward functions."
-        )
+
+
+def _own_share(seconds: float, total: float) -> str:
+    return f"{100 * seconds / total:.0f} %" if seconds >= total / 200 else "below 1 %"
 
 
 def _show_runner_ups(console: Console, question: Question, answer: Recommendation, winner: Trial) -> None:
@@ -205,27 +215,40 @@ def _show_proof(console: Console, question: Question, answer: Recommendation) ->
         measured = answer.certificate.measurement
         cycles = len(measured.worst.cycle_seconds) if measured.worst else 0
         console.print(
-            f"Confirmed by {measured.optimizer_steps} optimizer steps at the longest lengths ({cycles} timed cycles): "
+            f"Confirmed by {_what_ran(measured)} ({cycles} timed cycles): "
             f"{answer.certificate.verdict.why}, enforced by {measured.memory.bound_by}."
         )
         for line in certificate_lines(question, answer.certificate):
             console.print(line)
+        held = models_in_words(measured)
+        if held is not None:
+            console.print(held)
         for caveat in measured.caveats:
             console.print(f"Note: {caveat}")
+    if answer.disturbance is not None:
+        console.print(disturbance_in_words(answer.disturbance))
     for one in answer.soaks:
         console.print(words_of(one))
-    if (answer.certificate or answer.winner) and question.job.workload.typical_completion_length is None:
+    completions = "max_completion_length" in question.space
+    if completions and (answer.certificate or answer.winner) and question.job.workload.typical_completion_length is None:
         console.print(
             "Speed is for completions of the longest length only: typical lengths are not known. "
             "Name one with --typical-completion-length to rank by it."
         )
 
 
+def _what_ran(measured: Measurement) -> str:
+    if measured.exercised is not None and measured.exercised.watched == "outside":
+        return f"{measured.optimizer_steps} records of the command's own"
+    return f"{measured.optimizer_steps} optimizer steps at the longest lengths"
+
+
 def _show_nothing_fits(console: Console, question: Question, answer: Recommendation) -> None:
     if failed_without_memory(answer):
         console.print("No candidate ran to its end, and none for lack of memory: this says nothing about what fits.")
     elif found_nothing_out(answer):
-        console.print("Nothing was found out: the budget was spent before the first probe had an answer.")
+        ended = "it was interrupted" if answer.interrupted else "the budget was spent"
+        console.print(f"Nothing was found out: {ended} before the first probe had an answer.")
     else:
         console.print(f"Nothing fits into {_limit(question)}.")
         miss = nearest_miss(answer)

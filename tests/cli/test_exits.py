@@ -61,6 +61,7 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
         ["show", "spaces"],
         ["show", "knobs"],
         ["diagnose"],
+        ["preflight"],
     ],
 )
 def test_every_command_has_help_with_an_example(arguments: list[str], tmp_path: Path) -> None:
@@ -75,13 +76,15 @@ def test_only_what_works_is_offered(tmp_path: Path) -> None:
     assert re.findall(r"^  (\w+)", commands, re.MULTILINE) == [
         "run",
         "predict",
+        "preflight",
         "diagnose",
         "report",
         "dashboard",
         "study",
+        "completion",
         "show",
     ]
-    assert "--script" not in autotune("run", "--help", cwd=tmp_path).out
+    assert "--script" in autotune("run", "--help", cwd=tmp_path).out
 
 
 @pytest.mark.parametrize("what", ["models", "gpus", "spaces", "knobs"])

@@ -8,35 +8,40 @@ import pytest
 
 from autotune.catalogue import gpus, models
 from tests.cli.command import autotune
+from tests.cli.pseudo_terminal import lines, seen
 
 
 @pytest.mark.parametrize(
-    ("what", "columns", "needed"),
+    ("what", "columns", "beside", "below"),
     [
-        ("gpus", 60, ["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s"]),
-        ("gpus", 20, ["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s"]),
-        ("gpus", 200, ["link GB/s", "compute", "seen by", "source"]),
-        ("models", 60, ["name", "parameters", "layers", "context"]),
-        ("models", 300, ["context", "hidden", "vocabulary", "hub ids"]),
+        ("gpus", 60, ["name", "memory", "GB/s", "bf16 TFLOPS"], "seen by: "),
+        ("gpus", 20, ["name", "memory", "GB/s", "bf16 TFLOPS"], "seen by: "),
+        ("gpus", 300, ["link GB/s", "compute", "seen by", "source"], None),
+        ("models", 60, ["name", "parameters", "layers", "context"], "hub ids: "),
+        ("models", 300, ["context", "hidden", "vocabulary", "hub ids"], None),
     ],
 )
-def test_a_table_fits_the_terminal_and_keeps_what_matters(what: str, columns: int, needed: list[str], tmp_path: Path) -> None:
-    table = autotune("show", what, cwd=tmp_path, COLUMNS=str(columns)).out.split("\n\n")[0].splitlines()
+def test_a_table_fits_the_terminal_and_loses_nothing(
+    what: str, columns: int, beside: list[str], below: str | None, tmp_path: Path
+) -> None:
+    table = "\n".join(lines(seen("show", what, cwd=tmp_path, columns=columns))).split("\n\n")[0].splitlines()
     assert all(len(line) <= max(60, columns) for line in table)
-    places = [table[0].index(column) for column in needed]
+    places = [table[0].index(column) for column in beside]
     assert places == sorted(places)
-    assert len(table) == 1 + (len(gpus()) if what == "gpus" else len(models()))
+    known = len(gpus()) if what == "gpus" else len(models())
+    assert len([line for line in table if not line.startswith("    ")]) == 1 + known
+    assert below is None or "\n".join(table).count(below.strip()) == known
 
 
 def test_one_gpus_row(tmp_path: Path) -> None:
-    lines = autotune("show", "gpus", cwd=tmp_path, COLUMNS="60").out.splitlines()
-    assert "A100-40G       40 GiB    1555   312          nvlink 300" in lines
-    assert next(line for line in lines if line.startswith("T4 ")).split() == ["T4", "15", "GiB", "320", "-", "pcie", "16"]
+    rows = [line.split() for line in autotune("show", "gpus", cwd=tmp_path).out.splitlines()]
+    assert next(row for row in rows if row[:1] == ["A100-40G"])[:7] == ["A100-40G", "40", "GiB", "1555", "312", "nvlink", "300"]
+    assert next(row for row in rows if row[:1] == ["T4"])[:7] == ["T4", "15", "GiB", "320", "-", "pcie", "16"]
 
 
 def test_what_cannot_be_probed_says_so(tmp_path: Path) -> None:
-    lines = autotune("show", "gpus", cwd=tmp_path, COLUMNS="200").out.splitlines()
-    assert [line.split()[0] for line in lines if "no probes" in line] == ["MI300X"]
+    shown = autotune("show", "gpus", cwd=tmp_path).out.splitlines()
+    assert [line.split()[0] for line in shown if "no probes" in line] == ["MI300X"]
 
 
 def test_documents_are_complete(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_the_search_ends_with_its_budget(tmp_path: Path, seconds: int) -> None:
         "run", "--model", str(model), "--gpus", "cpu", "--space", "demo", "--hold", "use_vllm=false",
         "--budget", f"{seconds}s", "--out", "out", "--json", cwd=tmp_path, timeout=120,
     )  # fmt: skip
-    assert done.code in (0, 3), done.err
+    assert done.code in (0, 3, 5), done.err
     assert done.document["elapsed_seconds"] <= seconds + 3
     assert time.monotonic() - started <= seconds + 30  # starting and writing the files beside it
     assert done.document["proven"] in ("budget spent", "not proven infeasible")

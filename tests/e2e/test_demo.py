@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_it_measures_what_it_promises(demo: dict[str, Any]) -> None:
     trials = [trial for trial in demo["told"]["trials"] if trial["purpose"] != "confirm"]
     with_engine = [trial for trial in trials if trial["knobs"].get("use_vllm") and trial["outcome"] == "ok"]
-    engines = Counter(trial["knobs"]["vllm_gpu_memory_utilization"] for trial in with_engine)
-    assert len(trials) >= 8
-    assert max(engines.values()) >= 3
+    assert len(trials) >= 8 and with_engine
+    assert demo["told"]["counts"]["loads"] < len(trials), "candidates share what was loaded"
     assert demo["told"]["elapsed_seconds"] < 240
 
 

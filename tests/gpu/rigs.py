@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.asking import Understood, understand
+from autotune.answering.opening import open_executor
+from autotune.asking.flags import Flags
+from autotune.asking.understanding import Understood, understand
 from autotune.candidate import Candidate, KnobValue
-from autotune.cli.run import make_executor
 from autotune.executors.local import LocalExecutor
-from autotune.flags import Flags
 from autotune.measurement import Measurement
 from autotune.trainers.base import ProbePlan
 
@@ -41,7 +41,7 @@ def candidate(understood: Understood, **knobs: KnobValue) -> Candidate:
 
 @contextmanager
 def rig(understood: Understood) -> Iterator[LocalExecutor]:
-    executor = make_executor(understood)
+    executor = open_executor(understood.question, understood.trainer)
     try:
         yield executor
     finally:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autotune.measurement import DeviceMemory, Exercised
+from autotune.measurement import DeviceMemory, Exercised, ModelMemory
 from autotune.recommendation import Trial
-from autotune.report.certificate import certificate_lines, certificate_row, is_complete, items_of
+from autotune.report.certificate import certificate_lines, certificate_row, is_complete, items_of, models_in_words
 from autotune.units import MIB
 from tests.report.answers import answered
 
@@ -65,8 +65,52 @@ def test_what_did_not_happen_is_never_assumed(change: dict[str, int], item: str)
     assert certificate_lines(CASE.question, proof(ran))[0].startswith("Certified in part")
 
 
+@pytest.mark.parametrize(
+    ("taken", "state", "says"),
+    [
+        ({}, "not applicable", "says nowhere"),
+        ({"max_prompt_length": 64, "beta": 0}, "done", "none of them changed"),
+        ({"max_prompt_length": 64.0, "optim": "ADAMW_torch", "dtype": "torch.bfloat16"}, "done", "3 of "),
+        ({"max_prompt_length": 64, "max_completion_length": 128}, "not done", "max_completion_length=128 instead of 256"),
+        ({"deepspeed": {"zero_optimization": {"stage": 3}}}, "done", "1 of "),
+        ({"bf16": False}, "not done", "bf16=False instead of True"),
+    ],
+)
+def test_a_setting_that_a_launched_framework_took_otherwise_is_named(taken: dict[str, Any], state: str, says: str) -> None:
+    made = proof(Exercised(watched="outside", optimizer_steps=4))
+    asked = {
+        **made.candidate.settings,
+        "optim": "adamw_torch",
+        "deepspeed": "zero3",
+        "bf16": True,
+        "beta": 0.0,
+        "dtype": "bfloat16",
+    }
+    made = replace(
+        made, candidate=replace(made.candidate, settings=asked), measurement=replace(made.measurement, effective=taken)
+    )
+    item = next(item for item in items_of(CASE.question, made) if item.name == "settings as asked")
+    assert item.state == state and says in item.says
+    row = certificate_row(CASE.question, made)
+    assert row is not None and row["complete"] is (state != "not done" and made.verdict.fits)
+
+
 def test_a_probe_that_said_nothing_certifies_nothing() -> None:
     assert set(states(None).values()) == {"not done"}
+
+
+def test_what_each_model_holds_is_told_of_the_fullest_rank_and_kept_of_all() -> None:
+    models = (
+        ModelMemory(rank=0, bytes={"weights": 100 * MIB, "optimizer": 300 * MIB}),
+        ModelMemory(rank=1, bytes={"weights": 100 * MIB, "optimizer": 300 * MIB, "reference_weights": 200 * MIB}),
+    )
+    made = proof(WHOLE, models=models)
+    said = models_in_words(made.measurement)
+    assert said is not None and "rank 1" in said and said.index("optimizer 300 MiB") < said.index("reference weights 200 MiB")
+    row = certificate_row(CASE.question, made)
+    assert row is not None and [one["rank"] for one in row["models"]] == [0, 1]
+    assert row["models"][1]["bytes"]["reference_weights"] == 200 * MIB
+    assert models_in_words(proof(WHOLE, models=()).measurement) is None
 
 
 def test_the_worst_device_is_named() -> None:

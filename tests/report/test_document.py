@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from autotune.report import document, failed_without_memory
+from autotune.measurement import Outcome
+from autotune.report import document
 from autotune.report.document import nearest_miss
 from tests.report.answers import answered
 from tests.simulated import MIB
@@ -60,7 +62,6 @@ def test_nothing_fits() -> None:
     assert told["status"] == "nothing_fits" and told["recommendation"] is None
     assert told["nearest_miss"]["phase"] == "backward"
     assert told["counts"]["out_of_memory"] == len(case.answer.trials)
-    assert not failed_without_memory(case.answer)
 
 
 def test_there_is_a_nearest_miss_only_where_nothing_fits() -> None:
@@ -71,5 +72,12 @@ def test_there_is_a_nearest_miss_only_where_nothing_fits() -> None:
 def test_failures_that_are_not_memorys_say_nothing_about_fitting() -> None:
     case = answered(900, everything_crashes=True)
     assert case.answer.winner is None
-    assert failed_without_memory(case.answer)
-    assert document(case.question, case.answer, [])["nearest_miss"] is None
+    told = document(case.question, case.answer, [])
+    assert told["status"] == "failed" and told["nearest_miss"] is None
+
+
+def test_a_budget_that_ended_every_probe_says_nothing_about_fitting() -> None:
+    case = answered(900)
+    ended = [replace(trial, measurement=replace(trial.measurement, outcome=Outcome.INTERRUPTED)) for trial in case.answer.trials]
+    told = document(case.question, replace(case.answer, winner=None, trials=tuple(ended)), [])
+    assert told["status"] == "undecided" and told["recommendation"] is None

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import io
 import os
-import pty
-import select
 import subprocess
 import sys
 from pathlib import Path
 
 from autotune.events import Note
 from autotune.report import Progress
+from tests.cli.pseudo_terminal import watched
 from tests.report.answers import answered
 
 
@@ -55,24 +54,12 @@ with Progress(question.space) as progress:
 
 def _on_a_terminal(**variables: str) -> str:
     """What a person would see: the program's stderr is a real pseudo-terminal."""
-    ours, theirs = pty.openpty()
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "PYTHONPATH": root, **variables}
     environment.pop("NO_COLOR", None) if "NO_COLOR" not in variables else None
-    process = subprocess.Popen([sys.executable, "-c", SHOW], stderr=theirs, stdout=subprocess.DEVNULL, env=environment)
-    os.close(theirs)
-    seen = b""
-    while select.select([ours], [], [], 30)[0]:
-        try:
-            chunk = os.read(ours, 65536)
-        except OSError:  # Linux's way to say that the other side is closed
-            break
-        if not chunk:
-            break
-        seen += chunk
-    assert process.wait(timeout=30) == 0
-    os.close(ours)
-    return seen.decode()
+    seen, code = watched([sys.executable, "-c", SHOW], ("stderr",), stdout=subprocess.DEVNULL, env=environment)
+    assert code == 0
+    return seen
 
 
 def test_a_live_line_on_a_terminal() -> None:

@@ -75,6 +75,28 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return (self.outcome or "").startswith("oom_")
 
 
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    state: str
+    says: str = ""
+
+
+class OfARank(msgspec.Struct, frozen=True, kw_only=True):
+    """What its models' own tensors hold, by part."""
+
+    rank: int
+    bytes: Mapping[str, float] = {}
+
+
+class Certified(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a certificate, what is reckoned with; the rest of it is shown as it stands."""
+
+    items: tuple[Check, ...] = ()
+    models: tuple[OfARank, ...] = ()
+    timed_cycles: float | None = None
+    phase_seconds: Mapping[str, float] = {}
+
+
 class Recommended(msgspec.Struct, frozen=True, kw_only=True):
     knobs: Mapping[str, Any]
     changed_learning_knobs: Mapping[str, Any] = {}
@@ -107,6 +129,26 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     tuning: str = ""
     weights: str = ""
     space: str = ""
+    dataset: Data | None = None
+
+
+class AtLength(msgspec.Struct, frozen=True, kw_only=True):
+    """What a limit at a percentile of the rows drops."""
+
+    share: int
+    length: int
+    rows_longer: int
+    truncating_drops_tokens: int
+    filtering_drops_tokens: int
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's own rows."""
+
+    rows: int
+    looked_at: int
+    tokens: int
+    percentiles: tuple[AtLength, ...]
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +194,10 @@ def read_evidence(document: Mapping[str, Any]) -> Evidence:
             way_out="Make it anew with `autotune run`, or use the version of autotune that wrote it.",
         )
     try:
-        return msgspec.convert(document, Evidence, strict=False)
+        evidence = msgspec.convert(document, Evidence, strict=False)
+        if evidence.recommendation is not None and evidence.recommendation.certificate is not None:
+            msgspec.convert(evidence.recommendation.certificate, Certified, strict=False)
+        return evidence
     except msgspec.ValidationError as error:
         raise BadInput(
             f"The document is not one of autotune's: {error}.", way_out="Name a folder that `autotune run` wrote."

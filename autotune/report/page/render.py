@@ -61,7 +61,9 @@ def headline(evidence: Evidence) -> str:
     best, limit = evidence.recommendation, format_bytes(evidence.question.memory_limit_bytes)
     if best is None:
         return {
-            "undecided": f"Can't be decided: no candidate surely fits into {limit}.",
+            "undecided": "Can't be decided: "
+            + (f"no candidate surely fits into {limit}." if evidence.predicted else "no probe came to an answer in time."),
+            "failed": "Nothing ran to its end, and not for lack of memory.",
             "interrupted": "Interrupted before anything was found that fits.",
         }.get(evidence.status, f"Nothing fits into {limit}.")
     word = "Predicted" if evidence.predicted else "Measured"

@@ -55,6 +55,24 @@ def test_it_says_the_answer_first() -> None:
         assert change["name"] in text
 
 
+def test_what_each_model_holds_is_told_rank_by_rank() -> None:
+    made = of_a_search()
+    certificate = made["recommendation"]["certificate"]
+    assert 'id="models"' not in render(made)
+    certificate["models"] = [
+        {"rank": 0, "bytes": {"weights": 2**30, "reference_weights": 3 * 2**29}},
+        {"rank": 1, "bytes": {"weights<b>": 2**28}},
+    ]
+    page = render(made)
+    cells = re.findall(r"<tr><td>(\d)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", page.partition('id="models"')[2])
+    assert cells == [
+        ("0", "weights", "1 GiB"), ("0", "reference weights", "1.5 GiB"), ("1", "weights&lt;b&gt;", "256 MiB"),
+    ]  # fmt: skip
+    certificate["models"] = [{"rank": 0, "bytes": {"weights": "many"}}]
+    with pytest.raises(BadInput):
+        render(made)
+
+
 def test_the_certificate_is_told_item_by_item() -> None:
     document = of_a_search()
     items = document["recommendation"]["certificate"]["items"]

@@ -1,0 +1,192 @@
+"""The pictures of docs/pictures, from a real run of the demo: its terminal, its report, its dashboard.
+
+    python docs/make_pictures.py                  # runs the demo (a few minutes), then makes every picture
+    python docs/make_pictures.py --keep FOLDER    # keeps the run there; a FOLDER that already has one is used again
+
+The terminal is drawn from the bytes that the run wrote to a terminal. Lines are left out in one place, which says how many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyte
+from playwright.sync_api import Browser, Page, sync_playwright
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+COMMAND = "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m"
+SHAPE = "--hidden 128 --intermediate 768 --layers 2 --vocab 1024"
+COLUMNS, LINES = 116, 400
+LANDMARKS = ("candidates; at most", "recommended", "Confirmed by", "Written:")
+"""Where the parts of the output begin that the picture shows."""
+
+LARGEST_BYTES = 300_000
+FLAGS = ("--no-sandbox", "--disable-gpu", "--force-device-scale-factor=1")
+TERMINAL, REPORT, REPORT_DARK, PHONE, DASHBOARD, TRIAL = (
+    f"{name}.{kind}" for name, kind in (
+        ("terminal", "svg"), ("report", "png"), ("report-dark", "png"), ("report-phone", "png"), ("dashboard", "png"),
+        ("dashboard-trials", "png"),
+    )
+)  # fmt: skip
+NAMES = (TERMINAL, REPORT, REPORT_DARK, PHONE, DASHBOARD, TRIAL)
+
+
+def run_demo(folder: Path) -> bytes:
+    """Every byte that the demo wrote to a terminal of COLUMNS columns."""
+    subprocess.run([sys.executable, "-m", "autotune.inside.made_up", *SHAPE.split(), ".demo/model"], cwd=folder, check=True)
+    # The demo measures anew, whatever this machine measured before: it gets a record of its own.
+    settings = {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "XDG_DATA_HOME": str(folder / "record"), "HF_HUB_OFFLINE": "1"}
+    there = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **settings}
+    there["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{there['PATH']}"
+    there.pop("NO_COLOR", None)
+    parent, child = pty.openpty()
+    with subprocess.Popen([*COMMAND.split(), "--out", "demo-out"], cwd=folder, env=there, stdout=child, stderr=child) as process:
+        os.close(child)
+        written = b"".join(_read(parent))
+    if process.returncode != 0:
+        raise SystemExit(f"the demo ended with {process.returncode}:\n{written.decode(errors='replace')}")
+    return written
+
+
+def _read(terminal: int) -> Iterator[bytes]:
+    # A terminal whose other end was closed answers with an error instead of an end.
+    with contextlib.suppress(OSError):
+        while block := os.read(terminal, 65536):
+            yield block
+
+
+def lines_of(written: bytes, folder: Path) -> list[Text]:
+    """What stands on the terminal in the end, as far up as it can be scrolled."""
+    # Where the run happened to lie says nothing.
+    written = written.replace(f"sqlite:///{folder}/".encode(), b"sqlite:///")
+    screen = pyte.Screen(COLUMNS, LINES)
+    pyte.ByteStream(screen).feed(written)
+    lines = [_styled(screen.buffer[number]) for number in range(LINES)]
+    while lines and not lines[-1].plain.strip():
+        lines.pop()
+    return lines
+
+
+def _styled(row: Mapping[int, pyte.screens.Char]) -> Text:
+    line = Text()
+    for (colour, bold), cells in itertools.groupby((row[column] for column in range(COLUMNS)), lambda cell: (cell.fg, cell.bold)):
+        named = None if colour == "default" else colour.replace("bright", "bright_").replace("brown", "yellow")
+        line.append("".join(cell.data for cell in cells), Style(color=named, bold=bold or None))
+    line.rstrip()
+    return line
+
+
+def shortened(lines: Sequence[Text], kept: Sequence[range]) -> list[Text]:
+    """These lines, and between them how many are not shown."""
+    shown: list[Text] = []
+    for number, part in enumerate(kept):
+        if number:
+            left_out = part.start - kept[number - 1].stop
+            shown += [Text(), Text(f"  ... {left_out} lines ...", style="dim"), Text()]
+        shown += [lines[index] for index in part]
+    return shown
+
+
+def draw_terminal(written: bytes, folder: Path, to: Path) -> None:
+    lines = lines_of(written, folder)
+    where = {word: next(number for number, line in enumerate(lines) if word in line.plain) for word in LANDMARKS}
+    head, table, words, end = where.values()
+    kept = (range(head + 8), range(table, words + 1), range(end, len(lines)))
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(Text.assemble(("$ ", "bold green"), (COMMAND, "bold")))
+    for line in shortened(lines, kept):
+        console.print(line, soft_wrap=True, crop=False)
+    drawn = console.export_svg(title="autotune run", clear=False)
+    # No font is fetched from anywhere: where Fira Code is not installed, the viewer's own monospaced one is taken.
+    to.write_text(re.sub(r"@font-face\s*\{.*?\}", "", drawn, flags=re.DOTALL))
+
+
+@contextlib.contextmanager
+def dashboard(folder: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "autotune", "dashboard", "demo-out", "--port", "0", "--json"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["url"]
+        finally:
+            process.terminate()
+
+
+def draw_pages(folder: Path) -> None:
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        report = (folder / "demo-out" / "report.html").as_uri()
+        _draw(browser, report, PICTURES / REPORT, dark=False, ready=_report_is_drawn)
+        _draw(browser, report, PICTURES / REPORT_DARK, dark=True, ready=_report_is_drawn)
+        _draw(browser, report, PICTURES / PHONE, dark=False, ready=_report_is_drawn, width=390)
+        with dashboard(folder) as url:
+            _draw(browser, f"{url}/studies/1", PICTURES / DASHBOARD, dark=False, ready=_dashboard_is_drawn)
+            _draw(browser, f"{url}/studies/1/trials", PICTURES / TRIAL, dark=False, ready=_dashboard_is_drawn)
+        browser.close()
+
+
+def _draw(browser: Browser, url: str, to: Path, *, dark: bool, ready: Callable[[Page], None], width: int = 1100) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 1500}, color_scheme="dark" if dark else "light")
+    page.set_default_timeout(180_000)
+    page.goto(url)
+    ready(page)
+    page.screenshot(path=str(to))
+    page.close()
+
+
+def _report_is_drawn(page: Page) -> None:
+    page.wait_for_selector("body[data-drawn]")
+    _is_quiet(page)
+
+
+def _dashboard_is_drawn(page: Page) -> None:
+    # It asks again every few seconds, so that its network is never idle for long.
+    page.wait_for_function("document.body.innerText.length > 400")
+    page.wait_for_timeout(6000)
+
+
+def _is_quiet(page: Page) -> None:
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(2500)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="where the run is kept, or lies already")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (given.keep or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        written = folder / "terminal.bytes"
+        if not written.exists():
+            written.write_bytes(run_demo(folder))
+        PICTURES.mkdir(exist_ok=True)
+        draw_terminal(written.read_bytes(), folder, PICTURES / TERMINAL)
+        draw_pages(folder)
+    for picture in (PICTURES / name for name in NAMES):
+        size = picture.stat().st_size
+        print(f"{picture.relative_to(ROOT)}  {size / 1000:.0f} kB")
+        if size > LARGEST_BYTES:
+            raise SystemExit(f"{picture} is larger than {LARGEST_BYTES} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,49 @@
+"""The real program on a real pseudo-terminal: what a person sees, in a width of their own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.cli.command import PROGRAM, environment
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+
+
+def seen(*arguments: str, cwd: Path, columns: int, **variables: str) -> str:
+    """Its bytes, colours and all."""
+    told = environment(TERM="xterm-256color", **{"COLUMNS": str(columns), **variables})
+    if "NO_COLOR" not in variables:
+        told.pop("NO_COLOR", None)
+    written, _ = watched([*PROGRAM, *arguments], ("stdout", "stderr", "stdin"), env=told, cwd=cwd)
+    return written
+
+
+def watched(command: Sequence[str], streams: Sequence[str], **how: Any) -> tuple[str, int]:
+    """What a command writes to the streams that are a terminal, and its exit code."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, **dict.fromkeys(streams, theirs), **how) as process:
+        os.close(theirs)
+        written = b""
+        while select.select([ours], [], [], 120)[0]:
+            try:
+                block = os.read(ours, 65536)
+            except OSError:  # Linux's way to say that the other side is closed
+                break
+            if not block:
+                break
+            written += block
+        code = process.wait(timeout=60)
+    os.close(ours)
+    return written.decode(), code
+
+
+def lines(text: str) -> list[str]:
+    """What stands there, without what only moves or colours."""
+    return [line.rpartition("\r")[2] for line in _ESCAPES.sub("", text).replace("\r\n", "\n").splitlines()]

@@ -1,0 +1,97 @@
+"""`autotune run --framework command -- ...`: a training command of one's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Done, autotune
+
+SCRIPT = Path(__file__).resolve().parents[1] / "trainers" / "scripts" / "plain_torch.py"
+SPEED = r"(?P<tokens_per_second>[\d.]+) tok/s"
+
+
+def run(*arguments: str, cwd: Path, command: tuple[str, ...] = (), timeout: float = 60, **variables: str) -> Done:
+    words = ("run", "--framework", "command", "--gpus", "cpu", *arguments, *(("--", *command) if command else ()))
+    return autotune(*words, cwd=cwd, timeout=timeout, XDG_DATA_HOME=str(cwd / "data"), **variables)
+
+
+TRAIN = (sys.executable, str(SCRIPT), "--bs", "{bs}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "said"),
+    [
+        (("--speed-pattern", SPEED), (), "needs a command"),
+        (("--search", "bs=1,2"), TRAIN, "--speed-pattern"),
+        (("--speed-pattern", SPEED, "--metrics", "m.jsonl", "--search", "bs=1"), TRAIN, "said once"),
+        (("--speed-pattern", "(", "--search", "bs=1"), TRAIN, "no regular expression"),
+        (("--speed-pattern", "tok/s", "--search", "bs=1"), TRAIN, "has no group"),
+        (("--speed-pattern", SPEED), TRAIN, "--search bs=1,2,4"),
+        (("--speed-pattern", SPEED, "--search", "sb=1", "--hold", "bs=1"), TRAIN, "{bs}"),
+        (("--speed-pattern", SPEED, "--search", "bs=1", "--model", "Qwen2.5-7B"), TRAIN, "--model is for frameworks"),
+        (("--speed-pattern", SPEED, "--search", "bs=1", "--mode", "predict"), TRAIN, "not predicted"),
+    ],
+)
+def test_what_is_missing_is_said_with_the_way_out(
+    arguments: tuple[str, ...], command: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    done = run(*arguments, cwd=tmp_path, command=command)
+    assert done.code == 2 and said in done.err and "Traceback" not in done.err
+    assert not (tmp_path / "autotune-out").exists()
+
+
+def test_a_program_that_is_not_there_is_the_environments_fault(tmp_path: Path) -> None:
+    done = run("--speed-pattern", SPEED, "--search", "bs=1", cwd=tmp_path, command=("no-such-trainer", "{bs}"))
+    assert done.code == 4 and "no-such-trainer" in done.err
+
+
+def test_a_framework_that_is_not_installed_is_named_with_the_line_for_pip(tmp_path: Path) -> None:
+    done = autotune("run", "--framework", "swift", "--method", "sft", "--model", "Qwen2.5-0.5B", "--gpus", "cpu", cwd=tmp_path)
+    assert done.code == 4 and "pip install 'ms-swift>=" in done.err and "--python" in done.err
+
+
+def test_a_command_without_its_framework_is_refused(tmp_path: Path) -> None:
+    done = autotune("run", "--model", "Qwen2.5-7B", "--", "python", "train.py", cwd=tmp_path)
+    assert done.code == 2 and "--framework command" in done.err
+
+
+@pytest.mark.slow
+def test_a_plain_torch_script_is_tuned_under_a_limit(tmp_path: Path) -> None:
+    done = run(
+        "--metrics", "{out}/log.jsonl", "--search", "bs=8,64,4096", "--memory-limit", "500M", "--json",
+        cwd=tmp_path, command=(*TRAIN, "--log", "{out}/log.jsonl"), timeout=300,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    found = done.document
+    assert found["counts"]["out_of_memory"] == 1 and found["counts"]["failed"] == 0
+    chosen = found["recommendation"]
+    assert chosen["knobs"]["bs"] in (8, 64) and chosen["peak_memory_bytes"] < 500 * 2**20
+    assert chosen["tokens_per_second"]["worst"] > 0
+    assert found["baseline"]["outcome"] == "ok" and found["baseline"]["knobs"] == {"bs": 8}
+    assert _the_script_runs(tmp_path, chosen["knobs"]["bs"])
+    assert not (tmp_path / "log.jsonl").exists(), "a probe wrote outside of its own folder"
+
+
+def _the_script_runs(folder: Path, batch: int) -> bool:
+    """The recommended command line, as it was written down, for three steps."""
+    script = folder / "autotune-out" / "launch.sh"
+    own = folder / "own"
+    done = subprocess.run(
+        ["bash", str(script), "--steps", "3"], capture_output=True, text=True, timeout=120, cwd=folder,
+        env={**os.environ, "OUT": str(own), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return f'"tokens": {batch * 64}' in (own / "log.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_a_command_that_tells_no_speed_is_quoted(tmp_path: Path) -> None:
+    words = (*TRAIN, "--steps", "2")
+    done = run("--speed-pattern", r"(?P<tokens>\d+) TOKENS", "--hold", "bs=2", cwd=tmp_path, command=words, timeout=120)
+    assert done.code == 1
+    assert "0 records with a speed" in done.out + done.err

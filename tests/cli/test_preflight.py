@@ -1,0 +1,102 @@
+"""`autotune preflight` as a pipeline meets it: refusals at once, and a command that gets this very process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.preflight import names, with_file
+from tests.cli.command import autotune
+
+CONFIG = "train.yaml"
+
+
+@pytest.fixture(name="here")
+def a_folder_with_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / CONFIG).write_text("model_name_or_path: model\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "instead"),
+    [
+        (["none.yaml"], "none.yaml is no file", "trl grpo --config"),
+        ([CONFIG, "--", "no-such-program", CONFIG], "'no-such-program' is no program", "two dashes"),
+        ([CONFIG, "--tune", "--", "true"], "nowhere names train.yaml", "AUTOTUNE_CONFIG"),
+        ([CONFIG, "--gpus", "99xcpu", "--", "true", CONFIG], "99 CPU ranks", "at most"),
+        ([CONFIG, "--gpus", "8xH100"], "8xH100 is not on this machine", "--gpus local"),
+    ],
+    ids=["no file", "no program", "a tuned file would not arrive", "too many ranks", "not here"],
+)
+def test_bad_input_is_2_before_anything_is_measured(here: Path, words: list[str], says: str, instead: str) -> None:
+    (here / "model").mkdir()
+    (here / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    done = autotune("preflight", *words, cwd=here)
+    assert done.code == 2, done.err
+    assert says in done.err and instead in done.err
+
+
+def test_an_interpreter_that_is_none_is_4(here: Path) -> None:
+    (here / "model").mkdir()
+    (here / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    done = autotune("preflight", CONFIG, "--gpus", "cpu", "--python", "/bin/false", "--json", cwd=here)
+    assert done.code == 4 and done.document["error"]["exit_code"] == 4
+
+
+def test_the_tuned_file_stands_wherever_the_configuration_stood(here: Path) -> None:
+    words = ["trl", "grpo", "--config", CONFIG, f"--again=./{CONFIG}", str(here / CONFIG), "--run_name", "train", "x=train.yaml"]
+    use = Path("out/recommended.yaml")
+    said = with_file(words, CONFIG, use)
+    assert said == [
+        "trl", "grpo", "--config", str(use), f"--again={use}", str(use), "--run_name", "train", "x=train.yaml",
+    ]  # fmt: skip
+    assert with_file(words, CONFIG, Path(CONFIG)) == words, "what fits as it is is named as it was"
+    assert not names("", CONFIG) and not names("\0", CONFIG) and not names("--config", CONFIG)
+
+
+BECOME = """
+import sys
+from pathlib import Path
+from autotune.cli.preflight import become
+become([sys.executable, "-c", sys.argv[1], "train.yaml"], Path("out/recommended.yaml"))
+"""
+
+
+def test_the_command_gets_this_process_its_streams_and_its_signals(tmp_path: Path) -> None:
+    told = (
+        "import os, signal, sys, json; print(json.dumps([os.getpid(), sys.argv[1:], os.environ['AUTOTUNE_CONFIG']])); "
+        "assert sys.stdin.read() == 'typed'; sys.exit(17)"
+    )
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", BECOME, told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    out, _ = process.communicate("typed", timeout=60)
+    assert process.returncode == 17, "its exit code is ours"
+    assert json.loads(out) == [process.pid, ["train.yaml"], "out/recommended.yaml"]
+
+
+def test_a_command_ends_when_its_reader_does(tmp_path: Path) -> None:
+
+    # Written by `yes`, which knows nothing of a broken pipe but its signal: were it ignored, it would complain and exit with 1.
+    code = "from pathlib import Path; from autotune.cli.preflight import become; become(['yes'], Path('x'))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(100)
+    process.stdout.close()
+    assert process.wait(timeout=60) == -signal.SIGPIPE and process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_what_is_on_record_loads_nothing_heavy() -> None:
+
+    code = "import sys, autotune.preflight.check, autotune.cli.preflight; print(*sorted({n.split('.')[0] for n in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert not {"optuna", "numpy", "sqlalchemy", "torch", "plotly", "jinja2"} & set(done.stdout.split())

@@ -1,0 +1,55 @@
+"""Broken and hostile inputs, made from good ones by a seeded generator: the same seed makes the same inputs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+NASTY_TEXTS = (
+    "", "\0", "\n", "\r\n", "\t", "\x1b[31m", "\ud800", "\u202e", "é", "\U0001d7d9\U0001d7d8", "\u0663", "-", "--",
+    "1e309", "NaN", "-0", "9" * 400, "0x10", "1_000", "{", "}", "[", "]", ": ", "&a", "*a", "<<: *a",
+    "!!python/object/apply:os.system ['true']",
+    "%YAML 9.9\n---\n", "? ", "| ", "'", '"', "\\", "$(true)", "`true`", "%s%n", "{0.__class__}", "../" * 30,
+    "<script>alert(1)</script>", "None", "null", "true", "a" * 5000,
+)  # fmt: skip
+NASTY_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 2**63, 2**200, 1e308, float("nan"), float("inf"), "", "9", "\ud800", "a" * 5000,
+    [], {}, [[]], [None], {"": None}, {"$": {"$": {}}}, [-1, "x"],
+)  # fmt: skip
+
+
+def text(dice: random.Random, seeds: list[str]) -> str:
+    """A seed with a few wounds."""
+    made = dice.choice(seeds)
+    for _ in range(dice.randint(1, 4)):
+        made = _wounded(dice, made, seeds)
+    return made
+
+
+def _wounded(dice: random.Random, made: str, seeds: list[str]) -> str:
+    start = dice.randint(0, len(made))
+    end = min(len(made), start + dice.choice((0, 1, 2, 10, 100)))
+    match dice.randint(0, 4):
+        case 0:
+            return made[:start] + made[end:]
+        case 1:
+            return made[:start] + dice.choice(NASTY_TEXTS) + made[end:]
+        case 2:
+            return made[:start] + made[start:end] * 3 + made[end:]
+        case 3:
+            other = dice.choice(seeds)
+            return made[:start] + other[dice.randint(0, len(other)) :]
+        case _:
+            return made[:start] + chr(dice.choice((0, 9, 10, 13, 58, 91, 123, 127, 255, 0x3000, 0xFFFD, 0x1F600))) + made[start:]
+
+
+def value(dice: random.Random, seed: Any) -> Any:
+    """A tree of JSON values in which a few have become something else."""
+    if dice.random() < 0.04:
+        return dice.choice(NASTY_VALUES)
+    if isinstance(seed, dict):
+        kept = {name: value(dice, inner) for name, inner in seed.items() if dice.random() > 0.03}
+        return kept if dice.random() > 0.03 else {**kept, dice.choice(NASTY_TEXTS): dice.choice(NASTY_VALUES)}
+    if isinstance(seed, list):
+        return [value(dice, inner) for inner in seed if dice.random() > 0.03]
+    return seed

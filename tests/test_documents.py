@@ -1,0 +1,205 @@
+"""Every command of README and docs: each is really run, or at least taken apart by the program that would run it.
+
+What a block holds is what its fence says: `sh` commands, `console` a command with what it printed, `text` no command at all. So
+none is passed over: a fence that says nothing fails, and so does a command of a program that nobody here can check.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from autotune.cli import autotune_command
+from tests.cli.command import autotune
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+KINDS = {"sh", "console", "text", "python", "yaml", "toml"}
+WRITTEN = {"demo-out/report.html", "demo-out/launch.sh", "autotune-out/report.html", "autotune-out/launch.sh"}
+"""What a run writes, so that a page may name it."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What stands between two fences."""
+
+    page: Path
+    kind: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        text = re.sub(r"\\\n\s*", "", self.text)
+        if self.kind == "sh":
+            return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        if self.kind == "console":
+            return [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+        # The pages of the commands are help, whose examples are commands.
+        _, _, examples = text.partition("Example")
+        return [line.strip() for line in examples.splitlines() if re.match(r" {4}(?:autotune|torchrun) ", line)]
+
+
+BLOCKS = [
+    Block(page, kind, text)
+    for page in PAGES
+    for kind, text in _FENCE.findall(page.read_text())
+]  # fmt: skip
+COMMANDS = sorted({(str(block.page.relative_to(ROOT)), line) for block in BLOCKS for line in block.commands})
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert [block for block in BLOCKS if block.kind not in KINDS] == []
+    shown = [block for block in BLOCKS if block.kind == "console"]
+    assert all(block.commands for block in shown)
+    # A command in a block that says it has none would be passed over.
+    hidden = [
+        block for block in BLOCKS if block.kind == "text" and re.search(r"^(?:\$ |autotune \w+ -|make \w+$)", block.text, re.M)
+    ]
+    assert hidden == []
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_the_program_would_take_it(page: str, line: str) -> None:
+    for words in _programs(line):
+        _CHECKS[words[0]](words[1:])
+
+
+def _programs(line: str) -> list[list[str]]:
+    """The programs of one line, without what the shell itself takes: pipes, and files that are written."""
+    words = shlex.split(re.sub(r"2>&1", "", line), comments=True)
+    programs: list[list[str]] = [[]]
+    for word in words:
+        if word in ("|", "&&", ";"):
+            programs.append([])
+        elif word in (">", "<", ">>"):
+            programs[-1].append("\0")
+        elif programs[-1][-1:] == ["\0"]:
+            programs[-1].pop()
+        else:
+            programs[-1].append(word)
+    assert all(programs), line
+    return [_without_variables(words) for words in programs]
+
+
+def _without_variables(words: list[str]) -> list[str]:
+    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    return words
+
+
+def _parsed(words: list[str]) -> None:
+    context = click.Context(autotune_command, info_name="autotune")
+    command: click.Command = autotune_command
+    while isinstance(command, click.Group):
+        found = command.get_command(context, words[0])
+        assert found is not None, words
+        command, words = found, words[1:]
+    command.make_context(command.name, words, parent=context)
+
+
+def _makes(words: list[str]) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets |= set(re.findall(r"^([\w-]+):", (ROOT / "examples" / "pipelines" / "Makefile").read_text(), re.MULTILINE))
+    assert {word for word in words if "=" not in word and not word.startswith("-")} <= targets
+
+
+def _installs(words: list[str]) -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert words[0] in ("install", "download")
+    named = {extra for word in words for extra in re.findall(r"\[([\w,-]+)\]", word)}
+    assert {extra for extras in named for extra in extras.split(",")} <= set(known)
+
+
+def _scripts(words: list[str]) -> None:
+    if words[0] == "-m":
+        assert words[1] in ("autotune.cli.pages", "pytest", "tests.fuzz"), words
+        return
+    script = ROOT / words[0]
+    assert script.is_file(), words
+    flags = [word for word in words[1:] if word.startswith("--")]
+    assert all(f'"{flag}"' in script.read_text() for flag in flags), f"{script} does not know one of {flags}"
+
+
+def _is_written(words: list[str]) -> None:
+    assert words[0] in WRITTEN
+
+
+def _is_there(words: list[str]) -> None:
+    assert any((ROOT / "examples" / "pipelines" / word).is_file() for word in words), words
+
+
+_CHECKS = {
+    "autotune": _parsed, "make": _makes, "pip": _installs, "python": _scripts, "bash": _is_written, "xdg-open": _is_written,
+    "sh": _is_there, "sbatch": _is_there, "torchrun": lambda words: None, "tee": lambda words: None,
+}  # fmt: skip
+"""Who would run it, and how it is asked. What stands before a pipe into autotune is the user's own."""
+
+
+def test_a_flag_that_is_not_there_is_found() -> None:
+    with pytest.raises(click.UsageError):
+        _parsed(["run", "--modell", "x"])
+    with pytest.raises(KeyError):
+        test_the_program_would_take_it("", "somebody --else")
+    with pytest.raises(AssertionError):
+        _makes(["no-such-target"])
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind in ("python", "yaml", "toml")])
+def test_what_is_no_command_can_be_read_as_what_it_is(block: Block) -> None:
+    {"python": ast.parse, "yaml": yaml.safe_load, "toml": tomllib.loads}[block.kind](block.text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    targets = [target for target in _LINK.findall(page.read_text()) if "://" not in target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.fixture(name="folder")
+def with_an_answer_and_a_log(tmp_path: Path) -> Path:
+    """What the pages take for granted: `autotune-out` of an earlier run, a log of one that failed, its configuration."""
+    shutil.copytree(ROOT / "examples" / "tiny-qwen2-on-a-cpu", tmp_path / "autotune-out")
+    shutil.copy(ROOT / "tests" / "diagnose" / "logs-third" / "eight-bit-managed.log", tmp_path / "train.log")
+    return tmp_path
+
+
+RUN = {
+    "autotune report autotune-out": "autotune-out/report.html",
+    "autotune diagnose train.log": "optimizer",
+    "autotune show gpus": "A100-40G",
+    "autotune show spaces": "grpo",
+    "autotune show models": "Qwen2.5-7B",
+    "autotune completion fish > ~/.config/fish/completions/autotune.fish": "complete",
+}
+"""What is quick enough to be really run each time, and a word of what it answers."""
+
+
+@pytest.mark.parametrize("line", RUN)
+def test_it_really_runs(line: str, folder: Path) -> None:
+    assert line in {command.partition("  #")[0].rstrip() for _, command in COMMANDS}, "no page says this any more"
+    done = autotune(*_programs(line)[0][1:], cwd=folder)
+    assert done.code == 0, done.err
+    assert RUN[line] in done.out
+
+
+@pytest.mark.slow
+def test_the_prediction_that_the_readme_shows_is_what_is_predicted(folder: Path) -> None:
+    shown = next(
+        block for block in BLOCKS if block.page.name == "README.md" and block.kind == "console" and "predict" in block.text
+    )
+    done = autotune(*_programs(shown.commands[0])[0][1:], cwd=folder, timeout=250, XDG_CACHE_HOME=str(folder / "cache"))
+    assert done.code == 3, done.err
+    for beginning in ("does not fit", "The peak is in phase", "  backward"):
+        line = next(line for line in shown.text.splitlines() if line.startswith(beginning))
+        assert line in done.out

@@ -1,0 +1,113 @@
+"""What an installation brings with it: little, bounded, declared, under licences that allow it, and without known holes.
+
+Everything is read from files and from what is installed: no network.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CORE = [Requirement(text) for text in PROJECT["dependencies"]]
+OUR_EXTRAS = [Requirement(text) for name in ("ray", "dashboard", "postgres") for text in PROJECT["optional-dependencies"][name]]
+ADVISORIES = yaml.safe_load((ROOT / "constraints" / "advisories.yaml").read_text())
+
+MOST = 13
+PERMISSIVE = re.compile(r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation")
+COPYLEFT_EXTRAS = {"psycopg"}
+"""LGPL: asked for by who wants PostgreSQL, imported as it is, never shipped with autotune."""
+
+
+def test_there_are_few() -> None:
+    assert len(CORE) <= MOST
+
+
+@pytest.mark.parametrize("needed", [*CORE, *OUR_EXTRAS], ids=str)
+def test_each_is_bounded_below_and_above(needed: Requirement) -> None:
+    operators = {one.operator for one in needed.specifier}
+    assert operators & {">=", "=="} and operators & {"<", "=="}, f"{needed} is open at one end"
+
+
+@pytest.mark.parametrize("package", ADVISORIES)
+def test_no_version_with_a_known_hole_may_be_chosen(package: str) -> None:
+    allowed = [needed for needed in _everything() if canonicalize_name(needed.name) == package]
+    assert allowed, f"{package} is no dependency any more: drop it from advisories.yaml"
+    for identifier, mended in ADVISORIES[package]:
+        for needed in allowed:
+            lowest = min(Version(one.version) for one in needed.specifier if one.operator in (">=", "=="))
+            assert lowest >= Version(mended), f"{needed} allows versions with {identifier}, mended in {mended}"
+
+
+@pytest.mark.parametrize("needed", [*CORE, *OUR_EXTRAS], ids=lambda needed: needed.name)
+def test_licences_allow_it(needed: Requirement) -> None:
+    licence = _licence(needed.name)
+    if licence is None:
+        assert needed not in CORE, f"{needed.name} is not installed"
+        pytest.skip(f"{needed.name} is an extra that is not installed here")
+    assert PERMISSIVE.search(licence) or needed.name in COPYLEFT_EXTRAS, f"{needed.name}: {licence}"
+
+
+def test_every_licence_is_listed() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    missing = [needed.name for needed in [*CORE, *OUR_EXTRAS] if f"| {needed.name} |" not in page]
+    assert missing == []
+
+
+def test_nothing_is_imported_that_is_not_declared() -> None:
+    declared = {canonicalize_name(needed.name) for needed in [*CORE, *OUR_EXTRAS]}
+    owners = packages_distributions()
+    for file, module in _imports():
+        found = {canonicalize_name(owner) for owner in owners.get(module, [module])}
+        assert found & declared, f"{file.relative_to(ROOT)} imports {module}, which is no dependency of autotune's"
+
+
+def test_the_tested_set_is_pinned_to_the_last_figure() -> None:
+    lines = (ROOT / "constraints" / "cpu.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert pins and all("==" in pin for pin in pins)
+
+
+def _everything() -> list[Requirement]:
+    extras = [Requirement(text) for texts in PROJECT["optional-dependencies"].values() for text in texts]
+    return [*CORE, *extras]
+
+
+def _licence(name: str) -> str | None:
+    try:
+        told = distribution(name).metadata
+    except PackageNotFoundError:
+        return None
+    kinds = [line.split("::")[-1] for line in told.get_all("Classifier") or [] if line.startswith("License")]
+    return " ".join([told.get("License-Expression") or "", *kinds, (told.get("License") or "")[:60]])
+
+
+def _imports() -> Iterator[tuple[Path, str]]:
+    """Of every module but those that run in the training environment, or in the user's own process."""
+    apart = {ROOT / "autotune" / "inside", ROOT / "autotune" / "integrations"}
+    for file in sorted((ROOT / "autotune").rglob("*.py")):
+        if not apart & set(file.parents):
+            for node in ast.walk(ast.parse(file.read_text())):
+                for module in _named(node):
+                    if module not in sys.stdlib_module_names and module != "autotune":
+                        yield file, module
+
+
+def _named(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name.split(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        return [node.module.split(".")[0]]
+    return []
