@@ -120,6 +120,7 @@ def _look(reference: weakref.ref[SamplingMeter], over: threading.Event) -> None:
         if meter is None:
             return
         meter.look()
+        del meter  # held while waiting, it would never be let go
 
 
 SLEEP_MISLEADS = "vLLM's sleep mode: torch counts as reserved what sleeps and is not on the device"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,9 @@ def test_without_a_resettable_mark_the_sampling_meter_is_taken(monkeypatch: pyte
     meter = memory.cpu_meter()
     assert type(meter) is memory.SamplingMeter
     thread = meter._thread
+    time.sleep(20 * meter.INTERVAL_SECONDS)  # it has looked
     del meter  # nobody closes it: the thread ends with its meter
-    thread.join(timeout=2)
+    thread.join(timeout=30)
     assert not thread.is_alive()
 
 
