@@ -136,7 +136,7 @@ def test_a_ladder_goes_on_after_it_ran_out_of_memory(tmp_path: Path) -> None:
         )
         for size, kept in ((4, False), (16, False), (64, False), (4, True), (4, False))
     ]  # fmt: skip
-    document = {"load": load_request(tmp_path), "measures": rungs, "growth_bytes": 250 * 2**20}
+    document = {"load": load_request(tmp_path), "measures": rungs, "growth_bytes": 450 * 2**20}
     measures = run_apart(document, tmp_path)[0]["measures"]
     failed = [at for at, measure in enumerate(measures) if "error" in measure]
     assert failed and failed[-1] <= 2, measures
