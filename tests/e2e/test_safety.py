@@ -51,7 +51,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     if installed("initdb") is None:
         pytest.skip("PostgreSQL's server is not installed: the password in a storage's address is part of this")
     folder = tmp_path_factory.mktemp("hostile")
-    with server(tmp_path_factory.mktemp("postgres")) as database:
+    with server() as database:
         (folder / "rewards_that_tell.py").write_text(REWARD)
         model = demo_model(folder / NAME)
         (folder / "train.yaml").write_text(

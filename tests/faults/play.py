@@ -66,7 +66,7 @@ def stages(folder: Path, faults: tuple[Fault, ...], places: tuple[Place, ...]) -
         if any(fault.database == "postgres" for fault in faults):
             from tests.study.postgres import server
 
-            made.server = stack.enter_context(server(folder / "postgres"))
+            made.server = stack.enter_context(server())
         if any(set(places) & set(fault.places) & {"ray"} for fault in faults):
             from tests.executors.clusters import cluster
 

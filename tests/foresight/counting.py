@@ -14,6 +14,16 @@ SOURCE = Path(__file__).with_name("counting_allocator.cpp")
 WITHOUT_COMPILER = None if shutil.which("g++") else "counting what tensors take needs a C++ compiler (g++), and there is none"
 """For `pytest.mark.skipif`: the reason, or None."""
 
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # For products of bfloat16 matrices oneDNN packs its operands, in another way on each newer processor: up to 0.5 MB for a
+    # moment that no operation makes and no GPU has. Held to what every processor has, it packs nothing.
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+}
+"""The environment in which real tensors are counted."""
+
 
 def compiled(folder: Path | None = None) -> Path:
     """The shared library, made with the machine's own C++ compiler in about 15 s; the next time it is there already."""

@@ -43,7 +43,7 @@ def _start(file: Path, rank: int, port: int) -> subprocess.Popen[str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
-    quiet = {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, "DS_ACCELERATOR": "cpu"}
+    quiet = {**counting.QUIET, "DS_ACCELERATOR": "cpu"}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.foresight.two_ranks_loop", str(file)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the test's own: made by initdb, on a free port, with its socket in the test's folder."""
+"""A PostgreSQL server of the test's own: made by initdb, on a free port, in a folder of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,9 +42,6 @@ class Server:
         self._user = "nobody" if os.getuid() == 0 else None
         if self._user is not None:
             os.chown(folder, pwd.getpwnam("nobody").pw_uid, -1)
-            for parent in folder.parents:  # pytest keeps its folders to their owner
-                if parent.stat().st_uid == 0 and parent != Path("/"):
-                    parent.chmod(parent.stat().st_mode | 0o011)
         word = folder / "password"
         word.write_text(PASSWORD)
         if self._user is not None:
@@ -91,11 +89,12 @@ class Server:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[Server]:
-    folder.mkdir(parents=True, exist_ok=True)
-    made = Server(folder)
-    made.start()
-    try:
-        yield made
-    finally:
-        made.stop()
+def server() -> Iterator[Server]:
+    # Not in pytest's folders: whichever run of it starts next closes them to the user that the server runs as.
+    with tempfile.TemporaryDirectory(prefix="postgres-") as folder:
+        made = Server(Path(folder))
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()

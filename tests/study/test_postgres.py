@@ -33,8 +33,8 @@ DRIVER = Path(__file__).parent / "one_driver.py"
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with server(tmp_path_factory.mktemp("postgres")) as running:
+def postgres() -> Iterator[Server]:
+    with server() as running:
         yield running
 
 
@@ -111,8 +111,8 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(postgres: Server, tmp_p
     assert len(told) == answer["trials"]
 
 
-def test_a_server_that_does_not_come_back_is_said_in_one_sentence(tmp_path: Path) -> None:
-    with server(tmp_path / "gone") as gone:
+def test_a_server_that_does_not_come_back_is_said_in_one_sentence() -> None:
+    with server() as gone:
         storage = open_storage(gone.url, Patience(url=gone.url, seconds=1.0))
         study = optuna.create_study(study_name="gone", storage=storage)
         gone.stop()
