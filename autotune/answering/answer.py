@@ -86,13 +86,11 @@ def _search(
     baseline = baseline_candidate(question, trainer)
     foreseen = foresee(question, trainer, [*asked.candidates, *([baseline] if baseline else [])])
     earlier = record.earlier()
-    if earlier.trials and not known:
-        listener(
-            Note(text=f"{len(earlier.trials)} measurements of earlier searches count here as well; --fresh does without them.")
-        )
     if earlier.unreadable:
         listener(Note(text=f"{earlier.unreadable} lines of the record can't be read, and were passed over."))
     study = open_study(question, asked.candidates, baseline, foreseen, earlier=(*earlier.trials, *known))
+    if (others := len(study.agenda.earlier)) and not known:
+        listener(Note(text=f"{others} measurements of earlier searches count here as well; --fresh does without them."))
     told = _with_the_best(listener, question, study, executor, clock)
     return tune(question, study=study, executor=executor, listener=record.keep_probes(told), clock=clock)
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import optuna
 from optuna.trial import FrozenTrial
 
 from autotune.candidate import Candidate
@@ -50,3 +51,9 @@ def read_trial(frozen: FrozenTrial) -> Trial | None:
         verdict=judge(measurement),
         expected=msgspec.convert(attributes.get(EXPECTED), Expected | None),
     )
+
+
+def trials_of(study: optuna.Study) -> tuple[Trial, ...]:
+    """All that were told."""
+    found = (read_trial(frozen) for frozen in study.get_trials(deepcopy=False))
+    return tuple(trial for trial in found if trial is not None)

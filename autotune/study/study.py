@@ -71,9 +71,7 @@ class Study:
         self._mine: dict[int, str] = {}
         self._patience = patience
         self.agenda = agenda
-        self.trials: tuple[Trial, ...] = tuple(
-            trial for frozen in study.get_trials(deepcopy=False) if (trial := records.read_trial(frozen)) is not None
-        )
+        self.trials = records.trials_of(study)
         self._screened = screening.recorded(study)
         self._seen: View | None = None
 
@@ -296,5 +294,12 @@ def open_study(
     table = Table(question.space, [*candidates, *([baseline] if baseline else [])])
     mind = Mind(table, predictions, limit_bytes=question.memory_limit_bytes, options=options)
     ground = Ground(table, tiers_of(question.space, candidates), mind, baseline)
-    agenda = Agenda(ground=ground, options=options, weighs=question.sampler == "value", earlier=tuple(earlier))
+    others = _of_others(earlier, records.trials_of(study))
+    agenda = Agenda(ground=ground, options=options, weighs=question.sampler == "value", earlier=others)
     return Study(study, sampler, agenda, predictions, claims, patience)
+
+
+def _of_others(earlier: Sequence[Trial], own: Sequence[Trial]) -> tuple[Trial, ...]:
+    """What a study measured itself lies in the user's store as well: when it goes on, that counts once."""
+    known = {(one.candidate.id, one.measurement.cost) for one in own}
+    return tuple(one for one in earlier if (one.candidate.id, one.measurement.cost) not in known)

@@ -11,7 +11,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.events import Event, ProbeEnded
 from autotune.executors.inline import InlineExecutor
-from autotune.measurement import Measurement
+from autotune.measurement import Cost, Measurement
 from autotune.prediction import Prediction
 from autotune.question import Question
 from autotune.recommendation import Recommendation, Trial
@@ -110,6 +110,20 @@ def test_measurements_of_earlier_searches_spare_probes_and_are_not_counted_here(
     assert machine.speed(second.winner.candidate) >= 0.98 * machine.speed(first.winner.candidate)
     assert second.counts.probed < first.counts.probed
     assert second.counts.out_of_memory == 0 < first.counts.out_of_memory
+
+
+def test_what_a_study_measured_itself_counts_once_when_it_goes_on(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 900)
+    question = replace(question, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    first, probes = search(question, machine)
+    candidates, baseline = legal_candidates(question, TRAINER), baseline_candidate(question, TRAINER)
+    resumed = open_study(replace(question, resume=True), candidates, baseline, earlier=first.trials)
+    assert len(resumed.trials) == len(probes) and resumed.agenda.earlier == ()
+    of_others = tuple(
+        replace(one, measurement=replace(one.measurement, cost=Cost(total_seconds=0.123, load_seconds=0.0)))
+        for one in first.trials
+    )
+    assert open_study(replace(question, resume=True), candidates, baseline, earlier=of_others).agenda.earlier == of_others
 
 
 def test_a_search_that_was_done_says_so_and_one_that_was_cut_says_that(tmp_path: Path) -> None:
