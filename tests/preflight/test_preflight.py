@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_tuned_to_learn_the_same(project: Path, tmp_path: P
     file.write_text(settings + "gradient_checkpointing: false\n")
     space = {"per_device_train_batch_size": [4], "gradient_accumulation_steps": [8], "gradient_checkpointing": [True]}
     found = autotune.preflight(
-        file, tune=True, gpus="cpu", memory_limit="600M", max_prompt_length=23, out=tmp_path / "tuned", budget="10m", search=space
+        file, tune=True, gpus="cpu", memory_limit="760M", max_prompt_length=23, out=tmp_path / "tuned", budget="10m", search=space
     )
     assert found.fits is False and found.proof.trial.measurement.outcome.is_out_of_memory
     assert found.tuned is not None and found.tuned.recommendation is not None and found.use is not None
