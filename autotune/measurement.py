@@ -155,6 +155,20 @@ class ModelMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Moment:
+    """The memory of one stretch of a probe, sampled from outside."""
+
+    seconds: float
+    """Its end, counted from the probe's beginning."""
+
+    peak_bytes: int
+    """The most that was seen in it: of the process tree on a CPU, of the fullest device on GPUs."""
+
+    phase: Phase | None
+    """The phase in which that was; None between phases."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """Peaks of one probe."""
 
@@ -195,6 +209,9 @@ class Memory:
 
     models: tuple[ModelMemory, ...] = ()
     """Of the ranks whose models could be looked at: none of a framework that is only started."""
+
+    timeline: tuple[Moment, ...] = ()
+    """The whole course of it, coarser the longer it took. Samples: a peak that ranks know exactly may lie above all of them."""
 
 
 Watched = Literal["online", "offline", "outside"]
@@ -329,6 +346,9 @@ class Measurement:
 
     beside: int | None = None
     """The most other probes that ran at the same time on the same machine; None where nobody counted."""
+
+    printed: str = ""
+    """The end of what the probe's processes printed, without what is secret."""
 
     caveats: tuple[str, ...] = ()
     """What narrows the meaning of these figures, a sentence each: speed under a ballast, say, is not a smaller card's."""

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from autotune.measurement import Moment, Phase
 from autotune.nvml import CardLost, NotTold, Nvml
 from autotune.rig.occupancy import Reading, newcomers, split
+from autotune.rig.timeline import Timeline
 
 INTERVAL_SECONDS = 0.02
 LIST_SECONDS = 0.25
@@ -56,11 +58,13 @@ class DevicePeaks:
     why: str | None = None
     """Why the list does not tell whose memory it is; None where it does."""
 
-    def take(self, used_bytes: int, phase: str | None) -> None:
+    def take(self, used_bytes: int, phase: Phase | None) -> int:
+        """What the probe holds of them."""
         own = max(0, used_bytes - self.foreign_bytes)
         self.peak_bytes = max(self.peak_bytes, own)
         if phase is not None:
             self.phase_peak_bytes[phase] = max(own, self.phase_peak_bytes.get(phase, 0))
+        return own
 
     def list(self, now: Reading, ours: Collection[int], here: Callable[[int], bool]) -> None:
         """Look at who holds what: corrects what is taken for the probe's from here on."""
@@ -89,7 +93,9 @@ class DeviceMeter:
         self._nvml, self._uuids, self._before, self._ours, self._here = nvml, tuple(uuids), before, ours, here
         self._interval, self._list_seconds = interval_seconds, list_seconds
         self._lock, self._stop = threading.Lock(), threading.Event()
-        self._phase: str | None = None
+        self._phase: Phase | None = None
+        self._timeline = Timeline()
+        """Of the fullest of them at each moment."""
         self.lost: str | None = None
         """Which GPU stopped to answer, and how; None while all do."""
         self._peaks: dict[str, DevicePeaks] = {}
@@ -101,9 +107,10 @@ class DeviceMeter:
         """A new command: peaks start again."""
         with self._lock:
             self._phase = None
+            self._timeline.begin()
             self._peaks = {u: DevicePeaks(before=self._before[u], foreign_bytes=self._before[u].used_bytes) for u in self._uuids}
 
-    def enter(self, phase: str | None) -> None:
+    def enter(self, phase: Phase | None) -> None:
         """What is sampled from here on belongs to this phase."""
         with self._lock:
             self._phase = phase
@@ -116,7 +123,15 @@ class DeviceMeter:
             if now is not None:
                 with self._lock:
                     self._peaks[uuid].list(now, ours, self._here)
-                    self._peaks[uuid].take(now.used_bytes, self._phase)
+                    self._take(uuid, now.used_bytes)
+
+    def _take(self, uuid: str, used_bytes: int) -> None:
+        self._timeline.take(self._peaks[uuid].take(used_bytes, self._phase), self._phase)
+
+    def timeline(self) -> tuple[Moment, ...]:
+        """Since `mark`."""
+        with self._lock:
+            return self._timeline.moments()
 
     def peaks(self) -> dict[str, DevicePeaks]:
         """By UUID."""
@@ -141,7 +156,7 @@ class DeviceMeter:
             used = self._told(_used_bytes, uuid)
             if used is not None:
                 with self._lock:
-                    self._peaks[uuid].take(used, self._phase)
+                    self._take(uuid, used)
 
     def _told(self, ask: Callable[[Nvml, str], _T], uuid: str) -> _T | None:
         """None where it was not told this time; a GPU that is lost is remembered."""

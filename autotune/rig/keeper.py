@@ -19,6 +19,7 @@ from autotune.errors import RigError, TrainingEnvironmentError
 from autotune.hardware import DeviceKind
 from autotune.inside.processes import descendants
 from autotune.inside.wire import Message
+from autotune.measurement import Moment, Phase
 from autotune.rig.device_meter import DeviceMeter
 from autotune.rig.folder import RigFolder
 from autotune.rig.gpus import Gpus
@@ -178,11 +179,15 @@ class Keeper:
         if self.device_meter is not None:
             self.device_meter.mark()
 
-    def enter(self, phase: str | None) -> None:
+    def enter(self, phase: Phase | None) -> None:
         """What is measured from here on belongs to this phase."""
         self.meter.enter(phase)
         if self.device_meter is not None:
             self.device_meter.enter(phase)
+
+    def timeline(self) -> tuple[Moment, ...]:
+        """The memory that the limit is about, since `mark`."""
+        return (self.device_meter or self.meter).timeline()
 
     def check_gpus(self) -> None:
         """After a command: RigError where a GPU was lost or what held it to the limit ended."""

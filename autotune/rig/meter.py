@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.inside.processes import descendants
+from autotune.measurement import Moment, Phase
+from autotune.rig.timeline import Timeline
 
 INTERVAL_SECONDS = 0.01
 TREE_SECONDS = 0.1
@@ -92,7 +94,8 @@ class Meter:
         self._interval_seconds = interval_seconds
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._phase: str | None = None
+        self._phase: Phase | None = None
+        self._timeline = Timeline()
         self._peak = 0
         self._by_phase: dict[str, int] = {}
         self.went_over = False
@@ -108,8 +111,9 @@ class Meter:
         """A new candidate: peaks start again."""
         with self._lock:
             self._peak, self._by_phase, self._phase, self.went_over = 0, {}, None, False
+            self._timeline.begin()
 
-    def enter(self, phase: str | None) -> None:
+    def enter(self, phase: Phase | None) -> None:
         """What is sampled from here on belongs to this phase."""
         with self._lock:
             self._phase = phase
@@ -123,6 +127,11 @@ class Meter:
     def phase_peak_bytes(self) -> dict[str, int]:
         with self._lock:
             return dict(self._by_phase)
+
+    def timeline(self) -> tuple[Moment, ...]:
+        """Since `mark`."""
+        with self._lock:
+            return self._timeline.moments()
 
     def close(self) -> None:
         self._stop.set()
@@ -141,6 +150,7 @@ class Meter:
             return 0
         with self._lock:
             self._peak = max(self._peak, used)
+            self._timeline.take(used, self._phase)
             if self._phase is not None:
                 self._by_phase[self._phase] = max(used, self._by_phase.get(self._phase, 0))
         return used

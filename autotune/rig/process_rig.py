@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from autotune.candidate import Candidate
 from autotune.errors import RigError
-from autotune.measurement import Cost, DeviceMemory, Failure, Measurement, Memory, Outcome
+from autotune.measurement import Cost, DeviceMemory, Failure, Measurement, Memory, Moment, Outcome
 from autotune.rig import device_report
 from autotune.rig.assemble import (
+    EXCERPT_CHARACTERS,
     Kernel,
     Peaks,
     bodies_by_rank,
@@ -24,6 +25,7 @@ from autotune.rig.assemble import (
 )
 from autotune.rig.conversation import Answer, Conversation
 from autotune.rig.keeper import Keeper
+from autotune.rig.timeline import one_after_the_other
 from autotune.trainers.base import ProbePlan
 
 FULL_SHARE = 0.97
@@ -83,6 +85,8 @@ class _Probe:
         self._started = time.monotonic()
         self._deadline = self._started + plan.deadline_seconds
         self._load_seconds = 0.0
+        self._load_timeline: tuple[Moment, ...] = ()
+        self._printed_before = 0
 
     def run(self) -> Measurement:
         answer = self._answer()
@@ -94,12 +98,15 @@ class _Probe:
     def _answer(self) -> Answer:
         """Loads first where there is nothing loaded; a load that failed is the answer."""
         self._keeper.start()
+        self._printed_before = self._keeper.mark_output()
         talk = Conversation(self._keeper, self._rig._ranks)
         if not self._rig.loaded:
             self._keeper.settle_gpus()
             request = {"scratch": self._keeper.scratch, **self._rig._requests.load(self._candidate)}
             answer = self._ask(lambda: talk.load(request, self._deadline))
             self._load_seconds = time.monotonic() - self._started
+            if answer.ended_well:
+                self._load_timeline = self._keeper.timeline()
             if not answer.ended_well:
                 return answer
             self._rig._generation = self._keeper.generation
@@ -186,6 +193,7 @@ class _Probe:
                 allocation_retries=worst(bodies, "allocation_retries"),
                 allocation_failures=worst(bodies, "allocation_failures"),
                 models=models_of(bodies_by_rank(answer)),
+                timeline=one_after_the_other(self._load_timeline, self._keeper.timeline(), self._load_seconds),
             ),
             cost=Cost(
                 total_seconds=seconds,
@@ -198,6 +206,7 @@ class _Probe:
             exercised=exercised_of(bodies),
             effective=dict(first.get("effective") or {}),
             versions=dict(self._keeper.versions),
+            printed=self._keeper.printed_since(self._printed_before)[-EXCERPT_CHARACTERS:],
             caveats=() if self._keeper.gpus is None else device_report.caveats(self._keeper.gpus),
         )
 

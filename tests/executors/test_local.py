@@ -57,6 +57,22 @@ def test_the_peak_is_what_was_held_and_each_phase_has_its_own(local: LocalExecut
     assert 58 * MIB < by_phase["backward"] - by_phase["rollout"] < 62 * MIB
 
 
+def test_the_whole_course_of_memory_and_what_was_printed_are_kept(local: LocalExecutor) -> None:
+    load = ({"do": "hold", "mib": 60}, {"do": "say", "text": "loading"}, {"do": "sleep", "seconds": 0.3})
+    steps = (phase("rollout"), {"do": "hold", "mib": 10}, {"do": "sleep", "seconds": 0.3})
+    more = (phase("backward"), {"do": "hold", "mib": 50}, {"do": "sleep", "seconds": 0.3}, {"do": "say", "text": "done"})
+    first = measure(local, toy(*steps, *more, load=load))
+    again = measure(local, toy(*steps, load=load))
+    course = first.memory.timeline
+    assert [moment.seconds for moment in course] == sorted(moment.seconds for moment in course)
+    met = [moment.phase for moment in course if moment.phase]
+    assert list(dict.fromkeys(met)) == ["load", "rollout", "backward"]
+    peak = {name: max(moment.peak_bytes for moment in course if moment.phase == name) for name in ("rollout", "backward")}
+    assert peak["backward"] - peak["rollout"] > 40 * MIB
+    assert first.printed.split() == ["loading", "done"]
+    assert {moment.phase for moment in again.memory.timeline} <= {"rollout", None} and again.printed == ""
+
+
 def test_a_refused_allocation_leaves_the_rig_as_it_was(local: LocalExecutor) -> None:
     before = still_works(local)
     failed = measure(local, toy(phase("backward"), {"do": "hold", "mib": 900, "piece": 900}))

@@ -49,8 +49,10 @@ def test_peaks_of_each_gpu_and_phase_without_what_others_hold() -> None:
         meter.enter(None)
         library.at(3)
         meter.look()
-        peaks = meter.peaks()
+        peaks, course = meter.peaks(), meter.timeline()
     first, second = peaks[FIRST], peaks[SECOND]
+    assert max(course, key=lambda moment: moment.peak_bytes).phase == "backward"
+    assert max(moment.peak_bytes for moment in course) == first.peak_bytes, "of the fullest GPU"
     assert first.peak_bytes == (31760 - 3080) * MIB
     assert first.phase_peak_bytes["rollout"] == (21520 - 3080) * MIB
     assert first.phase_peak_bytes["backward"] == first.peak_bytes

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.report.page.drawings import value
 from autotune.report.page.evidence import read_evidence
 from autotune.report.page.render import drawings_of, headline
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -31,9 +34,14 @@ def figures_of(document: Mapping[str, Any]) -> dict[str, str]:
     shown = {}
     for drawing in drawings_of(read_evidence(document)):
         if drawing.figure is not None:
-            titled = drawing.figure.update_layout(title={"text": drawing.title, "x": 0}, margin_t=90)
-            shown[drawing.id] = titled.to_json()
+            shown[drawing.id] = _titled(drawing.figure, drawing.title).to_json()
     return shown
+
+
+def _titled(figure: Figure, title: str) -> Figure:
+    """A panel there can be as narrow as a column of a table: the title keeps the top, however many lines the legend takes."""
+    below = {"yref": "container", "y": 0, "yanchor": "bottom"}
+    return figure.update_layout(title={"text": title, "x": 0}, margin_t=60, legend=below)
 
 
 def _row(*cells: str) -> str:

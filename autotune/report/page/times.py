@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autotune.measurement import PHASES
@@ -33,47 +34,71 @@ def seconds_by_phase(evidence: Evidence) -> Drawing:
         figure=_cycle_figure(shown),
         headers=("candidate", *PHASES, "other", "sum"),
         rows=tuple(
-            (label, *(f"{each.get(phase, 0):.2f}" for phase in (*PHASES, "other")), f"{sum(each.values()):.2f}")
-            for label, each in shown
+            (f"{one.label}: {one.says}", *(f"{one.seconds.get(phase, 0):.2f}" for phase in _COLUMNS), f"{one.sum:.2f}")
+            for one in shown
         ),
     )
 
 
-def _timed(evidence: Evidence) -> Iterator[tuple[str, dict[str, float]]]:
-    best, names = evidence.recommendation, moving_knobs(evidence)
-    if best is not None and best.certificate:
-        row = Row(
-            knobs={},
-            timed_cycles=best.certificate.get("timed_cycles", 0),
-            phase_seconds=best.certificate.get("phase_seconds", {}),
-        )
-        if row.timed_cycles:
-            yield "recommended", _per_cycle(row)
-    if evidence.baseline is not None and evidence.baseline.timed_cycles:
-        yield "baseline", _per_cycle(evidence.baseline)
-    for row in evidence.runner_ups:
-        if row.timed_cycles:
-            yield named(row.knobs, names), _per_cycle(row)
+_COLUMNS = (*PHASES, "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One bar of the figure."""
+
+    label: str
+    says: str
+    seconds: Mapping[str, float]
+    """Of one cycle, by phase."""
+
+    @property
+    def sum(self) -> float:
+        return sum(self.seconds.values())
+
+
+def _timed(evidence: Evidence) -> Iterator[Timed]:
+    """Under the names that they have in the figure of memory."""
+    names = moving_knobs(evidence)
+    for label, row in (("recommended", _confirmed(evidence)), ("baseline", evidence.baseline), *_runner_ups(evidence)):
+        if row is not None and row.timed_cycles:
+            yield Timed(label=label, says=named(row.knobs, names), seconds=_per_cycle(row))
+
+
+def _confirmed(evidence: Evidence) -> Row | None:
+    """The recommendation as its longer probe timed it."""
+    best = evidence.recommendation
+    if best is None or not best.certificate:
+        return None
+    told = best.certificate
+    return Row(knobs=best.knobs, timed_cycles=told.get("timed_cycles", 0), phase_seconds=told.get("phase_seconds", {}))
+
+
+def _runner_ups(evidence: Evidence) -> Iterator[tuple[str, Row]]:
+    for number, row in enumerate(evidence.runner_ups, start=1):
+        yield f"runner-up {number}", row
 
 
 def _per_cycle(row: Row) -> dict[str, float]:
     return {phase: seconds / row.timed_cycles for phase, seconds in row.phase_seconds.items() if seconds > 0}
 
 
-def _cycle_figure(shown: Sequence[tuple[str, dict[str, float]]]) -> Figure:
+def _cycle_figure(shown: Sequence[Timed]) -> Figure:
+    from html import escape
+
     from plotly.graph_objects import Bar, Figure
 
     figure = Figure()
-    labels = [_short(label) for label, _ in shown]
-    for phase in (*PHASES, "other"):
-        if any(each.get(phase) for _, each in shown):
+    for phase in _COLUMNS:
+        if any(one.seconds.get(phase) for one in shown):
             figure.add_trace(
                 Bar(
-                    y=labels,
-                    x=[each.get(phase, 0) for _, each in shown],
+                    y=[one.label for one in shown],
+                    x=[one.seconds.get(phase, 0) for one in shown],
                     name=phase,
                     orientation="h",
                     marker_color=PHASE_COLOURS[phase],
+                    hovertext=[escape(one.says) for one in shown],
                 )
             )
     figure.update_yaxes(autorange="reversed")
@@ -129,7 +154,3 @@ def _search_figure(rows: Sequence[Row], names: Sequence[str]) -> Figure:
 def _spent(row: Row) -> dict[str, float]:
     known = {step: row.seconds.get(step, 0.0) for step, _ in STEPS if step != "other"}
     return {**known, "other": max(0.0, row.seconds.get("total", 0.0) - sum(known.values()))}
-
-
-def _short(label: str, letters: int = 34) -> str:
-    return label if len(label) <= letters else label[: letters - 1] + "…"

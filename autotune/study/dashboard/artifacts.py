@@ -1,4 +1,4 @@
-"""Artifacts of a trial, read out of its records when somebody opens one: its settings, its log, its memory by phase."""
+"""Artifacts of a trial, read out of its records when somebody opens one: settings, log, failure, memory over time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import yaml
 from optuna.artifacts.exceptions import ArtifactNotFound
 from optuna.trial import FrozenTrial
 
+from autotune.recommendation import Trial
 from autotune.study import records
 from autotune.study.dashboard.notes import settings_of
 
@@ -24,21 +25,41 @@ def _settings(trial: FrozenTrial) -> bytes | None:
     return yaml.safe_dump(dict(settings), sort_keys=False).encode() if settings else None
 
 
-def _log(trial: FrozenTrial) -> bytes | None:
-    told = records.read_trial(trial)
-    failure = told.measurement.failure if told else None
-    return (failure.excerpt or failure.evidence).encode() if failure else None
+def _log(told: Trial) -> str | None:
+    return told.measurement.printed or None
 
 
-def _memory(trial: FrozenTrial) -> bytes | None:
-    told = records.read_trial(trial)
-    return json.dumps(records.plain(told.measurement.memory), indent=1).encode() if told else None
+def _failure(told: Trial) -> str | None:
+    failure = told.measurement.failure
+    return failure and (failure.excerpt or failure.evidence)
+
+
+def _memory(told: Trial) -> str:
+    return json.dumps(records.plain(told.measurement.memory), indent=1)
+
+
+def _timeline(told: Trial) -> str | None:
+    """A table that a spreadsheet opens as well as a plot."""
+    course = told.measurement.memory.timeline
+    rows = (f"{moment.seconds},{moment.peak_bytes},{moment.phase or ''}" for moment in course)
+    return "\n".join(["seconds,peak_bytes,phase", *rows, ""]) if course else None
+
+
+def _of_measurement(make: Callable[[Trial], str | None]) -> Callable[[FrozenTrial], bytes | None]:
+    def made(trial: FrozenTrial) -> bytes | None:
+        told = records.read_trial(trial)
+        text = make(told) if told else None
+        return None if text is None else text.encode()
+
+    return made
 
 
 KINDS: dict[str, tuple[str, Callable[[FrozenTrial], bytes | None]]] = {
     "settings.yaml": ("text/plain", _settings),
-    "failure.log": ("text/plain", _log),
-    "memory.json": ("application/json", _memory),
+    "output.log": ("text/plain", _of_measurement(_log)),
+    "failure.log": ("text/plain", _of_measurement(_failure)),
+    "memory.json": ("application/json", _of_measurement(_memory)),
+    "memory.csv": ("text/csv", _of_measurement(_timeline)),
 }
 """File name, its type, and what makes it."""
 

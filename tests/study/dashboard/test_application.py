@@ -8,28 +8,44 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 
+from autotune.candidate import Candidate
 from autotune.errors import BadInput
 from autotune.executors.inline import InlineExecutor
+from autotune.measurement import Measurement, Moment
 from autotune.study import open_study
 from autotune.study.dashboard import Extras, application, serve
+from autotune.trainers.base import ProbePlan
 from autotune.tune import Clock, baseline_candidate, legal_candidates, tune
 from tests.browser import needs_browser, tab
 from tests.simulated import MIB, Machine, ToyTrainer, toy_question, toy_space
 
 
+class Telling(Machine):
+    """One whose probes print, and whose memory has a course."""
+
+    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+        measured = super().measure(candidate, plan)
+        course = (Moment(seconds=1.0, peak_bytes=5, phase="load"), Moment(seconds=2.5, peak_bytes=7, phase=None))
+        return replace(measured, printed="step 1\nstep 2\n", memory=replace(measured.memory, timeline=course))
+
+
 @pytest.fixture
 def searched(tmp_path: Path) -> Any:
     """A whole search of the toy space, some of which ran out of memory."""
+    return _search(tmp_path, Telling(limit_bytes=900 * MIB))
+
+
+def _search(tmp_path: Path, machine: Machine) -> Any:
     question = toy_question(tmp_path, toy_space(num_generations=(8, 4)), 900 * MIB)
     trainer = ToyTrainer()
     study = open_study(question, legal_candidates(question, trainer), baseline_candidate(question, trainer))
-    machine = Machine(limit_bytes=900 * MIB)
     answer = tune(question, study=study, executor=InlineExecutor(machine.measure), listener=lambda event: None, clock=Clock(600))
     assert answer.counts.out_of_memory > 0
     return question, answer
@@ -79,6 +95,17 @@ def test_notes_and_artifacts_are_made_from_the_records(searched: Any) -> None:
     assert failed.measurement.failure.evidence in contents["failure.log"]
     assert json.loads(contents["memory.json"])["limit_bytes"] == question.memory_limit_bytes
     assert "checkpointing: false" in contents["settings.yaml"]
+    assert contents["output.log"] == "step 1\nstep 2\n"
+    assert contents["memory.csv"].splitlines() == ["seconds,peak_bytes,phase", "1.0,5,load", "2.5,7,"]
+
+
+def test_an_artifact_without_content_is_not_offered(tmp_path: Path) -> None:
+    """As of a study that an older version wrote."""
+    question, answer = _search(tmp_path, Machine(limit_bytes=900 * MIB))
+    fitting = next(trial for trial in answer.trials if trial.verdict.fits)
+    with _served(question) as url:
+        shown = next(trial for trial in _get(f"{url}/api/studies/1")["trials"] if trial["number"] == fitting.number)
+    assert {each["filename"].split("-", 2)[2] for each in shown["artifacts"]} == {"settings.yaml", "memory.json"}
 
 
 def test_looking_changes_nothing(searched: Any) -> None:
