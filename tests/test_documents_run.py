@@ -1,0 +1,284 @@
+"""Every command of README and docs is run: here, or by the test that is named. A command that no row knows fails.
+
+What stands here runs as a reader would type it, in a folder that has what the pages take for granted. Only what this machine
+has not is put in its place, and each row shows it: a tiny model and a CPU where a page names GPUs, a file where
+it names a server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import environment
+from tests.e2e.demo import demo_flags
+from tests.pipeline import make_project
+from tests.test_documents import COMMANDS, ROOT
+
+HERE = Path(__file__).resolve().parent
+LINES = sorted({line for _, line in COMMANDS})
+CPU = "--gpus cpu --memory-limit 2G --space demo --hold use_vllm=false --max-probes 1"
+PREFLIGHT = {"train.yaml": "train.yaml --gpus cpu --memory-limit 2G"}
+TINY = {"Qwen2.5-7B": "model"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How one line is run."""
+
+    code: int = 0
+    says: str = ""
+    """Words of what it prints."""
+
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """What this machine lacks, or has no time for, and what it gets; each once, the first that there is."""
+
+    before: Callable[[Path], None] = lambda folder: None
+
+    def typed(self, line: str) -> str:
+        for words, others in self.instead.items():
+            assert words in line, f"{line!r} does not say {words!r} any more"
+            line = line.replace(words, others, 1)
+        return line
+
+
+def _script(name: str, more: str = "") -> Callable[[Path], None]:
+    def lay_down(folder: Path) -> None:
+        (folder / "train.py").write_text((HERE / name).read_text() + more)
+
+    return lay_down
+
+
+def _failing(folder: Path) -> None:
+    (folder / "train.py").write_text("raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n")
+
+
+def _own_command(folder: Path) -> None:
+    text = (HERE / "trainers" / "scripts" / "plain_torch.py").read_text()
+    (folder / "train.py").write_text(text.replace('"--log", type=Path', '"--log", type=Path, default=Path("speed.jsonl")'))
+
+
+def _never_trained(folder: Path) -> None:
+    shutil.rmtree(folder / "out", ignore_errors=True)
+
+
+QUICK = {
+    "autotune diagnose train.log": Run(says="optimizer"),
+    "autotune diagnose --check --python .venv/bin/python": Run(says="trl"),
+    "autotune report autotune-out": Run(says="Written: autotune-out/report.html"),
+    "autotune show gpus": Run(says="A100-40G"),
+    "autotune show models": Run(says="Qwen2.5-7B"),
+    "autotune show spaces": Run(says="grpo-wide"),
+    "autotune show knobs --space grpo-wide": Run(says="num_generations"),
+    "autotune completion bash > ~/.local/share/bash-completion/completions/autotune": Run(),
+    "autotune completion zsh > ~/.zfunc/_autotune": Run(),
+    "autotune completion fish > ~/.config/fish/completions/autotune.fish": Run(),
+    **{
+        f"make {target}": Run(instead={f"make {target}": f"make -C {ROOT} --dry-run {target}"}, says="python")
+        for target in ("test", "test-all", "bench-gpu")
+    },
+}
+"""In a second or two each. Of what runs for hours, make says what it would do; the parts of it are tests of their own."""
+
+SLOW = {
+    "autotune run --config train.yaml --memory-limit 38G": Run(
+        instead={"38G": "2G --gpus cpu --hold use_vllm=false --max-probes 2"}, says="autotune-out/recommended.yaml"
+    ),
+    "autotune study export --storage sqlite:///autotune-out/study.db study.json": Run(says="Written: study.json"),
+    "autotune study export --storage postgresql://me@db/autotune study.json": Run(
+        instead={"postgresql://me@db/autotune": "sqlite:///autotune-out/study.db"}, says="Written: study.json"
+    ),
+    "autotune study import --storage postgresql://me@db/autotune study.json": Run(
+        instead={"postgresql://me@db/autotune": "sqlite:///elsewhere.db"}, says="trials"
+    ),
+    "autotune run --model Qwen2.5-0.5B --gpus local": Run(
+        instead={"Qwen2.5-0.5B": "model", "--gpus local": f"{CPU} --out one"}, says="recommended.yaml"
+    ),
+    "autotune run --model Qwen2.5-7B --gpus local": Run(
+        instead={**TINY, "--gpus local": f"{CPU} --out two"}, says="recommended.yaml"
+    ),
+    "autotune run --model Qwen2.5-0.5B --gpus local --budget 20m": Run(
+        instead={"Qwen2.5-0.5B": "model", "--gpus local": f"{CPU} --out three"}, says="recommended.yaml"
+    ),
+    "autotune run --model Qwen2.5-0.5B --gpus local --budget 3m --out first": Run(
+        instead={"Qwen2.5-0.5B": "model", "--gpus local": CPU}, says="first/recommended.yaml"
+    ),
+    "autotune run --model ./my-model --gpus 2xcpu --search num_generations=4,8": Run(
+        instead={"--gpus 2xcpu": CPU.replace("--gpus cpu --memory-limit 2G", "--gpus 2xcpu --memory-limit 4G") + " --out four"},
+        says="recommended.yaml",
+    ),
+    "autotune run --model ./small --gpus cpu --slots 2": Run(
+        instead={"--gpus cpu": f"{CPU} --out five"}, says="recommended.yaml"
+    ),
+    "autotune run --framework command --metrics speed.jsonl --search batch=1,2,4 -- torchrun train.py --bs {batch}": Run(
+        instead={"batch=1,2,4": "batch=1,2 --gpus cpu --memory-limit 2G --budget 3m --out six"},
+        before=_own_command,
+        says="launch.sh",
+    ),
+    "autotune run --script train.py": Run(
+        instead={
+            "train.py": f"train.py {CPU} --out seven -- --output_dir runs --model_name_or_path model --max_steps 1 --bf16 false"
+        },
+        before=_script("own_scripts/parsed.py"),
+        says="seven/",
+    ),
+    "autotune run --script train.py --memory-limit 38G -- --learning_rate 1e-6": Run(
+        instead={
+            "--memory-limit 38G": f"{CPU} --out eight",
+            "1e-6": "1e-6 --output_dir runs --model_name_or_path model --max_steps 1 --bf16 false",
+        },
+        before=_script("own_scripts/parsed.py"),
+        says="eight/",
+    ),
+    # Where the GPUs are not, it is the prediction that runs.
+    "autotune run --model Qwen2.5-7B --gpus 2xA100-40G": Run(
+        instead={**TINY, "2xA100-40G": "2xA100-40G --space demo --out nine"}, says="Predicted, nothing was measured."
+    ),
+    "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --slots 2": Run(
+        instead={**TINY, "2xA100-40G": "2xA100-40G --space demo --out ten"}, says="Predicted, nothing was measured."
+    ),
+    "autotune predict --config train.yaml --gpus A100-40G --unknown per_device_train_batch_size=1,8": Run(says="fits"),
+    "autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16": Run(says="fits"),
+    "autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3": Run(says="predicted"),
+    "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G": Run(says="predicted"),
+    "autotune predict --model Qwen2.5-7B --gpus A100-40G": Run(says="predicted"),
+    "autotune diagnose train.log --config train.yaml --gpus 2xA100-40G": Run(says="optimizer"),
+    "torchrun --nproc_per_node 2 train.py 2>&1 | tee train.log | autotune diagnose -": Run(before=_failing, says="memory"),
+    "autotune preflight train.yaml --memory-limit 38G --dry-run": Run(
+        instead={"--memory-limit 38G": "--gpus cpu --memory-limit 2G"}, says="fits"
+    ),
+    "autotune preflight train.yaml -- trl grpo --config train.yaml": Run(instead=PREFLIGHT, says="train_runtime"),
+    "autotune preflight train.yaml --tune -- trl grpo --config train.yaml": Run(
+        instead=PREFLIGHT, before=_never_trained, says="train_runtime"
+    ),
+    "pip install .": Run(instead={"install .": f"install --dry-run --no-deps --no-build-isolation {ROOT}"}, says="grpo-autotune"),
+    "pip install '.[train,vllm]'": Run(
+        instead={"install '.": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"}, says="grpo-autotune"
+    ),
+    "pip install 'grpo-autotune[train,vllm,ray]'": Run(
+        instead={"install 'grpo-autotune": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"}, says="grpo-autotune"
+    ),
+    "python benchmarks/gpu.py --parts transformers --minutes 25": Run(
+        instead={"benchmarks/gpu.py": f"{ROOT}/benchmarks/gpu.py --help"}, says="--parts"
+    ),
+    **{
+        f"python -m pytest -q -m gpu tests/gpu/{name}.py": Run(
+            instead={"tests/gpu": f"--collect-only --rootdir {ROOT} {ROOT}/tests/gpu"}, says=f"{name}.py"
+        )
+        for name in ("test_probes", "test_limits", "test_committed")
+    },
+}
+
+OTHER_TESTS = {
+    "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m": "e2e/test_demo.py::demo",
+    "autotune predict --model Qwen2.5-7B --gpus A100-40G --set gradient_checkpointing=false --set per_device_train_batch_size=4":
+        "test_documents.py::test_the_prediction_that_a_page_shows_is_what_is_predicted",
+    "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --executor ray --address 10.0.0.1:6379":
+        "test_clusters.py::test_the_one_for_slurm_measures_on_a_cluster_of_ray",
+    "autotune run ... --storage postgresql://me@db/autotune --study qwen --resume":
+        "study/test_postgres.py::test_three_drivers_share_a_study_and_measure_nothing_twice",
+    "python benchmarks/gpu.py --device cpu --tiny --minutes 3":
+        "benchmarks/test_gpu.py::test_points_and_real_out_of_memory_errors_are_there",
+    "autotune dashboard autotune-out": "test_documents_run.py::test_the_dashboard_is_served_until_it_is_interrupted",
+    "make demo": "e2e/test_demo.py::demo",
+    "xdg-open demo-out/report.html": "e2e/test_demo.py::test_its_report_opens_in_a_browser",
+}  # fmt: skip
+
+
+def test_no_command_is_passed_over_and_no_row_is_left_over() -> None:
+    assert sorted({*QUICK, *SLOW, *OTHER_TESTS}) == LINES
+
+
+@pytest.mark.parametrize("named", sorted(set(OTHER_TESTS.values())))
+def test_the_test_that_is_named_is_there(named: str) -> None:
+    file, _, name = named.partition("::")
+    assert re.search(rf"^def {name}\(", (HERE / file).read_text(), re.MULTILINE)
+
+
+def test_the_first_command_of_the_readme_is_the_demos() -> None:
+    (line,) = (line for line in OTHER_TESTS if "--space demo" in line)
+    assert line == " ".join(["autotune run --model .demo/model", *demo_flags()])
+
+
+@pytest.fixture(scope="module", name="folder")
+def what_the_pages_take_for_granted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data and a configuration; the answer and the study of an earlier run; a log of one that failed."""
+    folder = make_project(tmp_path_factory.mktemp("pages")).parent
+    for name in ("my-model", "small"):
+        (folder / name).symlink_to("model")
+    (folder / ".venv").symlink_to(sys.prefix)
+    shutil.copytree(ROOT / "examples" / "tiny-qwen2-on-a-cpu", folder / "autotune-out")
+    for shells in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
+        (folder / shells).mkdir(parents=True)
+    (folder / "bin").mkdir()
+    for name, module in (("autotune", "autotune"), ("python", ""), ("pip", "pip"), ("torchrun", "torch.distributed.run")):
+        words = f'"{sys.executable}" -m {module}' if module else f'"{sys.executable}"'
+        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    programs = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    there = {"HOME": str(folder), "XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
+    return environment(PATH=programs, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **there)
+
+
+def _really(line: str, run: Run, folder: Path, seconds: float) -> None:
+    shutil.copy(HERE / "diagnose" / "logs-third" / "eight-bit-managed.log", folder / "train.log")
+    run.before(folder)
+    command = ["bash", "-o", "pipefail", "-c", run.typed(line)]
+    done = subprocess.run(command, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=seconds)
+    told = done.stdout + done.stderr
+    assert done.returncode == run.code, told[-4000:]
+    assert run.says in told, told[-4000:]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("line", QUICK)
+def test_it_really_runs(line: str, folder: Path) -> None:
+    _really(line, QUICK[line], folder, seconds=60)
+    written = line.partition("> ~/")[2]
+    assert not written or "autotune" in (folder / written).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", SLOW)
+def test_it_really_runs_and_takes_its_time(line: str, folder: Path) -> None:
+    _really(line, SLOW[line], folder, seconds=400)
+
+
+@pytest.mark.slow
+def test_the_dashboard_is_served_until_it_is_interrupted(folder: Path) -> None:
+    first = "autotune run --config train.yaml --memory-limit 38G"
+    if not (folder / "autotune-out" / "study.db").exists():
+        _really(first, SLOW[first], folder, seconds=400)
+    command = ["bash", "-c", "exec autotune dashboard autotune-out --port 0"]
+    with subprocess.Popen(command, cwd=folder, env=_environment(folder), stdout=subprocess.PIPE, text=True) as served:
+        giving_up = threading.Timer(120, served.kill)
+        giving_up.start()
+        assert served.stdout is not None
+        url = re.search(r"http://127\.0\.0\.1:\d+/dashboard", served.stdout.readline())
+        assert url is not None
+        with urllib.request.urlopen(url[0], timeout=60) as page:
+            assert page.status == 200
+        served.send_signal(signal.SIGINT)
+        assert served.wait(timeout=60) == 0
+        giving_up.cancel()
+
+
+def test_a_row_that_says_what_no_page_says_any_more_fails() -> None:
+    with pytest.raises(AssertionError, match="does not say"):
+        dataclasses.replace(Run(), instead={"--gpus local": "--gpus cpu"}).typed("autotune run --gpus cpu")
