@@ -40,11 +40,11 @@ DEMO_OUT ?= demo-out
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45
 
 .PHONY: help demo pictures test test-all test-gpu sweep-demo bench-foresight bench-screening bench-search bench-rig bench-diagnose bench-gpu \
-  bench-scale fuzz test-faults trl-overlays frameworks format clean
+  bench-scale bench-preflight fuzz test-faults trl-overlays frameworks format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
-	@echo "make pictures      the demo once more, drawn for docs/pictures"
+	@echo "make pictures      the demo once more, drawn for docs/pictures, its files kept as the example"
 	@echo "make test          set up, then ruff, mypy and the fast tests"
 	@echo "make test-all      the slow tests, and only those (everything but what needs a GPU)"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
@@ -54,6 +54,7 @@ help:
 	@echo "make bench-rig     what it saves to measure many candidates on one loaded model"
 	@echo "make bench-diagnose  how often diagnose names the right cause, on labelled logs"
 	@echo "make bench-scale   how the search scales with slots, and what the driver itself costs"
+	@echo "make bench-preflight  how long preflight takes, measured and from the record"
 	@echo "make test-faults   every fault at every place, many times over (long)"
 	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote"
 	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: everything that is claimed about GPUs"
@@ -98,6 +99,9 @@ bench-search: $(READY)
 
 bench-scale: $(READY)
 	$(BIN)/python benchmarks/scale.py
+
+bench-preflight: $(READY)
+	$(BIN)/python benchmarks/preflight.py
 
 test-faults: $(READY)
 	$(BIN)/python -m tests.faults

@@ -1,6 +1,6 @@
-"""The pictures of docs/pictures, from a real run of the demo: its terminal, its report, its dashboard.
+"""The pictures of docs/pictures and the files of the example, from one real run of the demo: its terminal, report, dashboard.
 
-    python docs/make_pictures.py                  # runs the demo (a few minutes), then makes every picture
+    python docs/make_pictures.py                  # runs the demo (a few minutes), then makes them all
     python docs/make_pictures.py --keep FOLDER    # keeps the run there; a FOLDER that already has one is used again
 
 The terminal is drawn from the bytes that the run wrote to a terminal. Lines are left out in one place, which says how many.
@@ -31,6 +31,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
+EXAMPLE = ROOT / "examples" / "tiny-qwen2-on-a-cpu"
 COMMAND = "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m"
 SHAPE = "--hidden 128 --intermediate 768 --layers 2 --vocab 1024"
 COLUMNS, LINES = 116, 400
@@ -137,13 +138,38 @@ def draw_pages(folder: Path) -> None:
         _draw(browser, report, PICTURES / REPORT_DARK, dark=True, ready=_report_is_drawn)
         _draw(browser, report, PICTURES / PHONE, dark=False, ready=_report_is_drawn, width=390)
         with dashboard(folder) as url:
-            _draw(browser, f"{url}/studies/1", PICTURES / DASHBOARD, dark=False, ready=_dashboard_is_drawn)
-            _draw(browser, f"{url}/studies/1/trials", PICTURES / TRIAL, dark=False, ready=_dashboard_is_drawn)
+            _draw(browser, f"{url}/studies/1", PICTURES / DASHBOARD, dark=False, ready=_dashboard_is_drawn, height=2050)
+            trial = f"{url}/studies/1/trials?numbers={_most_telling(folder)}"
+            _draw(browser, trial, PICTURES / TRIAL, dark=False, ready=_dashboard_is_drawn)
         browser.close()
 
 
-def _draw(browser: Browser, url: str, to: Path, *, dark: bool, ready: Callable[[Page], None], width: int = 1100) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 1500}, color_scheme="dark" if dark else "light")
+def _most_telling(folder: Path) -> int:
+    """The trial that ran out of memory, where one did."""
+    trials = json.loads((folder / "demo-out" / "recommendation.json").read_text())["trials"]
+    return next((int(trial["trial"]) for trial in trials if trial["outcome"].startswith("oom")), 0)
+
+
+def renew_example(folder: Path) -> None:
+    """What this run wrote, with paths as seen from the example's folder; its own README stays."""
+    written = folder / "demo-out"
+    where = {
+        f"sqlite:///{written}": "sqlite:///.",
+        f"{written}": ".",
+        f"{folder}/": "",
+        f"{Path(sys.executable).parent}/": ".venv/bin/",
+    }
+    for name in ("recommendation.json", "recommended.yaml", "accelerate.yaml", "launch.sh", "placeholder/train.jsonl"):
+        text = (written / name).read_text()
+        for there, here in where.items():
+            text = text.replace(there, here)
+        (EXAMPLE / name).write_text(text)
+
+
+def _draw(
+    browser: Browser, url: str, to: Path, *, dark: bool, ready: Callable[[Page], None], width: int = 1100, height: int = 1500
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
     page.set_default_timeout(180_000)
     page.goto(url)
     ready(page)
@@ -180,6 +206,7 @@ def main() -> int:
         PICTURES.mkdir(exist_ok=True)
         draw_terminal(written.read_bytes(), folder, PICTURES / TERMINAL)
         draw_pages(folder)
+        renew_example(folder)
     for picture in (PICTURES / name for name in NAMES):
         size = picture.stat().st_size
         print(f"{picture.relative_to(ROOT)}  {size / 1000:.0f} kB")

@@ -25,7 +25,7 @@ import pytest
 from tests.cli.command import environment
 from tests.e2e.demo import demo_flags
 from tests.pipeline import make_project
-from tests.test_documents import COMMANDS, ROOT
+from tests.test_documents import BLOCKS, COMMANDS, ROOT
 
 HERE = Path(__file__).resolve().parent
 LINES = sorted({line for _, line in COMMANDS})
@@ -74,9 +74,26 @@ def _never_trained(folder: Path) -> None:
     shutil.rmtree(folder / "out", ignore_errors=True)
 
 
+def _with_a_study(folder: Path) -> None:
+    if not (folder / "autotune-out" / "study.db").exists():
+        _really(FIRST, SLOW[FIRST], folder, seconds=SECONDS)
+
+
+def _with_an_export(folder: Path) -> None:
+    (folder / "elsewhere.db").unlink(missing_ok=True)
+    if not (folder / "study.json").exists():
+        export = "autotune study export --storage sqlite:///autotune-out/study.db study.json"
+        _really(export, SLOW[export], folder, seconds=SECONDS)
+
+
+FIRST = "autotune run --config train.yaml --memory-limit 38G"
+"""It writes `autotune-out` with a study in it."""
+
+SECONDS = 400.0
+
 QUICK = {
     "autotune diagnose train.log": Run(says="optimizer"),
-    "autotune diagnose --check --python .venv/bin/python": Run(says="trl"),
+    "autotune diagnose --check --python .venv/bin/python": Run(says="known traps"),
     "autotune report autotune-out": Run(says="Written: autotune-out/report.html"),
     "autotune show gpus": Run(says="A100-40G"),
     "autotune show models": Run(says="Qwen2.5-7B"),
@@ -93,21 +110,15 @@ QUICK = {
 """In a second or two each. Of what runs for hours, make says what it would do; the parts of it are tests of their own."""
 
 SLOW = {
-    "autotune run --config train.yaml --memory-limit 38G": Run(
-        instead={"38G": "2G --gpus cpu --hold use_vllm=false --max-probes 2"}, says="autotune-out/recommended.yaml"
+    FIRST: Run(instead={"38G": "2G --gpus cpu --hold use_vllm=false --max-probes 2"}, says="autotune-out/recommended.yaml"),
+    "autotune study export --storage sqlite:///autotune-out/study.db study.json": Run(
+        before=_with_a_study, says="Written: study.json"
     ),
-    "autotune study export --storage sqlite:///autotune-out/study.db study.json": Run(says="Written: study.json"),
     "autotune study export --storage postgresql://me@db/autotune study.json": Run(
-        instead={"postgresql://me@db/autotune": "sqlite:///autotune-out/study.db"}, says="Written: study.json"
+        instead={"postgresql://me@db/autotune": "sqlite:///autotune-out/study.db"}, before=_with_a_study, says="study.json"
     ),
     "autotune study import --storage postgresql://me@db/autotune study.json": Run(
-        instead={"postgresql://me@db/autotune": "sqlite:///elsewhere.db"}, says="trials"
-    ),
-    "autotune run --model Qwen2.5-0.5B --gpus local": Run(
-        instead={"Qwen2.5-0.5B": "model", "--gpus local": f"{CPU} --out one"}, says="recommended.yaml"
-    ),
-    "autotune run --model Qwen2.5-7B --gpus local": Run(
-        instead={**TINY, "--gpus local": f"{CPU} --out two"}, says="recommended.yaml"
+        instead={"postgresql://me@db/autotune": "sqlite:///elsewhere.db"}, before=_with_an_export, says="trials"
     ),
     "autotune run --model Qwen2.5-0.5B --gpus local --budget 20m": Run(
         instead={"Qwen2.5-0.5B": "model", "--gpus local": f"{CPU} --out three"}, says="recommended.yaml"
@@ -126,13 +137,6 @@ SLOW = {
         instead={"batch=1,2,4": "batch=1,2 --gpus cpu --memory-limit 2G --budget 3m --out six"},
         before=_own_command,
         says="launch.sh",
-    ),
-    "autotune run --script train.py": Run(
-        instead={
-            "train.py": f"train.py {CPU} --out seven -- --output_dir runs --model_name_or_path model --max_steps 1 --bf16 false"
-        },
-        before=_script("own_scripts/parsed.py"),
-        says="seven/",
     ),
     "autotune run --script train.py --memory-limit 38G -- --learning_rate 1e-6": Run(
         instead={
@@ -153,7 +157,6 @@ SLOW = {
     "autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16": Run(says="fits"),
     "autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3": Run(says="predicted"),
     "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G": Run(says="predicted"),
-    "autotune predict --model Qwen2.5-7B --gpus A100-40G": Run(says="predicted"),
     "autotune diagnose train.log --config train.yaml --gpus 2xA100-40G": Run(says="optimizer"),
     "torchrun --nproc_per_node 2 train.py 2>&1 | tee train.log | autotune diagnose -": Run(before=_failing, says="memory"),
     "autotune preflight train.yaml --memory-limit 38G --dry-run": Run(
@@ -207,17 +210,16 @@ def test_the_test_that_is_named_is_there(named: str) -> None:
     assert re.search(rf"^def {name}\(", (HERE / file).read_text(), re.MULTILINE)
 
 
-def test_the_first_command_of_the_readme_is_the_demos() -> None:
-    (line,) = (line for line in OTHER_TESTS if "--space demo" in line)
+def test_the_first_command_of_the_readme_is_the_demos_and_its_picture_shows_it() -> None:
+    line = next(block for block in BLOCKS if block.page.name == "README.md").text.strip()
     assert line == " ".join(["autotune run --model .demo/model", *demo_flags()])
+    assert line.replace(" ", "&#160;") in (ROOT / "docs" / "pictures" / "terminal.svg").read_text()
 
 
 @pytest.fixture(scope="module", name="folder")
 def what_the_pages_take_for_granted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, data and a configuration; the answer and the study of an earlier run; a log of one that failed."""
-    folder = make_project(tmp_path_factory.mktemp("pages")).parent
-    for name in ("my-model", "small"):
-        (folder / name).symlink_to("model")
+    """The answer of an earlier run, an environment, and the programs that are typed."""
+    folder = tmp_path_factory.mktemp("pages")
     (folder / ".venv").symlink_to(sys.prefix)
     shutil.copytree(ROOT / "examples" / "tiny-qwen2-on-a-cpu", folder / "autotune-out")
     for shells in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
@@ -227,6 +229,15 @@ def what_the_pages_take_for_granted(tmp_path_factory: pytest.TempPathFactory) ->
         words = f'"{sys.executable}" -m {module}' if module else f'"{sys.executable}"'
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module", name="project")
+def with_a_model(folder: Path) -> Path:
+    """A model under the names that pages give it, data and a configuration too."""
+    make_project(folder)
+    for name in ("my-model", "small"):
+        (folder / name).symlink_to("model")
     return folder
 
 
@@ -256,17 +267,15 @@ def test_it_really_runs(line: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", SLOW)
-def test_it_really_runs_and_takes_its_time(line: str, folder: Path) -> None:
-    _really(line, SLOW[line], folder, seconds=400)
+def test_it_really_runs_and_takes_its_time(line: str, project: Path) -> None:
+    _really(line, SLOW[line], project, seconds=SECONDS)
 
 
 @pytest.mark.slow
-def test_the_dashboard_is_served_until_it_is_interrupted(folder: Path) -> None:
-    first = "autotune run --config train.yaml --memory-limit 38G"
-    if not (folder / "autotune-out" / "study.db").exists():
-        _really(first, SLOW[first], folder, seconds=400)
+def test_the_dashboard_is_served_until_it_is_interrupted(project: Path) -> None:
+    _with_a_study(project)
     command = ["bash", "-c", "exec autotune dashboard autotune-out --port 0"]
-    with subprocess.Popen(command, cwd=folder, env=_environment(folder), stdout=subprocess.PIPE, text=True) as served:
+    with subprocess.Popen(command, cwd=project, env=_environment(project), stdout=subprocess.PIPE, text=True) as served:
         giving_up = threading.Timer(120, served.kill)
         giving_up.start()
         assert served.stdout is not None

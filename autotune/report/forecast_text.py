@@ -10,6 +10,7 @@ from autotune.candidate import Candidate
 from autotune.forecast import Forecast, Foreseen, WayToFit
 from autotune.prediction import Estimate, Prediction
 from autotune.question import Question
+from autotune.report.lines import tell
 from autotune.report.rows_of_data import data_lines
 from autotune.units import GIB, format_bytes
 
@@ -37,12 +38,12 @@ def show_prediction(
     workload = question.job.workload
     model = workload.model
     console.print(f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {question.job.hardware}")
-    console.print(f"settings {_knobs(candidate.knobs)}")
-    console.print(f"basis    predicted, nothing was measured; {_followed(prediction)}")
+    tell(console, f"settings {_knobs(candidate.knobs)}")
+    tell(console, f"basis    predicted, nothing was measured; {_followed(prediction)}")
     for taken in dict.fromkeys((*assumed, *prediction.assumptions)):
-        console.print(f"assumed  {taken}")
+        tell(console, f"assumed  {taken}")
     for note in (*data_lines(question.data), *(f"note     {note}" for note in notes)):
-        console.print(note)
+        tell(console, note)
     console.print()
     _show_verdict(console, prediction)
     _show_picture(console, prediction)
@@ -174,15 +175,16 @@ def _show_speed(console: Console, prediction: Prediction) -> None:
     shares = ", ".join(
         f"{name} {seconds.value / total:.0%}" for name, seconds in known if total and seconds.value / total >= 0.005
     )
-    console.print(f"speed    {_rate(prediction.tokens_per_second)} at the longest completions; {shares}")
+    tell(console, f"speed    {_rate(prediction.tokens_per_second)} at the longest completions; {shares}")
 
 
 def _show_engine(console: Console, prediction: Prediction) -> None:
     engine = prediction.engine
     if engine is not None:
-        console.print(
+        tell(
+            console,
             f"engine   KV cache {_span(engine.kv_cache_bytes)}: {engine.kv_cache_tokens:,} tokens,"
-            f" {engine.concurrency:.1f} sequences of the longest length at a time"
+            f" {engine.concurrency:.1f} sequences of the longest length at a time",
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from autotune.candidate import Candidate, KnobValue
 from autotune.events import Event, Note, ProbeEnded, ProbeStarted, Settled
 from autotune.recommendation import Trial
+from autotune.report.lines import tell
 from autotune.space import SearchSpace
 from autotune.units import format_bytes, format_seconds
 
@@ -92,7 +93,7 @@ class Progress:
         )
 
     def _say(self, text: str) -> None:
-        self._console.print(text)
+        tell(self._console, text)
 
     def _remember_time(self, seconds_left: float) -> None:
         self._deadline = self._console.get_time() + seconds_left

@@ -12,6 +12,7 @@ from autotune.question import Question
 from autotune.recommendation import Recommendation, Trial
 from autotune.report.certificate import certificate_lines, models_in_words
 from autotune.report.document import failed_without_memory, found_nothing_out, learning_difference, nearest_miss
+from autotune.report.lines import tell
 from autotune.report.own_script import show_script
 from autotune.report.rows_of_data import data_lines
 from autotune.secrets import without_password
@@ -39,13 +40,13 @@ def show_question(
     """What will be done, before it is done: the assumptions, what is held, and what moves."""
     workload, hardware = question.job.workload, question.job.hardware
     model = workload.model
-    console.print(f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {hardware}")
-    console.print(f"limit    {_limit(question)}")
+    tell(console, f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {hardware}")
+    tell(console, f"limit    {_limit(question)}")
     if assumed:
-        console.print(f"assumed  {', '.join(assumed)}; name another on the command line to change it")
+        tell(console, f"assumed  {', '.join(assumed)}; name another on the command line to change it")
     held = _assignments(_held(question, candidates))
     if held:
-        console.print(f"held     {held}")
+        tell(console, f"held     {held}")
     for effect, label in (
         ("learning", "searched, changes what is learned"),
         ("neutral", "searched, changes only speed and memory"),
@@ -54,11 +55,11 @@ def show_question(
         if moving:
             console.print(label)
         for knob in moving:
-            console.print(f"  {knob.name}: {', '.join(_value(choice) for choice in knob.choices)}")
+            tell(console, f"  {knob.name}: {', '.join(_value(choice) for choice in knob.choices)}")
     for note in (*data_lines(question.data), *(f"note     {note}" for note in notes)):
-        console.print(note)
+        tell(console, note)
     kept = f"; study {question.study_name!r} in {without_password(question.storage)}" if question.mode == "probe" else ""
-    console.print(f"out      {question.out}{kept}")
+    tell(console, f"out      {question.out}{kept}")
     console.print()
 
 
@@ -219,7 +220,7 @@ def _show_proof(console: Console, question: Question, answer: Recommendation) ->
             f"{answer.certificate.verdict.why}, enforced by {measured.memory.bound_by}."
         )
         for line in certificate_lines(question, answer.certificate):
-            console.print(line)
+            tell(console, line)
         held = models_in_words(measured)
         if held is not None:
             console.print(held)

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from autotune.report.page.drawings import value
 from autotune.report.page.evidence import read_evidence
 from autotune.report.page.render import drawings_of, headline
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+
+PANEL_PIXELS = 440
+"""optuna-dashboard cuts off what is higher."""
+
+MOST_RUNNER_UPS = 1
+"""Of which one can still read every bar at that height; the page shows the others."""
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -31,17 +39,18 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 def figures_of(document: Mapping[str, Any]) -> dict[str, str]:
     """plotly's JSON of every figure that has something to show, by its id, with its title inside."""
-    shown = {}
-    for drawing in drawings_of(read_evidence(document)):
+    shown, evidence = {}, read_evidence(document)
+    few = msgspec.structs.replace(evidence, runner_ups=evidence.runner_ups[:MOST_RUNNER_UPS])
+    for drawing in drawings_of(few):
         if drawing.figure is not None:
             shown[drawing.id] = _titled(drawing.figure, drawing.title).to_json()
     return shown
 
 
 def _titled(figure: Figure, title: str) -> Figure:
-    """A panel there can be as narrow as a column of a table: the title keeps the top, however many lines the legend takes."""
+    """Panels there are narrow and of one height: the title keeps the top, the legend takes lines below as it needs them."""
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}
-    return figure.update_layout(title={"text": title, "x": 0}, margin_t=60, legend=below)
+    return figure.update_layout(title={"text": title, "x": 0}, margin_t=60, legend=below, height=PANEL_PIXELS)
 
 
 def _row(*cells: str) -> str:

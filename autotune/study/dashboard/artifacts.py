@@ -31,7 +31,7 @@ def _log(told: Trial) -> str | None:
 
 def _failure(told: Trial) -> str | None:
     failure = told.measurement.failure
-    return failure and (failure.excerpt or failure.evidence)
+    return None if failure is None else failure.excerpt or failure.evidence
 
 
 def _memory(told: Trial) -> str:

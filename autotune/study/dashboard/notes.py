@@ -14,6 +14,9 @@ from autotune.recommendation import Trial
 from autotune.study import records, screened
 from autotune.units import GIB, format_bytes, format_seconds
 
+SHOWN_LINES = 12
+SHOWN_COLUMNS = 88
+
 
 def as_attributes(body: str, trial_id: int | None) -> dict[str, Any]:
     """A note where the dashboard looks for it. Version 0, so that one written by hand counts as newer."""
@@ -44,8 +47,14 @@ def _told(trial: Trial) -> list[str]:
     parts.append(f"took {format_seconds(cost.total_seconds)}, of that loading {format_seconds(cost.load_seconds)}")
     if measured.failure is not None:
         parts.append(f"cause: {measured.failure.cause or 'not known'}; phase: {measured.failure.phase or 'not known'}")
-        parts.append(fenced(measured.failure.excerpt or measured.failure.evidence))
+        parts.append(fenced(_end_of(measured.failure.excerpt or measured.failure.evidence)))
     return parts
+
+
+def _end_of(text: str) -> str:
+    """The last lines, none wider than the note, which can't be scrolled sideways; failure.log has all of it."""
+    lines = text.strip().splitlines()
+    return "\n".join(line if len(line) <= SHOWN_COLUMNS else f"{line[: SHOWN_COLUMNS - 4]} ..." for line in lines[-SHOWN_LINES:])
 
 
 def fenced(text: str) -> str:

@@ -19,11 +19,13 @@ from autotune.candidate import Candidate
 from autotune.errors import BadInput
 from autotune.executors.inline import InlineExecutor
 from autotune.measurement import Measurement, Moment
+from autotune.report import figures_of
 from autotune.study import open_study
 from autotune.study.dashboard import Extras, application, serve
 from autotune.trainers.base import ProbePlan
 from autotune.tune import Clock, baseline_candidate, legal_candidates, tune
 from tests.browser import needs_browser, tab
+from tests.report.page.documents import of_a_real_run
 from tests.simulated import MIB, Machine, ToyTrainer, toy_question, toy_space
 
 
@@ -136,6 +138,24 @@ def test_a_note_written_by_hand_stands(searched: Any) -> None:
         assert _get(f"{url}/api/studies/1")["note"]["body"] == "by hand"
 
 
+def test_a_long_failure_is_an_excerpt_in_the_note_and_whole_in_its_artifact(tmp_path: Path) -> None:
+    deep = "\n".join([*(f'  File "/a/very/long/path/{"x" * 200}.py", line {n}, in step' for n in range(40)), "MemoryError: why"])
+
+    class Deep(Machine):
+        def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+            measured = super().measure(candidate, plan)
+            return measured if measured.failure is None else replace(measured, failure=replace(measured.failure, excerpt=deep))
+
+    question, _ = _search(tmp_path, Deep(limit_bytes=900 * MIB))
+    with _served(question) as url:
+        shown = next(trial for trial in _get(f"{url}/api/studies/1")["trials"] if "MemoryError: why" in trial["note"]["body"])
+        artifact = next(each for each in shown["artifacts"] if each["filename"].endswith("failure.log"))
+        with urllib.request.urlopen(f"{url}/artifacts/1/{shown['trial_id']}/{artifact['artifact_id']}") as answered:
+            assert answered.read().decode() == deep
+    excerpt = shown["note"]["body"].split("```")[1].strip().splitlines()
+    assert 5 < len(excerpt) < 20 and max(map(len, excerpt)) <= 88 and excerpt[-1] == "MemoryError: why"
+
+
 def test_a_study_that_is_not_there_is_said(searched: Any, tmp_path: Path) -> None:
     question, _ = searched
     with pytest.raises(BadInput, match="holds no study 'other'"):
@@ -161,3 +181,28 @@ def test_the_pages_open_in_a_browser(searched: Any) -> None:
             assert opened.complaints == []
         with tab(f"{url}/dashboard/studies/1/note") as opened:
             opened.page.get_by_text("the recommendation").wait_for(timeout=20000)
+
+
+FIGURES = """() => [...document.querySelectorAll(".js-plotly-plot")].filter(plot => plot.querySelector(".gtitle")).map(plot => {
+  const box = (part) => plot.querySelector(part)?.getBoundingClientRect();
+  const panel = plot.parentElement.getBoundingClientRect();
+  return {
+    name: plot.querySelector(".gtitle").textContent, title: box(".gtitle").bottom, legend: box(".legend")?.top ?? null,
+    beyond: box(".main-svg").bottom - panel.bottom,
+  };
+})"""
+
+
+@pytest.mark.slow
+@needs_browser
+def test_no_legend_lies_over_a_title_and_no_figure_is_cut_off(searched: Any) -> None:
+    question, _ = searched
+    figures = figures_of(of_a_real_run())
+    with _served(question, Extras(figures=figures)) as url, tab(f"{url}/dashboard/studies/1") as opened:
+        opened.page.wait_for_function(f"document.querySelectorAll('.gtitle').length >= {len(figures)}", timeout=60000)
+        opened.page.wait_for_timeout(1000)
+        shown = opened.page.evaluate(FIGURES)
+    assert {"Seconds of one generation cycle", "Memory by phase"} <= {one["name"] for one in shown}
+    assert len([one for one in shown if one["legend"] is not None]) >= 3
+    assert [one for one in shown if one["legend"] is not None and one["legend"] < one["title"]] == []
+    assert [one for one in shown if one["beyond"] > 1] == []
