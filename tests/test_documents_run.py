@@ -260,7 +260,7 @@ def _really(line: str, run: Run, folder: Path, seconds: float) -> None:
 
 @pytest.mark.parametrize("line", QUICK)
 def test_it_really_runs(line: str, folder: Path) -> None:
-    _really(line, QUICK[line], folder, seconds=60)
+    _really(line, QUICK[line], folder, seconds=200)
     written = line.partition("> ~/")[2]
     assert not written or "autotune" in (folder / written).read_text()
 
