@@ -3,7 +3,8 @@
     python benchmarks/preflight.py        # writes benchmarks/results/preflight.json
 
 A tiny made-up model on this machine's CPU; what a hit takes does not depend on the model's size, but for reading its config.
-It needs nothing but .venv, and two or three minutes of a machine that does nothing else: beside other jobs its seconds are theirs.
+It needs nothing but .venv, and two or three minutes of a machine that does nothing else: beside other jobs its seconds are
+theirs.
 """
 
 from __future__ import annotations

@@ -296,7 +296,8 @@ _ECHOES = (
         name="collective_timeout",
         pattern=r"Watchdog caught collective operation timeout(?:.{0,200}?Timeout\(ms\)=(?P<milliseconds>\d+))?"
         r"|Timed out waiting (?P<milliseconds2>\d+)ms for (?:send|recv) operation|NCCL error|wait timeout after \d+ms"
-        r"|failed to pass monitoredBarrier|\bDistBackendError\b|watchdog got stuck|Heartbeat monitor timed out"
+        r"|failed to pass monitoredBarrier|received errors while waiting for send/recv from rank"
+        r"|\bDistBackendError\b|watchdog got stuck|Heartbeat monitor timed out"
         r"|NCCL operations have failed or timed out|mismatch between collectives on ranks"
         r"|\bnccl(?:Internal|System|Remote)Error\b"
         r"|\bGetTimeoutError\b|RPC call to \w+ timed out|\bHCCL .{0,60}tim(?:e|ed) ?out",
