@@ -130,7 +130,7 @@ SETS = (
         # A reward manager runs functions of the user's own: a key that is missing there may be theirs, so nothing is said.
         otherwise={"verl-rows-without-reward-model": (None, "what fails behind a reward manager is left to its author")},
         askew={
-            # The frame says what was computed, not in which pass; the rank stands inside the sentence; no place is one of loading.
+            # The frame says what was computed, not in which pass; the rank is inside the sentence; no place is one of loading.
             ("liger-fused-linear-loss", "phase"): None,
             ("store-barrier-never-full", "rank"): None,
             ("gated-model-without-access", "phase"): None,
