@@ -140,7 +140,7 @@ def draw_pages(folder: Path) -> None:
         with dashboard(folder) as url:
             _draw(browser, f"{url}/studies/1", PICTURES / DASHBOARD, dark=False, ready=_dashboard_is_drawn, height=2050)
             trial = f"{url}/studies/1/trials?numbers={_most_telling(folder)}"
-            _draw(browser, trial, PICTURES / TRIAL, dark=False, ready=_dashboard_is_drawn)
+            _draw(browser, trial, PICTURES / TRIAL, dark=False, ready=lambda page: _trial_is_drawn(page, folder))
         browser.close()
 
 
@@ -150,18 +150,27 @@ def _most_telling(folder: Path) -> int:
     return next((int(trial["trial"]) for trial in trials if trial["outcome"].startswith("oom")), 0)
 
 
+def _places(folder: Path) -> list[tuple[str, str]]:
+    """Where this run and its programs happened to lie, which says nothing to a reader; and what stands there instead."""
+    written = folder / "demo-out"
+    return [
+        (f"sqlite:///{written}", "sqlite:///."), (str(written), "."), (f"{folder}/", ""), (sys.prefix, ".venv"), (f"{ROOT}/", ""),
+    ]  # fmt: skip
+
+
+REPLACE = """(places) => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode())
+    for (const [there, here] of places) texts.currentNode.nodeValue = texts.currentNode.nodeValue.replaceAll(there, here);
+}"""
+
+
 def renew_example(folder: Path) -> None:
     """What this run wrote, with paths as seen from the example's folder; its own README stays."""
     written = folder / "demo-out"
-    where = {
-        f"sqlite:///{written}": "sqlite:///.",
-        f"{written}": ".",
-        f"{folder}/": "",
-        f"{Path(sys.executable).parent}/": ".venv/bin/",
-    }
     for name in ("recommendation.json", "recommended.yaml", "accelerate.yaml", "launch.sh", "placeholder/train.jsonl"):
         text = (written / name).read_text()
-        for there, here in where.items():
+        for there, here in _places(folder):
             text = text.replace(there, here)
         (EXAMPLE / name).write_text(text)
 
@@ -186,6 +195,11 @@ def _dashboard_is_drawn(page: Page) -> None:
     # It asks again every few seconds, so that its network is never idle for long.
     page.wait_for_function("document.body.innerText.length > 400")
     page.wait_for_timeout(6000)
+
+
+def _trial_is_drawn(page: Page, folder: Path) -> None:
+    _dashboard_is_drawn(page)
+    page.evaluate(REPLACE, _places(folder))
 
 
 def _is_quiet(page: Page) -> None:

@@ -48,7 +48,7 @@ def failure_of(answer: Answer, kernel: Kernel, device: DeviceKind, seconds: floa
         return finding.outcome, _failure(finding, {}, answer)
     where = f" in phase {phase}" if phase else ""
     evidence = f"no answer after {seconds:.1f} s{where}: ended at its deadline"
-    return Outcome.TIMEOUT, Failure(evidence=evidence, phase=phase, excerpt=answer.printed[-EXCERPT_CHARACTERS:])
+    return Outcome.TIMEOUT, Failure(evidence=evidence, phase=phase, excerpt=end_of(answer.printed))
 
 
 def _rank_of_blame(finding: Finding) -> int:
@@ -83,6 +83,14 @@ def _ending(message: Message, phase: Phase | None, kernel: Kernel, device: Devic
     )
 
 
+def end_of(text: str) -> str:
+    """The last whole lines of it; of one long line its end."""
+    if len(text) <= EXCERPT_CHARACTERS:
+        return text
+    end = text[-EXCERPT_CHARACTERS:]
+    return end.partition("\n")[2] or end
+
+
 def _failure(finding: Finding, message: Message, answer: Answer) -> Failure:
     excerpt = (message.get("error") or {}).get("traceback") or answer.printed
     return Failure(
@@ -92,7 +100,7 @@ def _failure(finding: Finding, message: Message, answer: Answer) -> Failure:
         rank=message.get("rank"),
         row=finding.row,
         numbers=finding.numbers,
-        excerpt=excerpt[-EXCERPT_CHARACTERS:],
+        excerpt=end_of(excerpt),
     )
 
 

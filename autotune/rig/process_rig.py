@@ -11,11 +11,11 @@ from autotune.errors import RigError
 from autotune.measurement import Cost, DeviceMemory, Failure, Measurement, Memory, Moment, Outcome
 from autotune.rig import device_report
 from autotune.rig.assemble import (
-    EXCERPT_CHARACTERS,
     Kernel,
     Peaks,
     bodies_by_rank,
     bodies_of,
+    end_of,
     exercised_of,
     failure_of,
     merge_speeds,
@@ -206,7 +206,7 @@ class _Probe:
             exercised=exercised_of(bodies),
             effective=dict(first.get("effective") or {}),
             versions=dict(self._keeper.versions),
-            printed=self._keeper.printed_since(self._printed_before)[-EXCERPT_CHARACTERS:],
+            printed=end_of(self._keeper.printed_since(self._printed_before)),
             caveats=() if self._keeper.gpus is None else device_report.caveats(self._keeper.gpus),
         )
 

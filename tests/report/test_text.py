@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from autotune.report import show_answer, show_question
@@ -78,3 +79,16 @@ def test_trade_offs_are_offered_only_where_they_were_measured() -> None:
     for limit in (200, 450, 900):
         case = answered(limit)
         assert ("offered and not taken" in _shown(case)) == bool(case.answer.trade_offs)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("limit", [100, 200, 900])
+def test_nothing_is_wider_than_the_terminal(limit: int, width: int, tmp_path: Path) -> None:
+    case, page = answered(limit), io.StringIO()
+    console = Console(file=page, width=width, markup=False, highlight=False)
+    question = toy_question(tmp_path, toy_space(), limit * MIB)
+    assumed = ["full fine-tuning", "global batch 16", "random weights", "made-up prompts of the longest length"]
+    show_question(console, question, legal_candidates(question, ToyTrainer()), assumed=assumed, notes=["n " * 90])
+    show_answer(console, case.question, case.answer, ["out/recommended.yaml", "out/accelerate.yaml", "out/launch.sh"])
+    lines = page.getvalue().splitlines()
+    assert len(lines) > 10 and [line for line in lines if len(line.rstrip()) > width] == []

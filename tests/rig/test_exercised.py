@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.measurement import Cycle, Exercised, ModelMemory
-from autotune.rig.assemble import exercised_of, merge_speeds, models_of
+from autotune.rig.assemble import EXCERPT_CHARACTERS, end_of, exercised_of, merge_speeds, models_of
 
 FIRST: dict[str, Any] = {
     "optimizer_steps": 4, "generations": 4, "borrowed_generations": 0, "weight_syncs": 4, "sleeps": None, "wakes": None,
@@ -59,3 +59,11 @@ def test_what_was_taken_over_stays_told() -> None:
     merged = merge_speeds([speed])
     assert merged is not None
     assert merged.borrowed_seconds == 1.5
+
+
+def test_an_excerpt_begins_with_a_whole_line() -> None:
+    lines = [f"line {number} of a log that is too long to be kept" for number in range(500)]
+    kept = end_of("\n".join(lines))
+    assert len(kept) <= EXCERPT_CHARACTERS and kept.splitlines() == lines[-len(kept.splitlines()) :]
+    assert end_of("short\n") == "short\n"
+    assert end_of("x" * 10_000) == "x" * EXCERPT_CHARACTERS
