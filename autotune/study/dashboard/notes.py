@@ -15,7 +15,7 @@ from autotune.study import records, screened
 from autotune.units import GIB, format_bytes, format_seconds
 
 SHOWN_LINES = 12
-SHOWN_COLUMNS = 88
+SHOWN_COLUMNS = 80
 
 
 def as_attributes(body: str, trial_id: int | None) -> dict[str, Any]:
@@ -52,9 +52,14 @@ def _told(trial: Trial) -> list[str]:
 
 
 def _end_of(text: str) -> str:
-    """The last lines, none wider than the note, which can't be scrolled sideways; failure.log has all of it."""
+    """The last lines, none wider than the note; failure.log has all of it."""
     lines = text.strip().splitlines()
-    return "\n".join(line if len(line) <= SHOWN_COLUMNS else f"{line[: SHOWN_COLUMNS - 4]} ..." for line in lines[-SHOWN_LINES:])
+    return "\n".join(_short(line) for line in lines[-SHOWN_LINES:])
+
+
+def _short(value: Any) -> Any:
+    """Whatever it is; a text no wider than the page, which wraps neither a block of text nor an attribute."""
+    return f"{value[: SHOWN_COLUMNS - 4]} ..." if isinstance(value, str) and len(value) > SHOWN_COLUMNS else value
 
 
 def fenced(text: str) -> str:
@@ -67,7 +72,7 @@ def fenced(text: str) -> str:
 def facts_of(frozen: FrozenTrial) -> dict[str, Any]:
     """Columns that the dashboard can sort by; the records themselves are nested too deep to be read there."""
     told = records.read_trial(frozen)
-    plain = {key: value for key, value in frozen.user_attrs.items() if isinstance(value, str | int | float | bool)}
+    plain = {key: _short(value) for key, value in frozen.user_attrs.items() if isinstance(value, str | int | float | bool)}
     if told is None:
         return plain
     measured, speed = told.measurement, told.measurement.ranking_speed
