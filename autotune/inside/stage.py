@@ -17,6 +17,9 @@ from .trend import Trend
 PHASES = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")
 OTHER = "other"
 
+TOLD_EVERY_SECONDS = 0.5
+"""Between two words about how far it is: far more often than anybody asks, far less often than tokens are written."""
+
 Emit = Callable[[dict[str, Any]], None]
 
 
@@ -56,7 +59,7 @@ class Stage:
         self._torch: dict[str, dict[str, Any]] = {}
         self._cycle_peak = 0
         self._meter.take_peak()
-        self._since = self._clock()
+        self._since = self._told = self._clock()
 
     @property
     def phase(self) -> str | None:
@@ -142,6 +145,14 @@ class Stage:
     def progress(self, done: int, total: int, what: str = "step") -> None:
         """`done` of a known `total` in this phase; raises LimitForeseen when memory must cross the limit."""
         self._trend.progress(done, total, what)
+        self.moves(f"{what} {done} of {total}")
+
+    def moves(self, words: str) -> None:
+        """Say now and then that it goes on: at a deadline, slow is then told from hung."""
+        now = self._clock()
+        if now - self._told >= TOLD_EVERY_SECONDS:
+            self._told = now
+            self.emit({"event": "moves", "words": words})
 
     def close(self) -> None:
         self._meter.close()

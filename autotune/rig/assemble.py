@@ -34,6 +34,10 @@ class Kernel:
     """Beside a GPU rig: next to nothing of the machine's memory was left at some moment."""
 
 
+STILL_MOVING = 0.25
+"""Who was heard within so much of its deadline was still going on."""
+
+
 def failure_of(answer: Answer, kernel: Kernel, device: DeviceKind, seconds: float) -> tuple[Outcome, Failure]:
     """The root failure among what the ranks said; RigError where it says nothing about the candidate."""
     if answer.failures:
@@ -47,8 +51,16 @@ def failure_of(answer: Answer, kernel: Kernel, device: DeviceKind, seconds: floa
         finding = judge_ending(_ending({}, phase, kernel, device, answer.printed))
         return finding.outcome, _failure(finding, {}, answer)
     where = f" in phase {phase}" if phase else ""
-    evidence = f"no answer after {seconds:.1f} s{where}: ended at its deadline"
+    evidence = f"no answer after {seconds:.1f} s{where}: ended at its deadline; {_slow_or_hung(answer, seconds)}"
     return Outcome.TIMEOUT, Failure(evidence=evidence, phase=phase, excerpt=end_of(answer.printed))
+
+
+def _slow_or_hung(answer: Answer, seconds: float) -> str:
+    """By when it was last heard to go on. One long step says nothing of itself, so that a long silence is not quite a proof."""
+    when = f"{answer.quiet_seconds:.1f} s before ({answer.moving})"
+    if answer.quiet_seconds <= seconds * STILL_MOVING:
+        return f"slow and not hung, for it went on until {when}"
+    return f"hung, or in one step that takes longer than that: it was last heard {when}"
 
 
 def _rank_of_blame(finding: Finding) -> int:

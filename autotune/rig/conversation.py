@@ -36,6 +36,15 @@ class Answer:
     """By rank: the last phase it was heard to enter."""
 
     timed_out: bool = False
+    moved_at: float = field(default_factory=time.monotonic)
+    """When a rank was last heard to go on; at first when it was asked."""
+
+    moving: str = "it was asked to begin"
+    """In what it was heard to."""
+
+    quiet_seconds: float = 0.0
+    """For how long it was not, when its deadline came."""
+
     keeper_lost: bool = False
     printed: str = ""
     """What the rig's processes printed meanwhile; filled where something went wrong."""
@@ -116,6 +125,7 @@ class Conversation:
             until = deadline if first_failure is None else min(deadline, first_failure + self._patience(answer))
             if time.monotonic() >= until:
                 answer.timed_out = not answer.failures
+                answer.quiet_seconds = time.monotonic() - answer.moved_at
                 return
             for message in self._keeper.hear(until):
                 if message.get("id") in (number, None):
@@ -133,6 +143,9 @@ class Conversation:
 
     def _note(self, answer: Answer, message: Message, expected: str) -> None:
         event, rank = message.get("event"), message.get("rank", 0)
+        moving = _moving(message)
+        if moving is not None:
+            answer.moved_at, answer.moving = time.monotonic(), moving
         if event == "ready":
             self._keeper.warm = True
             self._keeper.versions.update(message.get("versions") or {})
@@ -154,6 +167,12 @@ class Conversation:
         words = f"{error.get('type')}: {str(error.get('text')).strip()}"[-500:]
         what = f"The training environment behind {self._keeper.python} cannot be imported ({words})."
         return TrainingEnvironmentError(" ".join([what, *lines]))
+
+
+def _moving(message: Message) -> str | None:
+    """In words, what only somebody says who goes on; None for any other event."""
+    told = {"phase": f"phase {message.get('phase')} began", "cycle": f"cycle {message.get('done')} ended"}
+    return str(message.get("words")) if message.get("event") == "moves" else told.get(str(message.get("event")))
 
 
 def _known_to_end(answer: Answer, lost: Message, rank: int) -> bool:

@@ -234,6 +234,16 @@ def test_a_hang_is_ended_at_its_deadline(local: LocalExecutor) -> None:
     assert local.keeper_pid == keeper
 
 
+def test_at_the_deadline_slow_is_told_from_hung(local: LocalExecutor) -> None:
+    still_works(local)
+    slow = measure(local, toy(phase("rollout"), {"do": "write"}), seconds=4.0)
+    hung = measure(local, toy(phase("rollout"), {"do": "spin"}), seconds=4.0)
+    assert slow.outcome is hung.outcome is Outcome.TIMEOUT
+    assert slow.failure is not None and hung.failure is not None
+    assert "slow and not hung" in slow.failure.evidence and "(token " in slow.failure.evidence
+    assert "hung, or in one step" in hung.failure.evidence and "phase rollout began" in hung.failure.evidence
+
+
 def test_a_grandchild_of_its_own_session_does_not_outlive_its_rank(local: LocalExecutor, tmp_path: Path) -> None:
     orphan, second = tmp_path / "orphan", tmp_path / "second"
     measure(local, toy({"do": "grandchild", "pid_file": str(orphan)}, {"do": "exit", "code": 1}))

@@ -185,7 +185,15 @@ def _peer(step, loaded, stage):
                 time.sleep(0.01)
 
 
+def _write(step, loaded, stage):
+    """Tokens, one after the other, and many of them."""
+    for done in range(1, 1000):
+        time.sleep(0.02)
+        stage.progress(done, 1000, "token")
+
+
 _ACTIONS = {
     "phase": _phase, "hold": _hold, "map": _map, "share": _share, "leak": _leak, "torch": _torch, "sleep": _sleep, "raise": _raise,
     "exit": _exit, "kill": _kill, "grandchild": _grandchild, "print": _print, "say": _say, "garble": _garble, "spin": _spin, "spin_for": _spin_for, "peer": _peer,
+    "write": _write,
 }  # fmt: skip

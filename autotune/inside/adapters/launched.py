@@ -38,6 +38,7 @@ GRACE_SECONDS = 5.0
 
 OUT = "{out}"
 SHOWN_LINES = 3
+SHOWN_CHARACTERS = 80
 
 
 class CommandFailed(RuntimeError):
@@ -150,6 +151,8 @@ class _Run:
         with self._lock:
             printed, self._printed = self._printed, []
         self._last = [*self._last, *printed][-SHOWN_LINES:]
+        if printed:
+            self._stage.moves(f"it printed {printed[-1].strip()[:SHOWN_CHARACTERS]!r}")
         for line in printed:
             self._enter(line)
             self._settings.hear(line)
