@@ -52,7 +52,8 @@ class Adviser:
     now: Callable[[], float] = time.monotonic
 
     def ways_to_fit(self, candidate: Candidate, prediction: Prediction) -> tuple[WayToFit, ...]:
-        """Changes of one thing, or else of two, after which it surely fits; neutral ones first, and of these the faster."""
+        """Changes of one thing, or else of two, after which it surely fits; neutral ones first, and of these the faster. Where
+        weight sync is the peak, an adapter handed over alone comes before all of them."""
         until = self.now() + SECONDS
         kinds = list(self._kinds(candidate))
         for number in (1, 2):
@@ -62,8 +63,18 @@ class Adviser:
                     break
                 ways.extend(self._mildest(candidate, prediction, chosen))
             if ways:
-                return tuple(sorted(ways, key=_cost))
+                return tuple(sorted(ways, key=lambda way: (not self._relieves_sync(way, candidate, prediction), *_cost(way))))
         return ()
+
+    def _relieves_sync(self, way: WayToFit, candidate: Candidate, prediction: Prediction) -> bool:
+        """Where handing weights to the engine takes the most, handing over an adapter alone is what mends the cause."""
+        if prediction.peak_phase is None or prediction.peak_phase.name != "sync":
+            return False
+        job, changed = self.question.job, self._changed(candidate, way.change)
+        return self.trainer.compose(changed, job).pushes_adapter and not self.trainer.compose(candidate, job).pushes_adapter
+
+    def _changed(self, candidate: Candidate, change: Change) -> Candidate:
+        return self.trainer.complete(self.space.with_remedies({**candidate.knobs, **change}), self.question.job)
 
     def _kinds(self, candidate: Candidate) -> Iterator[Kind]:
         """Neutral ones first, then what changes what is learned, in the space's own order."""
@@ -102,8 +113,7 @@ class Adviser:
 
     def _way(self, candidate: Candidate, before: Prediction, change: Change) -> WayToFit | None:
         """This change, if it is legal and surely fits."""
-        knobs = self.space.with_remedies({**candidate.knobs, **change})
-        other = self.trainer.complete(knobs, self.question.job)
+        other = self._changed(candidate, change)
         if other == candidate or self.trainer.why_illegal(other, self.question.job) is not None:
             return None
         prediction = self.foresight.predict(other)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autotune.advice import Adviser, as_flags
 from autotune.candidate import Candidate
+from autotune.composition import Composition
 from autotune.forecast import Forecast
 from autotune.forecasting import forecast
-from autotune.prediction import Estimate, Prediction
+from autotune.measurement import Phase
+from autotune.prediction import Estimate, PhasePrediction, Prediction
 from autotune.question import Question
+from autotune.trainers.base import Job
 from autotune.tune import baseline_candidate, legal_candidates
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_question, toy_space
 
@@ -103,6 +107,28 @@ def test_advice_moves_one_thing_and_neutral_ones_first(tmp_path: Path) -> None:
     learning = [way["learning"] for way in ways]
     assert learning == sorted(learning)  # type: ignore[type-var]
     assert all(way["ratio"] is None for way in ways if way["learning"]), "speeds of unlike learning are not compared"
+
+
+@pytest.mark.parametrize(("peak", "first"), [("sync", {"max_completion_length": 32}), ("backward", {"batch": 4})])
+def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
+    peak: Phase, first: dict[str, int], tmp_path: Path
+) -> None:
+    """As if shorter completions were what has the adapter alone go to the engine: not the fastest, and the cause's own mend."""
+
+    class Syncing(ToyTrainer):
+        def compose(self, candidate: Candidate, job: Job) -> Composition:
+            return SimpleNamespace(pushes_adapter=candidate.knobs["max_completion_length"] == 32)  # type: ignore[return-value]
+
+    class Peaking(Oracle):
+        def predict(self, candidate: Candidate) -> Prediction:
+            found = super().predict(candidate)
+            return replace(found, phases=(PhasePrediction(name=peak, peak_bytes=found.peak_memory_bytes, seconds=None),))
+
+    machine, trainer = Machine(limit_bytes=600 * MIB), Syncing()
+    question, oracle = toy_question(tmp_path, toy_space(), machine.limit_bytes), Peaking(machine=machine)
+    asked = trainer.complete(trainer.baseline(question.space, question.job), question.job)
+    adviser = Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle)
+    assert adviser.ways_to_fit(asked, oracle.predict(asked))[0].change == first
 
 
 def test_advice_moves_two_things_when_one_is_not_enough(tmp_path: Path) -> None:
