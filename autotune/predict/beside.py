@@ -60,7 +60,6 @@ def _own_step(used: Usage) -> dict[str, int]:
 def _parts(resident: Resident, trace: Trace, composition: Composition, phase: Phase) -> Iterator[tuple[str, int]]:
     ranks = max(1, len(resident.ranks))
     apart = ranks if resident.sharding == "parameters" else 1
-    live = trace.live_parts_at(len(trace.events) - 1)
     same = resident.model == composition["policy"].model and resident.weight_bytes is None
     if not same:
         yield from _another(resident, phase)
@@ -69,9 +68,10 @@ def _parts(resident: Resident, trace: Trace, composition: Composition, phase: Ph
     elif composition["policy"].adapter_rank is None:
         # As the policy is held: one after the other is trained, so there is room for its gradients where the policy's are.
         parts: tuple[Part, ...] = ("weights", "optimizer") if resident.state_bytes_per_weight else ("weights",)
+        live = trace.live_parts_in_the_end
         yield from ((part, live[part]) for part in parts if part in live)
     else:
-        yield "weights", live.get("weights", 0)
+        yield "weights", trace.live_parts_in_the_end.get("weights", 0)
         yield from _training(resident, trace.inventory.parameters - trace.inventory.trainable_parameters, phase)
 
 
