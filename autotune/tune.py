@@ -53,12 +53,19 @@ def legal_candidates(question: Question, trainer: Trainer) -> tuple[Candidate, .
         else:
             refusals[reason] += 1
     if not legal:
-        common = refusals.most_common(1)[0][0] if refusals else "it has no assignment at all"
-        raise BadInput(
-            f"The space {question.space.name!r} holds no legal candidate; most often because {common}",
-            way_out="Widen it with --search KNOB=V1,V2, or hold fewer values.",
-        )
+        raise _nothing_legal(question.space.name, refusals)
     return tuple(legal.values())
+
+
+def _nothing_legal(space: str, refusals: Counter[str]) -> BadInput:
+    """Where one rule refuses all of them whatever the knobs are, other values of them are no way out: the rule says what is."""
+    if len(refusals) == 1 and refusals.total() > 1:
+        return BadInput(f"The space {space!r} holds no legal candidate, whatever its knobs are:", way_out=next(iter(refusals)))
+    common = refusals.most_common(1)[0][0] if refusals else "it has no assignment at all"
+    return BadInput(
+        f"The space {space!r} holds no legal candidate; most often because {common}",
+        way_out="Widen it with --search KNOB=V1,V2, or hold fewer values.",
+    )
 
 
 def baseline_candidate(question: Question, trainer: Trainer) -> Candidate | None:

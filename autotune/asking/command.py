@@ -12,7 +12,7 @@ from autotune.asking import understanding
 from autotune.asking.flags import Flags
 from autotune.asking.understanding import Understood, question_about
 from autotune.candidate import KnobValue
-from autotune.errors import BadInput, HardwareNotHere, TrainingEnvironmentError, UnknownName
+from autotune.errors import BadInput, HardwareNotHere, TrainingEnvironmentError
 from autotune.hardware import Hardware
 from autotune.rig.forewarning import gpu_notes
 from autotune.space import Knob, SearchSpace
@@ -140,7 +140,7 @@ def _space(flags: Flags, held: dict[str, KnobValue], searched: dict[str, tuple[K
     names = placeholders(flags.arguments)
     for name in (*held, *searched, *flags.learning):
         if name not in names:
-            raise UnknownName("placeholder", name, [f"{{{one}}}" for one in names])
+            raise _no_such_placeholder(name, names)
     _refuse_without_values(names, {*held, *searched})
     twice = next((name for name in held if name in searched), None)
     if twice is not None:
@@ -157,6 +157,15 @@ def _space(flags: Flags, held: dict[str, KnobValue], searched: dict[str, tuple[K
     relax = tuple(name for name in flags.learning if name in searched)
     return SearchSpace(
         name=NAME, about="what was typed", method=METHOD, framework=NAME, knobs=knobs, objective="preference", relax=relax
+    )
+
+
+def _no_such_placeholder(name: str, names: Iterable[str]) -> BadInput:
+    """Said with where a value would go, since a name in braces is all that there is to it."""
+    there = ", ".join(f"{{{one}}}" for one in names) or "none"
+    return BadInput(
+        f"{name!r} is no placeholder of the command: it has {there}.",
+        way_out=f"Write {{{name}}} where its value goes, like `--{name} {{{name}}}`.",
     )
 
 

@@ -130,7 +130,10 @@ class StandIn(Launched):
 
     def _refusals(self, settings: Mapping[str, KnobValue], job: Job) -> Iterator[str]:
         if job.hardware.kind != "cuda":
-            yield f"{self.name} trains on GPUs: name some with --gpus."
+            yield (
+                f"{self.name} trains on GPUs, and was asked about {job.hardware}: name some with --gpus, like --gpus 2xA100-80G. "
+                "Those that are not here are predicted."
+            )
             return
         if "sharding" in job.workload.held:
             yield f"sharding is TRL's; {self.name} says it itself, see `autotune show knobs --space {self.space}`."

@@ -92,7 +92,10 @@ class Unsloth(Launched):
 
     def _refusals(self, settings: Settings, job: Job) -> Iterator[str]:
         if job.hardware.kind != "cuda":
-            yield "unsloth does not start without a GPU: name one with --gpus."
+            yield (
+                f"unsloth does not start without a GPU, and was asked about {job.hardware}: name one with --gpus, like "
+                "--gpus A100-40G. One that is not here is predicted."
+            )
         if job.hardware.count != 1:
             yield f"unsloth is started on one GPU here, and these are {job.hardware.count}: give one with --gpus."
         total = _rows(settings)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +16,13 @@ import pytest
 from autotune import spaces, trainers
 from autotune.candidate import Candidate
 from autotune.composition import Composition
-from autotune.errors import AutotuneError, CannotPredict
+from autotune.errors import AutotuneError, BadInput, CannotPredict
 from autotune.hardware import Hardware
 from autotune.inside.figures import Reader
 from autotune.trainers.base import Job, ProbePlan, Trainer
 from autotune.trainers.generic import StandIn
 from autotune.trainers.launching import Launch, Launched
+from autotune.tune import legal_candidates
 from tests.trainers.stand_ins import GIB, job
 
 EVERY = sorted(trainers.known())
@@ -137,6 +141,18 @@ def test_what_is_launched_tells_its_speed_and_a_probe_of_it_ends(name: tuple[str
 def test_a_version_that_it_knows_is_named_for_pip(name: tuple[str, str]) -> None:
     trainer: Any = trainers.trainer(*name)
     assert trainer.measures and set(trainer.needs) == set(trainer.requires)
+
+
+@pytest.mark.parametrize("name", [one for one in _launches() if one[0] != "swift"], ids="-".join)
+def test_without_a_gpu_the_answer_is_where_to_name_some_and_not_to_widen_the_space(name: tuple[str, str]) -> None:
+    made, trainer = a_job(*name), trainers.trainer(*name)
+    here = dataclasses.replace(made.hardware, kind="cpu", name="cpu", count=1, here=True)
+    space = spaces.load_space(trainer.space)
+    few: Any = SimpleNamespace(name=space.name, assignments=lambda: itertools.islice(space.assignments(), 20))
+    question: Any = SimpleNamespace(space=few, job=dataclasses.replace(made, hardware=here))
+    with pytest.raises(BadInput, match="--gpus") as refused:
+        legal_candidates(question, trainer)
+    assert "Widen" not in str(refused.value) and "cpu" in str(refused.value)
 
 
 def test_unknown_ones_are_refused_with_the_nearest() -> None:
