@@ -30,6 +30,9 @@ from typing import Any
 NAMES = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
 LONGEST_LINE = 2**20
 
+_NO_NUMBER = re.compile(r"(?<![\w'\"./])-?(?:nan|inf)(?![\w'\"./])")
+"""In a printed dictionary, which Python itself would not read back."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -93,7 +96,7 @@ class Reader:
                 return None
             line = match["record"]
         try:
-            record = json.loads(line) if self._spec["kind"] == "json" else ast.literal_eval(line.strip())
+            record = json.loads(line) if self._spec["kind"] == "json" else ast.literal_eval(_NO_NUMBER.sub("None", line.strip()))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return None
         under = self._spec.get("under")

@@ -72,3 +72,10 @@ def test_a_file_in_the_runs_own_folder_need_not_be_there_yet(tmp_path: Path) -> 
     (tmp_path / "m.jsonl").write_text("told\n")
     assert listen(["printed"]) == ["told"]
     assert listener({"file": None}, tmp_path)(["printed"]) == ["printed"]
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "-inf"])
+def test_a_figure_that_is_no_number_costs_a_printed_dictionary_nothing_else(word: str) -> None:
+    line = f"Global step 2: {{'kl': {word}, 'note': 'nan of info', 'tokens': 640, 'seconds': 2.0}}"
+    spec = {"kind": "python", "line": r"Global step \d+: (?P<record>\{.*\})"}
+    assert figures(spec, line) == [(640, 2.0)]

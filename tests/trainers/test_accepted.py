@@ -17,7 +17,7 @@ import pytest
 from autotune.candidate import Candidate
 from autotune.executors.local import LocalExecutor
 from autotune.hardware import Hardware
-from autotune.inside.figures import Reader
+from autotune.inside.figures import Reader, listener
 from autotune.inside.settings import Settings
 from autotune.trainers.base import Job, ProbePlan
 from autotune.trainers.generic import StandIn
@@ -183,6 +183,39 @@ def test_open_reasoner_zeros_experiment(method: str, plan: ProbePlan | None) -> 
     trainer, candidate, _ = asked("open-reasoner-zero", method, **LENGTHS)
     assert isinstance(trainer, StandIn)
     assert read_back(trainer, candidate, lines) == dict(candidate.settings)
+
+
+def figures_of(framework: str) -> dict[str, Any]:
+    """What a probe of it reads its speed by, as it crosses to the training environment."""
+    trainer, candidate, job = asked(framework, "grpo", num_generations=8)
+    assert isinstance(trainer, StandIn)
+    request = probe_request(trainer.launch(candidate, job, ProbePlan()), ProbePlan())
+    return json.loads(json.dumps(request))["figures"]  # type: ignore[no-any-return]
+
+
+@needs_environments
+@pytest.mark.slow
+def test_a_metrics_file_by_verls_own_logger_is_read(tmp_path: Path) -> None:
+    figures = figures_of("verl")
+    listen, reader = listener(figures, tmp_path), Reader(figures)
+    steps = [{"response_length/mean": 650.5, "perf/time_per_step": 41.5, "perf/throughput": 310.25, "actor/loss": 0.5}] * 3
+    file = Path(figures["file"].replace(OUT, str(tmp_path)))
+    printed("verl", "verl_log.py", json.dumps(steps), VERL_FILE_LOGGER_PATH=str(file))
+    lines = listen([])
+    found = [reader.read(line, float(number)) for number, line in enumerate(lines)]
+    assert [(one.tokens, one.seconds) for one in found if one is not None] == [(round(650.5 * 1024 * 8), 41.5)] * 3
+
+
+@needs_environments
+@pytest.mark.slow
+def test_a_step_printed_by_openrlhfs_own_logger_is_read() -> None:
+    """Also where a figure of the step is no number, as a group's spread can be."""
+    reader = Reader(figures_of("openrlhf"))
+    step = {"rollout/response_length_mean": 512.0, "rollout/num_samples": 8192.0, "timing/step_total": 100.0}
+    strange = {**step, "timing/generation": float("nan")}
+    lines = printed("openrlhf", "openrlhf_log.py", json.dumps([step, strange]))
+    found = [figure for number, line in enumerate(lines) if (figure := reader.read(line, float(number))) is not None]
+    assert [(one.tokens, one.seconds) for one in found] == [(512 * 8192, 100.0)] * 2
 
 
 RECORDED = {
