@@ -24,16 +24,19 @@ OF_A_TURN: tuple[Part, ...] = ("gradients", "activations", "logits")
 
 STATE: tuple[Part, ...] = ("weights", "optimizer")
 
+JUDGE = "reward"
+"""The one model that a framework's own step is followed without: completions that nobody wrote can't be judged."""
+
 
 def beside(
     trace: Trace, composition: Composition, used: Usage, config: Mapping[str, object]
 ) -> Mapping[Phase, Mapping[str, int]]:
     """Bytes by part, for each phase; each part under its model's role, as `critic_optimizer`. `config` is the policy's."""
-    if trace.basis == "traced":
-        return {}
     held: dict[Phase, Counter[str]] = {phase: Counter() for phase in PHASES}
     for resident in composition.residents:
         if resident.role in ("policy", "engine") or resident.shares_weights_with is not None:
+            continue
+        if trace.basis == "traced" and resident.role != JUDGE:
             continue
         for phase in PHASES if resident.awake is None else resident.awake:
             held[phase].update(_of(resident, dict(_parts(resident, trace, composition, phase))))

@@ -68,8 +68,13 @@ def test_another_model_is_as_large_as_its_own_shape() -> None:
     assert held(reward)["score"]["reward_weights"] == pytest.approx(494_032_768 * 2)
 
 
-def test_a_traced_step_has_them_in_it() -> None:
-    assert beside(training(), composition(others=(critic(),)), stage_of(situation()).usage(), SMALL) == {}
+def test_a_traced_step_has_them_in_it_but_for_who_judges() -> None:
+    def found(*others: Resident) -> Any:
+        return beside(training(), composition(others=others), stage_of(situation()).usage(), SMALL)
+
+    reward = Resident(role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False)
+    assert found(critic()) == {}
+    assert set(found(critic(), reward)) == set(PHASES) and set(found(critic(), reward)["load"]) == {"reward_weights"}
 
 
 def beyond(found: Any) -> int:
