@@ -303,7 +303,9 @@ def _global_batch(
         assumed = space.assume.get("global_batch")
         return assumed if isinstance(assumed, int) else None
     micro, steps = (config.settings.get(name, trainer.fields()[name].default) for name in _BATCH)
-    return micro * steps * hardware.count if isinstance(micro, int) and isinstance(steps, int) else None
+    if not isinstance(micro, int) or not isinstance(steps, int):
+        return None
+    return micro * steps * hardware.count * int(getattr(trainer, "completions_each", 1))
 
 
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")

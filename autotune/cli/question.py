@@ -35,7 +35,7 @@ _OPTIONS = (
         default="grpo",
         show_default=True,
         metavar="METHOD",
-        help="grpo, rloo, sft or dpo; ppo with verl, openrlhf and open-reasoner-zero.",
+        help="grpo, rloo, sft, dpo or online-dpo; ppo with verl, openrlhf, open-reasoner-zero, and TRL up to 1.12.",
     ),
     click.option(
         "--framework",

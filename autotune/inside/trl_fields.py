@@ -17,6 +17,12 @@ import types
 import typing
 
 OWNERS = ("script", "config", "model", "mixture")
+EXPERIMENTAL = {
+    "online-dpo": ("trl.experimental.online_dpo", "OnlineDPOConfig", "trl.scripts.grpo", "GRPOScriptArguments"),
+    "ppo": ("trl.experimental.ppo", "PPOConfig", "trl.scripts.utils", "ScriptArguments"),
+}
+"""Methods without a command: their configuration, and the arguments of the script that is written for them."""
+
 KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "dict"}
 
 
@@ -71,10 +77,12 @@ def known(method: str) -> dict[str, object]:
     import trl
     from trl.scripts.utils import DatasetMixtureConfig
 
-    script = importlib.import_module(f"trl.scripts.{method}")
-    arguments = getattr(script, f"{method.upper()}ScriptArguments", trl.ScriptArguments)  # not all methods have some of their own
+    command = ("trl", f"{method.upper()}Config", f"trl.scripts.{method}", f"{method.upper()}ScriptArguments")
+    package, config, script, name_of_arguments = EXPERIMENTAL.get(method, command)
+    # Not all methods have script arguments of their own.
+    arguments = getattr(importlib.import_module(script), name_of_arguments, trl.ScriptArguments)
     fields: dict[str, dict[str, object]] = {}
-    classes = (arguments, getattr(trl, f"{method.upper()}Config"), trl.ModelConfig, DatasetMixtureConfig)
+    classes = (arguments, getattr(importlib.import_module(package), config), trl.ModelConfig, DatasetMixtureConfig)
     for owner, described in zip(OWNERS, classes, strict=False):
         for name, facts in fields_of(described).items():
             fields.setdefault(name, {"of": owner, **facts})

@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import entry_points
 
-from autotune.errors import TrainingEnvironmentError, UnknownName
-from autotune.trainers import command, open_reasoner_zero, openrlhf, swift, trl, trl_other, unsloth, verl
+from autotune.errors import UnknownName
+from autotune.trainers import command, open_reasoner_zero, openrlhf, swift, trl, trl_online_dpo, trl_other, trl_ppo, unsloth, verl
 from autotune.trainers.base import Trainer
 
 GROUP = "autotune.frameworks"
-_FILES = (trl, trl_other, swift, verl, openrlhf, open_reasoner_zero, unsloth, command)
+_FILES = (trl, trl_other, trl_online_dpo, trl_ppo, swift, verl, openrlhf, open_reasoner_zero, unsloth, command)
 
 
 @cache
@@ -25,17 +25,11 @@ def known() -> dict[tuple[str, str], Trainer]:
     return {(one.name, one.method): one for one in (*ours, *others)}
 
 
-def _withheld() -> dict[tuple[str, str], str]:
-    return {asked: why for file in _FILES for asked, why in getattr(file, "WITHHELD", {}).items()}
-
-
 def trainer(name: str, method: str = "grpo") -> Trainer:
     """The trainer that `--framework` and `--method` name."""
     frameworks = {framework for framework, _ in known()}
     if name not in frameworks:
         raise UnknownName("framework", name, frameworks)
-    if (name, method) in _withheld():
-        raise TrainingEnvironmentError(_withheld()[name, method])
     if (name, method) not in known():
         raise UnknownName("method", method, [each for framework, each in known() if framework == name])
     return known()[name, method]

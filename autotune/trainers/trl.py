@@ -60,7 +60,7 @@ class TrlGrpo:
 
     def baseline(self, space: SearchSpace, job: Job) -> Knobs:
         """The first legal one of the user's or TRL's own batch shape at the held learning knobs."""
-        fixed = {knob.name: _baseline_value(knob.name, knob.choices, knob.effect, job, self.method) for knob in space.knobs}
+        fixed = {knob.name: baseline_value(knob.name, knob.choices, knob.effect, job, self.method) for knob in space.knobs}
         return first_legal(self, space, job, fixed, _batch_shapes(space, job))
 
     def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
@@ -146,7 +146,7 @@ def first_legal(trainer: Trainer, space: SearchSpace, job: Job, fixed: Knobs, sh
     return first or space.applicable(fixed)
 
 
-def _baseline_value(name: str, choices: tuple[KnobValue, ...], effect: str, job: Job, method: str) -> KnobValue:
+def baseline_value(name: str, choices: tuple[KnobValue, ...], effect: str, job: Job, method: str) -> KnobValue:
     """Held by the user; else TRL's own default where it is the user's file that is run, or the knob is neutral; else the
     most preferred value."""
     if name in job.workload.held:

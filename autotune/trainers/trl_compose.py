@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from autotune.candidate import Candidate, Knobs
 from autotune.composition import Composition, EngineSettings, Generation, Resident, Role, Sharding
 from autotune.trainers.base import Job
-from autotune.trainers.trl_settings import max_num_seqs
+from autotune.trainers.trl_settings import A_PAIR, max_num_seqs
 from autotune.trainers.trl_topology import ranks_of, sharding_of
 
-ONLINE = frozenset({"grpo", "rloo"})
+ONLINE = frozenset({"grpo", "rloo", "online-dpo"})
 """Methods that write their own completions."""
 
-WITH_REFERENCE = frozenset({"dpo"})
+WITH_REFERENCE = frozenset({"dpo", "online-dpo"})
 """Methods that compare with a reference whatever beta is."""
 
 SPREAD_BY: Mapping[str, Sharding] = {
@@ -47,6 +48,12 @@ def compose(candidate: Candidate, job: Job) -> Composition:
     )
 
 
+def pairs(composition: Composition) -> Composition:
+    """Online DPO's: a micro-batch counts prompts, and each micro-step writes what it learns from."""
+    rows = A_PAIR * composition.micro_batch
+    return replace(composition, micro_batch=rows, generation_batch=rows * composition.ranks)
+
+
 def _generation(settings: Mapping[str, object], job: Job) -> Generation:
     if job.workload.method not in ONLINE:
         return "none"
@@ -78,6 +85,11 @@ def _residents(candidate: Candidate, job: Job, generation: Generation) -> Iterat
             role="reference", model=model, ranks=ranks, dtype=dtype, trains=False, quantised_bits=bits, sharding=spread,
             shares_weights_with=shared, awake=None,
         )  # fmt: skip
+    judge = job.workload.user_settings.get("reward_model_name_or_path")
+    if isinstance(judge, str) and generation != "none":
+        # Prepared for DeepSpeed as the policy is; whole on every rank under anything else.
+        cut: Sharding = "parameters" if sharding_of(settings, len(ranks)) == "zero3" else "none"
+        yield Resident(role="reward", model=judge, ranks=ranks, dtype=dtype, trains=False, sharding=cut)
     if generation == "engine":
         yield _resident_engine(settings, model, ranks, dtype)
 

@@ -24,7 +24,7 @@ from autotune.trainers.trl_script import script
 from autotune.trainers.trl_settings import GENERATION_SHAPE, OWN_SETTINGS
 from autotune.trainers.trl_topology import nested, ranks_of
 
-YAML_NAME, ACCELERATE_NAME, LAUNCH_NAME = "recommended.yaml", "accelerate.yaml", "launch.sh"
+YAML_NAME, ACCELERATE_NAME, LAUNCH_NAME, PROGRAM_NAME = "recommended.yaml", "accelerate.yaml", "launch.sh", "train.py"
 DATASET_NAME, PROMPTS_NAME, PLACEHOLDER_NAME = "dataset", "prompts.json", "placeholder"
 
 PLACEHOLDER_REWARD = "get_soft_overlong_punishment"
@@ -36,11 +36,14 @@ SHIM = Path(__file__).resolve().parent.parent / "inside" / "vllm_on_cpu.py"
 DATASET_SETTINGS = frozenset({"datasets", "dataset_name", "dataset_config", "dataset_streaming", "streaming", "test_split_size"})
 
 
-def write_files(candidate: Candidate, job: Job, folder: Path, dataset: Mapping[str, object] | None) -> list[Path]:
-    """Everything that the final run needs. Each file is whole or absent."""
+def write_files(
+    candidate: Candidate, job: Job, folder: Path, dataset: Mapping[str, object] | None, *, program: str | None = None
+) -> list[Path]:
+    """Everything that the final run needs. Each file is whole or absent. `program` trains where TRL has no command that does."""
     folder.mkdir(parents=True, exist_ok=True)
     data = _prepare_data(candidate, job, folder.resolve(), dataset)
-    content = {**_settings(candidate, job), **data.keys, "config_file": str(folder.resolve() / ACCELERATE_NAME)}
+    launcher = {} if program else {"config_file": str(folder.resolve() / ACCELERATE_NAME)}  # a key of the command alone
+    content = {**_settings(candidate, job), **data.keys, **launcher}
     notes = [*_head(candidate, job), *data.notes]
     text = "".join(f"# {line}".rstrip() + "\n" for line in notes) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     _write(folder / YAML_NAME, text)
@@ -48,10 +51,13 @@ def write_files(candidate: Candidate, job: Job, folder: Path, dataset: Mapping[s
     shim = _write_shim(folder) if job.hardware.kind == "cpu" and candidate.settings["use_vllm"] else []
     started = script(
         candidate, job, name=LAUNCH_NAME, files=(YAML_NAME, ACCELERATE_NAME), model=_model(job), dataset=data.own_dataset,
-        shim=SHIM_NAME if shim else None,
+        shim=SHIM_NAME if shim else None, program=PROGRAM_NAME if program else None,
     )  # fmt: skip
     _write(folder / LAUNCH_NAME, started, executable=True)
-    return [*data.paths, *shim, folder / YAML_NAME, folder / ACCELERATE_NAME, folder / LAUNCH_NAME]
+    if program:
+        _write(folder / PROGRAM_NAME, program)
+    names = (YAML_NAME, ACCELERATE_NAME, LAUNCH_NAME, *([PROGRAM_NAME] if program else []))
+    return [*data.paths, *shim, *(folder / name for name in names)]
 
 
 class _Data:
@@ -79,6 +85,10 @@ def _prepare_data(candidate: Candidate, job: Job, folder: Path, dataset: Mapping
         _filter(data, candidate, job, folder, dataset)
     if not _generates(candidate):
         return data
+    if "reward_funcs" not in fields(job.workload.method):
+        if not user.get("reward_model_path"):
+            data.notes.append("NO REWARD: name your reward model with reward_model_path; TRL's default is a stranger's.")
+        return data
     if not user.get("reward_funcs") and not user.get("reward_model_name_or_path"):
         data.keys["reward_funcs"] = [PLACEHOLDER_REWARD]
         data.notes.append("PLACEHOLDER reward_funcs: put your own there. With this one nothing is learned.")
@@ -87,7 +97,7 @@ def _prepare_data(candidate: Candidate, job: Job, folder: Path, dataset: Mapping
 
 def _generates(candidate: Candidate) -> bool:
     """Whether the method writes its own completions, to prompts; the others train on whole rows."""
-    return "num_generations" in candidate.settings
+    return bool(candidate.settings.keys() & {"num_generations", "response_length"})
 
 
 _ROWS: Mapping[str, tuple[str, ...]] = {"sft": ("text",), "dpo": ("prompt", "chosen", "rejected")}
@@ -133,6 +143,8 @@ def _filter(data: _Data, candidate: Candidate, job: Job, folder: Path, dataset: 
 
 def _too_few(candidate: Candidate, job: Job, kept: object) -> list[str]:
     """TRL draws whole generation batches, so with fewer prompts than one holds it ends without a step."""
+    if "steps_per_generation" not in candidate.settings:
+        return []
     steps, micro = candidate.settings["steps_per_generation"], candidate.settings["per_device_train_batch_size"]
     generations = candidate.settings["num_generations"]
     assert isinstance(steps, int) and isinstance(micro, int) and isinstance(generations, int) and isinstance(kept, int)
@@ -194,7 +206,7 @@ def _says_something(name: str, value: object, candidate: Candidate, method: str)
 def _generation_shape(candidate: Candidate, job: Job) -> dict[str, object]:
     """With several ranks in the other of TRL's two words: the launching process reads the file as one rank, and refuses
     groups that are not whole there."""
-    if not _generates(candidate):
+    if "steps_per_generation" not in candidate.settings:
         return {}
     steps = candidate.settings["steps_per_generation"]
     ranks = ranks_of(candidate.settings, job.hardware.count)

@@ -20,7 +20,8 @@ Settings = Mapping[str, object]
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 COUNTS = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations",
-    "max_completion_length", "max_prompt_length", "vllm_tensor_parallel_size", "lora_r",
+    "max_new_tokens", "response_length", "max_completion_length", "max_prompt_length", "vllm_tensor_parallel_size", "lora_r",
+    "num_ppo_epochs", "local_rollout_forward_batch_size",
 )  # fmt: skip
 ENUMERATIONS = ("optim", "eval_strategy", "save_strategy", "logging_strategy", "lr_scheduler_type", "hub_strategy")
 
@@ -144,6 +145,40 @@ def other_refusals(settings: Settings, job: Job) -> Iterator[str]:
 
 def offline_refusals(settings: Settings, job: Job, method: str) -> Iterator[str]:
     """What stands in the way of a method that trains on given rows."""
+    yield from _words_refusals(settings, method)
+    for rule in (_global_batch, _device, _rows, _adapter, trl_combinations.refusals):
+        yield from rule(settings, job)
+
+
+def pairs_refusals(settings: Settings, job: Job, method: str) -> Iterator[str]:
+    """What stands in the way of online DPO."""
+    yield from _words_refusals(settings, method)
+    for rule in (_pairs, _device, _adapter, trl_combinations.refusals):
+        yield from rule(settings, job)
+
+
+def episodes_refusals(settings: Settings, job: Job, method: str) -> Iterator[str]:
+    """What stands in the way of PPO."""
+    yield from _words_refusals(settings, method)
+    for rule in (_episodes, _global_batch, _device, _adapter, trl_combinations.refusals):
+        yield from rule(settings, job)
+
+
+def _episodes(settings: Settings, job: Job) -> Iterator[str]:
+    """As `PPOTrainer.__init__` divides an update's episodes."""
+    micro, steps = number(settings, "per_device_train_batch_size"), number(settings, "gradient_accumulation_steps")
+    parts = settings.get("num_mini_batches")
+    if not isinstance(parts, int) or parts < 1 or (micro * steps) % parts:
+        yield (
+            f"num_mini_batches ({parts!r}) must divide a rank's episodes (per_device_train_batch_size {micro} x "
+            f"gradient_accumulation_steps {steps} = {micro * steps})."
+        )
+    elif settings.get("whiten_rewards") and micro * steps // parts < 8:
+        yield f"whiten_rewards needs mini-batches of at least 8 episodes on each rank, and these are {micro * steps // parts}."
+
+
+def _words_refusals(settings: Settings, method: str) -> Iterator[str]:
+    """Values that the method's own configuration does not take."""
     yield from counts_refusals(settings)
     if settings.get("fp16") and settings.get("bf16"):
         yield "fp16 and bf16 cannot both be on."
@@ -151,8 +186,22 @@ def offline_refusals(settings: Settings, job: Job, method: str) -> Iterator[str]
     for name in (name for name in ENUMERATIONS if name in known and name in settings):
         if settings[name] not in known[name].choices:
             yield f"{name} must be one of {', '.join(known[name].choices)}, and is {settings[name]!r}."
-    for rule in (_global_batch, _device, _rows, _adapter, trl_combinations.refusals):
-        yield from rule(settings, job)
+
+
+def _pairs(settings: Settings, job: Job) -> Iterator[str]:
+    """Online DPO's own: two completions to each prompt, both within the rows that are learned from."""
+    held, ranks = job.workload.global_batch, ranks_of(settings, job.hardware.count)
+    micro, steps = number(settings, "per_device_train_batch_size"), number(settings, "gradient_accumulation_steps")
+    if held is not None and 2 * micro * ranks * steps != held:
+        yield (
+            f"the global batch is held at {held} completions, and 2 to each of per_device_train_batch_size {micro} x {ranks} "
+            f"ranks x gradient_accumulation_steps {steps} prompts make {2 * micro * ranks * steps}."
+        )
+    longest, completion = settings.get("max_length"), number(settings, "max_new_tokens")
+    if isinstance(longest, int) and longest <= completion:
+        yield f"max_length ({longest}) must be above max_new_tokens ({completion}): nothing of a prompt would be left in a row."
+    if settings.get("use_vllm"):
+        yield "online DPO is measured and predicted with transformers' generation: use_vllm must be off."
 
 
 def _rows(settings: Settings, job: Job) -> Iterator[str]:

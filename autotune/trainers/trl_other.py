@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from autotune.candidate import Candidate, Knobs, KnobValue
+from autotune.errors import CannotPredict
 from autotune.space import SearchSpace
 from autotune.trainers import trl_legality
 from autotune.trainers.base import Job, ProbePlan, RowLengths
@@ -66,6 +67,14 @@ class TrlOffline(TrlGrpo):
             "seed": job.workload.seed,
         }
 
+    def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
+        if candidate.settings.get("activation_offloading"):
+            raise CannotPredict(
+                "activation_offloading moves activations to the host over a CUDA stream, which no step without a GPU has.",
+                way_out="Leave it out for what is needed at most, or measure it where the GPU is: autotune run.",
+            )
+        return super().trace_request(candidate, job)
+
     def _baseline_value(self, name: str, choices: tuple[KnobValue, ...], effect: str, job: Job) -> KnobValue:
         if name in job.workload.held:
             return job.workload.held[name]
@@ -86,18 +95,5 @@ def _batch_shapes(job: Job) -> Iterator[dict[str, KnobValue]]:
         elif total % (micro * ranks) == 0:
             yield {micro_name: micro, steps_name: total // (micro * ranks)}
 
-
-WITHHELD: Mapping[tuple[str, str], str] = {
-    ("trl", "ppo"): (
-        "TRL's PPO left for trl.experimental, where it has no command, and is gone from its newest versions: no supported one "
-        "can be started. PPO is there with --framework verl, openrlhf or open-reasoner-zero: pip install 'openrlhf>=0.11,<0.12'"
-    ),
-    ("trl", "online-dpo"): (
-        "TRL's online DPO is in trl.experimental in all supported versions (trl>=1.0,<1.17): a trainer without a command. "
-        "What it holds while completions are written is as with --method rloo; a script of your own that trains with it can be "
-        "measured: autotune run --framework command -- python train.py --bs {batch}"
-    ),
-}
-"""Methods that people ask for and that cannot be started, with what to do instead."""
 
 TRAINERS = (TrlRloo(), TrlOffline("sft"), TrlOffline("dpo"))

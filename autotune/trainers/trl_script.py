@@ -13,27 +13,50 @@ SERVER_PORT = 8000
 
 
 def script(
-    candidate: Candidate, job: Job, *, name: str, files: tuple[str, str], model: str, dataset: str | None, shim: str | None
-) -> str:
-    """The whole of it. `files` are TRL's and accelerate's own; `dataset` and `shim` lie beside them."""
-    trl = shlex.quote(str(job.workload.python.parent / "trl"))
+    candidate: Candidate, job: Job, *, name: str, files: tuple[str, str], model: str, dataset: str | None, shim: str | None,
+    program: str | None = None,
+) -> str:  # fmt: skip
+    """The whole of it. `files` are TRL's and accelerate's own; `dataset`, `shim` and `program` lie beside them."""
     exports = [f"export {variable}={shlex.quote(value)}\n" for variable, value in environment_of(candidate.settings).items()]
     if shim:
         exports.append(f'export PYTHONPATH="$here/{shim}${{PYTHONPATH:+:$PYTHONPATH}}"\n')
     # What lies beside this file is named again, so that it is found wherever the folder is moved.
     beside = f' \\\n  --dataset_name "$here/{dataset}"' if dataset else ""
     served = with_server(candidate.settings)
-    train = f'"$trl" {job.workload.method} --config "$here/{files[0]}" --config_file "$here/{files[1]}"{beside}'
+    train = _started(job, files, program) + beside
     start = _with_server(candidate, job, train, model) if served else f'exec {train} "$@"\n'
     return f"""#!/usr/bin/env bash
 # Starts the recommended run. Further arguments go to TRL: ./{name} --max_steps 100
 # Run it from the folder that your reward functions and relative paths are found from.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
-trl={trl}
+{_interpreter(job) if program else _command(job)}{"".join(exports)}{start}"""
+
+
+def _command(job: Job) -> str:
+    """TRL's own, of the environment that was measured where it is there; TRL=... names another."""
+    trl = shlex.quote(str(job.workload.python.parent / "trl"))
+    return f"""trl={trl}
 [ -x "$trl" ] || trl=trl
 trl="${{TRL:-$trl}}"
-{"".join(exports)}{start}"""
+"""
+
+
+def _interpreter(job: Job) -> str:
+    """The same of a program; PYTHON=... names another."""
+    python = shlex.quote(str(job.workload.python))
+    return f"""python={python}
+[ -x "$python" ] || python=python3
+python="${{PYTHON:-$python}}"
+"""
+
+
+def _started(job: Job, files: tuple[str, str], program: str | None) -> str:
+    """TRL's command, which hands accelerate its part; or accelerate with a program of its own."""
+    if program is None:
+        return f'"$trl" {job.workload.method} --config "$here/{files[0]}" --config_file "$here/{files[1]}"'
+    launch = f'"$python" -m accelerate.commands.launch --config_file "$here/{files[1]}"'
+    return f'{launch} "$here/{program}" --config "$here/{files[0]}"'
 
 
 def _with_server(candidate: Candidate, job: Job, train: str, model: str) -> str:

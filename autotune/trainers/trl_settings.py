@@ -29,6 +29,25 @@ OFFLINE_CORE = (
 )  # fmt: skip
 """The same of the methods that train on given rows, as far as they have them."""
 
+PAIRS_CORE = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "optim",
+    "fp16",
+    "max_new_tokens",
+)
+"""The same of online DPO, which writes pairs of completions."""
+
+EPISODES_CORE = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches", "num_ppo_epochs", "response_length",
+    "local_rollout_forward_batch_size", "optim", "fp16",
+)  # fmt: skip
+"""The same of PPO, which counts episodes."""
+
+A_PAIR = 2
+"""Completions that online DPO writes to each prompt of a micro-batch."""
+
 DEFAULT_ROW_LENGTH = 1024
 
 SERVER_SHARE = 0.9
@@ -76,6 +95,34 @@ def offline_settings(knobs: Knobs, job: Job, method: str) -> dict[str, KnobValue
     if settings.get("padding_free") and not settings.get("packing"):
         settings["max_length"] = None  # the trainer cuts no rows that it does not pad: they must be within the length already
     settings["use_vllm"] = False
+    return {name: value for name, value in settings.items() if _matters(name, settings)}
+
+
+def pairs_settings(given: Knobs, job: Job, method: str) -> dict[str, KnobValue]:
+    """The same for online DPO, whose micro-batches count prompts and whose rows are bounded by two settings of their own."""
+    ranks = ranks_of(given, job.hardware.count)
+    settings = {**{name: default(name, method) for name in PAIRS_CORE}, "max_prompt_length": DEFAULT_PROMPT_LENGTH, **given}
+    if "gradient_accumulation_steps" not in given:
+        per_pass = A_PAIR * _int(settings["per_device_train_batch_size"])
+        settings["gradient_accumulation_steps"] = _accumulation(per_pass, job, ranks)
+    completion = settings["max_completion_length"] = settings["max_new_tokens"]
+    settings.setdefault("max_length", _int(settings["max_prompt_length"]) + _int(completion))
+    settings.setdefault("use_vllm", False)
+    settings["num_generations"] = A_PAIR
+    settings.update(_precision(given, job.hardware.kind))
+    settings.update(_adapter(given, job.workload.tuning))
+    return {name: value for name, value in settings.items() if _matters(name, settings)}
+
+
+def episodes_settings(given: Knobs, job: Job, method: str) -> dict[str, KnobValue]:
+    """The same for PPO: an update's episodes are a rollout, gone through in mini-batches of micro-batches."""
+    settings = {**{name: default(name, method) for name in EPISODES_CORE}, "max_prompt_length": DEFAULT_PROMPT_LENGTH, **given}
+    if "gradient_accumulation_steps" not in given:
+        ranks = ranks_of(given, job.hardware.count)
+        settings["gradient_accumulation_steps"] = _accumulation(settings["per_device_train_batch_size"], job, ranks)
+    settings |= {"max_completion_length": settings["response_length"], "use_vllm": False}
+    settings.update(_precision(given, job.hardware.kind))
+    settings.update(_adapter(given, job.workload.tuning))
     return {name: value for name, value in settings.items() if _matters(name, settings)}
 
 

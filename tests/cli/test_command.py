@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tests.cli.command import Done, autotune
 
@@ -32,7 +34,8 @@ TRAIN = (sys.executable, str(SCRIPT), "--bs", "{bs}")
         (("--speed-pattern", "(", "--search", "bs=1"), TRAIN, "no regular expression"),
         (("--speed-pattern", "tok/s", "--search", "bs=1"), TRAIN, "has no group"),
         (("--speed-pattern", SPEED), TRAIN, "--search bs=1,2,4"),
-        (("--speed-pattern", SPEED, "--search", "sb=1", "--hold", "bs=1"), TRAIN, "{bs}"),
+        (("--speed-pattern", SPEED, "--search", "sb=1", "--hold", "bs=1"), TRAIN, "it has {bs}. Write {sb}"),
+        (("--speed-pattern", SPEED, "--search", "bs=1"), TRAIN[:2], "it has none. Write {bs}"),
         (("--speed-pattern", SPEED, "--search", "bs=1", "--model", "Qwen2.5-7B"), TRAIN, "--model is for frameworks"),
         (("--speed-pattern", SPEED, "--search", "bs=1", "--mode", "predict"), TRAIN, "not predicted"),
     ],
@@ -53,6 +56,15 @@ def test_a_program_that_is_not_there_is_the_environments_fault(tmp_path: Path) -
 def test_a_framework_that_is_not_installed_is_named_with_the_line_for_pip(tmp_path: Path) -> None:
     done = autotune("run", "--framework", "swift", "--method", "sft", "--model", "Qwen2.5-0.5B", "--gpus", "cpu", cwd=tmp_path)
     assert done.code == 4 and "pip install 'ms-swift>=" in done.err and "--python" in done.err
+
+
+@pytest.mark.skipif(Version(version("trl")) < Version("1.13"), reason="this release has a PPO")
+@pytest.mark.parametrize("command", ["run", "predict"])
+def test_a_method_that_the_installed_release_has_no_more_is_answered_with_those_that_have_it(
+    command: str, tmp_path: Path
+) -> None:
+    done = autotune(command, "--method", "ppo", "--model", "Qwen2.5-0.5B", "--gpus", "cpu", cwd=tmp_path)
+    assert done.code == 4 and "pip install 'trl>=1.0,<1.13'" in done.err and version("trl") in done.err
 
 
 def test_a_command_without_its_framework_is_refused(tmp_path: Path) -> None:

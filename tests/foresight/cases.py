@@ -132,6 +132,9 @@ FIXED: Mapping[str, dict[str, Any]] = {
     "dpo, padded, checkpointing": spec("dpo", config=WIDE, padded=True, **NON_REENTRANT),
     "dpo, lora, autocast": spec("dpo", adapter=LORA, bf16=True),
     "dpo, ipo, bf16 weights": spec("dpo", loss_type="ipo", dtype="bfloat16", per_device_train_batch_size=2),
+    "online dpo": spec("online-dpo"),
+    "online dpo, lora, autocast, padded": spec("online-dpo", adapter=LORA, bf16=True, padded=True),
+    "online dpo, accumulation, checkpointing": spec("online-dpo", config=WIDE, gradient_accumulation_steps=2, **NON_REENTRANT),
     "dpo, references computed beforehand": spec("dpo", precompute_ref_log_probs=True, gradient_accumulation_steps=2),
 }
 

@@ -1,12 +1,14 @@
-"""TRL's other trainers, really run: RLOO, SFT and DPO, in the newest and the oldest supported release."""
+"""TRL's other trainers, really run: RLOO, SFT, DPO and online DPO, in the newest and the oldest supported release."""
 
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from tests.inside.drive import inside, load_request, measure_request, run_apart
 
@@ -79,6 +81,59 @@ def test_rloo_generates(tmp_path: Path) -> None:
     assert result["exercised"]["generations"] == 3
 
 
+def test_online_dpo_writes_pairs_scores_them_and_learns(tmp_path: Path) -> None:
+    """Under full tuning a second copy is the reference, with an adapter the policy without it; a reward model stands beside."""
+    reward = made_up_reward_model(tmp_path / "reward")
+    settings = {"max_length": 32, "gradient_checkpointing": False}
+    plain = request_of("online-dpo", settings)
+    whole, judged = runs("online-dpo", tmp_path, plain, {**plain, "dataset": {"reward_model_name_or_path": str(reward)}})
+    (adapted,) = runs("online-dpo", tmp_path, request_of("online-dpo", settings), load={"adapter": LORA})
+    for result in (whole, judged, adapted):
+        assert result["worst"]["cycle_loss_tokens"] == [2 * 2 * 2 * 8] * 2, result  # two completions to each of four prompts
+        seconds = result["worst"]["phase_seconds"]
+        assert all(seconds[phase] > 0 for phase in ("rollout", "reward", "score", *MADE_BY_A_RUN))
+        ran = result["exercised"]
+        assert (ran["optimizer_steps"], ran["generations"]) == (3, 6)  # each of two micro-steps has one of its own
+        assert (ran["shortest_prompt"], ran["longest_prompt"]) == (24, 24)
+        assert (ran["shortest_completion"], ran["longest_completion"]) == (8, 8)
+    assert whole["model_bytes"]["reference_weights"] == whole["model_bytes"]["weights"]
+    assert "reference_weights" not in adapted["model_bytes"] and "reward_weights" not in whole["model_bytes"]
+    assert_is_held(judged["model_bytes"]["reward_weights"], reward)
+
+
+def test_a_reward_model_of_grpos_is_weighed_under_its_role(tmp_path: Path) -> None:
+    """A real classifier, read from disk by the trainer, that scores every completion."""
+    reward = made_up_reward_model(tmp_path / "reward")
+    settings = {"num_generations": 2, "max_completion_length": 8, "beta": 0.05}
+    data = {"reward_model_name_or_path": str(reward)}
+    (result,) = runs("grpo", tmp_path, request_of("grpo", settings, dataset=data))
+    held = result["model_bytes"]
+    assert_is_held(held["reward_weights"], reward)
+    assert held["reference_weights"] == held["weights"] and held["optimizer"] == 2 * held["gradients"]
+    assert result["worst"]["phase_seconds"]["reward"] > 0
+
+
+def made_up_reward_model(folder: Path) -> Path:
+    """A classifier with one figure to a row, and a tokenizer; smaller than the policy, so that the two can't be mistaken."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    made_up = inside("made_up")
+    made_up.write_model_folder(folder, made_up.tiny_config(layers=1))
+    config = AutoConfig.from_pretrained(folder, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def assert_is_held(weighed: int, folder: Path) -> None:
+    """The tensors on disk, and the few buffers that are not written there."""
+    from safetensors import safe_open
+
+    with safe_open(str(folder / "model.safetensors"), framework="pt") as file:
+        names = file.keys()
+        written = sum(file.get_tensor(name).nbytes for name in names)
+    assert written <= weighed < written + 1024
+
+
 def test_the_users_own_rows_are_brought_to_the_longest(tmp_path: Path) -> None:
     from datasets import Dataset
 
@@ -90,7 +145,7 @@ def test_the_users_own_rows_are_brought_to_the_longest(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not OVERLAYS, reason="needs `make trl-overlays`")
-@pytest.mark.parametrize("method", ["sft", "dpo", "rloo"])
+@pytest.mark.parametrize("method", ["sft", "dpo", "rloo", "online-dpo"])
 def test_the_oldest_release(method: str, tmp_path: Path) -> None:
     older = Path(OVERLAYS or "") / "trl-1.0.0"
     settings: dict[str, Any] = {"max_length": 32}
@@ -100,8 +155,31 @@ def test_the_oldest_release(method: str, tmp_path: Path) -> None:
     assert result["worst"]["cycle_loss_tokens"][0] > 0 and result["optimizer_steps"] == 3
 
 
-def test_every_method_names_a_trainer_that_exists() -> None:
+@pytest.mark.skipif(not OVERLAYS, reason="needs `make trl-overlays`")
+def test_ppo_in_a_release_that_has_it_weighs_all_four_models(tmp_path: Path) -> None:
+    older = str(Path(OVERLAYS or "") / "trl-1.8.0")
+    reward = made_up_reward_model(tmp_path / "reward")
+    settings = {"num_ppo_epochs": 2, "num_mini_batches": 2, "reward_model_path": str(reward)}
+    (result,) = runs("ppo", tmp_path, request_of("ppo", settings), PYTHONPATH=older)
+    assert "worst" in result, result
+    seconds, held, ran = result["worst"]["phase_seconds"], result["model_bytes"], result["exercised"]
+    assert all(seconds[phase] > 0 for phase in ("rollout", "reward", "score", *MADE_BY_A_RUN))
+    assert (ran["optimizer_steps"], ran["generations"]) == (3, 3)  # an update is one of each here
+    assert (ran["shortest_prompt"], ran["longest_prompt"], ran["longest_completion"]) == (24, 24, 8)
+    assert all(0 < tokens <= 2 * 2 * 8 for tokens in result["worst"]["cycle_loss_tokens"])
+    for part in ("critic_weights", "reward_weights"):
+        assert_is_held(held[part], reward)
+    assert held["reference_weights"] == held["weights"]
+    assert held["optimizer"] == 2 * held["gradients"] and held["critic_optimizer"] == 2 * held["critic_gradients"] > 0
+    assert not held.keys() & {"reward_optimizer", "reward_gradients", "reference_optimizer", "reference_gradients"}
+
+
+def test_every_method_names_a_trainer_that_exists_or_the_last_release_that_had_it() -> None:
     methods = inside("adapters.trl_methods")
     for name, method in methods.METHODS.items():
+        if Version(version("trl")) > Version(method.newest):
+            with pytest.raises(ImportError, match=f"pip install 'trl=={method.newest}'"):
+                methods.trainer_of({"method": name})
+            continue
         trainer = methods.trainer_of({"method": name})
         assert [hook for hook in method.hooks if not hasattr(trainer, hook)] == []

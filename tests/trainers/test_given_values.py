@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from autotune import trainers
 from autotune.asking.flags import Flags
 from autotune.asking.understanding import Understood, understand
 from autotune.candidate import Candidate
-from autotune.errors import BadInput, TrainingEnvironmentError
+from autotune.errors import BadInput
 
 
 def asked(framework: str, method: str = "grpo", **about: Any) -> Understood:
@@ -69,10 +68,3 @@ def test_a_completion_that_leaves_no_room_for_a_prompt_is_refused() -> None:
     trainer, question = understood.trainer, understood.question
     candidate = trainer.complete(trainer.baseline(question.space, question.job), question.job)
     assert "leaves no room for a prompt" in (trainer.why_illegal(candidate, question.job) or "")
-
-
-@pytest.mark.parametrize("method", ["ppo", "online-dpo"])
-def test_what_trl_keeps_without_a_command_is_refused_with_the_reason(method: str) -> None:
-    with pytest.raises(TrainingEnvironmentError, match=r"trl\.experimental") as refused:
-        trainers.trainer("trl", method)
-    assert "pip install" in str(refused.value) or "--framework command" in str(refused.value)

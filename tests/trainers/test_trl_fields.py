@@ -45,6 +45,26 @@ def test_the_newest_versions_kinds_and_defaults_are_the_listed_ones(installed: d
         assert list(listed.choices) == facts.get("choices", []), name
 
 
+@pytest.mark.parametrize("method", ["rloo", "sft", "dpo", "online-dpo"])
+def test_the_other_methods_lists_are_the_installed_trls(method: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--method", method], capture_output=True, text=True, check=True, timeout=240
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found["versions"][0] != listed_versions()[-1]:
+        pytest.skip("the newest listed TRL is not the installed one")
+    listed = {
+        name: field for name, field in fields(method).items() if not field.versions or found["versions"][0] in field.versions
+    }
+    assert set(listed) == set(found["fields"])
+    for name, facts in found["fields"].items():
+        assert (listed[name].owner, list(listed[name].kinds), listed[name].default) == (
+            facts["of"],
+            facts["kinds"],
+            facts["default"],
+        )
+
+
 def test_enumerations_have_their_choices() -> None:
     assert all(fields()[name].choices for name in ENUMERATIONS)
 

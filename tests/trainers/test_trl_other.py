@@ -1,22 +1,27 @@
-"""SFT, DPO and RLOO: what a probe and a trace of them are asked, what is illegal, and the files they end in."""
+"""SFT, DPO, RLOO and online DPO: what a probe and a trace of them are asked, what is illegal, and the files they end in."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from autotune.errors import IllegalConfiguration
+from autotune.errors import CannotPredict, IllegalConfiguration
 from autotune.trainers import trainer
 from autotune.trainers.base import ProbePlan
+from autotune.workload import Model
 from tests.trainers.conftest import make_job
 
 
-@pytest.mark.parametrize(("method", "lengths"), [("rloo", (512, 512)), ("sft", (512, 512)), ("dpo", (512, 512))])
+@pytest.mark.parametrize(
+    ("method", "lengths"), [("rloo", (512, 512)), ("sft", (512, 512)), ("dpo", (512, 512)), ("online-dpo", (512, 64))]
+)
 def test_a_probe_is_asked_for_in_the_methods_own_settings(method: str, lengths: tuple[int, int]) -> None:
     other, job = trainer("trl", method), make_job(method=method)
     candidate = other.complete({"per_device_train_batch_size": 4}, job)
@@ -52,7 +57,18 @@ def test_what_rows_can_not_be_trained_with(held: dict[str, Any], words: str) -> 
     assert any(words in reason for reason in reasons)
 
 
-@pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo"])
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_offloading_of_activations_is_measured_on_a_gpu_and_predicted_nowhere(method: str) -> None:
+    other, job = trainer("trl", method), make_job(kind="cuda", method=method, held={"activation_offloading": True})
+    candidate = other.complete({}, job)
+    assert other.why_illegal(candidate, job) is None
+    probe: Any = other.probe_request(candidate, job, ProbePlan())
+    assert probe["settings"]["activation_offloading"] is True
+    with pytest.raises(CannotPredict, match="Leave it out"):
+        other.trace_request(candidate, job)
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo", "online-dpo"])
 def test_what_is_to_be_followed_is_json_in_the_methods_own_settings(method: str) -> None:
     other, job = trainer("trl", method), make_job(4, kind="cuda", method=method, tuning="lora")
     request = json.loads(json.dumps(other.trace_request(other.complete({"per_device_train_batch_size": 4}, job), job)))
@@ -116,6 +132,61 @@ def test_its_files_run_as_they_are(method: str, columns: set[str], tmp_path: Pat
     rows = (tmp_path / "placeholder" / "train.jsonl").read_text().splitlines()
     assert set(json.loads(rows[0])) == columns
     assert f"{method.upper()} for made/up on cpu, as autotune measured it" in (tmp_path / "recommended.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("held", "global_batch", "words"),
+    [
+        ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, 4, "make 8"),
+        ({"max_new_tokens": 64, "max_length": 64}, None, "nothing of a prompt"),
+        ({"use_vllm": True}, None, "use_vllm must be off"),
+        ({"max_new_tokens": 0}, None, "max_new_tokens must be"),
+        ({"load_in_4bit": True}, None, "use_peft must be on"),
+    ],
+)
+def test_what_pairs_can_not_be_written_with(held: dict[str, Any], global_batch: int | None, words: str) -> None:
+    pairs, job = trainer("trl", "online-dpo"), make_job(kind="cuda", method="online-dpo", held=held, global_batch=global_batch)
+    assert words in (pairs.why_illegal(pairs.complete({}, job), job) or "")
+
+
+def test_a_pair_is_two_completions_wherever_completions_are_counted() -> None:
+    pairs, job = trainer("trl", "online-dpo"), make_job(2, kind="cuda", method="online-dpo", global_batch=32)
+    candidate = pairs.complete({"per_device_train_batch_size": 4}, job)
+    assert candidate.settings["gradient_accumulation_steps"] == 2 and pairs.why_illegal(candidate, job) is None
+    composition = pairs.compose(candidate, job)
+    assert (composition.micro_batch, composition.accumulation, composition.generation_batch) == (8, 2, 16)
+    assert [one.role for one in composition.residents] == ["policy", "reference"]
+    held = make_job(method="online-dpo", held={"max_completion_length": 100, "max_prompt_length": 20})
+    assert (pairs.complete({}, held).settings["max_new_tokens"], pairs.complete({}, held).settings["max_length"]) == (100, 120)
+
+
+@pytest.mark.parametrize("method", ["grpo", "rloo", "online-dpo"])
+def test_a_reward_model_of_the_users_is_on_every_rank_and_cut_under_zero3_alone(method: str) -> None:
+    asking, named = trainer("trl", method), {"reward_model_name_or_path": "Qwen/Qwen2.5-0.5B"}
+    for sharding, cut in (("zero3", "parameters"), ("zero2", "none"), ("fsdp2", "none")):
+        job = make_job(4, kind="cuda", method=method, tuning="lora", held={"sharding": sharding}, user_settings=named)
+        (judge,) = [one for one in asking.compose(asking.complete({}, job), job).residents if one.role == "reward"]
+        assert (judge.model, judge.sharding, judge.trains) == ("Qwen/Qwen2.5-0.5B", cut, False)
+
+
+@pytest.mark.slow
+def test_online_dpos_files_train_as_they_are(tiny_model: Path, tmp_path: Path) -> None:
+    """There is no command: accelerate starts the script that is written beside the YAML, and that really takes a step."""
+    model = Model(
+        name=str(tiny_model), config=json.loads((tiny_model / "config.json").read_text()), folder=tiny_model, origin="f"
+    )
+    held = {"max_new_tokens": 8, "max_prompt_length": 24, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    pairs, job = trainer("trl", "online-dpo"), make_job(method="online-dpo", model=model, tuning="lora", held=held)
+    pairs.write_files(pairs.complete({}, job), job, tmp_path)
+    content = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
+    assert content["max_new_tokens"] == 8 and content["max_length"] == 32 and "config_file" not in content
+    bounds = ["--max_steps", "1", "--logging_steps", "1", "--report_to", "none", "--save_strategy", "no"]
+    ended = subprocess.run(
+        ["bash", str(tmp_path / "launch.sh"), *bounds], capture_output=True, text=True, timeout=600, cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "objective/scores" in ended.stdout and (tmp_path / "outputs" / "adapter_model.safetensors").is_file()
 
 
 def test_what_was_not_measured_is_not_called_so(tmp_path: Path) -> None:

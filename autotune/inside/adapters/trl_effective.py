@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import trl_models
+
 ARGUMENTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -38,7 +40,7 @@ def read(trainer: Any, seen: Any, engines: Any) -> dict[str, Any]:
 
 
 def _of_the_model(trainer: Any) -> dict[str, Any]:
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = trl_models.policy_of(trainer)
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     parameters = list(model.parameters())
     found = {
@@ -48,7 +50,7 @@ def _of_the_model(trainer: Any) -> dict[str, Any]:
         "parameters": sum(_numel(parameter) for parameter in parameters),
         "parameters_on_this_rank": sum(_numel_here(parameter) for parameter in parameters),
         "trainable_parameters": sum(_numel(parameter) for parameter in parameters if parameter.requires_grad),
-        "wrapper": type(trainer.model_wrapped).__name__,
+        "wrapper": type(getattr(trainer, "model_wrapped", trainer.model)).__name__,
         "use_peft": hasattr(model, "peft_config"),
     }
     if found["use_peft"]:

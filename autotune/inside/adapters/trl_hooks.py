@@ -73,7 +73,7 @@ def observed(trainer_class: Any, stage: Any, lengths: Lengths, seen: Seen, rollo
         def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
             batch = super()._generate_and_score_completions(*args, **kwargs)
             if self.model.training:
-                _count(batch, seen)
+                count(batch, seen)
             return batch
 
     ObservedTrainer.__name__ = trainer_class.__name__
@@ -93,7 +93,7 @@ def fit(ids: list[int], lengths: Lengths) -> list[int]:
     return ids[-lengths.prompt :]
 
 
-def _count(batch: Mapping[str, Any], seen: Seen) -> None:
+def count(batch: Mapping[str, Any], seen: Seen) -> None:
     completions, prompts = batch["completion_mask"], batch["prompt_mask"]
     in_loss = completions if "tool_mask" not in batch else completions * batch["tool_mask"]
     seen.loss_tokens += int(in_loss.sum())

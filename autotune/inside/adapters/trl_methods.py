@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import trl_versions
+from . import trl_online, trl_ppo, trl_versions
 from .trl_offline import DpoRun, SftRun
 from .trl_run import Run
 
@@ -27,6 +27,9 @@ class Method:
     hooks: tuple[str, ...]
     """Methods of the trainer by which phases, lengths and tokens are known."""
 
+    newest: str = trl_versions.NEWEST
+    """The last release that has it."""
+
 
 OFFLINE_HOOKS = ("_prepare_dataset", "compute_loss")
 
@@ -35,6 +38,8 @@ METHODS: Mapping[str, Method] = {
     "rloo": Method(RlooRun, "trl.trainer.rloo_trainer", trl_versions.HOOKED_METHODS),
     "sft": Method(SftRun, "trl.trainer.sft_trainer", OFFLINE_HOOKS),
     "dpo": Method(DpoRun, "trl.trainer.dpo_trainer", OFFLINE_HOOKS),
+    "ppo": Method(trl_ppo.PpoRun, trl_ppo.MODULE, trl_ppo.HOOKS, trl_ppo.NEWEST),
+    "online-dpo": Method(trl_online.OnlineDpoRun, trl_online.MODULE, trl_online.HOOKS),
 }
 
 
@@ -45,4 +50,9 @@ def method_of(request: Mapping[str, Any]) -> Method:
 def trainer_of(request: Mapping[str, Any]) -> Any:
     """The method's own trainer class, imported."""
     method = method_of(request)
-    return getattr(importlib.import_module(method.module), method.run.names[1])
+    try:
+        return getattr(importlib.import_module(method.module), method.run.names[1])
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise trl_versions.UnsupportedFramework(
+            trl_versions.without(method.run.names[1], method.module, method.newest)
+        ) from error

@@ -56,7 +56,13 @@ def _models(trainer: Any) -> Iterator[tuple[str, Any]]:
     for reward in getattr(trainer, "reward_funcs", None) or ():
         if hasattr(reward, "parameters"):
             yield "reward_", unwrap(reward)
-    yield "", unwrap(trainer.model)
+    yield "", policy_of(trainer)
+
+
+def policy_of(trainer: Any) -> Any:
+    """What is trained; PPO's trainer has it in one module with its critic."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return getattr(model, "policy", model)
 
 
 def _of_a_parameter(parameter: Any) -> Iterator[Any]:

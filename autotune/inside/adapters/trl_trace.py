@@ -1,4 +1,4 @@
-"""Follows a step of TRL's own trainers (GRPO, RLOO, SFT, DPO) on tensors without memory.
+"""Follows a step of TRL's own trainers (GRPO, RLOO, SFT, DPO, online DPO) on tensors without memory.
 
 What is asked for and answered: `inside/tracing`'s docstring. The trainer is really constructed from the settings around a model
 on meta, its parameters become fake ones, and its own `train` runs; only what generates is left out. `run` drives the same on
@@ -24,12 +24,13 @@ from .trl_versions import supported as supported
 def warm(load: Mapping[str, Any]) -> dict[str, str]:
     """Import what any trace needs."""
     from ..tracing import kernels
-    from . import trl_trace_build
+    from . import trl_methods
 
     kernels.stand_in_for_triton()  # before anything asks whether Triton is there
     versions = trl_grpo.warm({**load, "engine": None, "device": "cpu"})
-    for name in trl_trace_build.TRAINERS.values():
-        importlib.import_module(f"trl.trainer.{name.lower()}_trainer")
+    for method in trl_methods.METHODS.values():
+        if not method.module.startswith("trl.experimental"):  # where there is one: imported when it is asked for
+            importlib.import_module(method.module)
     for name in ("torch._subclasses.fake_tensor", "torch.utils.flop_counter", "torch.optim"):
         importlib.import_module(name)
     return versions

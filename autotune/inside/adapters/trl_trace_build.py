@@ -11,11 +11,13 @@ from typing import Any
 
 from .. import made_up
 from ..tracing import Untraceable, driver, fake, fsdp, quantised, swap
-from . import trl_grpo, trl_model, trl_settings
+from . import trl_grpo, trl_methods, trl_model, trl_settings, trl_trace_online
 from .trl_trace_trainer import Course, Lengths, course, followed, watcher
 
-TRAINERS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO"}
-GENERATING = ("grpo", "rloo")
+IN_GROUPS = ("grpo", "rloo")
+"""Methods that compare the completions of a group."""
+
+ONLINE = "online-dpo"
 
 SMALL_VOCABULARY = 512
 """Of the tokenizer: no id is ever read, so it need not cover the model's."""
@@ -23,7 +25,7 @@ SMALL_VOCABULARY = 512
 DROPPED = frozenset({"tf32", "deepspeed", "fsdp", "fsdp_config", "use_cpu", "torch_compile", "sharding"})
 """Settings that would look for a device or a launcher. Sharding is asked for by itself."""
 
-LENGTHS = frozenset({"max_prompt_length", "max_completion_length", "max_length"})
+LENGTHS = frozenset({"max_prompt_length", "max_completion_length", "max_length", "max_new_tokens"})
 """Asked for by themselves as well."""
 
 
@@ -33,10 +35,7 @@ def build(spec: Mapping[str, Any], watch: driver.Unwatched, scratch: Path, *, de
     import trl
 
     _be_quiet()
-    method = TRAINERS.get(spec["method"])
-    if method is None:
-        raise Untraceable(f"no trainer of TRL is called for by the method {spec['method']!r}; there are {', '.join(TRAINERS)}")
-    config_class, trainer_class = getattr(trl, f"{method}Config"), getattr(trl, f"{method}Trainer")
+    config_class, trainer_class = _classes(spec["method"])
     wanted = {name: value for name, value in spec["settings"].items() if name not in DROPPED | LENGTHS}
     if wanted.get("use_vllm"):
         wanted["vllm_mode"] = "colocate"  # where the engine is makes no difference to the training step
@@ -47,23 +46,38 @@ def build(spec: Mapping[str, Any], watch: driver.Unwatched, scratch: Path, *, de
     model_arguments = trl.ModelConfig(**trl_settings.model_arguments(model_settings, spec, trl.ModelConfig))
     model = model_of(spec, attention=model_arguments.attn_implementation, device=device)
     special: dict[str, Any] = {}
-    if spec["method"] in ("grpo", "rloo"):
+    adapter = trl.get_peft_config(model_arguments)
+    if spec["method"] in (*IN_GROUPS, ONLINE):
         special["reward_funcs"] = [_reward]
-    with _made_here(method, lambda: model_of(spec, model_arguments.attn_implementation, device)):
+    if spec["method"] == ONLINE:
+        trainer_class = trl_trace_online.generating_nothing(trainer_class, watch, lengths)
+        special["ref_model"] = None if adapter else model_of(spec, model_arguments.attn_implementation, device)
+    with _made_here(spec["method"], lambda: model_of(spec, model_arguments.attn_implementation, device)):
         trainer = followed(trainer_class, watch, plan, lengths, _casting(spec))(
             model=model,
             args=arguments,
             train_dataset=_rows(spec["method"], arguments, plan, lengths),
             processing_class=_tokenizer(scratch),
-            peft_config=trl.get_peft_config(model_arguments),
+            peft_config=adapter,
             callbacks=[watcher(transformers.TrainerCallback, watch)],
             **special,
         )
     trainer.remove_callback(transformers.PrinterCallback)
-    if spec["method"] in GENERATING:
+    if spec["method"] in IN_GROUPS:
         rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
         trainer.num_generations = math.gcd(rows, arguments.num_generations)  # of a group, what lies on this rank
     return trainer
+
+
+def _classes(method: str) -> tuple[Any, Any]:
+    """The configuration's and the trainer's, from the trainer's own module."""
+    found = trl_methods.METHODS.get(method)
+    if found is None:
+        known = ", ".join(trl_methods.METHODS)
+        raise Untraceable(f"no trainer of TRL is called for by the method {method!r}; there are {known}")
+    config_name, trainer_name = found.run.names
+    module = importlib.import_module(found.module)
+    return getattr(module, config_name), getattr(module, trainer_name)
 
 
 def _casting(spec: Mapping[str, Any]) -> str:
@@ -113,7 +127,9 @@ def _config(
     )
     if "max_completion_length" in known:
         arguments["max_completion_length"] = lengths.completion
-    if "max_length" in known:
+    if "max_new_tokens" in known:
+        arguments |= {"max_new_tokens": lengths.completion, "max_length": lengths.prompt + lengths.completion}
+    elif "max_length" in known:
         # Rows come at their length already; only packing must be told how long its rows are.
         arguments["max_length"] = lengths.prompt + lengths.completion if settings.get("packing") else None
     if "weight_decay" in settings:
@@ -143,8 +159,10 @@ def _rows(method: str, arguments: Any, plan: Course, lengths: Lengths) -> Any:
     from datasets import Dataset
 
     rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * plan.optimizer_steps
-    if method in ("grpo", "rloo"):
+    if method in IN_GROUPS:
         return Dataset.from_dict({"prompt": ["a"] * max(rows, arguments.generation_batch_size)})
+    if method == ONLINE:
+        return Dataset.from_dict({"prompt": ["a"] * rows})
     if method == "sft":
         whole = Lengths(prompt=lengths.prompt + lengths.completion, completion=1, padded=lengths.padded)
         return Dataset.from_dict({"input_ids": whole.prompts(rows), "labels": whole.prompts(rows)})
@@ -165,7 +183,7 @@ def _tokenizer(scratch: Path) -> Any:
 @contextlib.contextmanager
 def _made_here(method: str, make: Callable[[], Any]) -> Iterator[None]:
     """Reference models are read from the model's folder, and engines start: here there are no weights and no engine."""
-    module: Any = importlib.import_module(f"trl.trainer.{method.lower()}_trainer")
+    module: Any = importlib.import_module(trl_methods.METHODS[method].module)
     stand_ins: dict[str, Any] = {"create_model_from_path": lambda *_, **__: make(), "VLLMGeneration": _NoEngine}
     stand_ins["hash_module"] = lambda *_: ""  # of weights that are not there
     with contextlib.ExitStack() as stack:

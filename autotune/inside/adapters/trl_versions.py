@@ -28,6 +28,13 @@ class UnsupportedFramework(ImportError):
     """The installed release lacks something that a probe hooks into."""
 
 
+def without(trainer: str, module: str, newest: str) -> str:
+    """What is said where the installed release has lost, or not yet, a trainer."""
+    import trl
+
+    return f"TRL {trl.__version__} has no {trainer} in {module}; releases {OLDEST} to {newest} have: pip install 'trl=={newest}'"
+
+
 def supported() -> tuple[str, str]:
     """The oldest and the newest release that the tests run against."""
     return OLDEST, NEWEST

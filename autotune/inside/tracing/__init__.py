@@ -8,7 +8,7 @@ the imports' side effects, `measure` takes one specification and answers with on
 
 The specification, as JSON (`measure`'s request):
 
-    {"method": "grpo" | "rloo" | "sft" | "dpo" | "generic",
+    {"method": "grpo" | "rloo" | "sft" | "dpo" | "online-dpo" | "generic",
      "model": {"name": s, "folder": s | null, "config": {...}, "dtype": "bfloat16", "attn_implementation": "sdpa" | null,
                "load_in_4bit": false, "load_in_8bit": false, "gptq_bits": null,   and how, under the libraries' names
                "layers": null | n},                                trace only so many layers

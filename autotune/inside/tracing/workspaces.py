@@ -134,6 +134,12 @@ def _logsumexp(args: Any, kwargs: Any, out: Any) -> int:
     return _bytes(args[0]) + _bytes(out)
 
 
+def _softmax(args: Any, kwargs: Any, out: Any) -> int:
+    """`host_softmax` in `SoftMax.cu`, `softmax_cpu_out` and `log_softmax_cpu_out` in `SoftMax.cpp`: what lies in pieces (logits
+    with the last position cut off) is copied into one first."""
+    return 0 if args[0].is_contiguous() else _bytes(args[0])
+
+
 def _foreach_norm(args: Any, kwargs: Any, out: Any) -> int:
     """`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`: a float per 65,536 numbers, for each tensor as for the largest."""
     sizes = [tensor.numel() for tensor in args[0]]
@@ -142,7 +148,7 @@ def _foreach_norm(args: Any, kwargs: Any, out: Any) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _everywhere() -> dict[Any, Workspace]:
-    return _rows({"logsumexp.default": _logsumexp})
+    return _rows({"logsumexp.default": _logsumexp, "_softmax.default": _softmax, "_log_softmax.default": _softmax})
 
 
 @functools.lru_cache(maxsize=1)
