@@ -42,15 +42,17 @@ def reward(name):
 def main():
     script, config, model = trl.TrlParser((GRPOScriptArguments, OnlineDPOConfig, trl.ModelConfig)).parse_args_and_config()
     quantised = trl.get_quantization_config(model)
+    # Releases have it in the one or in the other.
+    trusts = any(getattr(one, "trust_remote_code", False) for one in (config, model))
     loading = {
-        "revision": model.model_revision, "trust_remote_code": model.trust_remote_code, "dtype": model.dtype,
+        "revision": model.model_revision, "trust_remote_code": trusts, "dtype": model.dtype,
         "attn_implementation": model.attn_implementation, "quantization_config": quantised,
         "device_map": trl.get_kbit_device_map() if quantised else None,
     }
     loading = {name: value for name, value in loading.items() if value is not None}
     adapter = trl.get_peft_config(model)
     named = [script.reward_model_name_or_path] if script.reward_model_name_or_path else []
-    tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, trust_remote_code=model.trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, trust_remote_code=trusts)
     trainer = OnlineDPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model.model_name_or_path, **loading),
         # Under an adapter the model without it is the reference; a whole copy is given, since ZeRO-3 can't make one.

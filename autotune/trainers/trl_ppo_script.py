@@ -27,15 +27,16 @@ def rows(script):
 def main():
     script, config, model = trl.TrlParser((trl.ScriptArguments, PPOConfig, trl.ModelConfig)).parse_args_and_config()
     quantised = trl.get_quantization_config(model)
+    # Releases have it in the one or in the other.
+    trusts = any(getattr(one, "trust_remote_code", False) for one in (config, model))
     loading = {
-        "revision": model.model_revision, "trust_remote_code": model.trust_remote_code, "dtype": model.dtype,
+        "revision": model.model_revision, "trust_remote_code": trusts, "dtype": model.dtype,
         "attn_implementation": model.attn_implementation, "quantization_config": quantised,
         "device_map": trl.get_kbit_device_map() if quantised else None,
     }
     loading = {name: value for name, value in loading.items() if value is not None}
-    judging = {"num_labels": 1, "dtype": model.dtype, "trust_remote_code": model.trust_remote_code}
-    trusts = {"trust_remote_code": model.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, padding_side="left", **trusts)
+    judging = {"num_labels": 1, "dtype": model.dtype, "trust_remote_code": trusts}
+    tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, padding_side="left", trust_remote_code=trusts)
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": "[PAD]"})
 
