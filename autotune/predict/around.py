@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from autotune.measurement import Phase
 from autotune.predict.allocator import AllocatorSettings
@@ -139,63 +140,66 @@ def _rollout(generation: Generation, event: int, step: int) -> Insertion:
     Growth is followed at so many lengths that no step is larger than a few percent; the copies of one layer replace each
     other in between exactly as they do from token to token.
     """
-    growth = _Growth(generation)
-    growth.prefill()
-    growth.decode()
-    return Insertion(event=event, sizes=growth.sizes, parts=growth.parts, order=growth.order, phase="rollout", step=step)
+    return _Growth(generation).insertion(event, step)
 
 
 class _Growth:
-    """Writes the events of a generation whose cache is concatenated token by token."""
+    """The sizes of a generation whose cache is concatenated token by token; its events are those of every one like it."""
 
     LENGTHS = 64
     PIECES = 8
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
-        self.sizes: list[int] = []
-        self.parts: list[Part] = []
-        self.order: list[int] = []
-        self._held: list[int] = []
-        self._gathered: list[int] = []
+        self._tensors = 2 * max(1, generation.layers)
+        self._lengths = min(self.LENGTHS, max(1, generation.completion_length))
+        self._gathered = tuple(_pieces(generation.gathered_bytes, self.PIECES))
+        self._passing = tuple(_pieces(generation.prefill_bytes, self.PIECES))
 
-    def prefill(self) -> None:
-        self._gathered = [self._make(size, "communication") for size in _pieces(self.generation.gathered_bytes, self.PIECES)]
-        transient = [self._make(size, "activations") for size in _pieces(self.generation.prefill_bytes, self.PIECES)]
-        self._held = [self._make(self._tensor(0.0), "kv_cache") for _ in range(self._tensors)]
-        for number in transient:
-            self._drop(number)
+    def insertion(self, event: int, step: int) -> Insertion:
+        parts, order = _course(self._tensors, self._lengths, len(self._gathered), len(self._passing))
+        return Insertion(event=event, sizes=self._sizes(), parts=parts, order=order, phase="rollout", step=step)
 
-    def decode(self) -> None:
-        lengths = min(self.LENGTHS, max(1, self.generation.completion_length))
-        for at in range(1, lengths + 1):
-            for index, old in enumerate(self._held):
-                self._held[index] = self._make(self._tensor(at / lengths), "kv_cache")
-                self._drop(old)
-            beside = [self._make(self.generation.logits_bytes, "logits"), self._make(self.generation.decode_bytes, "activations")]
-            for number in beside:
-                self._drop(number)
-        for number in (*self._held, *self._gathered):
-            self._drop(number)
+    def _sizes(self) -> tuple[int, ...]:
+        """In the order of `_course`."""
+        first, *later = self._of_tensors()
+        found = [*self._gathered, *self._passing, *[first] * self._tensors]
+        for one in later:
+            found += [one] * self._tensors
+            found += (self.generation.logits_bytes, self.generation.decode_bytes)
+        return tuple(found)
 
-    @property
-    def _tensors(self) -> int:
-        return 2 * max(1, self.generation.layers)
-
-    def _tensor(self, share: float) -> int:
-        """Keys or values of one layer, when this share of the completion is there."""
+    def _of_tensors(self) -> Iterator[int]:
+        """Keys or values of one layer, at each length that is followed."""
         whole = self.generation
-        length = whole.prompt_length + share * whole.completion_length
-        return int(whole.kv_cache_bytes * length / (whole.prompt_length + whole.completion_length)) // self._tensors
+        for at in range(self._lengths + 1):
+            length = whole.prompt_length + at / self._lengths * whole.completion_length
+            yield int(whole.kv_cache_bytes * length / (whole.prompt_length + whole.completion_length)) // self._tensors
 
-    def _make(self, size: int, part: Part) -> int:
-        self.sizes.append(size)
-        self.parts.append(part)
-        self.order.append(len(self.sizes))
-        return len(self.sizes)
 
-    def _drop(self, number: int) -> None:
-        self.order.append(-number)
+@cache
+def _course(tensors: int, lengths: int, gathered: int, passing: int) -> tuple[tuple[Part, ...], tuple[int, ...]]:
+    """What a generation's allocations are, and its events: the same ones whatever their sizes, and thousands of them."""
+    parts: list[Part] = []
+    order: list[int] = []
+
+    def make(count: int, part: Part) -> list[int]:
+        made = list(range(len(parts) + 1, len(parts) + 1 + count))
+        parts.extend([part] * count)
+        order.extend(made)
+        return made
+
+    others = make(gathered, "communication")
+    transient = make(passing, "activations")
+    held = make(tensors, "kv_cache")
+    order.extend(-one for one in transient)
+    for _ in range(lengths):
+        for at, old in enumerate(held):
+            (held[at],) = make(1, "kv_cache")
+            order.append(-old)
+        order.extend(-one for one in [*make(1, "logits"), *make(1, "activations")])
+    order.extend(-one for one in (*held, *others))
+    return tuple(parts), tuple(order)
 
 
 def _pieces(size: int, count: int) -> Iterator[int]:

@@ -32,7 +32,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 IN_USE, FREE = 0, 1
 NONE = -1
-REQUESTED, ALLOCATED, RESERVED, ADDRESS, RETRIES, SPARES, ROOM, ASKED = range(8)
+
+Heap = tuple[Integers, Integers]
+"""Blocks, and lists of their numbers. Only two arrays: numba hands every one over at every call."""
+
+ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(6)
+"""Columns of the blocks: what lies before and after them in their segment are numbers of blocks."""
+
+BOOKS, LENGTHS, SPARE, POOLS = range(4)
+"""Rows of the lists: figures; by pool, how many blocks are free; numbers that no block has; and from here on by pool the free
+blocks, smallest first, by address among equals."""
+
+REQUESTED, ALLOCATED, RESERVED, ADDRESSES, RETRIES, SPARES, ROOM, ASKED = range(8)
 """Places in the books."""
 
 
@@ -64,31 +75,6 @@ class Course(NamedTuple):
 
     waits: Integers
     """Of each allocation, the one before which it is free again on its own stream; -1 where it is so at once."""
-
-
-class Heap(NamedTuple):
-    """Blocks, each a number: where they are, what lies before and after them in their segment, and the lists of free ones."""
-
-    address: Integers
-    size: Integers
-    state: Integers
-    before: Integers
-    after: Integers
-    pool: Integers
-    free: Integers
-    """By pool: free blocks, smallest first, by address among equals."""
-
-    lengths: Integers
-    spare: Integers
-    """Numbers that no block has."""
-
-    holder: Integers
-    """Of each allocation, its block."""
-
-    waiting: Integers
-    """Of each allocation, whether it was given back and another stream may still read it."""
-
-    books: Integers
 
 
 class Walked(NamedTuple):
@@ -148,11 +134,12 @@ def _compiled(function: Function) -> Function:
 @_compiled
 def _place(heap: Heap, pool: int, size: int, address: int) -> int:
     """The first place in a pool's list that is not below this one."""
-    low, high = 0, heap.lengths[pool]
+    blocks, lists = heap
+    low, high = 0, lists[LENGTHS, pool]
     while low < high:
         middle = (low + high) // 2
-        block = heap.free[pool, middle]
-        if heap.size[block] < size or (heap.size[block] == size and heap.address[block] < address):
+        block = lists[POOLS + pool, middle]
+        if blocks[block, SIZE] < size or (blocks[block, SIZE] == size and blocks[block, ADDRESS] < address):
             low = middle + 1
         else:
             high = middle
@@ -161,87 +148,94 @@ def _place(heap: Heap, pool: int, size: int, address: int) -> int:
 
 @_compiled
 def _take_out(heap: Heap, pool: int, place: int) -> None:
-    for at in range(place, heap.lengths[pool] - 1):
-        heap.free[pool, at] = heap.free[pool, at + 1]
-    heap.lengths[pool] -= 1
+    _, lists = heap
+    for at in range(place, lists[LENGTHS, pool] - 1):
+        lists[POOLS + pool, at] = lists[POOLS + pool, at + 1]
+    lists[LENGTHS, pool] -= 1
 
 
 @_compiled
 def _put_in(heap: Heap, block: int) -> None:
-    pool = heap.pool[block]
-    heap.state[block] = FREE
-    place = _place(heap, pool, heap.size[block], heap.address[block])
-    for at in range(heap.lengths[pool], place, -1):
-        heap.free[pool, at] = heap.free[pool, at - 1]
-    heap.free[pool, place] = block
-    heap.lengths[pool] += 1
+    blocks, lists = heap
+    pool = blocks[block, POOL]
+    blocks[block, STATE] = FREE
+    place = _place(heap, pool, blocks[block, SIZE], blocks[block, ADDRESS])
+    for at in range(lists[LENGTHS, pool], place, -1):
+        lists[POOLS + pool, at] = lists[POOLS + pool, at - 1]
+    lists[POOLS + pool, place] = block
+    lists[LENGTHS, pool] += 1
 
 
 @_compiled
 def _new_block(heap: Heap, address: int, size: int, pool: int) -> int:
-    heap.books[SPARES] -= 1
-    block = heap.spare[heap.books[SPARES]]
-    heap.address[block], heap.size[block], heap.pool[block] = address, size, pool
-    heap.before[block], heap.after[block] = NONE, NONE
+    blocks, lists = heap
+    lists[BOOKS, SPARES] -= 1
+    block = lists[SPARE, lists[BOOKS, SPARES]]
+    blocks[block, ADDRESS], blocks[block, SIZE], blocks[block, POOL] = address, size, pool
+    blocks[block, BEFORE], blocks[block, AFTER] = NONE, NONE
     return int(block)
 
 
 @_compiled
 def _no_block(heap: Heap, block: int) -> None:
-    heap.spare[heap.books[SPARES]] = block
-    heap.books[SPARES] += 1
+    _, lists = heap
+    lists[SPARE, lists[BOOKS, SPARES]] = block
+    lists[BOOKS, SPARES] += 1
 
 
 @_compiled
 def _absorb(heap: Heap, block: int, other: int) -> None:
     """A free neighbour becomes part of the block."""
-    pool = heap.pool[other]
-    _take_out(heap, pool, _place(heap, pool, heap.size[other], heap.address[other]))
-    if other == heap.before[block]:
-        heap.address[block], heap.before[block] = heap.address[other], heap.before[other]
-        if heap.before[block] != NONE:
-            heap.after[heap.before[block]] = block
+    blocks, _ = heap
+    pool = blocks[other, POOL]
+    _take_out(heap, pool, _place(heap, pool, blocks[other, SIZE], blocks[other, ADDRESS]))
+    if other == blocks[block, BEFORE]:
+        blocks[block, ADDRESS], blocks[block, BEFORE] = blocks[other, ADDRESS], blocks[other, BEFORE]
+        if blocks[block, BEFORE] != NONE:
+            blocks[blocks[block, BEFORE], AFTER] = block
     else:
-        heap.after[block] = heap.after[other]
-        if heap.after[block] != NONE:
-            heap.before[heap.after[block]] = block
-    heap.size[block] += heap.size[other]
+        blocks[block, AFTER] = blocks[other, AFTER]
+        if blocks[block, AFTER] != NONE:
+            blocks[blocks[block, AFTER], BEFORE] = block
+    blocks[block, SIZE] += blocks[other, SIZE]
     _no_block(heap, other)
 
 
 @_compiled
 def _to_the_cache(heap: Heap, block: int) -> None:
-    if heap.before[block] != NONE and heap.state[heap.before[block]] == FREE:
-        _absorb(heap, block, heap.before[block])
-    if heap.after[block] != NONE and heap.state[heap.after[block]] == FREE:
-        _absorb(heap, block, heap.after[block])
+    blocks, _ = heap
+    if blocks[block, BEFORE] != NONE and blocks[blocks[block, BEFORE], STATE] == FREE:
+        _absorb(heap, block, blocks[block, BEFORE])
+    if blocks[block, AFTER] != NONE and blocks[blocks[block, AFTER], STATE] == FREE:
+        _absorb(heap, block, blocks[block, AFTER])
     _put_in(heap, block)
 
 
 @_compiled
-def _empty_cache(heap: Heap, several_streams: bool) -> None:
+def _empty_cache(heap: Heap, holder: Integers, waiting: Integers) -> None:
     """Every unused segment goes back to the driver, when all streams have passed."""
-    for number in range(len(heap.holder) if several_streams else 0):
-        _come_back(heap, number)
-    for pool in range(len(heap.lengths)):
+    blocks, lists = heap
+    for number in range(len(waiting)):
+        _come_back(heap, holder, waiting, number)
+    for pool in range(len(lists) - POOLS):
         kept = 0
-        for place in range(heap.lengths[pool]):
-            block = heap.free[pool, place]
-            if heap.before[block] == NONE and heap.after[block] == NONE:
-                heap.books[RESERVED] -= heap.size[block]
+        for place in range(lists[LENGTHS, pool]):
+            block = lists[POOLS + pool, place]
+            if blocks[block, BEFORE] == NONE and blocks[block, AFTER] == NONE:
+                lists[BOOKS, RESERVED] -= blocks[block, SIZE]
                 _no_block(heap, block)
             else:
-                heap.free[pool, kept] = block
+                lists[POOLS + pool, kept] = block
                 kept += 1
-        heap.lengths[pool] = kept
+        lists[LENGTHS, pool] = kept
 
 
 @_compiled
-def _come_back(heap: Heap, number: int) -> None:
+def _come_back(heap: Heap, holder: Integers, waiting: Integers, number: int) -> None:
     """Another stream has passed."""
-    if heap.waiting[number]:
-        heap.waiting[number] = 0
-        _to_the_cache(heap, heap.holder[number])
+    if waiting[number]:
+        waiting[number] = 0
+        _to_the_cache(heap, holder[number])
 
 
 @_compiled
@@ -254,85 +248,86 @@ def _segment(size: int) -> int:
 
 
 @_compiled
-def _fresh(heap: Heap, pool: int, size: int, several_streams: bool) -> int:
+def _fresh(heap: Heap, holder: Integers, waiting: Integers, pool: int, size: int) -> int:
     """A block of a new segment, with the cache given back for it where it must be; -1 where there is no room even then."""
-    segment, room = _segment(size), heap.books[ROOM]
-    if room != NONE and heap.books[RESERVED] + segment > room:
-        _empty_cache(heap, several_streams)
-        heap.books[RETRIES] += 1
-        if heap.books[RESERVED] + segment > room:
-            heap.books[ASKED] = size
+    _, lists = heap
+    segment, room = _segment(size), lists[BOOKS, ROOM]
+    if room != NONE and lists[BOOKS, RESERVED] + segment > room:
+        _empty_cache(heap, holder, waiting)
+        lists[BOOKS, RETRIES] += 1
+        if lists[BOOKS, RESERVED] + segment > room:
+            lists[BOOKS, ASKED] = size
             return NONE
-    heap.books[RESERVED] += segment
-    block = _new_block(heap, heap.books[ADDRESS], segment, pool)
-    heap.books[ADDRESS] += segment
+    lists[BOOKS, RESERVED] += segment
+    block = _new_block(heap, lists[BOOKS, ADDRESSES], segment, pool)
+    lists[BOOKS, ADDRESSES] += segment
     return block
 
 
 @_compiled
-def _malloc(heap: Heap, number: int, request: int, stream: int, several_streams: bool) -> bool:
+def _cached(heap: Heap, pool: int, size: int) -> int:
+    """The smallest free block that is large enough; -1 where there is none."""
+    _, lists = heap
+    place = _place(heap, pool, size, NONE)
+    if place == lists[LENGTHS, pool]:
+        return NONE
+    block = lists[POOLS + pool, place]
+    _take_out(heap, pool, place)
+    return int(block)
+
+
+@_compiled
+def _split(heap: Heap, block: int, size: int) -> None:
+    """The rest goes into the pool."""
+    blocks, _ = heap
+    rest = _new_block(heap, blocks[block, ADDRESS] + size, blocks[block, SIZE] - size, blocks[block, POOL])
+    blocks[rest, BEFORE], blocks[rest, AFTER] = block, blocks[block, AFTER]
+    if blocks[block, AFTER] != NONE:
+        blocks[blocks[block, AFTER], BEFORE] = rest
+    blocks[block, AFTER], blocks[block, SIZE] = rest, size
+    _put_in(heap, rest)
+
+
+@_compiled
+def _malloc(heap: Heap, holder: Integers, waiting: Integers, number: int, request: int, stream: int) -> bool:
     """Whether there was room."""
-    if heap.books[SPARES] < 2:
-        heap.books[SPARES] = NONE
+    blocks, lists = heap
+    if lists[BOOKS, SPARES] < 2:
+        lists[BOOKS, SPARES] = NONE
         return False
     size = -(-request // MIN_BLOCK) * MIN_BLOCK
     small = size <= SMALL_REQUEST
     pool = 2 * stream + (1 if small else 0)
-    place = _place(heap, pool, size, NONE)
-    if place < heap.lengths[pool]:
-        block = heap.free[pool, place]
-        _take_out(heap, pool, place)
-    else:
-        block = _fresh(heap, pool, size, several_streams)
-        if block == NONE:
-            return False
-    remainder = heap.size[block] - size
+    block = _cached(heap, pool, size)
+    if block == NONE:
+        block = _fresh(heap, holder, waiting, pool, size)
+    if block == NONE:
+        return False
+    remainder = blocks[block, SIZE] - size
     if (small and remainder >= MIN_BLOCK) or (not small and remainder > LEAST_LARGE_REMAINDER):
-        rest = _new_block(heap, heap.address[block] + size, remainder, pool)
-        heap.before[rest], heap.after[rest] = block, heap.after[block]
-        if heap.after[block] != NONE:
-            heap.before[heap.after[block]] = rest
-        heap.after[block], heap.size[block] = rest, size
-        _put_in(heap, rest)
-    heap.state[block] = IN_USE
-    heap.holder[number] = block
-    heap.books[REQUESTED] += request
-    heap.books[ALLOCATED] += heap.size[block]
+        _split(heap, block, size)
+    blocks[block, STATE] = IN_USE
+    holder[number] = block
+    lists[BOOKS, REQUESTED] += request
+    lists[BOOKS, ALLOCATED] += blocks[block, SIZE]
     return True
 
 
 @_compiled
-def _free(heap: Heap, number: int, request: int, waits: bool) -> None:
-    block = heap.holder[number]
-    if block == NONE:
-        return
-    heap.books[REQUESTED] -= request
-    heap.books[ALLOCATED] -= heap.size[block]
-    if waits:
-        heap.waiting[number] = 1
-    else:
-        _to_the_cache(heap, block)
+def _note(peaks: Integers, row: int, lists: Integers, event: int) -> None:
+    if lists[BOOKS, ALLOCATED] > peaks[row, 1]:
+        peaks[row, 1], peaks[row, 3] = lists[BOOKS, ALLOCATED], event
+    peaks[row, 0] = max(peaks[row, 0], lists[BOOKS, REQUESTED])
+    peaks[row, 2] = max(peaks[row, 2], lists[BOOKS, RESERVED])
 
 
 @_compiled
-def _note(peaks: Integers, row: int, books: Integers, event: int) -> None:
-    if books[ALLOCATED] > peaks[row, 1]:
-        peaks[row, 1], peaks[row, 3] = books[ALLOCATED], event
-    peaks[row, 0] = max(peaks[row, 0], books[REQUESTED])
-    peaks[row, 2] = max(peaks[row, 2], books[RESERVED])
-
-
-@_compiled
-def _heap(requests: Integers, streams: Integers, most: int, room: int) -> Heap:
-    count = len(requests)
-    pools = 2 * (1 + (streams.max() if count else 0))
-    books = np.zeros(8, np.int64)
-    books[SPARES], books[ROOM] = most, room
-    return Heap(
-        np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64),
-        np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros((pools, most), np.int64), np.zeros(pools, np.int64),
-        np.arange(most), np.full(count, NONE), np.zeros(count, np.int64), books,
-    )  # fmt: skip
+def _heap(streams: Integers, most: int, room: int) -> Heap:
+    pools = 2 * (1 + (streams.max() if len(streams) else 0))
+    lists = np.zeros((POOLS + pools, max(most, pools)), np.int64)
+    lists[BOOKS, SPARES], lists[BOOKS, ROOM] = most, room
+    lists[SPARE, :most] = np.arange(most)
+    return np.zeros((most, 6), np.int64), lists
 
 
 @_compiled
@@ -361,32 +356,42 @@ def _walk(
     most: int,
     room: int,
 ) -> tuple[Integers, Integers, Integers, bool]:
-    heap, (due, following) = _heap(requests, streams, most, room), _due(waits)
+    heap, holder = _heap(streams, most, room), np.full(len(requests), NONE)
+    blocks, lists = heap
+    several = bool(waits.max() >= 0) if len(waits) else False
+    due, following = _due(waits if several else waits[:0])
+    waiting = np.zeros(len(requests) if several else 0, np.int64)
     peaks, seen = np.zeros((rows + 1, 4), np.int64), np.zeros(rows + 1, np.int64)
     peaks[:, 3] = NONE
-    several = bool(waits.max() >= 0) if len(waits) else False
     for stretch in range(len(starts)):
         start = starts[stretch]
         if stretch < len(belongs) and emptied[stretch]:
-            _empty_cache(heap, several)
+            _empty_cache(heap, holder, waiting)
         if stretch == looked:
             seen[rows] = 1
-            _note(peaks, rows, heap.books, start - 1)
+            _note(peaks, rows, lists, start - 1)
         if stretch == len(belongs):
             break
         row = belongs[stretch]
         seen[row] = 1
-        _note(peaks, row, heap.books, start - 1)
+        _note(peaks, row, lists, start - 1)
         for at in range(start, starts[stretch + 1]):
             number = abs(events[at]) - 1
             if events[at] < 0:
-                _free(heap, number, requests[number], waits[number] != NONE)
+                if holder[number] == NONE:
+                    continue
+                lists[BOOKS, REQUESTED] -= requests[number]
+                lists[BOOKS, ALLOCATED] -= blocks[holder[number], SIZE]
+                if waits[number] != NONE:
+                    waiting[number] = 1
+                else:
+                    _to_the_cache(heap, holder[number])
                 continue
             back = due[number] if several else NONE
             while back != NONE:
-                _come_back(heap, back)
+                _come_back(heap, holder, waiting, back)
                 back = following[back]
-            if requests[number] and not _malloc(heap, number, requests[number], streams[number], several):
-                return peaks, seen, heap.books, False
-            _note(peaks, row, heap.books, at)
-    return peaks, seen, heap.books, True
+            if requests[number] and not _malloc(heap, holder, waiting, number, requests[number], streams[number]):
+                return peaks, seen, lists[BOOKS, : ASKED + 1].copy(), False
+            _note(peaks, row, lists, at)
+    return peaks, seen, lists[BOOKS, : ASKED + 1].copy(), True

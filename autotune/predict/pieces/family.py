@@ -25,6 +25,8 @@ class Family:
         self.sharded: Sharded = worst_rank(pieces.trace, sharding)
         """At the first point that was followed. What a sharding library adds is the same at every point."""
         self._added = np.array(self.sharded.trace.sizes[len(pieces.trace.sizes) :], dtype=np.int64)
+        events = np.array(pieces.trace.events, dtype=np.int64)
+        self._signs, self._numbers = np.sign(events), np.abs(events) - 1
         self._stages: list[Stage] = []
 
     @property
@@ -51,7 +53,7 @@ class Family:
     def _doubt(self, sizes: Integers) -> int:
         """As much as the check was off."""
         residual = self.pieces.residual
-        return round(residual * max(phase_peaks(self.pieces.trace, sizes).values())) if residual else 0
+        return round(residual * int(np.cumsum(self._signs * sizes[self._numbers]).max())) if residual else 0
 
     def stage(self, sizes: Integers, around: Surroundings) -> Stage:
         """One point's step amid its surroundings, ready to be replayed."""

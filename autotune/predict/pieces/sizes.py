@@ -28,16 +28,17 @@ class Sizes:
         self._first = np.array(samples[0].trace.sizes, dtype=np.int64)
         rows = _Rows(len(samples))
         self._extra = rows.add(np.array([[sample.trace.high_extra_bytes for sample in samples]], dtype=np.float64))
-        self._alike: list[tuple[Integers, Integers]] = []
-        """Allocations, and the row of each."""
+        alike: list[tuple[Integers, Integers]] = []
         self._summed: list[_Summed] = []
         for several in zip(*laid, strict=True):
             if _are_alike(several):
                 made = np.flatnonzero(several[0].deltas > 0)
                 taken = np.stack([block.deltas[made] for block in several], axis=1).astype(np.float64)
-                self._alike.append((several[0].numbers[made], rows.add(taken)))
+                alike.append((several[0].numbers[made], rows.add(taken)))
             else:
                 self._summed.append(_Summed(several, rows))
+        self._alike = [np.concatenate([np.zeros(0, dtype=np.int64), *(one[at] for one in alike)]) for at in (0, 1)]
+        """Allocations whose stretches have the same events everywhere, and the row of each."""
         vectors, self._back = rows.unique()
         said = (lent or Vocabulary.empty()).say(rows_of([one.point for one in samples]), vectors)
         self.vocabulary, self.exact = said.vocabulary, bool(said.exactly.all())
@@ -60,8 +61,8 @@ class Sizes:
 
     def _of(self, values: Integers) -> Integers:
         sizes = self._first.copy()
-        for numbers, rows in self._alike:
-            sizes[numbers] = values[rows]
+        numbers, rows = self._alike
+        sizes[numbers] = values[rows]
         for summed in self._summed:
             summed.put(sizes, values)
         return sizes
