@@ -30,8 +30,11 @@ ROWS = HERE / "foresight-rows.json"
 RESULTS = HERE / "results"
 ENVIRONMENTS = HERE.parent / ".venvs"
 PARALLEL = 2
-TRACE_SECONDS = 120.0
-"""Per specification; more than ten times what the longest takes."""
+TRACE_SECONDS = 600.0
+"""Per specification, on the clock: on a machine that many share the longest takes fifty times what it does alone."""
+
+Job = tuple[str, Path, Mapping[str, Any]]
+"""An environment's name, where it lies, and what one process follows in it."""
 
 
 def main() -> int:
@@ -71,7 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="folder with foresight-tf-4.48 and its like")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument(
-        "--keep", type=Path, help="folder of traces: what is there is not followed again, what is new is put there"
+        "--keep", type=Path, help="folder of traces: what is there is not followed again, what is new is put there at once"
     )
     parser.add_argument("ids", nargs="*", help="only these rows, and nothing is written")
     return parser.parse_args()
@@ -82,51 +85,47 @@ def follow_all(cases: Iterable[Any], environments: Path, keep: Path | None) -> d
     wanted: dict[str, dict[str, Any]] = {}
     answers: dict[str, Mapping[str, Any]] = {}
     for case in cases:
-        kept = keep / f"{case.key}.json" if keep else None
-        if kept is not None and kept.is_file():
-            answers[case.key] = {**json.loads(kept.read_text()), "kept": True}
+        found = _answer(keep, case.key) if keep else None
+        if found is not None and "trace" in found:
+            answers[case.key] = {**found, "kept": True}
         else:
             wanted.setdefault(case.row["environment"], {})[case.key] = case.specification
     with tempfile.TemporaryDirectory() as folder:
-        jobs = []
+        answered = keep or Path(folder)
+        answered.mkdir(parents=True, exist_ok=True)
+        jobs: list[Job] = []
         for name, specifications in wanted.items():
             overlay = environments / f"foresight-{name}"
             if name != "current" and not overlay.is_dir():
                 answers.update({key: {"error": f"no environment {overlay}: make {overlay.name}"} for key in specifications})
                 continue
-            jobs += _split(name, overlay, specifications, Path(folder))
-        _run(jobs)
-        for _, _, specifications, answered in jobs:
+            jobs += _split(name, overlay, specifications)
+        _run(jobs, Path(folder), answered)
+        for _, _, specifications in jobs:
             for key in specifications:
-                found = answered / f"{key}.json"
-                answers[key] = (
-                    json.loads(found.read_text()) if found.is_file() else {"error": "the tracing process gave no answer"}
-                )
-                if keep and "trace" in answers[key]:
-                    keep.mkdir(parents=True, exist_ok=True)
-                    (keep / found.name).write_text(json.dumps(answers[key]))
+                answers[key] = _answer(answered, key) or {"error": "the tracing process gave no answer"}
     return answers
 
 
-def _split(name: str, overlay: Path, specifications: Mapping[str, Any], folder: Path) -> list[tuple[str, Path, Any, Path]]:
+def _answer(folder: Path, key: str) -> dict[str, Any] | None:
+    found = folder / f"{key}.json"
+    return json.loads(found.read_text()) if found.is_file() else None
+
+
+def _split(name: str, overlay: Path, specifications: Mapping[str, Any]) -> list[Job]:
     """As many processes as there are cores to share."""
     keys = list(specifications)
-    jobs = []
-    for part in range(PARALLEL):
-        own = {key: specifications[key] for key in keys[part::PARALLEL]}
-        if own:
-            answered = folder / f"{name}-{part}"
-            answered.mkdir()
-            jobs.append((name, overlay, own, answered))
-    return jobs
+    parts = [{key: specifications[key] for key in keys[part::PARALLEL]} for part in range(PARALLEL)]
+    return [(name, overlay, own) for own in parts if own]
 
 
-def _run(jobs: list[tuple[str, Path, Any, Path]]) -> None:
+def _run(jobs: list[Job], folder: Path, answered: Path) -> None:
     """A few at a time; what hangs is ended, and its rows say so."""
-    waiting, running = list(jobs), []
+    waiting, running = list(enumerate(jobs)), []
     while waiting or running:
         while waiting and len(running) < PARALLEL:
-            running.append(_start(*waiting.pop(0)))
+            number, job = waiting.pop(0)
+            running.append(_start(*job, asked=folder / f"specifications-{number}.json", answered=answered))
         running = [(process, until) for process, until in running if process.poll() is None]
         for process, until in running:
             if time.monotonic() > until:
@@ -134,8 +133,9 @@ def _run(jobs: list[tuple[str, Path, Any, Path]]) -> None:
         time.sleep(0.2)
 
 
-def _start(name: str, overlay: Path, specifications: Mapping[str, Any], answered: Path) -> tuple[subprocess.Popen[bytes], float]:
-    asked = answered / "specifications.json"
+def _start(
+    name: str, overlay: Path, specifications: Mapping[str, Any], *, asked: Path, answered: Path
+) -> tuple[subprocess.Popen[bytes], float]:
     asked.write_text(json.dumps(specifications))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if name != "current":

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 150
-"""A step that takes longer is given up; the longest takes a tenth of it on an idle core."""
+"""Of computing: a step that takes more is given up, however busy the machine is; the longest takes a tenth of it."""
+
+HANGS_SECONDS = 10 * SECONDS
+"""On the clock."""
 
 HERE = Path(__file__).resolve().parent
 
@@ -39,7 +42,8 @@ def follow(adapter: Any, specification: Any, answer: Path) -> None:
     if child:
         os.waitpid(child, 0)
         return
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.alarm(HANGS_SECONDS)
     try:
         if specification["method"] != "generic":
             adapter = importlib.import_module("autotune.inside.adapters.trl_trace")
@@ -48,7 +52,9 @@ def follow(adapter: Any, specification: Any, answer: Path) -> None:
     except BaseException as error:
         said = traceback.format_exc(limit=-6) if os.environ.get("FORESIGHT_DEBUG") else ""
         found = {"error": f"{type(error).__name__}: {str(error)[:600]}{said}"}
-    answer.write_text(json.dumps(found))
+    begun = answer.with_suffix(".part")  # a file that is there is whole, whenever somebody ends this
+    begun.write_text(json.dumps(found))
+    begun.rename(answer)
     os._exit(0)
 
 
