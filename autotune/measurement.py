@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Literal
 
 Phase = Literal["load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"]
@@ -76,9 +77,10 @@ class Speed:
     """Of the cycles' seconds, those of rollouts that were measured on an earlier candidate with the same generation batch, on
     the same rig, and taken over instead of being run again."""
 
-    @property
+    @cached_property
     def tokens_per_second(self) -> float:
-        """Loss tokens over wall seconds of the cycles, by the median cycle, which one hiccup does not move."""
+        """Loss tokens over wall seconds of the cycles, by the median cycle, which one hiccup does not move. Reckoned once: a
+        search asks it of thousands of trials before each probe."""
         return statistics.median(self.rates)
 
     @property

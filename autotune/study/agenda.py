@@ -160,7 +160,7 @@ class Agenda:
         if not len(pool):
             return None
         if not self.ground.mind.predicted[pool].any():
-            return self.ground.table.least_demanding(pool)[:1]
+            return np.array([self.ground.table.least_demanding(pool)])
         odds = seen.beliefs.fits[pool]
         return pool[odds >= min(SURELY, float(odds.max()))]
 

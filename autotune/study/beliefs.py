@@ -18,10 +18,10 @@ from autotune.prediction import Estimate, Prediction
 from autotune.recommendation import Trial
 from autotune.study.facts import Facts, Settled
 from autotune.study.gauss import WIDTH
-from autotune.study.needs import Appetite
+from autotune.study.needs import Appetite, Needs
 from autotune.study.options import SearchOptions
 from autotune.study.pace import Pace
-from autotune.study.regression import Kernels, Observed, Posterior, posterior
+from autotune.study.regression import Kernels, Observed, Posterior, Regression
 from autotune.study.table import Flags, Numbers, Places, Table
 
 LEAST_SPEED = 0.15
@@ -39,6 +39,10 @@ SPEED_NOISE = (0.01, 0.03, 0.07)
 REMEMBERED = 32
 """So many measurements, the newest, correct what is believed of the others: what it takes to think grows with their cube, and a
 search has long moved to where the newest are. What an outcome settles for good is never forgotten."""
+
+CROWD = 8
+"""For every so many that are pending, one outcome may go unheard for a while: among so many, one more would hardly change what
+comes next, and to think everything over takes as long as for the first. What it settles for good is heard at once."""
 
 FAILS = 0.01
 """The chance of fitting that is left to what is predicted to be refused by the engine itself."""
@@ -74,38 +78,57 @@ class Mind:
         self._pace = Pace(table, found) if Pace.knows(found) else _WholeCycles(table, found)
         self._fails = np.array([one is not None and one.failure is not None and one.fits is False for one in found], dtype=bool)
         self._last: tuple[tuple[int, frozenset[str]], Beliefs] | None = None
+        self._needs: tuple[int, Needs] | None = None
+
+    @property
+    def screens(self) -> bool:
+        """Whether anything could be refused for what is predicted of it."""
+        return self.options.screen and bool(self.predicted.any())
+
+    def settled(self, trials: Sequence[Trial]) -> Facts:
+        """What the outcomes settle for good."""
+        return self._settled.after(trials if self.options.imply else ())
 
     def after(self, trials: Sequence[Trial], pending: frozenset[str] = frozenset()) -> Beliefs:
         """What is believed after these; asked again for as many, the same answer at once. Those that are `pending` are taken to
         turn out as expected, so that the next to be chosen is not just more of the same."""
         key = (len(trials), pending)
         if self._last is None or self._last[0] != key:
-            self._last = (key, self._believe(trials, np.flatnonzero(self.table.mask(pending))))
+            self._last = (key, self._believe(trials, pending))
         return self._last[1]
 
-    def _believe(self, trials: Sequence[Trial], pending: Places) -> Beliefs:
-        facts = self._settled.after(trials if self.options.imply else ())
-        heard = trials[-REMEMBERED:] if self.options.calibrate else ()
-        needs, speed = self._appetite.after(heard, pending), self._pace.after(heard, pending)
+    def _believe(self, trials: Sequence[Trial], pending: frozenset[str]) -> Beliefs:
+        facts, late = self.settled(trials), len(trials) % (1 + len(pending) // CROWD)
+        heard = trials[: len(trials) - late] if self.options.calibrate else ()
+        needs = self._needs_after(heard)
+        expected = self.table.mask([*pending, *(one.candidate.id for one in trials[len(trials) - late :])])
+        speed = self._pace.after(heard[-REMEMBERED:], np.flatnonzero(expected))
         fits = np.where(self._fails, np.minimum(needs.fits, FAILS), needs.fits)
         fits = np.where(facts.impossible, 0.0, np.where(facts.possible, 1.0, fits))
         # What comes nearest to fitting is refused only where even the lower end of what is believed lies beyond the limit.
         refused = self.predicted & ((needs.least > 0) | self._fails) & ~facts.possible & self.options.screen
         return Beliefs(facts=facts, need=needs.peak, speed=speed, fits=fits, refused=refused)
 
+    def _needs_after(self, heard: Sequence[Trial]) -> Needs:
+        """Whether a candidate fits is never taken from what is only expected of others."""
+        if self._needs is None or self._needs[0] != len(heard):
+            self._needs = (len(heard), self._appetite.after(heard[-REMEMBERED:]))
+        return self._needs[1]
+
 
 class _WholeCycles:
     """Speed where it was not predicted by phase, or not at all: one figure for a cycle."""
 
     def __init__(self, table: Table, found: Sequence[Prediction | None]) -> None:
-        self._table, self._kernels = table, Kernels(table)
+        self._table = table
         rates = [None if one is None else one.tokens_per_second for one in found]
         self._known = np.array([rate is not None for rate in rates], dtype=bool)
         known = [math.log(rate.value) for rate in rates if rate is not None]
         middle = statistics.fmean(known) if known else 0.0
         self._prior = np.array([middle if rate is None else math.log(rate.value) for rate in rates])
         self._prior += np.where(self._known, 0.0, SPEED_STEP * table.steps)
-        self._width = np.array([GUESSED_SPEED if rate is None else max(_width(rate), LEAST_SPEED) for rate in rates])
+        width = np.array([GUESSED_SPEED if rate is None else max(_width(rate), LEAST_SPEED) for rate in rates])
+        self._regression = Regression(Kernels(table), width, SPEED_NOISE)
 
     def after(self, trials: Sequence[Trial], pending: Places) -> Posterior:
         rates: dict[int, list[float]] = {}
@@ -122,7 +145,7 @@ class _WholeCycles:
         places = np.array([place for place, _ in seen], dtype=np.int64)
         distances = np.array([rate - prior[place] for place, rate in seen])
         observed = Observed(places, distances, np.zeros(len(seen)))
-        found = posterior(self._kernels, self._width, observed, SPEED_NOISE, pending=pending)
+        found = self._regression.after(observed, pending)
         return Posterior(found.mean + prior, np.maximum(found.deviation, 1e-3), found.noise)
 
 

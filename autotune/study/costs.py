@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from autotune.candidate import Knobs
 from autotune.recommendation import Trial
 from autotune.study.beliefs import Beliefs
 from autotune.study.table import Numbers, Table
@@ -43,12 +44,14 @@ def _probing(trials: Sequence[Trial], beliefs: Beliefs) -> Numbers:
 
 def _loading(table: Table, trials: Sequence[Trial], probe: float) -> Numbers:
     """As long as the loads most like it took."""
-    seen = [
-        (trial.candidate.load, trial.measurement.cost.load_seconds) for trial in trials if trial.measurement.cost.load_seconds > 0
-    ]
+    took: dict[str, tuple[Knobs, list[float]]] = {}
+    for trial in trials:
+        if trial.measurement.cost.load_seconds > 0:
+            took.setdefault(trial.candidate.load_key, (trial.candidate.load, []))[1].append(trial.measurement.cost.load_seconds)
     by_load = np.empty(len(table.load_examples))
     for number, one in table.load_examples.items():
-        alike = [(sum(load.get(name) == value for name, value in one.load.items()), seconds) for load, seconds in seen]
+        alike = [(sum(load.get(name) == value for name, value in one.load.items()), many) for load, many in took.values()]
         most = max((count for count, _ in alike), default=0)
-        by_load[number] = statistics.median(seconds for count, seconds in alike if count == most) if alike else LOAD * probe
+        nearest = [seconds for count, many in alike if count == most for seconds in many]
+        by_load[number] = statistics.median(nearest) if nearest else LOAD * probe
     return np.asarray(by_load[table.loads])

@@ -17,7 +17,7 @@ import numpy as np
 from autotune.measurement import Phase, Speed
 from autotune.prediction import Estimate, Prediction
 from autotune.recommendation import Trial
-from autotune.study.regression import Kernels, Observed, Posterior, posterior
+from autotune.study.regression import Kernels, Observed, Posterior, Regression
 from autotune.study.table import Numbers, Places, Table
 
 GROUPS: Mapping[str, tuple[Phase, ...]] = {
@@ -50,13 +50,15 @@ class Pace:
     """Predicted seconds by phase, corrected by measured ones."""
 
     def __init__(self, table: Table, found: Sequence[Prediction | None]) -> None:
-        self._table, self._kernels = table, Kernels(table, table.kinds)
+        self._table = table
         """One without a prediction (a baseline that cannot be followed) is taken to be as the middle of the others."""
         self._seconds = {name: _filled(found, partial(_seconds_of, name)) for name in (*GROUPS, REST)}
         self._widths = {
             name: np.array([MOST if one is None else _width(_together(one, name)) for one in found]) for name in GROUPS
         }
         self._widths[REST] = np.full(len(found), MOST)
+        kernels = Kernels(table, table.kinds)
+        self._regressions = {name: Regression(kernels, width, NOISE, STRUCTURES) for name, width in self._widths.items()}
         self._tokens = _filled(found, _rate) * sum(self._seconds.values())
 
     @classmethod
@@ -95,7 +97,7 @@ class Pace:
         places, off = np.array([place for place, _ in rows], dtype=np.int64), np.array([off for _, off in rows])
         fell = off > np.maximum(math.log(CLIFF), CLIFF * self._widths[name][places])
         usual = Observed(places[~fell], off[~fell], np.zeros(int((~fell).sum())))
-        found = posterior(self._kernels, self._widths[name], usual, NOISE, STRUCTURES, pending)
+        found = self._regressions[name].after(usual, pending)
         return self._with_cliffs(found, places[~fell], places[fell], off[fell])
 
     def _with_cliffs(self, found: Posterior, usual: Places, fallen: Places, off: Numbers) -> Posterior:

@@ -31,9 +31,11 @@ REACH = 0.6
 BY_SOURCE = 0.7
 """How much of what is common to all candidates goes by what their predictions are made of."""
 
-NOBODY: Places = np.zeros(0, dtype=np.int64)
 NEGLIGIBLE = 0.02
 """Structures that explain the measurements this much worse than the best are not looked at."""
+
+NO_DOUBT = 1e-9
+"""A variance below this has nothing left to take away."""
 
 
 @dataclass(frozen=True)
@@ -104,25 +106,9 @@ def posterior(
     observed: Observed,
     noises: tuple[float, ...],
     structures: tuple[Shares, ...] = STRUCTURES,
-    pending: Places = NOBODY,
 ) -> Posterior:
-    """What the measurements leave of the prior, whose standard deviation is `amplitude` for each candidate.
-
-    Those that are `pending` are taken to turn out as the others let expect: the means stay, and what they will tell is known.
-    """
-    seen = _Seen(kernels, amplitude, observed)
-    weighed = _weighed(seen, noises, structures)
-    found = _mixed(seen, weighed, noises[0])
-    if not len(pending):
-        return found
-    expected = Observed(
-        np.concatenate([observed.places, pending]),
-        np.concatenate([observed.distance, found.mean[pending]]),
-        np.concatenate([observed.variance, np.zeros(len(pending))]),
-    )
-    then = _Seen(kernels, amplitude, expected, seen)
-    # What is only expected says nothing about which model explains the measurements.
-    return replace(found, deviation=_mixed(then, weighed or _weighed(then, noises, structures), noises[0]).deviation)
+    """What the measurements leave of the prior, whose standard deviation is `amplitude` for each candidate."""
+    return _explained(kernels, amplitude, observed, noises, structures).found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +124,9 @@ class _Weighed:
 class _Seen:
     """Measurements, and how alike theirs are to all others."""
 
-    def __init__(self, kernels: Kernels, amplitude: Numbers, observed: Observed, before: _Seen | None = None) -> None:
-        """`before` holds the first of them, whose likenesses need not be reckoned again."""
+    def __init__(self, kernels: Kernels, amplitude: Numbers, observed: Observed) -> None:
         self.kernels, self.amplitude, self.observed = kernels, amplitude, observed
-        known: Parts = () if before is None else before._between
-        new = kernels.between(observed.places[len(known[0]) if known else 0 :])
-        self._between: Parts = tuple(np.concatenate(parts) for parts in zip(known, new, strict=True)) if known else new
+        self._between: Parts = kernels.between(observed.places)
         self._among = tuple(part[:, observed.places] for part in self._between)
         self._cross: dict[Shares, Numbers] = {}
         self._covariance: dict[Shares, Numbers] = {}
@@ -211,3 +194,88 @@ def _mixed(seen: _Seen, models: list[_Weighed], least_noise: float) -> Posterior
         spread += one.weight * np.maximum(prior - (reached**2).sum(axis=0), 0.0)
     noise = sum(one.weight * one.noise for one in models)
     return Posterior(mean, np.sqrt(np.maximum(spread + square - mean**2, 0.0)), noise)
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """What was measured, the models that explain it, and what they leave of the prior."""
+
+    seen: _Seen
+    models: list[_Weighed]
+    found: Posterior
+
+
+def _explained(
+    kernels: Kernels, amplitude: Numbers, observed: Observed, noises: tuple[float, ...], structures: tuple[Shares, ...]
+) -> _Explained:
+    seen = _Seen(kernels, amplitude, observed)
+    models = _weighed(seen, noises, structures)
+    return _Explained(seen, models, _mixed(seen, models, noises[0]))
+
+
+class Regression:
+    """One figure of every candidate, asked again and again while measurements are under way.
+
+    What those will tell is known before they end: not the values, but how much doubt they leave of the others, so that the
+    next candidate is not just more of the same. All is thought over anew only when something new was measured; each further
+    measurement that begins takes away its share of the doubt, and nothing else is reckoned.
+    """
+
+    def __init__(
+        self, kernels: Kernels, amplitude: Numbers, noises: tuple[float, ...], structures: tuple[Shares, ...] = STRUCTURES
+    ) -> None:
+        self._kernels, self._amplitude, self._noises, self._structures = kernels, amplitude, noises, structures
+        self._known: _Explained | None = None
+        self._doubt: _Doubt | None = None
+
+    def after(self, observed: Observed, pending: Places) -> Posterior:
+        """What these measurements leave of the prior: the means are theirs alone; those that are pending lessen the doubt."""
+        if self._known is None or not _same(self._known.seen.observed, observed):
+            self._known = _explained(self._kernels, self._amplitude, observed, self._noises, self._structures)
+            self._doubt = None
+        if not len(pending):
+            return self._known.found
+        if self._doubt is None or not self._doubt.expected <= set(pending.tolist()):
+            plainest = _Weighed(shares=self._structures[0], scale=1.0, noise=self._noises[0], weight=1.0)
+            self._doubt = _Doubt(self._known, plainest)
+        return replace(self._known.found, deviation=self._known.found.deviation * self._doubt.left_by(pending))
+
+
+class _Doubt:
+    """How much of it is left, by candidate, under the model that explains the measurements best: those that are pending do not
+    say which of the models is right, and to follow all of them would take many times as long."""
+
+    def __init__(self, known: _Explained, plainest: _Weighed) -> None:
+        """`plainest` is the model to go by before anything was measured."""
+        self._seen, self._model = known.seen, max(known.models, key=lambda one: one.weight, default=plainest)
+        shares, scale, seen = self._model.shares, self._model.scale, known.seen
+        root = np.linalg.cholesky(seen.covariance(shares, scale, self._model.noise))
+        self._reached = np.linalg.inv(root) @ seen.cross(shares) * scale**2
+        own = _together(shares, seen.kernels.own()) * (seen.amplitude * scale) ** 2
+        self._before = np.maximum(own - (self._reached**2).sum(axis=0), NO_DOUBT)
+        self._left = self._before.copy()
+        self.expected: set[int] = set()
+        """Places of those that were pending by now."""
+
+    def left_by(self, pending: Places) -> Numbers:
+        """The share of each deviation that these leave, among them all that were expected before."""
+        new = np.array([place for place in pending.tolist() if place not in self.expected], dtype=np.int64)
+        if len(new):
+            self._expect(new)
+        return np.sqrt(self._left / self._before)
+
+    def _expect(self, new: Places) -> None:
+        """Further rows of the factor, below those of everything that was known before."""
+        model, amplitude = self._model, self._seen.amplitude
+        alike = _together(model.shares, self._seen.kernels.between(new)) * model.scale**2
+        beyond = alike * amplitude[new][:, None] * amplitude[None, :] - self._reached[:, new].T @ self._reached
+        root = np.linalg.cholesky(beyond[:, new] + model.noise**2 * np.eye(len(new)))
+        rows = np.linalg.inv(root) @ beyond
+        self._reached = np.concatenate([self._reached, rows])
+        self._left = np.maximum(self._left - (rows**2).sum(axis=0), NO_DOUBT)
+        self.expected.update(new.tolist())
+
+
+def _same(one: Observed, other: Observed) -> bool:
+    pairs = ((one.places, other.places), (one.distance, other.distance), (one.variance, other.variance))
+    return all(np.array_equal(left, right) for left, right in pairs)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
@@ -22,6 +23,7 @@ from autotune.candidate import Candidate, KnobValue
 from autotune.errors import MissingExtra
 from autotune.question import SamplerName
 from autotune.space import SearchSpace
+from autotune.study.table import Numbers, Places
 
 
 def distributions_of(space: SearchSpace, baseline: Candidate | None) -> dict[str, BaseDistribution]:
@@ -48,9 +50,10 @@ def _distribution(choices: Sequence[KnobValue]) -> BaseDistribution:
 class PoolSampler(BaseSampler):
     """Kept to a pool that is set before each ask; who of it is chosen is the heirs' to say."""
 
-    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
-        self.distributions = dict(distributions)
-        self.pool: Sequence[Candidate] = ()
+    def __init__(self, distributions: Mapping[str, BaseDistribution], candidates: Sequence[Candidate]) -> None:
+        self.distributions, self._candidates = dict(distributions), candidates
+        self.pool: Places = np.zeros(0, dtype=np.int64)
+        """Who may be chosen, by their places among the candidates."""
         self._settled: dict[int, Candidate] = {}
 
     def settle(self, trial: optuna.Trial) -> Candidate:
@@ -58,8 +61,8 @@ class PoolSampler(BaseSampler):
         _ = trial.relative_params  # Optuna samples lazily; this makes it sample now
         return self._settled.pop(trial.number)
 
-    def choose(self, study: optuna.Study, trial: FrozenTrial) -> Candidate:
-        """One of the pool, which has several."""
+    def choose(self, study: optuna.Study, trial: FrozenTrial) -> int:
+        """The place of one of the pool, which has several."""
         raise NotImplementedError
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -68,7 +71,7 @@ class PoolSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        chosen = self.pool[0] if len(self.pool) == 1 else self.choose(study, trial)
+        chosen = self._candidates[self.pool[0] if len(self.pool) == 1 else self.choose(study, trial)]
         self._settled[trial.number] = chosen
         return {name: value for name, value in chosen.knobs.items() if name in self.distributions}
 
@@ -81,28 +84,33 @@ class PoolSampler(BaseSampler):
 class ValueSampler(PoolSampler):
     """The most promising for its cost; equals in the pool's own order."""
 
-    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
-        super().__init__(distributions)
-        self.worth: Callable[[], Sequence[float]] = lambda: [0.0] * len(self.pool)
+    def __init__(self, distributions: Mapping[str, BaseDistribution], candidates: Sequence[Candidate]) -> None:
+        super().__init__(distributions, candidates)
+        self.worth: Callable[[], Numbers] = lambda: np.zeros(len(self.pool))
         """What each of the pool is worth; set with the pool."""
 
-    def choose(self, study: optuna.Study, trial: FrozenTrial) -> Candidate:
-        worth = list(self.worth())
-        return self.pool[max(range(len(worth)), key=worth.__getitem__)]
+    def choose(self, study: optuna.Study, trial: FrozenTrial) -> int:
+        return int(self.pool[self.worth().argmax()])
 
 
 class StockSampler(PoolSampler):
     """Wraps one of Optuna's samplers and snaps what it proposes to the pool."""
 
-    def __init__(self, inner: BaseSampler, distributions: Mapping[str, BaseDistribution], seed: int) -> None:
-        super().__init__(distributions)
+    def __init__(
+        self, inner: BaseSampler, distributions: Mapping[str, BaseDistribution], candidates: Sequence[Candidate], seed: int
+    ) -> None:
+        super().__init__(distributions, candidates)
         self._inner = inner
         self._random = random.Random(seed)
+        self._positions = {
+            name: np.array([_position(one, who.knobs[name]) if name in who.knobs else np.nan for who in candidates])
+            for name, one in distributions.items()
+        }
 
     def reseed_rng(self) -> None:
         self._inner.reseed_rng()
 
-    def choose(self, study: optuna.Study, trial: FrozenTrial) -> Candidate:
+    def choose(self, study: optuna.Study, trial: FrozenTrial) -> int:
         return self._nearest(self._proposal(study, trial))
 
     def sample_independent(
@@ -120,27 +128,31 @@ class StockSampler(PoolSampler):
         space = self._inner.infer_relative_search_space(study, trial)
         return self._inner.sample_relative(study, trial, space) if space else {}
 
-    def _nearest(self, proposal: Mapping[str, Any]) -> Candidate:
+    def _nearest(self, proposal: Mapping[str, Any]) -> int:
         """The pool's member with the smallest distance in what was proposed; chance decides between equals."""
-        distances = [(self._distance(candidate, proposal), self._random.random(), candidate) for candidate in self.pool]
-        return min(distances, key=lambda row: row[:2])[2]
+        distances = np.zeros(len(self.pool))
+        for name, value in proposal.items():
+            if name in self._positions:
+                distances += self._apart(name, value)
+        return int(self._random.choice(self.pool[distances == distances.min()]))
 
-    def _distance(self, candidate: Candidate, proposal: Mapping[str, Any]) -> float:
-        return sum(
-            _apart(self.distributions[name], candidate.knobs[name], value)
-            for name, value in proposal.items()
-            if name in candidate.knobs and name in self.distributions
-        )
+    def _apart(self, name: str, value: Any) -> Numbers:
+        """How far each of the pool is from this value, from 0 to 1; 0 for who has no such knob."""
+        distribution, there = self.distributions[name], self._positions[name][self.pool]
+        apart = np.abs(there - _position(distribution, value))
+        if isinstance(distribution, CategoricalDistribution):
+            apart = np.where(apart > 0, 1.0, apart)
+        return np.nan_to_num(apart)
 
 
-def _apart(distribution: BaseDistribution, left: Any, right: Any) -> float:
-    """Distance of two values of one knob, from 0 to 1."""
-    if isinstance(distribution, CategoricalDistribution):
-        return float(left != right)
-    if not isinstance(distribution, (IntDistribution, FloatDistribution)) or distribution.low == distribution.high:
+def _position(distribution: BaseDistribution, value: Any) -> float:
+    """A value of a knob on a scale from 0 to 1; a category's number."""
+    if not isinstance(distribution, (IntDistribution, FloatDistribution)):
+        return distribution.to_internal_repr(value)
+    if distribution.low == distribution.high:
         return 0.0
     scale = math.log if distribution.log else float
-    return abs(scale(left) - scale(right)) / (scale(distribution.high) - scale(distribution.low))
+    return (scale(value) - scale(distribution.low)) / (scale(distribution.high) - scale(distribution.low))
 
 
 def suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> None:
@@ -153,9 +165,13 @@ def suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> N
         trial.suggest_categorical(name, distribution.choices)
 
 
-def make_sampler(name: SamplerName, distributions: Mapping[str, BaseDistribution], seed: int) -> PoolSampler:
+def make_sampler(
+    name: SamplerName, distributions: Mapping[str, BaseDistribution], candidates: Sequence[Candidate], seed: int
+) -> PoolSampler:
     """The sampler of that name, kept to the pool."""
-    return ValueSampler(distributions) if name == "value" else StockSampler(_stock(name, seed), distributions, seed)
+    if name == "value":
+        return ValueSampler(distributions, candidates)
+    return StockSampler(_stock(name, seed), distributions, candidates, seed)
 
 
 def _stock(name: SamplerName, seed: int) -> BaseSampler:

@@ -156,12 +156,12 @@ class Study:
     def _prepare_sampler(self, step: Step, means: Means) -> None:
         """Who may be chosen, and what each is worth."""
         ground, seen = self.agenda.ground, self.view
-        self._sampler.pool = [ground.table.candidates[place] for place in step.pool]
+        self._sampler.pool = step.pool
         if isinstance(self._sampler, ValueSampler):
-            best = seen.fastest_beside(self._sampler.pool[0])
+            best = seen.fastest_beside(ground.table.candidates[step.pool[0]])
             self._sampler.worth = lambda: worth(
                 ground.table, seen.told, seen.beliefs, step.pool, best, self.agenda.options, means.live
-            ).tolist()
+            )
 
     def _begin(self, purpose: Purpose) -> tuple[optuna.Trial, Candidate]:
         trial = self._study.ask()
@@ -177,14 +177,16 @@ class Study:
 
     def _begin_with(self, candidate: Candidate, purpose: Purpose) -> optuna.Trial:
         """A trial of this one and no other."""
-        self._sampler.pool = (candidate,)
+        self._sampler.pool = self.agenda.ground.table.places([candidate])
         return self._begin(purpose)[0]
 
     def _record_screened(self) -> None:
         """What prediction rules out, the nearest to the limit of it; a sampler learns from it as from what does not fit."""
+        if len(self._screened) >= screening.MOST_RECORDED:
+            return
         ruled_out = self.view.screened
         new = [name for name in screening.nearest(list(ruled_out), self._predictions) if name not in self._screened]
-        if not new or len(self._screened) >= screening.MOST_RECORDED:
+        if not new:
             return
         self._study.set_user_attr(screening.ALL_SCREENED, len(ruled_out))
         for name in new:
@@ -289,9 +291,10 @@ def open_study(
     study = open_optuna(question, storage)
     claims = claims_on(storage, question.study_name, patience)
     sweep_stale(study, claims)
-    sampler = make_sampler(question.sampler, distributions_of(question.space, baseline), question.job.workload.seed)
-    study.sampler = sampler
     table = Table(question.space, [*candidates, *([baseline] if baseline else [])])
+    distributions = distributions_of(question.space, baseline)
+    sampler = make_sampler(question.sampler, distributions, table.candidates, question.job.workload.seed)
+    study.sampler = sampler
     mind = Mind(table, predictions, limit_bytes=question.memory_limit_bytes, options=options)
     ground = Ground(table, tiers_of(question.space, candidates), mind, baseline)
     others = _of_others(earlier, records.trials_of(study))

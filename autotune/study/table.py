@@ -60,17 +60,15 @@ class Table:
         """Who is known to need at most the memory of this one, itself included."""
         return np.asarray((self.demands <= self.demands[place]).all(axis=1))
 
-    def least_demanding(self, places: Places) -> Places:
-        """Those of `places` that none of the others is known to need less than, in their order."""
-        left, found = places[np.argsort(self.demands[places].sum(axis=1), kind="stable")], []
-        while len(left):
-            # The lowest sum has nothing strictly below it, and whatever lies above it is not among the least.
-            rows, lowest = self.demands[left], self.demands[left[0]]
-            above = (rows >= lowest).all(axis=1)
-            alike = above & (rows == lowest).all(axis=1)
-            found.extend(left[alike])
-            left = left[~above]
-        return np.sort(np.array(found, dtype=np.int64))
+    def least_demanding(self, places: Places) -> int:
+        """The first of `places` that none of the others is known to need less than."""
+        rows, open_still = self.demands[places], np.ones(len(places), dtype=bool)
+        for number, row in enumerate(rows):
+            if open_still[number]:
+                if not ((rows <= row).all(axis=1) & (rows < row).any(axis=1)).any():
+                    return int(places[number])
+                open_still &= ~(rows >= row).all(axis=1)  # nor is anything the least that needs as much as this one
+        raise ValueError("of no places there is no first")
 
     @cached_property
     def features(self) -> tuple[Numbers, Places]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -55,14 +56,37 @@ class View:
         self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
         # How fast finalists turn out to be reopens no search that was done; that one of them ran out of memory may.
         telling_more = [trial for trial in telling if trial.purpose != "confirm" or not trial.verdict.fits]
-        self.beliefs: Beliefs = ground.mind.after([*earlier, *telling_more], pending)
+        self._believed = [*earlier, *telling_more]
         self.pending = pending
         self._ground = ground
-        measured = ground.table.mask(self.measured)
-        self._implied: Flags = self.beliefs.facts.impossible & ~measured
-        self._refused: Flags = self.beliefs.refused & ~measured & ~self._implied
-        self._pending: Flags = ground.table.mask(pending)
-        self._open: Flags = ~(measured | self._implied | self._refused | self._pending)
+        self._contenders: dict[int, list[Trial]] = {}
+
+    @cached_property
+    def beliefs(self) -> Beliefs:
+        """Thought of only when somebody asks: it is what takes the most of a driver's time."""
+        return self._ground.mind.after(self._believed, self.pending)
+
+    @cached_property
+    def _measured(self) -> Flags:
+        return self._ground.table.mask(self.measured)
+
+    @cached_property
+    def _implied(self) -> Flags:
+        return self._ground.mind.settled(self._believed).impossible & ~self._measured
+
+    @cached_property
+    def _refused(self) -> Flags:
+        if not self._ground.mind.screens:
+            return np.zeros_like(self._measured)
+        return self.beliefs.refused & ~self._measured & ~self._implied
+
+    @cached_property
+    def _pending(self) -> Flags:
+        return self._ground.table.mask(self.pending)
+
+    @cached_property
+    def _open(self) -> Flags:
+        return ~(self._measured | self._implied | self._refused | self._pending)
 
     @property
     def implied(self) -> frozenset[str]:
@@ -90,8 +114,11 @@ class View:
 
     def contenders(self, tier: Tier) -> list[Trial]:
         """What fits in the tier and was not refuted by a confirmation, fastest first."""
-        fitting = [trial for trial in self.probed_in(tier) if trial.verdict.fits and not self._refuted(trial)]
-        return sorted(fitting, key=speed_of, reverse=True)
+        number = self._number(tier)
+        if number not in self._contenders:
+            fitting = [trial for trial in self.probed_in(tier) if trial.verdict.fits and not self._refuted(trial)]
+            self._contenders[number] = sorted(fitting, key=speed_of, reverse=True)
+        return self._contenders[number]
 
     def tier_of_choice(self) -> Tier | None:
         """The most preferred tier in which something fits."""
