@@ -5,6 +5,7 @@ What was not measured is None, with the reason beside it; never 0 and never infi
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class Outcome(StrEnum):
 
     @property
     def is_out_of_memory(self) -> bool:
-        return self.value.startswith("oom_")
+        return self.startswith("oom_")
 
     @classmethod
     def out_of_memory_in(cls, phase: Phase) -> Outcome:
@@ -82,6 +83,12 @@ class Speed:
         """Loss tokens over wall seconds of the cycles, by the median cycle, which one hiccup does not move. Reckoned once: a
         search asks it of thousands of trials before each probe."""
         return statistics.median(self.rates)
+
+    @cached_property
+    def scatter(self) -> float | None:
+        """Standard deviation of the logarithm of single cycles' rates; None where that can't be told. Reckoned once as well."""
+        rates = self.rates
+        return statistics.stdev(map(math.log, rates)) if len(rates) > 1 and min(rates) > 0 else None
 
     @property
     def spread(self) -> float | None:

@@ -44,6 +44,7 @@ from tests.rig.toys import executor, toy  # noqa: E402
 from tests.simulated import MIB, Machine, ToyTrainer, toy_question  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PARTS = ("sleeping", "real", "driver", "memory", "ray")
 SLOTS = (1, 2, 4, 8)
 PROBE_SECONDS = 1.0
 """Of a sleeping probe. Real ones take longer, so that the driver's share is smaller than here."""
@@ -133,7 +134,7 @@ def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
         study = study_of(question, trainer)
         sleeper, pending = Sleeper(machine_, 0.0), list[Asked]()
         seconds: list[float] = []
-        told, processor = 0, time.process_time()
+        told, database, processor = 0, in_the_database(study), time.process_time()
         while told < trials:
             began = time.perf_counter()
             while len(pending) < slots:
@@ -144,6 +145,9 @@ def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
             study.tell(one, sleeper.measure(one.candidate, SHORT))
             told += 1
             seconds.append(time.perf_counter() - began)
+            if told % 250 == 0:
+                so_far = 1000 * (time.process_time() - processor) / told
+                print(f"{sampler}: {told} of {trials}, {so_far:.1f} ms of the processor each so far", file=sys.stderr, flush=True)
         study.leave()
         processor = time.process_time() - processor
     first = sum(seconds[slots : slots + 100]) / 100  # the first turn fills all slots
@@ -153,10 +157,30 @@ def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
         "sampler": sampler,
         "milliseconds_per_probe": round(1000 * sum(seconds) / trials, 2),
         "processor_milliseconds_per_probe": round(1000 * processor / trials, 2),
+        "of_these_in_the_database": round(1000 * database() / trials, 2),
         "of_the_first_hundred": round(1000 * first, 2),
         "of_the_last_hundred": round(1000 * sum(seconds[-100:]) / 100, 2),
         "slowest": round(1000 * max(seconds), 1),
     }
+
+
+def in_the_database(study: Study) -> Callable[[], float]:
+    """The processor's seconds that go into what is asked of the database from here on: Optuna's writing, and the claims."""
+    spent, depth = 0.0, 0
+    patience = study._patience
+    inner = type(patience).__call__
+
+    def call(self: Any, asked: Callable[[], Any]) -> Any:
+        nonlocal spent, depth
+        began, depth = time.process_time(), depth + 1
+        try:
+            return inner(self, asked)
+        finally:
+            depth -= 1
+            spent += 0.0 if depth else time.process_time() - began
+
+    patience.__class__ = type("Timed", (type(patience),), {"__call__": call})
+    return lambda: spent
 
 
 def memory(trials: int) -> dict[str, object]:
@@ -254,29 +278,42 @@ def on_ray(probes: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything, written nowhere: to see that it runs")
-    parser.add_argument("--only", choices=["sleeping", "driver", "memory", "real", "ray"], help="one part, written nowhere")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some parts; the results of the others stay")
     options = parser.parse_args()
     part = 10 if options.quick else 1
-    versions = {name: importlib.metadata.version(name) for name in ("optuna", "sqlalchemy", "numpy", "ray")}
-    found: dict[str, Any] = {"machine": machine.facts({"python": platform.python_version(), **versions})}
-    # What else the machine was doing makes every wall-clock figure worse; seconds of the processor it leaves alone.
-    found["load_average_before"] = round(os.getloadavg()[0], 1)
-    print(json.dumps(found["machine"]), "load", found["load_average_before"])
     parts: dict[str, Callable[[], Iterator[dict[str, object]]]] = {
         "sleeping": lambda: (sleeping(slots, max(2, 30 * slots // part)) for slots in SLOTS),
         "real": lambda: (real(slots, 20.0 / part) for slots in SLOTS if slots <= (os.cpu_count() or 1)),
-        "driver": lambda: (driver(64, 2000 // part, sampler) for sampler in ("random", "value", "tpe")),
+        "driver": lambda: (driver(64, 2000 // part, sampler) for sampler in ("value", "random", "tpe")),
         "memory": lambda: (memory(count // part) for count in (5000,)),
         "ray": lambda: (on_ray(count // part) for count in (200,)),
     }
-    for name, measure in parts.items():
-        if options.only in (None, name):
-            found[name] = []
-            for row in measure():
-                print(name, json.dumps(row), flush=True)
-                found[name].append(row)
-                if not options.quick and options.only is None:  # row by row, so that a run that is ended leaves what it has
-                    put_whole(RESULTS / "scale.json", (json.dumps(found, indent=1) + "\n").encode())
+    found = kept()
+    for name in (name for name in PARTS if name in options.only):
+        found[name] = ran = {**surroundings(), "rows": []}
+        print(name, json.dumps(ran), flush=True)
+        for row in parts[name]():
+            print(name, json.dumps(row), flush=True)
+            ran["rows"].append(row)
+            if not options.quick:  # row by row, so that a run that is ended leaves what it has
+                put_whole(RESULTS / "scale.json", (json.dumps(found, indent=1) + "\n").encode())
+
+
+def kept() -> dict[str, Any]:
+    """What is known by now, part by part, each with where it was run."""
+    file = RESULTS / "scale.json"
+    before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    where = {name: before.pop(name) for name in ("machine", "load_average_before") if name in before}  # once for all, at first
+    return {name: {**where, "rows": part} if isinstance(part, list) else part for name, part in before.items()}
+
+
+def surroundings() -> dict[str, Any]:
+    versions = {name: importlib.metadata.version(name) for name in ("optuna", "sqlalchemy", "numpy", "ray")}
+    # What else the machine was doing makes every wall-clock figure worse, and much less the seconds of the processor.
+    return {
+        "machine": machine.facts({"python": platform.python_version(), **versions}),
+        "load_average_before": round(os.getloadavg()[0], 1),
+    }
 
 
 if __name__ == "__main__":

@@ -182,7 +182,8 @@ class RayExecutor:
 def look() -> list[Node]:
     """Every node that is alive, in its own words."""
     alive = [each for each in ray.nodes() if each["Alive"]]
-    task = ray.remote(num_cpus=0, max_retries=0)(on_node.look)
+    # With the actors' own environment, so that the process that looked serves as an actor next: starting one takes seconds.
+    task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": ITS_CHILDREN_ARE_OURS})(on_node.look)
     asked = {
         each["NodeID"]: task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False)).remote()
         for each in alive

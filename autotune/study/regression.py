@@ -262,7 +262,7 @@ class _Doubt:
         new = np.array([place for place in pending.tolist() if place not in self.expected], dtype=np.int64)
         if len(new):
             self._expect(new)
-        return np.sqrt(self._left / self._before)
+        return np.asarray(np.sqrt(self._left / self._before))
 
     def _expect(self, new: Places) -> None:
         """Further rows of the factor, below those of everything that was known before."""

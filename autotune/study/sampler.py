@@ -142,7 +142,7 @@ class StockSampler(PoolSampler):
         apart = np.abs(there - _position(distribution, value))
         if isinstance(distribution, CategoricalDistribution):
             apart = np.where(apart > 0, 1.0, apart)
-        return np.nan_to_num(apart)
+        return np.asarray(np.nan_to_num(apart))
 
 
 def _position(distribution: BaseDistribution, value: Any) -> float:

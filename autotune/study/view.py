@@ -116,7 +116,8 @@ class View:
         """What fits in the tier and was not refuted by a confirmation, fastest first."""
         number = self._number(tier)
         if number not in self._contenders:
-            fitting = [trial for trial in self.probed_in(tier) if trial.verdict.fits and not self._refuted(trial)]
+            refuted = {name for name, together in self.confirmations.items() if not together.verdict.fits}
+            fitting = [trial for trial in self.probed_in(tier) if trial.verdict.fits and trial.candidate.id not in refuted]
             self._contenders[number] = sorted(fitting, key=speed_of, reverse=True)
         return self._contenders[number]
 
@@ -161,12 +162,8 @@ class View:
     def cycle_spread(self) -> float | None:
         """How much single cycles scatter within the probes so far; None while that is not known."""
         speeds = [speed for trial in self.told if (speed := trial.measurement.ranking_speed) is not None]
-        inside = [float(np.std(np.log(rates), ddof=1)) for speed in speeds if len(rates := speed.rates) > 1]
+        inside = [scatter for speed in speeds if (scatter := speed.scatter) is not None]
         return statistics.median(inside) if inside else None
-
-    def _refuted(self, trial: Trial) -> bool:
-        confirmation = self.confirmations.get(trial.candidate.id)
-        return confirmation is not None and not confirmation.verdict.fits
 
     def _number(self, tier: Tier) -> int:
         return next(number for number, one in enumerate(self.tiers) if one is tier)
