@@ -37,7 +37,7 @@ from autotune.files import put_whole  # noqa: E402
 from autotune.measurement import Measurement, Outcome  # noqa: E402
 from autotune.question import Question  # noqa: E402
 from autotune.space import Knob, SearchSpace  # noqa: E402
-from autotune.study import Asked, Means, Study, open_study  # noqa: E402
+from autotune.study import Asked, Means, Study, open_study, worth  # noqa: E402
 from autotune.trainers.base import ProbePlan  # noqa: E402
 from autotune.tune import SHORT, Clock, baseline_candidate, legal_candidates, tune  # noqa: E402
 from tests.rig.toys import executor, toy  # noqa: E402
@@ -128,7 +128,9 @@ def run(question: Question, trainer: Any, where: Executor, heard: Callable[[Even
 
 
 def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
-    """What asking and telling take by themselves: so many asked and not told at any time, nothing measured."""
+    """What asking and telling take by themselves: so many asked and not told at any time, nothing measured. Nothing is given up
+    for being unlikely to be better, so that a search is never done; how likely it is, is reckoned all the same."""
+    worth.LIKELY = worth.LIKELY_OF_THE_UNTRIED = 0.0  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
         question, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)
         study = study_of(question, trainer)

@@ -42,6 +42,9 @@ class Stages:
     """What runs share, made when first needed: a cluster and a database server."""
 
     folder: Path
+    nodes: int = 0
+    """Of the cluster, where there is one."""
+
     cluster: Any = None
     server: Any = None
 
@@ -70,7 +73,8 @@ def stages(folder: Path, faults: tuple[Fault, ...], places: tuple[Place, ...]) -
         if any(set(places) & set(fault.places) & {"ray"} for fault in faults):
             from tests.executors.clusters import cluster
 
-            made.cluster = stack.enter_context(cluster(nodes=3))
+            made.nodes = max(fault.nodes for fault in faults)
+            made.cluster = stack.enter_context(cluster(nodes=made.nodes))
         yield made
 
 
@@ -169,5 +173,5 @@ def _clear(scene: Scene) -> int:
 def _as_before(shared: Stages) -> None:
     """A cluster that lost a node gets another one."""
     if shared.cluster is not None:
-        while len(shared.cluster.worker_nodes) < 2:
+        while len(shared.cluster.worker_nodes) < shared.nodes - 1:
             shared.cluster.add_node(num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False)

@@ -39,6 +39,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     median_seconds: float | None = None
     date: str = ""
+    where: str = ""
+    """The machine, in words."""
+
+    load_average: float | None = None
+    """What else it was doing, before the row."""
+
     wrong: tuple[str, ...] = ()
     """Seed by seed what was not as it must be."""
 
@@ -60,15 +66,21 @@ class Results:
         self._file = file
         self.rows: list[Row] = []
         """Of this run."""
-        before = msgspec.json.decode(file.read_bytes(), type=Kept).rows if file is not None and file.exists() else []
-        self._kept = Kept(machine=_machine(), rows=before)
+        self._kept = Kept(machine=_machine(), rows=_rows_of(file) if file is not None and file.exists() else [])
 
     @property
     def machine_in_words(self) -> str:
-        return in_words(self._kept.machine)
+        machine = self._kept.machine
+        return f"{machine['date']}, {in_words(machine)}, load average {machine['load_average_before']} before"
+
+    def has(self, fault: Fault, place: str, runs: int) -> bool:
+        """Whether the row is there with at least so many runs, or with the reason why there are none."""
+        mine = [row for row in self._kept.rows if (row.fault, row.place) == (fault.name, place)]
+        return any(row.left_out is not None or row.runs >= runs for row in mine)
 
     def put(self, row: Row) -> None:
         self.rows.append(row)
+        row = msgspec.structs.replace(row, where=in_words(self._kept.machine))
         others = [one for one in self._kept.rows if (one.fault, one.place) != (row.fault, row.place)]
         order = {(fault.name, place): number for number, (place, fault) in enumerate((p, f) for p in PLACES for f in FAULTS)}
         known = [one for one in [*others, row] if (one.fault, one.place) in order]
@@ -78,12 +90,20 @@ class Results:
             self._file.with_suffix(".md").write_text(page(self._kept))
 
 
-def row_of(fault: Fault, place: str, runs: Sequence[tuple[int, Found]]) -> Row:
+def _rows_of(file: Path) -> list[Row]:
+    """Those that do not say where they were played were played where the file says."""
+    kept = msgspec.json.decode(file.read_bytes(), type=Kept)
+    where, load = in_words(kept.machine), kept.machine["load_average_before"]
+    return [row if row.where else msgspec.structs.replace(row, where=where, load_average=load) for row in kept.rows]
+
+
+def row_of(fault: Fault, place: str, runs: Sequence[tuple[int, Found]], load_average: float) -> Row:
     found = [one for _, one in runs]
     return Row(
         fault=fault.name, how=fault.how, place=place, runs=len(found), survived=sum(one.survived for one in found),
         lost=sum(one.lost for one in found), orphans=sum(one.orphans for one in found),
         median_seconds=round(statistics.median(one.seconds for one in found), 1), date=datetime.date.today().isoformat(),
+        load_average=round(load_average, 1),
         wrong=tuple(f"seed {seed}: {text}" for seed, one in runs for text in one.wrong),
     )  # fmt: skip
 
@@ -113,11 +133,18 @@ def page(kept: Kept) -> str:
     played = [row for row in kept.rows if row.left_out is None]
     nothing = [f"- {row.fault}, {row.place}: {row.left_out}." for row in kept.rows if row.left_out is not None]
     wrong = [f"- {row.fault}, {row.place}, {text}" for row in played for text in row.wrong]
+    machines = {where: f"{number}" for number, where in enumerate(dict.fromkeys(row.where for row in played), start=1)}
     return "\n".join([
-        "# Faults, played out", "", f"`make test-faults`: {in_words(kept.machine)}", "", ABOUT, "",
-        "| fault | how | executor | runs | survived | lost | orphans | each took |", "|---|---|---|---|---|---|---|---|",
-        *(f"| {row.fault} | {row.how} | {row.place} | {_figures(row)} | {row.median_seconds} s |" for row in played),
-        f"| all | | | {_sums(played)} | |", "",
+        "# Faults, played out", "", "`make test-faults`, each row on the machine of its last column:", "",
+        *(f"{number}. {where}" for where, number in machines.items()), "", ABOUT, "",
+        "| fault | how | executor | runs | survived | lost | orphans | each took | at a load of | machine | date |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {row.fault} | {row.how} | {row.place} | {_figures(row)} | {row.median_seconds} s | {row.load_average} "
+            f"| {machines[row.where]} | {row.date} |"
+            for row in played
+        ),
+        f"| all | | | {_sums(played)} | | | | |", "",
         *(["Did not survive:", "", *wrong, ""] if wrong else []), *(["Left out:", "", *nothing] if nothing else []),
     ]).rstrip() + "\n"  # fmt: skip
 
@@ -134,8 +161,7 @@ def _sums(rows: Sequence[Row]) -> str:
 def in_words(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     gib = machine["memory_bytes"] / 2**30
-    where = f"{machine['cores']} cores ({machine['cpu']}), {gib:.0f} GiB, {machine['system']}"
-    return f"{machine['date']}, {where}, load average {machine['load_average_before']} before; {versions}."
+    return f"{machine['cores']} cores ({machine['cpu']}), {gib:.0f} GiB, {machine['system']}; {versions}"
 
 
 def _machine() -> dict[str, Any]:

@@ -61,6 +61,9 @@ class Fault:
     """None for one or two, as the seed says."""
 
     ranks: int = 1
+    nodes: int = 2
+    """So many a cluster needs, at least."""
+
     deadline_seconds: float = 30.0
     database: Literal["sqlite", "postgres"] = "sqlite"
     resumes: bool = False
@@ -206,7 +209,7 @@ FAULTS = (
         why_not_elsewhere="there the driver itself holds the slot",
     ),
     Fault(
-        name="node lost", how="a node of the cluster is gone without a word", outside=acts.lose_the_node, slots=1,
+        name="node lost", how="a node of the cluster is gone without a word", outside=acts.lose_the_node, slots=1, nodes=3,
         told=r"was lost while it was measuring.*Trying again", may_pass_unseen=True, places=("ray",),
         why_not_elsewhere="there is one machine", heavy=True,
     ),
