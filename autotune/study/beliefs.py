@@ -18,7 +18,7 @@ from autotune.prediction import Estimate, Prediction
 from autotune.recommendation import Trial
 from autotune.study.facts import Facts, Settled
 from autotune.study.gauss import WIDTH
-from autotune.study.needs import Appetite, Needs
+from autotune.study.needs import Appetite
 from autotune.study.options import SearchOptions
 from autotune.study.pace import Pace
 from autotune.study.regression import Kernels, Observed, Posterior, Regression
@@ -78,7 +78,6 @@ class Mind:
         self._pace = Pace(table, found) if Pace.knows(found) else _WholeCycles(table, found)
         self._fails = np.array([one is not None and one.failure is not None and one.fits is False for one in found], dtype=bool)
         self._last: tuple[tuple[int, frozenset[str]], Beliefs] | None = None
-        self._needs: tuple[int, Needs] | None = None
 
     @property
     def screens(self) -> bool:
@@ -100,20 +99,14 @@ class Mind:
     def _believe(self, trials: Sequence[Trial], pending: frozenset[str]) -> Beliefs:
         facts, late = self.settled(trials), len(trials) % (1 + len(pending) // CROWD)
         heard = trials[: len(trials) - late] if self.options.calibrate else ()
-        needs = self._needs_after(heard)
         expected = self.table.mask([*pending, *(one.candidate.id for one in trials[len(trials) - late :])])
-        speed = self._pace.after(heard[-REMEMBERED:], np.flatnonzero(expected))
+        newest, awaited = heard[-REMEMBERED:], np.flatnonzero(expected)
+        needs, speed = self._appetite.after(newest, awaited), self._pace.after(newest, awaited)
         fits = np.where(self._fails, np.minimum(needs.fits, FAILS), needs.fits)
         fits = np.where(facts.impossible, 0.0, np.where(facts.possible, 1.0, fits))
         # What comes nearest to fitting is refused only where even the lower end of what is believed lies beyond the limit.
         refused = self.predicted & ((needs.least > 0) | self._fails) & ~facts.possible & self.options.screen
         return Beliefs(facts=facts, need=needs.peak, speed=speed, fits=fits, refused=refused)
-
-    def _needs_after(self, heard: Sequence[Trial]) -> Needs:
-        """Whether a candidate fits is never taken from what is only expected of others."""
-        if self._needs is None or self._needs[0] != len(heard):
-            self._needs = (len(heard), self._appetite.after(heard[-REMEMBERED:]))
-        return self._needs[1]
 
 
 class _WholeCycles:

@@ -18,8 +18,8 @@ from autotune.prediction import Estimate, Prediction
 from autotune.recommendation import Trial
 from autotune.study.facts import blames_engine
 from autotune.study.gauss import WIDTH, below
-from autotune.study.regression import Kernels, Observed, Posterior, posterior
-from autotune.study.table import Numbers, Table
+from autotune.study.regression import Kernels, Observed, Posterior, Regression, posterior
+from autotune.study.table import Numbers, Places, Table
 
 STRETCHES: Mapping[str, tuple[Phase, ...]] = {
     "loading": ("load",),
@@ -84,10 +84,11 @@ class Appetite:
             name: _stretch(phases, [_peak(one, phases, by_phase, limit_bytes) for one in found], guessed)
             for name, phases in (STRETCHES if by_phase else WHOLE).items()
         }
+        self._regressions = {name: Regression(self._kernels, one.width, NOISE) for name, one in self._stretches.items()}
 
-    def after(self, trials: Sequence[Trial]) -> Needs:
+    def after(self, trials: Sequence[Trial], pending: Places) -> Needs:
         seen = [(place, trial.measurement) for trial in trials if (place := self._heard(trial)) is not None]
-        found = [self._corrected(name, seen) for name in self._stretches]
+        found = [self._corrected(name, seen, pending) for name in self._stretches]
         means = np.array([one.mean for one in found])
         spreads = np.array([one.deviation for one in found])
         highest = means.argmax(axis=0)
@@ -100,7 +101,7 @@ class Appetite:
         """Its place, where the outcome tells of its need."""
         return None if blames_engine(trial.measurement) else self._table.place.get(trial.candidate.id)
 
-    def _corrected(self, name: str, seen: Sequence[tuple[int, Measurement]]) -> Posterior:
+    def _corrected(self, name: str, seen: Sequence[tuple[int, Measurement]], pending: Places) -> Posterior:
         one = self._stretches[name]
         exact, bounds = [], []
         for place, measured in seen:
@@ -110,9 +111,9 @@ class Appetite:
             elif measured.worst is not None and (reached := self._reached(name, place, measured)):
                 exact.append((place, math.log(reached / self._limit_bytes) - one.prior[place]))
         known = _observed(exact)
-        found = posterior(self._kernels, one.width, known, NOISE)
         if bounds:
-            found = posterior(self._kernels, one.width, _with_bounds(known, bounds, found), NOISE)
+            known = _with_bounds(known, bounds, posterior(self._kernels, one.width, known, NOISE))
+        found = self._regressions[name].after(known, pending)
         return Posterior(found.mean + one.prior, np.maximum(found.deviation, 1e-3), found.noise)
 
     def _reached(self, name: str, place: int, measured: Measurement) -> int | None:
