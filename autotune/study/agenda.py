@@ -169,10 +169,10 @@ class Agenda:
         if not len(pool):
             return None
         if self.weighs:
-            best = speed_of(seen.contenders(tier)[0])
-            if len(remembered := self._remembered(pool, best)):
+            contenders = seen.contenders(tier)
+            if len(remembered := self._remembered(pool, speed_of(contenders[0]))):
                 return Step(purpose="search", pool=remembered)
-            pool = pool[promising(seen.beliefs, pool, best, self._untried(seen))]
+            pool = pool[promising(seen.beliefs, pool, seen.leader(contenders), self._untried(seen))]
             return Step(purpose="search", pool=pool) if len(pool) else None
         loads = self.ground.table.loads
         if stopped_improving(tier, [self.ground.table.candidates[place] for place in pool], seen):

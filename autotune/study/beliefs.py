@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -139,7 +139,7 @@ class _WholeCycles:
         distances = np.array([rate - prior[place] for place, rate in seen])
         observed = Observed(places, distances, np.zeros(len(seen)))
         found = self._regression.after(observed, pending)
-        return Posterior(found.mean + prior, np.maximum(found.deviation, 1e-3), found.noise)
+        return replace(found, mean=found.mean + prior, deviation=np.maximum(found.deviation, 1e-3))
 
 
 def _width(one: Estimate) -> float:

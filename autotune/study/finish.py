@@ -44,10 +44,9 @@ def confirmation(seen: View, seconds: float) -> Candidate | None:
 def _finalists(seen: View, tier: Tier) -> list[Trial]:
     """By what is believed of them, which a single lucky probe moves less than a ranking by what it showed."""
     contenders = seen.contenders(tier)
-    means, spreads = (np.array([figure(trial) for trial in contenders]) for figure in (seen.believed_speed, seen.speed_doubt))
-    leader = int(means.argmax())
-    gains = expected_gain(means, np.hypot(spreads, spreads[leader]), float(means[leader]))
-    gains[leader] = np.inf
+    ahead, doubt = seen.ahead(contenders, seen.leader(contenders))
+    gains = expected_gain(ahead, doubt, 0.0)
+    gains[int(ahead.argmax())] = np.inf
     order = [int(place) for place in np.argsort(-gains, kind="stable")[:FINALISTS]]
     return [contenders[place] for place in order if gains[place] > WORTH]
 

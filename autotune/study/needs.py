@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -114,7 +114,7 @@ class Appetite:
         if bounds:
             known = _with_bounds(known, bounds, posterior(self._kernels, one.width, known, NOISE))
         found = self._regressions[name].after(known, pending)
-        return Posterior(found.mean + one.prior, np.maximum(found.deviation, 1e-3), found.noise)
+        return replace(found, mean=found.mean + one.prior, deviation=np.maximum(found.deviation, 1e-3))
 
     def _reached(self, name: str, place: int, measured: Measurement) -> int | None:
         """The peak measured in the stretch; where phases were not told apart, the whole is that of the most demanding one."""

@@ -51,14 +51,14 @@ class Pace:
 
     def __init__(self, table: Table, found: Sequence[Prediction | None]) -> None:
         self._table = table
-        """One without a prediction (a baseline that cannot be followed) is taken to be as the middle of the others."""
+        # One without a prediction (a baseline that cannot be followed) is taken to be as the middle of the others.
         self._seconds = {name: _filled(found, partial(_seconds_of, name)) for name in (*GROUPS, REST)}
         self._widths = {
             name: np.array([MOST if one is None else _width(_together(one, name)) for one in found]) for name in GROUPS
         }
         self._widths[REST] = np.full(len(found), MOST)
-        kernels = Kernels(table, table.kinds)
-        self._regressions = {name: Regression(kernels, width, NOISE, STRUCTURES) for name, width in self._widths.items()}
+        kernels = {name: Kernels(table, table.kinds, _figures(seconds)) for name, seconds in self._seconds.items()}
+        self._regressions = {name: Regression(kernels[name], width, NOISE, STRUCTURES) for name, width in self._widths.items()}
         self._tokens = _filled(found, _rate) * sum(self._seconds.values())
 
     @classmethod
@@ -70,15 +70,18 @@ class Pace:
     def after(self, trials: Sequence[Trial], pending: Places) -> Posterior:
         """Of the logarithm of tokens per second."""
         seen = {place: cycle for trial in trials if (cycle := self._cycle(trial)) for place in [cycle[0]]}
-        total, variance, noise = np.zeros(len(self._table)), np.zeros(len(self._table)), []
-        for name, seconds in self._seconds.items():
-            found = self._corrected(name, list(seen.values()), pending)
-            corrected = seconds * np.exp(found.mean)
-            total += corrected
-            variance += (corrected * found.deviation) ** 2
-            noise.append(found.noise)
-        deviation = np.sqrt(variance) / total
-        return Posterior(np.log(self._tokens / total), np.maximum(deviation, 1e-3), min(noise[0], noise[2]))
+        parts = {name: self._corrected(name, list(seen.values()), pending) for name in self._seconds}
+        corrected = {name: seconds * np.exp(parts[name].mean) for name, seconds in self._seconds.items()}
+        total = np.asarray(sum(corrected.values()))
+        weights = {name: seconds / total for name, seconds in corrected.items()}
+        variance = sum((weights[name] * found.deviation) ** 2 for name, found in parts.items())
+
+        def shared(place: int) -> Numbers:
+            """Phases are off by figures of their own, so the covariance of cycles is the sum of theirs."""
+            return np.asarray(sum(weights[name] * weights[name][place] * parts[name].shared(place) for name in parts))
+
+        noise = min(parts["rollout"].noise, parts["training"].noise)
+        return Posterior(np.log(self._tokens / total), np.maximum(np.sqrt(variance), 1e-3), noise, shared)
 
     def _cycle(self, trial: Trial) -> tuple[int, Mapping[str, float]] | None:
         """Measured seconds of one cycle by phase."""
@@ -132,6 +135,11 @@ def _seconds_of(name: str, one: Prediction) -> float:
 def _rate(one: Prediction) -> float:
     assert one.tokens_per_second is not None
     return one.tokens_per_second.value
+
+
+def _figures(seconds: Numbers) -> Numbers | None:
+    """What takes no time anywhere was not predicted."""
+    return np.log(np.maximum(seconds, seconds.max() * SHORTEST)) if seconds.max() > 0 else None
 
 
 def _timed(one: Prediction) -> bool:

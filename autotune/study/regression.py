@@ -8,10 +8,12 @@ them would be choosing too early.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autotune.study.say import Say, says
 from autotune.study.table import Numbers, Places, Table
 
 Shares = tuple[float, float, float, float]
@@ -31,6 +33,9 @@ REACH = 0.6
 BY_SOURCE = 0.7
 """How much of what is common to all candidates goes by what their predictions are made of."""
 
+LEAST_APART = 1e-3
+"""No two candidates are believed to be nearer than this, whatever says so."""
+
 NEGLIGIBLE = 0.02
 """Structures that explain the measurements this much worse than the best are not looked at."""
 
@@ -48,6 +53,10 @@ class Observed:
     """Of each, beside the common noise: 0 for a plain measurement."""
 
 
+def _nothing_shared(place: int) -> Numbers:
+    return np.zeros(1)
+
+
 @dataclass(frozen=True)
 class Posterior:
     """Of every candidate of the table."""
@@ -59,45 +68,77 @@ class Posterior:
     noise: float
     """Of one measurement."""
 
+    shared: Callable[[int], Numbers] = _nothing_shared
+    """How what is not known of every candidate goes together with what is not known of this one: their covariance."""
+
+    def ahead_of(self, place: int) -> tuple[Numbers, Numbers]:
+        """By how much each lies above this one, and the standard deviation of that. Of two that are alike in everything that
+        matters little may be known, and yet that they differ by nothing."""
+        variance = self.deviation**2 + self.deviation[place] ** 2 - 2 * self.shared(place)
+        return self.mean - self.mean[place], np.sqrt(np.maximum(variance, LEAST_APART**2))
+
 
 class Kernels:
     """How alike candidates are, in four ways."""
 
-    def __init__(self, table: Table, sources: Numbers | None = None) -> None:
+    def __init__(self, table: Table, sources: Numbers | None = None, figures: Numbers | None = None) -> None:
         """`sources`: what each candidate's prediction is made of, as shares; what is made of the same is off by the same.
-        Where that is not said, all are made of the same."""
-        self._numbers, self._categories = table.features
-        self._loads = table.loads
+        Where that is not said, all are made of the same. `figures`: the logarithms of the predictions, which show which knobs
+        have a say; where there are none, all have."""
+        self._numbers, self._categories = says(table, figures)
         self.size = len(table)
         made_of = np.ones((len(table), 1)) if sources is None else sources
         self._sources = made_of / np.linalg.norm(made_of, axis=1, keepdims=True)
+        self._parts = 1 + sum(one.whole for one in (*self._numbers, *self._categories))
 
     def between(self, rows: Places) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Of these rows with all candidates: bias, single knobs, knobs together, the very same."""
-        together, single, parts = np.ones((len(rows), self.size)), np.zeros((len(rows), self.size)), 1
-        single += self._loads[rows][:, None] == self._loads[None, :]
-        for column in self._numbers.T:
-            apart = column[rows][:, None] - column[None, :]
-            near = np.exp(-0.5 * (apart / REACH) ** 2)
-            line = 3.0 * (column[rows][:, None] - 0.5) * (column[None, :] - 0.5)
-            single += 0.5 * near + 0.5 * line
-            together *= near
-            parts += 1
-        for codes in self._categories.T:
-            same = codes[rows][:, None] == codes[None, :]
-            single += same
-            together *= np.where(same, 1.0, 0.4)
-            parts += 1
+        """Of these rows with all candidates: bias, single knobs (and loads), knobs together, the very same."""
+        together, single = np.ones((len(rows), self.size)), np.zeros((len(rows), self.size))
+        very_same, load = np.ones((len(rows), self.size)), np.ones((len(rows), self.size))
+        for one in self._numbers:
+            near = _mixed_in(_near, one, rows)
+            single += one.whole * 0.5 * (near + _mixed_in(_line, one, rows))
+            together *= 1 - one.whole * (1 - near)
+            differs = one.whole * (1 - _mixed_in(_same, one, rows))
+            very_same *= 1 - differs
+            load *= 1 - differs if one.of_load else 1.0
+        for one in self._categories:
+            differs = one.whole * (1 - _mixed_in(_same, one, rows))
+            single += one.whole - differs
+            together *= 1 - 0.6 * differs
+            very_same *= 1 - differs
+            load *= 1 - differs if one.of_load else 1.0
         bias = 1 - BY_SOURCE + BY_SOURCE * self._sources[rows] @ self._sources.T
-        return bias, single / parts, together, (rows[:, None] == np.arange(self.size)[None, :]).astype(float)
+        return bias, (single + load) / self._parts, together, very_same
 
     def own(self) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         """Of each candidate with itself."""
-        parts = 1 + self._numbers.shape[1] + self._categories.shape[1]
-        lines = (0.5 + 1.5 * (self._numbers - 0.5) ** 2).sum(axis=1)
-        single = (1 + lines + self._categories.shape[1]) / parts
+        single = np.ones(self.size) + sum(one.whole for one in self._categories)
+        for one in self._numbers:
+            lines = [3.0 * (column - 0.5) ** 2 for column in (one.true, one.told)]
+            single += one.whole * 0.5 * (1 + (1 - one.trust) * lines[0] + one.trust * lines[1])
         ones = np.ones(self.size)
-        return ones, single, ones, ones
+        return ones, single / self._parts, ones, ones
+
+
+def _mixed_in(alike: Callable[[Numbers, Numbers], Numbers], one: Say, rows: Places) -> Numbers:
+    """By the position as it is predicted to act, and a little by what it truly is."""
+    told = alike(one.told[rows][:, None], one.told[None, :])
+    if one.told is one.true:
+        return told
+    return one.trust * told + (1 - one.trust) * alike(one.true[rows][:, None], one.true[None, :])
+
+
+def _near(left: Numbers, right: Numbers) -> Numbers:
+    return np.asarray(np.exp(-0.5 * ((left - right) / REACH) ** 2))
+
+
+def _line(left: Numbers, right: Numbers) -> Numbers:
+    return 3.0 * (left - 0.5) * (right - 0.5)
+
+
+def _same(left: Numbers, right: Numbers) -> Numbers:
+    return np.asarray(left == right, dtype=float)
 
 
 def posterior(
@@ -176,24 +217,47 @@ def _evidence(covariance: Numbers, distance: Numbers, noise: float) -> float:
     return -0.5 * float(white @ white) - float(np.log(np.diag(root)[:-1]).sum())
 
 
+@dataclass(frozen=True)
+class _Left:
+    """What one model leaves of the prior."""
+
+    model: _Weighed
+    mean: Numbers
+    reached: Numbers
+    """Of each candidate, by independent parts: how much of its spread the measurements took."""
+
+
 def _mixed(seen: _Seen, models: list[_Weighed], least_noise: float) -> Posterior:
     """What all of them together leave of the prior; the prior itself, where nothing was measured."""
     kernels, amplitude = seen.kernels, seen.amplitude
     if not models:
         return Posterior(np.zeros(kernels.size), amplitude.copy(), least_noise)
-    own = kernels.own()
+    own, left = kernels.own(), [_left(seen, one) for one in models]
     mean, square, spread = np.zeros(kernels.size), np.zeros(kernels.size), np.zeros(kernels.size)
-    for one in models:
-        cross = seen.cross(one.shares) * one.scale**2
-        inverse_root = np.linalg.inv(np.linalg.cholesky(seen.covariance(one.shares, one.scale, one.noise)))
-        centre = (inverse_root.T @ (inverse_root @ seen.observed.distance)) @ cross
-        reached = inverse_root @ cross
-        prior = _together(one.shares, own) * (amplitude * one.scale) ** 2
-        mean += one.weight * centre
-        square += one.weight * centre**2
-        spread += one.weight * np.maximum(prior - (reached**2).sum(axis=0), 0.0)
+    for one in left:
+        prior = _together(one.model.shares, own) * (amplitude * one.model.scale) ** 2
+        mean += one.model.weight * one.mean
+        square += one.model.weight * one.mean**2
+        spread += one.model.weight * np.maximum(prior - (one.reached**2).sum(axis=0), 0.0)
     noise = sum(one.weight * one.noise for one in models)
-    return Posterior(mean, np.sqrt(np.maximum(spread + square - mean**2, 0.0)), noise)
+    deviation = np.sqrt(np.maximum(spread + square - mean**2, 0.0))
+    return Posterior(mean, deviation, noise, lambda place: _shared(kernels, amplitude, left, place))
+
+
+def _left(seen: _Seen, model: _Weighed) -> _Left:
+    cross = seen.cross(model.shares) * model.scale**2
+    inverse_root = np.linalg.inv(np.linalg.cholesky(seen.covariance(model.shares, model.scale, model.noise)))
+    return _Left(model, (inverse_root.T @ (inverse_root @ seen.observed.distance)) @ cross, inverse_root @ cross)
+
+
+def _shared(kernels: Kernels, amplitude: Numbers, left: list[_Left], place: int) -> Numbers:
+    """Covariance of all with this one: under each model, and by the models not agreeing."""
+    alike, mean, found = kernels.between(np.array([place])), np.zeros(kernels.size), np.zeros(kernels.size)
+    for one in left:
+        prior = _together(one.model.shares, alike)[0] * amplitude * amplitude[place] * one.model.scale**2
+        mean += one.model.weight * one.mean
+        found += one.model.weight * (prior - one.reached[:, place] @ one.reached + one.mean * one.mean[place])
+    return np.asarray(found - mean * mean[place])
 
 
 @dataclass(frozen=True)
@@ -230,7 +294,7 @@ class Regression:
 
     def after(self, observed: Observed, pending: Places) -> Posterior:
         """What these measurements leave of the prior: the means are theirs alone; those that are pending lessen the doubt."""
-        if self._known is None or not _same(self._known.seen.observed, observed):
+        if self._known is None or not _unchanged(self._known.seen.observed, observed):
             self._known = _explained(self._kernels, self._amplitude, observed, self._noises, self._structures)
             self._doubt = None
         if not len(pending):
@@ -238,7 +302,9 @@ class Regression:
         if self._doubt is None or not self._doubt.expected <= set(pending.tolist()):
             plainest = _Weighed(shares=self._structures[0], scale=1.0, noise=self._noises[0], weight=1.0)
             self._doubt = _Doubt(self._known, plainest)
-        return replace(self._known.found, deviation=self._known.found.deviation * self._doubt.left_by(pending))
+        found, left = self._known.found, self._doubt.left_by(pending)
+        # What two have in common shrinks as the doubt of each does.
+        return replace(found, deviation=found.deviation * left, shared=lambda place: found.shared(place) * left * left[place])
 
 
 class _Doubt:
@@ -276,6 +342,6 @@ class _Doubt:
         self.expected.update(new.tolist())
 
 
-def _same(one: Observed, other: Observed) -> bool:
+def _unchanged(one: Observed, other: Observed) -> bool:
     pairs = ((one.places, other.places), (one.distance, other.distance), (one.variance, other.variance))
     return all(np.array_equal(left, right) for left, right in pairs)

@@ -158,9 +158,9 @@ class Study:
         ground, seen = self.agenda.ground, self.view
         self._sampler.pool = step.pool
         if isinstance(self._sampler, ValueSampler):
-            best = seen.fastest_beside(ground.table.candidates[step.pool[0]])
+            leader = seen.leader_beside(ground.table.candidates[step.pool[0]])
             self._sampler.worth = lambda: worth(
-                ground.table, seen.told, seen.beliefs, step.pool, best, self.agenda.options, means.live
+                ground.table, seen.told, seen.beliefs, step.pool, leader, self.agenda.options, means.live
             )
 
     def _begin(self, purpose: Purpose) -> tuple[optuna.Trial, Candidate]:

@@ -82,6 +82,15 @@ class Table:
         return numbers, np.column_stack(categories or [self._none.astype(np.int64)])
 
     @cached_property
+    def decided_by_load(self) -> tuple[Flags, Flags]:
+        """Which features, and which categories, are the same for all candidates of one load."""
+        firsts = np.zeros(len(self.load_number), dtype=np.int64)
+        firsts[self.loads[::-1]] = np.arange(len(self))[::-1]
+        numbers, categories = self.features
+        first = firsts[self.loads]
+        return (numbers == numbers[first]).all(axis=0), (categories == categories[first]).all(axis=0)
+
+    @cached_property
     def kinds(self) -> Numbers:
         """A column for each set of knobs that apply together, 1 where a candidate has just these: one with an engine has other
         knobs than one without."""

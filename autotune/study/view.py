@@ -14,7 +14,7 @@ from autotune.recommendation import Trial
 from autotune.study.beliefs import Beliefs, Mind
 from autotune.study.pool import pooled
 from autotune.study.preference import Tier
-from autotune.study.table import Flags, Places, Table
+from autotune.study.table import Flags, Numbers, Places, Table
 
 
 def speed_of(trial: Trial) -> float:
@@ -137,19 +137,32 @@ class View:
             return self.measured[winner]
         return contenders[0]
 
+    def leader(self, contenders: Sequence[Trial]) -> int:
+        """The place of the one that is believed to be the fastest of these: a single lucky probe does not make it so."""
+        return max(
+            (self._ground.table.place[trial.candidate.id] for trial in contenders),
+            key=lambda one: float(self.beliefs.speed.mean[one]),
+        )
+
+    def leader_beside(self, candidate: Candidate) -> int | None:
+        """The leader among those that fit and learn the same as this candidate."""
+        contenders = self._beside(candidate)
+        return self.leader(contenders) if contenders else None
+
     def fastest_beside(self, candidate: Candidate) -> float | None:
         """The best speed among those that fit and learn the same as this candidate."""
-        number = self._ground.tier_number.get(candidate.id)
-        contenders = [] if number is None else self.contenders(self.tiers[number])
+        contenders = self._beside(candidate)
         return speed_of(contenders[0]) if contenders else None
 
-    def believed_speed(self, trial: Trial) -> float:
-        """The logarithm of what its tokens per second are believed to be, by its own measurement and by its neighbours'."""
-        return float(self.beliefs.speed.mean[self._ground.table.place[trial.candidate.id]])
+    def _beside(self, candidate: Candidate) -> list[Trial]:
+        number = self._ground.tier_number.get(candidate.id)
+        return [] if number is None else self.contenders(self.tiers[number])
 
-    def speed_doubt(self, trial: Trial) -> float:
-        """How far that may be off."""
-        return float(self.beliefs.speed.deviation[self._ground.table.place[trial.candidate.id]])
+    def ahead(self, trials: Sequence[Trial], leader: int) -> tuple[Numbers, Numbers]:
+        """By how much each of these is believed to be faster than the leader, in logarithms, and how far that may be off."""
+        places = self._ground.table.places(trial.candidate for trial in trials)
+        ahead, doubt = self.beliefs.speed.ahead_of(leader)
+        return ahead[places], doubt[places]
 
     def usual_seconds(self, *, load: bool) -> float:
         """What a further probe is likely to take, from what the others took; 0 while nothing was measured."""

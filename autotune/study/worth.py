@@ -36,23 +36,26 @@ def worth(
     trials: Sequence[Trial],
     beliefs: Beliefs,
     pool: Places,
-    best: float | None,
+    leader: int | None,
     options: SearchOptions,
     live: Collection[str] = (),
 ) -> Numbers:
-    """Of each member of the pool, in its order. Without a best to beat, any that fits is a gain."""
-    mean, deviation = beliefs.speed.mean[pool], beliefs.speed.deviation[pool]
-    level = math.log(best) if best else float(np.max(mean)) - 1.0
+    """Of each member of the pool, in its order. Without a leader to beat, any that fits is a gain."""
     caution = CAUTION[min(len(CAUTION) - 1, sum(one.measurement.outcome.is_out_of_memory for one in trials))]
-    gain = expected_gain(mean, deviation, level) * beliefs.fits[pool] ** (caution if best else 4 * caution)
+    if leader is None:
+        mean = beliefs.speed.mean[pool]
+        gain = expected_gain(mean, beliefs.speed.deviation[pool], float(np.max(mean)) - 1.0) * beliefs.fits[pool] ** caution
+    else:
+        ahead, doubt = beliefs.speed.ahead_of(leader)
+        gain = expected_gain(ahead[pool], doubt[pool], 0.0) * beliefs.fits[pool] ** caution
     if not options.value_per_second:
         return gain
     return np.asarray(gain / seconds_to_measure(table, trials, beliefs, live)[pool] ** THRIFT)
 
 
-def promising(beliefs: Beliefs, pool: Places, best: float, untried: Flags) -> Flags:
-    """Members of the pool that may fit and be better than the best by more than what counts: the upper bound of what is a
-    gamble on both lies lower than that of what surely fits."""
-    above = (beliefs.speed.mean[pool] - math.log(best * (1 + GAIN))) / beliefs.speed.deviation[pool]
-    chance = beliefs.fits[pool] * below(above)
+def promising(beliefs: Beliefs, pool: Places, leader: int, untried: Flags) -> Flags:
+    """Members of the pool that may fit and be better than the leader by more than what counts: the upper bound of what is a
+    gamble on both lies lower than that of what surely fits. What the two have in common cancels, known or not."""
+    ahead, doubt = beliefs.speed.ahead_of(leader)
+    chance = beliefs.fits[pool] * below((ahead[pool] - math.log1p(GAIN)) / doubt[pool])
     return np.asarray(chance >= np.where(untried[pool], LIKELY_OF_THE_UNTRIED, LIKELY))

@@ -16,16 +16,18 @@ from autotune.study.worth import promising
 BEST = 100.0
 
 
-def believed(speeds: Sequence[float], deviation: float, fits: Sequence[float]) -> Beliefs:
-    none, count = np.zeros(len(speeds), dtype=bool), len(speeds)
-    speed = Posterior(np.log(np.array(speeds)), np.full(count, deviation), 0.01)
-    need = Posterior(np.zeros(count), np.ones(count), 0.01)
-    return Beliefs(facts=Facts(impossible=none, possible=none), need=need, speed=speed, fits=np.array(fits), refused=none)
+def believed(speeds: Sequence[float], deviation: float, fits: Sequence[float], *, in_common: float = 0.0) -> Beliefs:
+    """Of these, and of a leader after them, of whose speed all is known but what it has `in_common` with the others."""
+    count = len(speeds) + 1
+    doubts = np.array([*[math.hypot(deviation, in_common)] * len(speeds), in_common])
+    speed = Posterior(np.log(np.array([*speeds, BEST])), doubts, 0.01, lambda place: np.full(count, in_common**2))
+    need, none = Posterior(np.zeros(count), np.ones(count), 0.01), np.zeros(count, dtype=bool)
+    return Beliefs(facts=Facts(impossible=none, possible=none), need=need, speed=speed, fits=np.array([*fits, 1.0]), refused=none)
 
 
 def is_promising(beliefs: Beliefs, *, untried: bool = False) -> list[bool]:
-    count = len(beliefs.fits)
-    return list(promising(beliefs, np.arange(count), BEST, np.full(count, untried)))
+    leader = len(beliefs.fits) - 1
+    return list(promising(beliefs, np.arange(leader), leader, np.full(leader + 1, untried)))
 
 
 def test_what_may_be_a_little_faster_is_worth_a_probe_where_it_surely_fits_and_not_where_it_hardly_does() -> None:
@@ -46,3 +48,9 @@ def test_what_cannot_fit_is_given_up_however_fast(fits: float) -> None:
 def test_a_switch_that_nobody_tried_is_given_up_later() -> None:
     beliefs = believed([0.9 * BEST], 0.08, [1.0])
     assert is_promising(beliefs) == [False] and is_promising(beliefs, untried=True) == [True]
+
+
+def test_what_nobody_knows_of_both_makes_neither_faster_than_the_other() -> None:
+    beliefs = believed([BEST], 0.005, [1.0], in_common=0.2)
+    assert is_promising(beliefs) == [False]
+    assert is_promising(believed([BEST], 0.2, [1.0])) == [True]
