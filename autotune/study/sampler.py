@@ -17,7 +17,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from autotune.candidate import Candidate, KnobValue
 from autotune.errors import MissingExtra
@@ -120,9 +120,6 @@ class StockSampler(PoolSampler):
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         self._inner.before_trial(study, trial)
-
-    def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        self._inner.after_trial(study, trial, state, values)
 
     def _proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
         space = self._inner.infer_relative_search_space(study, trial)

@@ -30,7 +30,7 @@ from autotune.study.options import SearchOptions
 from autotune.study.patience import Patience
 from autotune.study.preference import tiers_of
 from autotune.study.sampler import PoolSampler, ValueSampler, distributions_of, make_sampler, suggest
-from autotune.study.storage import claims_on, open_optuna, open_storage, sweep_stale
+from autotune.study.storage import claims_on, constrain, finish, open_optuna, open_storage, sweep_stale
 from autotune.study.table import Table
 from autotune.study.view import Ground, View
 from autotune.study.worth import worth
@@ -127,7 +127,7 @@ class Study:
                 return asked
             self._claims.give_back(claim)
         trial.set_user_attr(records.WHY, "another driver of this study was faster")
-        self._study.tell(trial, state=TrialState.FAIL)
+        finish(trial, TrialState.FAIL)
         return None
 
     def catch_up(self) -> bool:
@@ -201,8 +201,8 @@ class Study:
         trial.set_user_attr(screening.PREDICTED, screening.figures(prediction))
         trial.set_user_attr(records.OUTCOME, str(Outcome.SCREENED))
         trial.set_user_attr(records.WHY, screening.why(prediction))
-        trial.set_constraint(_CONSTRAINT, screening.violation(prediction))
-        self._study.tell(trial, state=TrialState.PRUNED)
+        constrain(trial, _CONSTRAINT, screening.violation(prediction))
+        finish(trial, TrialState.PRUNED)
 
     def tell(self, asked: Asked, measurement: Measurement) -> Trial:
         """Record the measurement and what it means."""
@@ -239,7 +239,7 @@ class Study:
         self._asked.pop(asked.number)
         with suppress(UpdateFinishedTrialError):  # swept, as above
             trial.set_user_attr(records.WHY, reason)
-            self._study.tell(trial, state=TrialState.FAIL)
+            finish(trial, TrialState.FAIL)
         self._claims.give_back(self._mine.pop(asked.number))
 
     def _write(self, told: Trial, trial: optuna.Trial) -> None:
@@ -249,14 +249,14 @@ class Study:
         trial.set_user_attr(records.OUTCOME, str(told.measurement.outcome))
         trial.set_user_attr(records.WHY, told.verdict.why)
         if told.measurement.outcome is Outcome.INTERRUPTED:
-            self._study.tell(trial, state=TrialState.FAIL)
+            finish(trial, TrialState.FAIL)
             return
-        trial.set_constraint(_CONSTRAINT, _violation(told))
+        constrain(trial, _CONSTRAINT, _violation(told))
         speed = told.measurement.ranking_speed
         if told.verdict.fits and speed is not None:
-            self._study.tell(trial, speed.tokens_per_second)
+            finish(trial, TrialState.COMPLETE, speed.tokens_per_second)
         else:
-            self._study.tell(trial, state=TrialState.PRUNED)
+            finish(trial, TrialState.PRUNED)
 
 
 def _violation(told: Trial) -> float:

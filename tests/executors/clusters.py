@@ -29,9 +29,7 @@ def cluster(nodes: int = 2, cpus: int = 2) -> Iterator[Any]:
     os.environ["PYTHONPATH"] = ROOT if not before else f"{ROOT}:{before}"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     small = {"num_cpus": cpus, "object_store_memory": 80 * MIB, "include_dashboard": False}
-    # Workers that nobody asked for would be started for each driver anew, a second or two of the processor each.
-    lean = {"_system_config": {"enable_worker_prestart": False, "prestart_worker_first_driver": False}}
-    made = Cluster(initialize_head=True, head_node_args={**small, **lean})
+    made = Cluster(initialize_head=True, head_node_args=small)
     try:
         for _ in range(nodes - 1):
             made.add_node(**small)
