@@ -33,6 +33,9 @@ REACH = 0.6
 BY_SOURCE = 0.7
 """How much of what is common to all candidates goes by what their predictions are made of."""
 
+KEPT = 64
+"""So many rows of likenesses are kept: a search asks for those of what it measured again and again."""
+
 LEAST_APART = 1e-3
 """No two candidates are believed to be nearer than this, whatever says so."""
 
@@ -89,10 +92,22 @@ class Kernels:
         self.size = len(table)
         made_of = np.ones((len(table), 1)) if sources is None else sources
         self._sources = made_of / np.linalg.norm(made_of, axis=1, keepdims=True)
+        self._known: dict[int, tuple[Numbers, ...]] = {}
         self._parts = 1 + sum(one.whole for one in (*self._numbers, *self._categories))
 
     def between(self, rows: Places) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         """Of these rows with all candidates: bias, single knobs (and loads), knobs together, the very same."""
+        wanted = rows.tolist()
+        new = [place for place in dict.fromkeys(wanted) if place not in self._known]
+        if new:
+            self._known.update(zip(new, zip(*self._reckoned(np.array(new)), strict=True), strict=True))
+        parts = zip(*(self._known[place] for place in wanted), strict=True) if wanted else [()] * 4
+        bias, single, together, very_same = (np.array(part).reshape(len(wanted), self.size) for part in parts)
+        for place in list(self._known)[:-KEPT]:
+            del self._known[place]
+        return bias, single, together, very_same
+
+    def _reckoned(self, rows: Places) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         together, single = np.ones((len(rows), self.size)), np.zeros((len(rows), self.size))
         very_same, load = np.ones((len(rows), self.size)), np.ones((len(rows), self.size))
         for one in self._numbers:
