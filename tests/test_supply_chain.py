@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = [Requirement(text) for text in PROJECT["dependencies"]]
 OUR_EXTRAS = [Requirement(text) for name in ("ray", "dashboard", "postgres") for text in PROJECT["optional-dependencies"][name]]
-ADVISORIES = yaml.safe_load((ROOT / "constraints" / "advisories.yaml").read_text())
+ADVISORIES = yaml.safe_load((ROOT / ".ci" / "constraints" / "advisories.yaml").read_text())
 
 MOST = 13
 PERMISSIVE = re.compile(r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation")
@@ -75,7 +75,7 @@ def test_nothing_is_imported_that_is_not_declared() -> None:
 
 
 def test_the_tested_set_is_pinned_to_the_last_figure() -> None:
-    lines = (ROOT / "constraints" / "cpu.txt").read_text().splitlines()
+    lines = (ROOT / ".ci" / "constraints" / "cpu.txt").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert pins and all("==" in pin for pin in pins)
 

@@ -36,7 +36,7 @@ def test_enough_rows_of_both_kinds_are_chosen() -> None:
 def test_a_chosen_row_has_a_public_page_and_its_environment_is_pinned() -> None:
     for row in ROWS:
         assert row["url"].startswith("https://github.com/")
-        pinned = BENCHMARKS.parent / "constraints" / f"foresight-{row['environment']}.txt"
+        pinned = BENCHMARKS.parent / ".ci" / "constraints" / f"foresight-{row['environment']}.txt"
         assert row["environment"] == "current" or pinned.is_file()
 
 
