@@ -77,7 +77,7 @@ test: $(READY)
 	$(PYTEST) -m "not slow and not gpu"
 
 # Only what `make test` leaves out, so that the two together run everything once.
-test-all: $(READY) trl-overlays frameworks
+test-all: $(READY) trl-overlays frameworks $(OVERLAYS)/foresight-liger/.ready
 	$(PYTEST) -m "slow and not gpu"
 
 sweep-demo: $(READY) $(DEMO_MODEL)/config.json

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import numpy as np
 
 from autotune.asking.flags import Flags
 from autotune.asking.understanding import Understood, possible_candidates, understand
@@ -31,6 +32,7 @@ from autotune.environment import SUPPORTED
 from autotune.files import put_whole
 from autotune.foresight import Foresight
 from autotune.inside.processes import descendants
+from autotune.predict import swift
 from autotune.predict.pieces import requests
 from autotune.prediction import Estimate, Prediction
 from autotune.rig.trace_cache import TraceCache
@@ -182,6 +184,15 @@ def case(gpus: str, drawn: int) -> Iterator[dict[str, Any]]:
             yield {**found, "against_following_each": compared(rows), "versions": run["versions"]}
 
 
+def compiled() -> float:
+    """Seconds until the allocator's model is ready: to compile it after an installation, to load it ever after."""
+    began = time.monotonic()
+    one, none = np.array([1, -1]), np.array([0])
+    course = swift.Course(one, starts=np.array([0, 2]), belongs=none, emptied=none, looked=-1, streams=none, waits=none - 1)
+    swift.walk(course, none + 512, 1, None)
+    return round(time.monotonic() - began, 2)
+
+
 def tell(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
@@ -194,10 +205,12 @@ def main() -> int:
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     done: list[dict[str, Any]] = []
+    ready = compiled()
+    tell(f"the allocator's model was ready after {ready} s")
     for gpus in asked.gpus or GPUS:
         known: dict[str, Any] = {}
         for known in case(gpus, asked.drawn):
-            facts = {**machine.facts(known.pop("versions")), "load_average": os.getloadavg()[0]}
+            facts = {**machine.facts(known.pop("versions")), "load_average": os.getloadavg()[0], "seconds_to_compile": ready}
             put_whole(asked.out / "screening.json", _text({**facts, "cases": [*done, known]}))
         done.append(known)
     for one in done:
