@@ -135,7 +135,7 @@ def page(kept: Kept) -> str:
     wrong = [f"- {row.fault}, {row.place}, {text}" for row in played for text in row.wrong]
     machines = {where: f"{number}" for number, where in enumerate(dict.fromkeys(row.where for row in played), start=1)}
     return "\n".join([
-        "# Faults, played out", "", "`make test-faults`, each row on the machine of its last column:", "",
+        "# Faults, played out", "", "`make test-faults`, each row on one of these machines:", "",
         *(f"{number}. {where}" for where, number in machines.items()), "", ABOUT, "",
         "| fault | how | executor | runs | survived | lost | orphans | each took | at a load of | machine | date |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
