@@ -270,7 +270,8 @@ def _with_what_is_installed(
             f"{python} has no {' and no '.join(missing)}. Install it there, or name another interpreter with --python: "
             f"{python} -m pip install {' '.join(shlex.quote(requires.get(package, package)) for package in missing)}"
         )
-    _refuse_other_versions(python, [requires[package] for package in needs if package in requires])
+    asked = f"--framework {trainer.name} --method {flags.method}"
+    _refuse_other_versions(python, asked, [requires[package] for package in needs if package in requires])
     if found["vllm"] or mode == "predict" or "use_vllm" not in space or True not in space["use_vllm"].choices:
         return space, []
     without = tuple(choice for choice in space["use_vllm"].choices if choice is not True)
@@ -281,14 +282,14 @@ def _with_what_is_installed(
     ]
 
 
-def _refuse_other_versions(python: Path, requirements: Iterable[str]) -> None:
+def _refuse_other_versions(python: Path, asked: str, requirements: Iterable[str]) -> None:
     """What was read of a framework holds for its version; `git+` names none."""
-    ranges = {one.name: one for one in map(Requirement, (each for each in requirements if not each.startswith("git+")))}
-    for name, version in environment.versions(python, list(ranges)).items() if ranges else ():
-        if version is not None and not ranges[name].specifier.contains(version, prereleases=True):
+    wanted = {Requirement(each).name: each for each in requirements if not each.startswith("git+")}
+    for name, version in environment.versions(python, list(wanted)).items() if wanted else ():
+        if version is not None and not Requirement(wanted[name]).specifier.contains(version, prereleases=True):
             raise TrainingEnvironmentError(
-                f"{python} has {name} {version}, and autotune knows {ranges[name].specifier}. Install one of these there: "
-                f"{python} -m pip install {shlex.quote(str(ranges[name]))}"
+                f"{asked} needs {wanted[name]}, and {python} has {name} {version}. Name another interpreter with --python, or "
+                f"install it there: {python} -m pip install {shlex.quote(wanted[name])}"
             )
 
 
