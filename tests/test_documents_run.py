@@ -70,6 +70,12 @@ def _own_command(folder: Path) -> None:
     (folder / "train.py").write_text(text.replace('"--log", type=Path', '"--log", type=Path, default=Path("speed.jsonl")'))
 
 
+def _for_gpus(folder: Path) -> None:
+    """The same configuration, for where there are some."""
+    lines = (folder / "train.yaml").read_text().splitlines()
+    (folder / "gpus.yaml").write_text("\n".join(line for line in lines if not line.startswith(("use_cpu", "bf16"))) + "\n")
+
+
 def _never_trained(folder: Path) -> None:
     shutil.rmtree(folder / "out", ignore_errors=True)
 
@@ -153,8 +159,12 @@ SLOW = {
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --slots 2": Run(
         instead={**TINY, "2xA100-40G": "2xA100-40G --space demo --out ten"}, says="Predicted, nothing was measured."
     ),
-    "autotune predict --config train.yaml --gpus A100-40G --unknown per_device_train_batch_size=1,8": Run(says="fits"),
-    "autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16": Run(says="fits"),
+    "autotune predict --config train.yaml --gpus A100-40G --unknown per_device_train_batch_size=1,8": Run(
+        instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits"
+    ),
+    "autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16": Run(
+        instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="fits"
+    ),
     "autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3": Run(says="predicted"),
     "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G": Run(says="predicted"),
     "autotune diagnose train.log --config train.yaml --gpus 2xA100-40G": Run(says="optimizer"),

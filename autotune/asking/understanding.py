@@ -6,7 +6,7 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -74,7 +74,8 @@ def understand(flags: Flags) -> Understood:
     model = scripted.model if scripted else _model(flags, config)
     tuning = _tuning(flags, config, space)
     named = named_choices(flags, space, tuning, _settings(trainer), trainer.canonical)
-    held = {**(config.settings if config else {}), **_tuning_settings(flags, tuning), **held_by(flags, trainer.canonical)}
+    untyped = {**(config.settings if config else {}), **_tuning_settings(flags, tuning)}
+    held = _with_what_was_typed(untyped, held_by(flags, trainer.canonical))
     space = _hold_learning_knobs(_without_what_is_said(space.with_choices(named), trainer, held), held, named)
     python = environment.interpreter(flags.python)
     mode = _mode(flags, hardware, trainer)
@@ -107,7 +108,7 @@ def understand(flags: Flags) -> Understood:
     question = question_about(f"{subject}-{flags.method}", flags, Job(workload=workload, hardware=hardware), space, mode)
     if mode == "probe":
         notes.extend(gpu_notes(hardware, question.memory_limit_bytes))
-    _refuse_illegal_config(question, trainer)
+    _refuse_illegal_config(question, trainer, untyped)
     return Understood(
         question=question,
         trainer=trainer,
@@ -293,6 +294,13 @@ def _refuse_other_versions(python: Path, asked: str, requirements: Iterable[str]
             )
 
 
+def _with_what_was_typed(untyped: Mapping[str, KnobValue], typed: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+    """The flags before the file. With another micro-batch goes another accumulation, for the global batch stays as it was."""
+    micro, steps = _BATCH
+    follows = {steps} if micro in typed and steps not in typed else set()
+    return {**{name: value for name, value in untyped.items() if name not in follows}, **typed}
+
+
 def _global_batch(
     flags: Flags, config: UserConfig | None, space: SearchSpace, hardware: Hardware, trainer: Trainer
 ) -> int | None:
@@ -348,15 +356,18 @@ def memory_limit(flags: Flags, hardware: Hardware) -> int:
     return limit
 
 
-def _refuse_illegal_config(question: Question, trainer: Trainer) -> None:
-    """A configuration that the framework itself refuses is said before anything else is tried."""
-    if question.job.workload.config_file is None:
+def _refuse_illegal_config(question: Question, trainer: Trainer, untyped: Mapping[str, KnobValue]) -> None:
+    """A configuration that the framework itself refuses is said before anything else is tried. What was typed beside it may
+    mend it, or be what other knobs have yet to go with: another micro-batch, say."""
+    job = question.job
+    if job.workload.config_file is None or trainer.why_illegal(trainer.complete({}, job), job) is None:
         return
     # No knob is turned: this is the user's file, with the framework's own defaults for the rest.
-    reason = trainer.why_illegal(trainer.complete({}, question.job), question.job)
+    job = replace(job, workload=replace(job.workload, held=untyped))
+    reason = trainer.why_illegal(trainer.complete({}, job), job)
     if reason is not None:
         raise IllegalConfiguration(
-            f"{question.job.workload.config_file} can't be trained as it is: {reason}", way_out="Correct it and run again."
+            f"{job.workload.config_file} can't be trained as it is: {reason}", way_out="Correct it and run again."
         )
 
 

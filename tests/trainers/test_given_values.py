@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.asking.flags import Flags
-from autotune.asking.understanding import Understood, understand
+from autotune.asking.understanding import Understood, candidate_in_question, understand
 from autotune.candidate import Candidate
 from autotune.errors import BadInput
 
@@ -68,3 +69,20 @@ def test_a_completion_that_leaves_no_room_for_a_prompt_is_refused() -> None:
     trainer, question = understood.trainer, understood.question
     candidate = trainer.complete(trainer.baseline(question.space, question.job), question.job)
     assert "leaves no room for a prompt" in (trainer.why_illegal(candidate, question.job) or "")
+
+
+@pytest.mark.parametrize("typed", [1, 4, 16])
+def test_with_another_micro_batch_than_the_files_accumulation_follows(typed: int, tmp_path: Path) -> None:
+    """The global batch is what the file says about learning: it stays."""
+    file = tmp_path / "train.yaml"
+    file.write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n")
+    flags = Flags(config=str(file), gpus="A100-80G", mode="predict", set=(f"per_device_train_batch_size={typed}",))
+    settings = candidate_in_question(understand(flags)).settings
+    assert (settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]) == (typed, 16 // typed)
+
+
+def test_a_file_that_is_wrong_by_itself_is_told_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 3\ngradient_accumulation_steps: 1\n")
+    with pytest.raises(BadInput, match=r"train\.yaml can't be trained as it is: .*num_generations"):
+        understand(Flags(config=str(file), gpus="A100-80G", mode="predict", hold=("beta=0.1",)))
