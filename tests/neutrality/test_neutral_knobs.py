@@ -36,6 +36,8 @@ EXCLUDED = {
     "PYTORCH_CUDA_ALLOC_CONF": "where torch puts its blocks on a GPU, never what is in them",
     "offload_optimizer_device": "where DeepSpeed keeps and updates the optimizer's state; needs a GPU",
     "offload_param_device": "where DeepSpeed keeps weights while no layer needs them; needs a GPU",
+    "local_rollout_forward_batch_size": "how many prompts PPO answers and scores at a time, without gradients; it draws other samples of the "
+    "same policy, as another engine does",
     "vllm_max_model_length": "a window of at least prompt + completion, which legality demands, cuts nothing",
 }
 
