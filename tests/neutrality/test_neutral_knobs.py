@@ -36,8 +36,7 @@ EXCLUDED = {
     "PYTORCH_CUDA_ALLOC_CONF": "where torch puts its blocks on a GPU, never what is in them",
     "offload_optimizer_device": "where DeepSpeed keeps and updates the optimizer's state; needs a GPU",
     "offload_param_device": "where DeepSpeed keeps weights while no layer needs them; needs a GPU",
-    "local_rollout_forward_batch_size": "how many prompts PPO answers and scores at a time, without gradients; it draws other samples of the "
-    "same policy, as another engine does",
+    "local_rollout_forward_batch_size": "PPO's rollouts at a time, without gradients: other samples of the same policy",
     "vllm_max_model_length": "a window of at least prompt + completion, which legality demands, cuts nothing",
 }
 
