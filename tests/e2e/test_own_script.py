@@ -64,7 +64,19 @@ def test_a_patch_of_the_call_really_trains(here: Path, model: Path) -> None:
     assert "per_device_train_batch_size=4,  # as large as fits" in (here / "mine" / "plain.py").read_text()
     done = subprocess.run(["bash", "out/launch.sh"], cwd=here, capture_output=True, text=True, env=environment(), timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert (here / "trained").read_text() == "4 1"
+    assert (here / "trained").read_text() == "4 1 1"
+
+
+def test_two_ranks(here: Path, model: Path) -> None:
+    told = tuned(here, "plain.py", *DEMO, "--gpus", "2xcpu", "--search", "per_device_train_batch_size=4", given=(str(model),))
+    before_and_after(here)
+    effective = told["recommendation"]["certificate"]["effective"]
+    assert (effective["world_size"], effective["wrapper"]) == (2, "DistributedDataParallel")
+    assert effective["generation_batch_size"] == 2 * 8 * 2, "what the script's own settings make of two ranks is held"
+    subprocess.run(["patch", "-p1", "-d", "mine", "-i", str(here / "out" / "recommended.patch")], cwd=here, check=True)
+    done = subprocess.run(["bash", "out/launch.sh"], cwd=here, capture_output=True, text=True, env=environment(), timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (here / "trained").read_text() == "4 2 1"
 
 
 def test_flags_where_the_script_takes_them(here: Path, model: Path) -> None:

@@ -38,7 +38,7 @@ def main():
     )
     trainer = GRPOTrainer(model=sys.argv[1], reward_funcs=[length_reward, Brevity(100)], args=args, train_dataset=data)
     trainer.train()
-    Path("trained").write_text(f"{trainer.args.per_device_train_batch_size} {trainer.state.global_step}")
+    Path("trained").write_text(f"{args.per_device_train_batch_size} {args.world_size} {trainer.state.global_step}")
 
 
 if __name__ == "__main__":
