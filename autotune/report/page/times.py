@@ -30,7 +30,8 @@ def seconds_by_phase(evidence: Evidence) -> Drawing:
     return Drawing(
         id=name,
         title=title,
-        says="Measured wall seconds of the slowest rank, from one rollout to the next, at the longest lengths.",
+        says="Measured wall seconds of the slowest rank, from one rollout to the next, at the longest lengths: the mean of its "
+        "timed cycles. Tokens/s go by the median, so a cycle that something else held up is seen here and not there.",
         figure=_cycle_figure(shown),
         headers=("candidate", *PHASES, "other", "sum"),
         rows=tuple(
