@@ -8,7 +8,7 @@ the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study._constrained_optimization import _CONSTRAINTS_KEY
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import insert, select
+from sqlalchemy import insert, or_, select
 from sqlalchemy.orm import Session
 
 
@@ -93,6 +93,8 @@ class WholeRDB(RDBStorage):
         super().__init__(*args, **options)
         self._agreed: dict[tuple[int, str], BaseDistribution] = {}
         """Distributions that go together with what a study has already, which Optuna looks up for each parameter anew."""
+        self._running: dict[int, FrozenTrial] = {}
+        """Trials that run, as they were read: who has said what it is about says nothing more until it ends."""
 
     def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
         return self._create_new_trial(study_id, _running(attributes))
@@ -128,6 +130,27 @@ class WholeRDB(RDBStorage):
             if end.value is not None:
                 self._set_trial_value_without_commit(session, trial, 0, end.value)
             trial.state, trial.datetime_complete = end.state, datetime.now()
+
+    def _get_trials(
+        self, study_id: int, states: Container[TrialState] | None, included_trial_ids: set[int], trial_id_greater_than: int
+    ) -> list[FrozenTrial]:
+        """With many slots that many trials run, and Optuna reads them all, each time, for the few that ended meanwhile."""
+        now = self._states(study_id, included_trial_ids, trial_id_greater_than) if self._running and states is None else {}
+        still = {number: trial for number, trial in self._running.items() if now.get(number) is TrialState.RUNNING}
+        if still:
+            included_trial_ids, trial_id_greater_than = now.keys() - still.keys(), max(now)
+        read = super()._get_trials(study_id, states, included_trial_ids, trial_id_greater_than)
+        running = {trial._trial_id: trial for trial in read if trial.state is TrialState.RUNNING and trial.params}
+        self._running = {**still, **running}
+        return sorted([*still.values(), *read], key=lambda trial: trial._trial_id)
+
+    def _states(self, study_id: int, included: set[int], greater_than: int) -> dict[int, TrialState]:
+        """Of those that Optuna would read."""
+        trial = models.TrialModel
+        meant = or_(trial.trial_id > greater_than, trial.trial_id.in_(included))
+        with _create_scoped_session(self.scoped_session) as session:
+            found = session.execute(select(trial.trial_id, trial.state).where(trial.study_id == study_id, meant))
+            return {row.trial_id: row.state for row in found}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,6 +142,33 @@ def test_an_end_that_another_told_otherwise_is_no_lost_answer(filed: Trials) -> 
     filed.end(trial, End(state=TrialState.FAIL))  # who has nothing to say is content
 
 
+def test_what_others_wrote_meanwhile_is_read_though_most_trials_still_run(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    mine = trials_in(url)
+    running = [mine.begin({"driver": "me"}) for _ in range(3)]
+    for trial in running[1:]:
+        mine.enter(trial, ENTRY)
+    other = Trials(study=optuna.load_study(study_name="s", storage=url), storage=open_storage(url))
+
+    def both() -> tuple[list[FrozenTrial], list[FrozenTrial]]:
+        return mine.study.get_trials(), optuna.load_study(study_name="s", storage=url).get_trials()
+
+    ours, there = both()
+    assert ours == there and len(there) == 3
+    other.end(running[2], FITS)  # as of one that was taken for dead
+    other.enter(running[0], ENTRY)
+    written(other)
+    begun = other.begin({"driver": "another"})
+    ours, there = both()
+    assert ours == there and [one.state.name for one in there] == ["RUNNING", "RUNNING", "COMPLETE", "COMPLETE", "RUNNING"]
+    assert ours[0].params == PARAMS, "begun when it was read first, and entered since"
+    other.enter(begun, ENTRY)
+    for trial in (running[0], running[1], begun):
+        other.end(trial, End(state=TrialState.FAIL, attributes={"why": "over"}))
+    ours, there = both()
+    assert ours == there and not any(one.state is TrialState.RUNNING for one in there)
+
+
 def test_a_parameter_that_contradicts_the_study_is_refused(filed: Trials) -> None:
     written(filed)
     other = Entry(params={"engine": "hf"}, distributions={"engine": CategoricalDistribution(["hf"])}, attributes={})
