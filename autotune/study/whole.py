@@ -134,8 +134,9 @@ class WholeRDB(RDBStorage):
     def _get_trials(
         self, study_id: int, states: Container[TrialState] | None, included_trial_ids: set[int], trial_id_greater_than: int
     ) -> list[FrozenTrial]:
-        """With many slots that many trials run, and Optuna reads them all, each time, for the few that ended meanwhile."""
-        now = self._states(study_id, included_trial_ids, trial_id_greater_than) if self._running and states is None else {}
+        """With many slots that many trials run, and Optuna's cache reads them all again, each time, for the few that ended."""
+        again = self._running and included_trial_ids and states is None  # whoever has no cache is given what is there now
+        now = self._states(study_id, included_trial_ids, trial_id_greater_than) if again else {}
         still = {number: trial for number, trial in self._running.items() if now.get(number) is TrialState.RUNNING}
         if still:
             included_trial_ids, trial_id_greater_than = now.keys() - still.keys(), max(now)

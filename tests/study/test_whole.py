@@ -163,6 +163,11 @@ def test_what_others_wrote_meanwhile_is_read_though_most_trials_still_run(tmp_pa
     assert ours == there and [one.state.name for one in there] == ["RUNNING", "RUNNING", "COMPLETE", "COMPLETE", "RUNNING"]
     assert ours[0].params == PARAMS, "begun when it was read first, and entered since"
     other.enter(begun, ENTRY)
+    mine.study.get_trials()
+    optuna.load_study(study_name="s", storage=url)._storage.set_trial_system_attr(begun._trial_id, "note", "seen")
+    assert isinstance(mine.storage, WholeRDB)
+    noted = mine.storage.get_all_trials(mine.study._study_id)[begun.number]
+    assert noted.system_attrs["note"] == "seen", "who reads without a cache reads what is there"
     for trial in (running[0], running[1], begun):
         other.end(trial, End(state=TrialState.FAIL, attributes={"why": "over"}))
     ours, there = both()
