@@ -3,7 +3,8 @@
     make bench-scale
 
 No GPU. Sleeping probes stand for probes on GPUs: they go through the real driver, study and database, and only the measuring
-itself sleeps. Real probes run on this machine's CPU, in as many slots as it has cores. Writes results/scale.json.
+itself sleeps. Real probes run on this machine's CPU, in as many slots as it has cores. Writes results/scale.json, and of it
+results/scale.md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+from scale_page import page
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the made-up machine of the tests
@@ -299,6 +301,7 @@ def main() -> None:
             ran["rows"].append(row)
             if not options.quick:  # row by row, so that a run that is ended leaves what it has
                 put_whole(RESULTS / "scale.json", (json.dumps(found, indent=1) + "\n").encode())
+                put_whole(RESULTS / "scale.md", page(found).encode())
 
 
 def kept() -> dict[str, Any]:
@@ -311,7 +314,7 @@ def kept() -> dict[str, Any]:
 
 def surroundings() -> dict[str, Any]:
     versions = {name: importlib.metadata.version(name) for name in ("optuna", "sqlalchemy", "numpy", "ray")}
-    # What else the machine was doing makes every wall-clock figure worse, and much less the seconds of the processor.
+    # What else the machine was doing makes every wall-clock figure worse, and the seconds of the processor less so.
     return {
         "machine": machine.facts({"python": platform.python_version(), **versions}),
         "load_average_before": round(os.getloadavg()[0], 1),

@@ -51,8 +51,9 @@ GRACE_SECONDS = 60.0
 TURN_SECONDS = 0.5
 """How soon an interruption is noticed."""
 
-ITS_CHILDREN_ARE_OURS = {"RAY_kill_child_processes_on_worker_exit": "0"}
-"""A worker that ends would kill the keeper, and with it the one who ends what a probe left in sessions of its own."""
+OF_WORKERS = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""A worker that ends would kill the keeper, and with it the one who ends what a probe left in sessions of its own. And older
+Rays hide a node's GPUs from whoever only looks at it."""
 
 
 class RayExecutor:
@@ -183,7 +184,7 @@ def look() -> list[Node]:
     """Every node that is alive, in its own words."""
     alive = [each for each in ray.nodes() if each["Alive"]]
     # With the actors' own environment, so that the process that looked serves as an actor next: starting one takes seconds.
-    task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": ITS_CHILDREN_ARE_OURS})(on_node.look)
+    task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": OF_WORKERS})(on_node.look)
     asked = {
         each["NodeID"]: task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False)).remote()
         for each in alive
@@ -248,7 +249,7 @@ class ClusterSlot:
             actor.options(
                 num_cpus=self._cut.bundle.get("CPU", 0), num_gpus=self._cut.bundle.get("GPU", 0),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place),
-                runtime_env={"env_vars": ITS_CHILDREN_ARE_OURS},
+                runtime_env={"env_vars": OF_WORKERS},
             ).remote(msgspec.json.encode(msgspec.structs.replace(self._seating, ranks=ranks, share=share)))
             for place, ranks in enumerate(self._cut.ranks)
         ]  # fmt: skip

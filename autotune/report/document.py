@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.candidate import Candidate
-from autotune.disturbance import Disturbance
+from autotune.disturbance import Disturbance, in_words
 from autotune.measurement import PHASES, Measurement, Outcome
 from autotune.question import Question
 from autotune.recommendation import Change, Counts, Recommendation, Trial
@@ -164,6 +164,7 @@ def _disturbance(found: Disturbance | None) -> dict[str, Any] | None:
         "uncertainty": None if found.uncertainty is None else round(found.uncertainty, 4),
         "by_phase": {phase: round(share, 4) for phase, share in found.by_phase.items()},
         "candidate_id": found.candidate_id,
+        "says": in_words(found),
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
 
@@ -17,6 +17,7 @@ from autotune.secrets import without_password
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
+Storage = TypeVar("Storage", bound=RDBStorage)
 
 SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -31,6 +32,7 @@ _ASKED = (
     "get_study_name_from_id", "get_study_system_attrs", "get_study_user_attrs", "get_trial", "set_study_system_attr",
     "set_study_user_attr", "set_trial_state_values", "set_trial_system_attr", "set_trial_user_attr",
     "get_trial_id_from_study_id_trial_number", "_create_new_trial", "_get_trials", "_set_trial_param", "_get_best_trial_id",
+    "enter", "end",
 )  # fmt: skip
 """What Optuna asks of a database. Each may be asked twice: a trial that was made and not heard of is swept like a dead one."""
 
@@ -63,7 +65,7 @@ class Patience:
         return f"The study's database {where} can't be used any more ({reason}). What it holds is kept: go on with --resume."
 
 
-def patient(storage: RDBStorage, patience: Patience) -> RDBStorage:
+def patient(storage: Storage, patience: Patience) -> Storage:
     """The same storage, whose calls wait for the database."""
     for name in _ASKED:
         setattr(storage, name, _waiting(getattr(storage, name), patience))
@@ -73,19 +75,7 @@ def patient(storage: RDBStorage, patience: Patience) -> RDBStorage:
 def _waiting(method: Callable[Given, Any], patience: Patience) -> Callable[Given, Any]:
     @wraps(method)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Any:
-        tries = 0
-
-        def once() -> Any:
-            nonlocal tries
-            tries += 1
-            try:
-                return method(*args, **kwargs)
-            except UpdateFinishedTrialError:
-                if tries == 1:
-                    raise
-                return True  # the answer to the first try was lost, not the try
-
-        return patience(once)
+        return patience(lambda: method(*args, **kwargs))
 
     return call
 

@@ -47,38 +47,21 @@ def _distribution(choices: Sequence[KnobValue]) -> BaseDistribution:
     return CategoricalDistribution(list(dict.fromkeys(choices)))
 
 
-class PoolSampler(BaseSampler):
+class PoolSampler:
     """Kept to a pool that is set before each ask; who of it is chosen is the heirs' to say."""
 
     def __init__(self, distributions: Mapping[str, BaseDistribution], candidates: Sequence[Candidate]) -> None:
         self.distributions, self._candidates = dict(distributions), candidates
         self.pool: Places = np.zeros(0, dtype=np.int64)
         """Who may be chosen, by their places among the candidates."""
-        self._settled: dict[int, Candidate] = {}
 
-    def settle(self, trial: optuna.Trial) -> Candidate:
+    def settle(self, study: optuna.Study, trial: FrozenTrial) -> Candidate:
         """The member of the pool that this trial is about."""
-        _ = trial.relative_params  # Optuna samples lazily; this makes it sample now
-        return self._settled.pop(trial.number)
+        return self._candidates[self.pool[0] if len(self.pool) == 1 else self.choose(study, trial)]
 
     def choose(self, study: optuna.Study, trial: FrozenTrial) -> int:
         """The place of one of the pool, which has several."""
         raise NotImplementedError
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return dict(self.distributions)
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        chosen = self._candidates[self.pool[0] if len(self.pool) == 1 else self.choose(study, trial)]
-        self._settled[trial.number] = chosen
-        return {name: value for name, value in chosen.knobs.items() if name in self.distributions}
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        raise ValueError(f"{param_name} is settled together with all others, and not one by one")
 
 
 class ValueSampler(PoolSampler):
@@ -107,19 +90,9 @@ class StockSampler(PoolSampler):
             for name, one in distributions.items()
         }
 
-    def reseed_rng(self) -> None:
-        self._inner.reseed_rng()
-
     def choose(self, study: optuna.Study, trial: FrozenTrial) -> int:
-        return self._nearest(self._proposal(study, trial))
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        return self._inner.sample_independent(study, trial, param_name, param_distribution)
-
-    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         self._inner.before_trial(study, trial)
+        return self._nearest(self._proposal(study, trial))
 
     def _proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
         space = self._inner.infer_relative_search_space(study, trial)
@@ -150,16 +123,6 @@ def _position(distribution: BaseDistribution, value: Any) -> float:
         return 0.0
     scale = math.log if distribution.log else float
     return (scale(value) - scale(distribution.low)) / (scale(distribution.high) - scale(distribution.low))
-
-
-def suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> None:
-    """Enter one parameter into the trial, with the value that the sampler settled on."""
-    if isinstance(distribution, IntDistribution):
-        trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
-    elif isinstance(distribution, FloatDistribution):
-        trial.suggest_float(name, distribution.low, distribution.high)
-    elif isinstance(distribution, CategoricalDistribution):
-        trial.suggest_categorical(name, distribution.choices)
 
 
 def make_sampler(

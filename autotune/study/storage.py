@@ -10,8 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
-from optuna.study._constrained_optimization import _CONSTRAINTS_KEY
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError, ProgrammingError
@@ -23,6 +22,7 @@ from autotune.study.claims import Claims, NoOthers, SharedClaims, forget_claims
 from autotune.study.file_systems import refuse_network
 from autotune.study.patience import Patience, patient
 from autotune.study.records import DRIVER, plain
+from autotune.study.whole import End, Trials, WholeMemory, WholeRDB
 
 _QUESTION = "autotune:question"
 
@@ -34,10 +34,10 @@ IN_MEMORY = "memory://"
 """A study that is kept nowhere: for simulations."""
 
 
-def open_storage(url: str, patience: Patience | None = None) -> BaseStorage:
+def open_storage(url: str, patience: Patience | None = None) -> WholeRDB | WholeMemory:
     """The storage behind an Optuna URL, which waits for a database that is away; whatever else stands in the way is said."""
     if url == IN_MEMORY:
-        return InMemoryStorage()
+        return WholeMemory()
     refuse_network(url)
     try:
         opened = _opened(url)
@@ -52,13 +52,13 @@ def open_storage(url: str, patience: Patience | None = None) -> BaseStorage:
     return patient(_quick(opened), patience or Patience(url=url))
 
 
-def _opened(url: str) -> RDBStorage:
+def _opened(url: str) -> WholeRDB:
     """Of several drivers that make a new database's tables at the same moment, all but one are told that they exist."""
     for _ in range(TRIES):
         with contextlib.suppress(IntegrityError, ProgrammingError):
-            return RDBStorage(_with_driver(url), engine_kwargs=_options(url))
+            return WholeRDB(_with_driver(url), engine_kwargs=_options(url))
         time.sleep(random.uniform(0.1, 0.5))
-    return RDBStorage(_with_driver(url), engine_kwargs=_options(url))
+    return WholeRDB(_with_driver(url), engine_kwargs=_options(url))
 
 
 def _with_driver(url: str) -> str:
@@ -75,8 +75,8 @@ def _options(url: str) -> dict[str, Any]:
     return {"pool_pre_ping": True, "connect_args": alive if url.startswith("postgres") else {}}
 
 
-def _quick(storage: RDBStorage) -> RDBStorage:
-    """SQLite with a log written ahead: a dozen small writes for each probe would else wait for the disk dozens of times.
+def _quick(storage: WholeRDB) -> WholeRDB:
+    """SQLite with a log written ahead: the writes of each probe would else wait for the disk several times.
 
     What was told is in the file whichever way this process ends. Where the file system has no such log, nothing changes.
     """
@@ -110,21 +110,7 @@ def open_optuna(question: Question, storage: BaseStorage) -> optuna.Study:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(["completion tokens per second"])
-    # Before each trial Optuna reads all that run, for those that somebody queued: with many slots the larger part of asking.
-    # Which candidate is next is ours to say, so nothing is ever queued.
-    study._pop_waiting_trial_id = lambda: None  # type: ignore[method-assign]
     return study
-
-
-def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
-    """As `Trial.set_constraint` does it, which first reads the whole trial: that takes longer than all that is written of it."""
-    trial.storage.set_trial_system_attr(trial._trial_id, f"{_CONSTRAINTS_KEY}:{name}", violation)
-
-
-def finish(trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
-    """As `Study.tell` does it, which reads the trial twice; no sampler of ours wants to hear of it."""
-    trial.study._thread_local.cached_all_trials = None
-    trial.storage.set_trial_state_values(trial._trial_id, state, None if value is None else [value])
 
 
 def _check_same(study: optuna.Study, question: Question) -> None:
@@ -181,14 +167,14 @@ def _refuse_to_throw_away(storage: BaseStorage, name: str) -> None:
     forget_claims(storage.engine, name)
 
 
-def sweep_stale(study: optuna.Study, claims: Claims, mine: Collection[int] = ()) -> int:
+def sweep_stale(trials: Trials, claims: Claims, mine: Collection[int] = ()) -> int:
     """Fail the trials that a killed driver left running; their candidates are open again. Those of living others stay, and
     `mine`, this driver's own."""
-    left = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
+    left = trials.study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
     living = {driver.name for driver in claims.living}  # asked second: whoever began one of these was there before
     stale = [trial for trial in left if trial.number not in mine and not _is_anybodys(trial, living)]
     for trial in stale:
-        study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        trials.end(trial, End(state=TrialState.FAIL))  # which leaves one as it is that has ended meanwhile
     return len(stale)
 
 

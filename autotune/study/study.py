@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.candidate import Candidate
 from autotune.measurement import Measurement, Outcome
@@ -29,10 +30,11 @@ from autotune.study.claims import Claims
 from autotune.study.options import SearchOptions
 from autotune.study.patience import Patience
 from autotune.study.preference import tiers_of
-from autotune.study.sampler import PoolSampler, ValueSampler, distributions_of, make_sampler, suggest
-from autotune.study.storage import claims_on, constrain, finish, open_optuna, open_storage, sweep_stale
+from autotune.study.sampler import PoolSampler, ValueSampler, distributions_of, make_sampler
+from autotune.study.storage import claims_on, open_optuna, open_storage, sweep_stale
 from autotune.study.table import Table
 from autotune.study.view import Ground, View
+from autotune.study.whole import End, Entry, Trials
 from autotune.study.worth import worth
 from autotune.verdict import judge
 
@@ -55,24 +57,24 @@ class Study:
 
     def __init__(
         self,
-        study: optuna.Study,
+        written: Trials,
         sampler: PoolSampler,
         agenda: Agenda,
         predictions: Mapping[str, Prediction],
         claims: Claims,
         patience: Patience,
     ) -> None:
-        self._study = study
+        self._written, self._study = written, written.study
         self._sampler = sampler
         self._predictions = predictions
-        self._open: dict[int, optuna.Trial] = {}
+        self._open: dict[int, FrozenTrial] = {}
         self._asked: dict[int, Asked] = {}
         self._claims, self._claimed_by_others = claims, frozenset[str]()
         self._mine: dict[int, str] = {}
         self._patience = patience
         self.agenda = agenda
-        self.trials = records.trials_of(study)
-        self._screened = screening.recorded(study)
+        self.trials = records.trials_of(self._study)
+        self._screened = screening.recorded(self._study)
         self._seen: View | None = None
 
     @property
@@ -126,8 +128,7 @@ class Study:
                 self._open[trial.number], self._asked[trial.number], self._mine[trial.number] = trial, asked, claim
                 return asked
             self._claims.give_back(claim)
-        trial.set_user_attr(records.WHY, "another driver of this study was faster")
-        finish(trial, TrialState.FAIL)
+        self._give_up(trial, "another driver of this study was faster")
         return None
 
     def catch_up(self) -> bool:
@@ -138,7 +139,7 @@ class Study:
             return False
         buried, self._claimed_by_others = self._claims.bury(), frozenset(what.split()[0] for what in self._claims.others())
         if buried:
-            sweep_stale(self._study, self._claims, self._open)
+            sweep_stale(self._written, self._claims, self._open)
         known = {trial.number for trial in self.trials}
         finished = (one for one in self._study.get_trials(deepcopy=False) if one.number not in known and one.state.is_finished())
         new = [trial for frozen in finished if (trial := records.read_trial(frozen)) is not None]
@@ -163,19 +164,18 @@ class Study:
                 ground.table, seen.told, seen.beliefs, step.pool, leader, self.agenda.options, means.live
             )
 
-    def _begin(self, purpose: Purpose) -> tuple[optuna.Trial, Candidate]:
-        trial = self._study.ask()
-        if self._claims.driver:
-            trial.set_user_attr(records.DRIVER, self._claims.driver)
-        candidate = self._sampler.settle(trial)
-        for name in candidate.knobs:
-            if name in self._sampler.distributions:
-                suggest(trial, name, self._sampler.distributions[name])
-        for key, value in records.candidate_attributes(candidate, purpose).items():
-            trial.set_user_attr(key, value)
+    def _begin(self, purpose: Purpose) -> tuple[FrozenTrial, Candidate]:
+        trial = self._written.begin({records.DRIVER: self._claims.driver} if self._claims.driver else {})
+        candidate, known = self._sampler.settle(self._study, trial), self._sampler.distributions
+        entry = Entry(
+            params={name: value for name, value in candidate.knobs.items() if name in known},
+            distributions=known,
+            attributes=records.candidate_attributes(candidate, purpose),
+        )
+        self._written.enter(trial, entry)
         return trial, candidate
 
-    def _begin_with(self, candidate: Candidate, purpose: Purpose) -> optuna.Trial:
+    def _begin_with(self, candidate: Candidate, purpose: Purpose) -> FrozenTrial:
         """A trial of this one and no other."""
         self._sampler.pool = self.agenda.ground.table.places([candidate])
         return self._begin(purpose)[0]
@@ -197,12 +197,14 @@ class Study:
 
     def _tell_screened(self, candidate: Candidate, prediction: Prediction) -> None:
         trial = self._begin_with(candidate, "search")
-        trial.set_user_attr(screening.CANDIDATE_ID, candidate.id)
-        trial.set_user_attr(screening.PREDICTED, screening.figures(prediction))
-        trial.set_user_attr(records.OUTCOME, str(Outcome.SCREENED))
-        trial.set_user_attr(records.WHY, screening.why(prediction))
-        constrain(trial, _CONSTRAINT, screening.violation(prediction))
-        finish(trial, TrialState.PRUNED)
+        attributes = {
+            screening.CANDIDATE_ID: candidate.id,
+            screening.PREDICTED: screening.figures(prediction),
+            records.OUTCOME: str(Outcome.SCREENED),
+            records.WHY: screening.why(prediction),
+        }
+        violations = {_CONSTRAINT: screening.violation(prediction)}
+        self._written.end(trial, End(state=TrialState.PRUNED, attributes=attributes, violations=violations))
 
     def tell(self, asked: Asked, measurement: Measurement) -> Trial:
         """Record the measurement and what it means."""
@@ -238,25 +240,31 @@ class Study:
         trial = self._open.pop(asked.number)
         self._asked.pop(asked.number)
         with suppress(UpdateFinishedTrialError):  # swept, as above
-            trial.set_user_attr(records.WHY, reason)
-            finish(trial, TrialState.FAIL)
+            self._give_up(trial, reason)
         self._claims.give_back(self._mine.pop(asked.number))
 
-    def _write(self, told: Trial, trial: optuna.Trial) -> None:
+    def _give_up(self, trial: FrozenTrial, why: str) -> None:
+        self._written.end(trial, End(state=TrialState.FAIL, attributes={records.WHY: why}))
+
+    def _write(self, told: Trial, trial: FrozenTrial) -> None:
+        attributes = {
+            records.MEASUREMENT: records.plain(told.measurement),
+            records.OUTCOME: str(told.measurement.outcome),
+            records.WHY: told.verdict.why,
+        }
         if told.expected is not None:
-            trial.set_user_attr(records.EXPECTED, records.plain(told.expected))
-        trial.set_user_attr(records.MEASUREMENT, records.plain(told.measurement))
-        trial.set_user_attr(records.OUTCOME, str(told.measurement.outcome))
-        trial.set_user_attr(records.WHY, told.verdict.why)
-        if told.measurement.outcome is Outcome.INTERRUPTED:
-            finish(trial, TrialState.FAIL)
-            return
-        constrain(trial, _CONSTRAINT, _violation(told))
-        speed = told.measurement.ranking_speed
-        if told.verdict.fits and speed is not None:
-            finish(trial, TrialState.COMPLETE, speed.tokens_per_second)
-        else:
-            finish(trial, TrialState.PRUNED)
+            attributes[records.EXPECTED] = records.plain(told.expected)
+        self._written.end(trial, _end(told, attributes))
+
+
+def _end(told: Trial, attributes: Mapping[str, Any]) -> End:
+    if told.measurement.outcome is Outcome.INTERRUPTED:
+        return End(state=TrialState.FAIL, attributes=attributes)
+    violations, speed = {_CONSTRAINT: _violation(told)}, told.measurement.ranking_speed
+    if told.verdict.fits and speed is not None:
+        value = speed.tokens_per_second
+        return End(state=TrialState.COMPLETE, attributes=attributes, violations=violations, value=value)
+    return End(state=TrialState.PRUNED, attributes=attributes, violations=violations)
 
 
 def _violation(told: Trial) -> float:
@@ -289,17 +297,16 @@ def open_study(
     patience = Patience(url=question.storage)
     storage = open_storage(question.storage, patience)
     study = open_optuna(question, storage)
-    claims = claims_on(storage, question.study_name, patience)
-    sweep_stale(study, claims)
+    claims, written = claims_on(storage, question.study_name, patience), Trials(study=study, storage=storage)
+    sweep_stale(written, claims)
     table = Table(question.space, [*candidates, *([baseline] if baseline else [])])
     distributions = distributions_of(question.space, baseline)
     sampler = make_sampler(question.sampler, distributions, table.candidates, question.job.workload.seed)
-    study.sampler = sampler
     mind = Mind(table, predictions, limit_bytes=question.memory_limit_bytes, options=options)
     ground = Ground(table, tiers_of(question.space, candidates), mind, baseline)
     others = _of_others(earlier, records.trials_of(study))
     agenda = Agenda(ground=ground, options=options, weighs=question.sampler == "value", earlier=others)
-    return Study(study, sampler, agenda, predictions, claims, patience)
+    return Study(written, sampler, agenda, predictions, claims, patience)
 
 
 def _of_others(earlier: Sequence[Trial], own: Sequence[Trial]) -> tuple[Trial, ...]:

@@ -50,16 +50,20 @@ def _rows(options: argparse.Namespace, kept: results.Results) -> list[tuple[Plac
         for fault in FAULTS
         if place in options.places and (not options.only or fault.name in options.only)
     ]
-    return [(place, fault) for place, fault in asked if not (options.missing and kept.has(fault, place, _count(fault, options)))]
+    return [
+        (place, fault)
+        for place, fault in asked
+        if not (options.missing and kept.has(fault, place, _count(fault, place, options)))
+    ]
 
 
-def _count(fault: Fault, options: argparse.Namespace) -> int:
-    return min(options.seeds, HEAVY_SEEDS) if fault.heavy else int(options.seeds)
+def _count(fault: Fault, place: Place, options: argparse.Namespace) -> int:
+    return min(options.seeds, HEAVY_SEEDS) if fault.heavy or place in fault.heavy_on else int(options.seeds)
 
 
 def _row(fault: Fault, place: Place, options: argparse.Namespace, shared: Stages, pool: Executor) -> results.Row:
     """Runs go beside each other only where they share nothing that one of them harms."""
-    seeds, load = range(options.first, options.first + _count(fault, options)), os.getloadavg()[0]
+    seeds, load = range(options.first, options.first + _count(fault, place, options)), os.getloadavg()[0]
     if place == "local" and fault.database == "sqlite" and not fault.heavy:
         runs = list(pool.map(partial(play_apart, fault.name, shared.folder), seeds))
     else:

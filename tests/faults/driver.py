@@ -18,6 +18,7 @@ from autotune.events import Event, Note, ProbeEnded, ProbeStarted
 from autotune.executors.base import Executor
 from autotune.executors.local import LocalExecutor
 from autotune.executors.seat import Place
+from autotune.files import put_whole
 from autotune.hardware import Hardware
 from autotune.rig.gpus import Gpus
 from autotune.study import open_study
@@ -52,6 +53,9 @@ class Order:
     resume: bool = False
     deadline_seconds: float = 30.0
     patience_seconds: float = 30.0
+    moment: str = ""
+    """The file that tells a cluster's nodes what their GPU shows."""
+
     gpus: bool = False
     """Whether somebody takes the GPU (of a recording) after the first probe, until the search says so."""
 
@@ -88,7 +92,7 @@ def _search(order: Order, notebook: Notebook) -> None:
     notebook.write(slots=len(executor.slots))
     study = open_study(asked, candidates, loop.baseline_candidate(asked, trainer))
     study._patience.seconds = order.patience_seconds
-    visitor = Visitor(library) if order.gpus else None
+    visitor = Visitor(Board(Path(order.moment)) if order.address else library) if order.gpus else None
 
     def listen(event: Event) -> None:
         _write(notebook, event)
@@ -111,10 +115,24 @@ def _write(notebook: Notebook, event: Event) -> None:
         notebook.write(ended=event.trial.number, outcome=str(found.outcome), evidence=evidence)
 
 
+class Board:
+    """Tells the nodes of a cluster what their GPU shows."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def put(self, device: int, used_mib: int, compute: list[dict[str, Any]]) -> None:
+        put_whole(self._file, json.dumps({"device": device, "used_mib": used_mib, "compute": compute}).encode())
+
+    def at(self, number: int) -> None:
+        assert number == 0
+        put_whole(self._file, json.dumps(None).encode())
+
+
 class Visitor:
     """Takes the GPU between two probes, and leaves when the search has noticed."""
 
-    def __init__(self, library: Playback) -> None:
+    def __init__(self, library: Playback | Board) -> None:
         self._library, self._came = library, False
 
     def hear(self, event: Event) -> None:
@@ -133,8 +151,12 @@ def _executor(order: Order, job: Any, trainer: Trainer, library: Playback) -> Ex
         "limit_bytes": (40960 if order.gpus else _limit_mib(order)) * MIB, "scratch_root": Path(order.folder) / "scratch",
     }  # fmt: skip
     if order.address is not None:
-        hardware = Hardware(kind="cpu", name="cpu", count=order.ranks, memory_bytes=_limit_mib(order) * MIB, here=True)
-        return autotune.executors.ray.RayExecutor(**given, hardware=hardware, address=order.address, slots=order.slots)
+        cpu = Hardware(kind="cpu", name="cpu", count=order.ranks, memory_bytes=_limit_mib(order) * MIB, here=True)
+        gpu = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40960 * MIB, here=True)
+        hardware = gpu if order.gpus else cpu
+        return autotune.executors.ray.RayExecutor(
+            **given, hardware=hardware, device_kind=hardware.kind, address=order.address, slots=order.slots
+        )
     if order.gpus:
         given |= {"device_kind": "cuda", "open_gpus": lambda: _gpu(library)}
     places = [Place(words=f"slot {number}") for number in range(order.slots)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -16,6 +17,10 @@ from typing import Any
 from tests.faults import checks
 from tests.faults.scene import LONGEST_SECONDS, Scene
 from tests.faults.table import FAULTS, Fault, Place
+
+ON_NODES = Path(__file__).parent / "on_nodes"
+NVML_FILE = "AUTOTUNE_TEST_NVML"
+"""Says, to what lies there in NVML's place, which file tells what a GPU shows."""
 
 ORPHAN_SECONDS = 10.0
 """How long the processes of a driver that ended may take to end as well."""
@@ -48,6 +53,11 @@ class Stages:
     cluster: Any = None
     server: Any = None
 
+    @property
+    def moment(self) -> Path:
+        """The file that tells the cluster's nodes what their GPU shows."""
+        return self.folder / "moment.json"
+
     def scene(self, fault: Fault, place: Place, seed: int) -> Scene:
         random = Random(f"{fault.name} {place} {seed}")
         folder = self.folder / f"{fault.name.replace(' ', '-').replace(chr(39), '')}-{place}-{seed}"
@@ -57,7 +67,7 @@ class Stages:
             folder=folder, random=random, server=self.server, cluster=self.cluster,
             storage=self.server.url if on_server else f"sqlite:///{folder}/db/study.db",
             address=self.cluster.address if place == "ray" else None, ranks=fault.ranks,
-            slots=fault.slots or 1 + seed % 2, at=random.choice((1, 2, 3)),
+            slots=fault.slots or 1 + seed % 2, at=random.choice((1, 2, 3)), moment=self.moment,
         )  # fmt: skip
 
 
@@ -74,7 +84,9 @@ def stages(folder: Path, faults: tuple[Fault, ...], places: tuple[Place, ...]) -
             from tests.executors.clusters import cluster
 
             made.nodes = max(fault.nodes for fault in faults)
-            made.cluster = stack.enter_context(cluster(nodes=made.nodes))
+            made.moment.write_text(json.dumps(None))
+            os.environ[NVML_FILE] = str(made.moment)
+            made.cluster = stack.enter_context(cluster(nodes=made.nodes, gpus=1, in_front=ON_NODES))
         yield made
 
 
@@ -174,4 +186,4 @@ def _as_before(shared: Stages) -> None:
     """A cluster that lost a node gets another one."""
     if shared.cluster is not None:
         while len(shared.cluster.worker_nodes) < shared.nodes - 1:
-            shared.cluster.add_node(num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False)
+            shared.cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=80 * 2**20, include_dashboard=False)

@@ -90,6 +90,9 @@ class Scene:
     variables: dict[str, str] = field(default_factory=dict)
     """What the drivers' environment says besides."""
 
+    moment: Path
+    """The file that tells a cluster's nodes what their GPU shows."""
+
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     driver: Driver | None = None
     at: int = 1
@@ -98,7 +101,7 @@ class Scene:
     def order(self, name: str, **changes: Any) -> Order:
         plain = Order(
             folder=str(self.folder), name=name, storage=self.storage, mark=self.mark, address=self.address, slots=self.slots,
-            ranks=self.ranks,
+            ranks=self.ranks, moment=str(self.moment),
         )  # fmt: skip
         return replace(plain, **changes)
 

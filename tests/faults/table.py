@@ -73,6 +73,9 @@ class Fault:
     heavy: bool = False
     """Takes long: fewer seeds."""
 
+    heavy_on: tuple[Place, ...] = ()
+    """Places where it does, if not at all of them."""
+
     needs_root: bool = False
 
 
@@ -215,7 +218,6 @@ FAULTS = (
     ),
     Fault(
         name="GPU taken by others", how="between two probes a stranger's process has half of it, by a recording of NVML",
-        told=r"not as empty as it was.*Trying again", slots=1, gpus=True, places=("local",),
-        why_not_elsewhere="a node asks its own NVML, for which no recording can stand in",
+        told=r"not as empty as it was.*Trying again", slots=1, gpus=True, heavy_on=("ray",),  # a node waits half a minute
     ),
 )  # fmt: skip

@@ -151,6 +151,13 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
     percentiles: tuple[AtLength, ...]
 
 
+class Disturbed(msgspec.Struct, frozen=True, kw_only=True):
+    """What probes that ran at the same time did to each other."""
+
+    says: str = ""
+    by_phase: Mapping[str, float] = {}
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer."""
 
@@ -167,6 +174,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     trials: tuple[Row, ...] = ()
     learning: Mapping[str, Any] = {}
     counts: Mapping[str, int] = {}
+    disturbance: Disturbed | None = None
     proven: str = ""
     commands: Mapping[str, str] = {}
     confirm_with: str | None = None

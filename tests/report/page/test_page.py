@@ -5,16 +5,19 @@ from __future__ import annotations
 import html.parser
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from autotune.disturbance import Disturbance
 from autotune.errors import BadInput
-from autotune.report import figures_of, markdown, render
+from autotune.report import document, figures_of, markdown, render
 from autotune.report.page import read_evidence
 from autotune.report.page.evidence import Row
 from autotune.report.page.speeds import frontier
 from autotune.units import format_bytes
+from tests.report.answers import answered
 from tests.report.page.documents import of_a_real_run, of_a_search, with_predictions
 
 
@@ -43,6 +46,19 @@ def _read(page: str) -> _Text:
     parser = _Text()
     parser.feed(page)
     return parser
+
+
+def test_it_says_how_much_probes_at_the_same_time_disturbed_each_other() -> None:
+    found = answered(900)
+    disturbance = Disturbance(
+        candidate_id="c", beside=3, tokens_per_second_beside=90.0, tokens_per_second_alone=100.0, slower_share=0.1,
+        uncertainty=0.02, by_phase={"rollout": 0.125, "backward": -0.01},
+    )  # fmt: skip
+    made = json.loads(json.dumps(document(found.question, replace(found.answer, disturbance=disturbance), [])))
+    text = " ".join(_read(render(made)).seen)
+    assert "10.0% ± 2.0% slower beside 3 others on its machine than alone" in text
+    assert "rollout +12.5%, backward -1.0%" in text
+    assert "Probes ran at the same time" not in " ".join(_read(render(of_a_search())).seen)
 
 
 def test_it_says_the_answer_first() -> None:
