@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,7 +74,7 @@ def test_what_is_named_was_followed_step_by_step(tmp_path: Path) -> None:
     candidates = legal_candidates(question, ToyTrainer())
 
     class Kinder(Oracle):
-        def screen(self, candidates: object) -> dict[str, Prediction]:
+        def screen(self, candidates: object, *, seconds: float | None = None) -> dict[str, Prediction]:
             return {
                 name: replace(one, fits=True, depends_on=())
                 for name, one in super().screen(candidates).items()  # type: ignore[arg-type]
@@ -85,6 +86,24 @@ def test_what_is_named_was_followed_step_by_step(tmp_path: Path) -> None:
     assert answer.winner.prediction.fits
     assert answer.winner.candidate == foresight.predicted[-1]
     assert len(foresight.predicted) > 1
+
+
+def test_a_budget_that_ends_leaves_the_best_of_what_was_predicted(tmp_path: Path) -> None:
+    machine = Machine(limit_bytes=600 * MIB)
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    candidates = legal_candidates(question, ToyTrainer())
+
+    class Brief(Oracle):
+        def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> dict[str, Prediction]:
+            assert seconds == question.budget_seconds
+            return super().screen(candidates[:5])
+
+    whole, brief = (
+        forecast(question, foresight, candidates, None) for foresight in (Oracle(machine=machine), Brief(machine=machine))
+    )
+    assert not whole.ended_by_budget and whole.predicted == whole.candidates == len(candidates)
+    assert brief.ended_by_budget and (brief.predicted, brief.candidates) == (5, len(candidates))
+    assert brief.winner is not None and brief.relaxed == {}, "the preferred ones come first"
 
 
 def _advice(tmp_path: Path, limit: int, **knobs: object) -> tuple[Candidate, Machine, list[dict[str, object]]]:
