@@ -12,6 +12,7 @@ import pytest
 from autotune.advice import Adviser, as_flags
 from autotune.candidate import Candidate
 from autotune.composition import Composition
+from autotune.errors import RigError
 from autotune.forecast import Forecast
 from autotune.forecasting import forecast
 from autotune.measurement import Phase
@@ -153,6 +154,23 @@ def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
 def test_advice_moves_two_things_when_one_is_not_enough(tmp_path: Path) -> None:
     _, _, ways = _advice(tmp_path, 230, max_completion_length=64)
     assert ways and all(len(way["change"]) == 2 for way in ways)  # type: ignore[arg-type]
+
+
+def test_a_change_that_cannot_be_followed_is_no_advice_and_stops_none(tmp_path: Path) -> None:
+    machine, trainer = Machine(limit_bytes=600 * MIB), ToyTrainer()
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+
+    class Losing(Oracle):
+        def predict(self, candidate: Candidate) -> Prediction:
+            if candidate.knobs["batch"] != 8:
+                raise RigError("The process that follows the step has ended")
+            return super().predict(candidate)
+
+    oracle = Losing(machine=machine)
+    asked = trainer.complete({**trainer.baseline(question.space, question.job), "batch": 8}, question.job)
+    adviser = Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle)
+    ways = adviser.ways_to_fit(asked, oracle.predict(asked))
+    assert ways and all("batch" not in way.change for way in ways)
 
 
 def test_no_advice_where_nothing_helps(tmp_path: Path) -> None:
