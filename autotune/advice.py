@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.candidate import Candidate, KnobValue
+from autotune.errors import CannotPredict, RigError
 from autotune.forecast import WayToFit
 from autotune.forecasting import Foresees
 from autotune.prediction import Prediction
@@ -116,7 +117,10 @@ class Adviser:
         other = self._changed(candidate, change)
         if other == candidate or self.trainer.why_illegal(other, self.question.job) is not None:
             return None
-        prediction = self.foresight.predict(other)
+        try:
+            prediction = self.foresight.predict(other)
+        except (CannotPredict, RigError):  # what can't be followed is no advice, and takes nothing from what is known already
+            return None
         if not prediction.fits:
             return None
         learning = self.space.is_learning(change, other.settings)

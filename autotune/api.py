@@ -152,8 +152,9 @@ def _with_data(understood: Understood) -> Understood:
 
 def _possible(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], Understood, Candidate]], tuple[str, ...]]:
     """Every way in which what is unknown can be, and what is said of those that cannot: an illegal one was never run."""
+    from autotune.asking.command import understand
     from autotune.asking.flags import ways_of
-    from autotune.asking.understanding import candidate_in_question, understand
+    from autotune.asking.understanding import candidate_in_question
 
     found, notes, refusal = [], [], None
     for facts, given in ways_of(flags):

@@ -148,6 +148,15 @@ class Composition:
     pushes_in: int = 1
     """Parts, one after the other, in which whole weights go over."""
 
+    writes_at_a_time: int | None = None
+    """Completions that a rank writes together; None is all of its part of the generation batch."""
+
+    keeps_logits_of: int = 0
+    """Completions of a rank whose logits, in float32, its loop keeps from one rollout until the next one is written."""
+
+    empties_cache: bool = False
+    """Whether its loop gives torch's cache back before and after each rollout."""
+
     notes: tuple[str, ...] = ()
     """What the framework's step was taken for, in words for the reader."""
 

@@ -54,7 +54,15 @@ class Forecast:
     """Where nothing fits: what came closest."""
 
     candidates: int
+    predicted: int
+    """Of these; fewer where the budget ended it."""
+
     screened: int
     """Candidates that cannot fit, by the lower bound of their prediction."""
 
     elapsed_seconds: float
+
+    @property
+    def ended_by_budget(self) -> bool:
+        """Whether some candidates were left unpredicted."""
+        return self.predicted < self.candidates

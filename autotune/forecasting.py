@@ -27,18 +27,19 @@ class Foresees(Protocol):
         """One candidate, its very step followed."""
         ...
 
-    def screen(self, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
-        """Many candidates at once, by id."""
+    def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> Mapping[str, Prediction]:
+        """Many candidates at once, by id; as many as so many seconds allow."""
         ...
 
 
 def forecast(question: Question, foresight: Foresees, candidates: Sequence[Candidate], baseline: Candidate | None) -> Forecast:
-    """The recommendation by prediction alone."""
+    """The recommendation by prediction alone: of all candidates, or of those that the budget's time is enough for."""
     began = time.monotonic()
     tiers = tiers_of(question.space, candidates)
-    screened = foresight.screen(candidates)
+    preferred_first = [one for tier in tiers for one in tier.candidates]
+    screened = foresight.screen(preferred_first, seconds=question.budget_seconds)
     seen = [[Foreseen(candidate=one, prediction=screened[one.id]) for one in _by_memory(tier, screened)] for tier in tiers]
-    winner, place = _first_that_holds(foresight, seen)
+    winner, place = _first_that_holds(foresight, seen, ends=began + question.budget_seconds)
     everyone = [one for members in seen for one in members]
     preferred = seen[: place + 1] if winner else seen
     return Forecast(
@@ -52,7 +53,8 @@ def forecast(question: Question, foresight: Foresees, candidates: Sequence[Candi
         trade_offs=tuple(_one_step_further(tiers, seen, place)) if winner else (),
         undecided=_worth_a_probe(preferred, winner),
         nearest_miss=None if winner else min(everyone, key=_need),
-        candidates=len(everyone),
+        candidates=len(candidates),
+        predicted=len(everyone),
         screened=sum(one.prediction.fits is False for one in everyone),
         elapsed_seconds=time.monotonic() - began,
     )
@@ -71,7 +73,8 @@ def _need(one: Foreseen) -> tuple[float, float]:
 
 
 def _by_memory(tier: Tier, screened: Mapping[str, Prediction]) -> list[Candidate]:
-    return sorted(tier.candidates, key=lambda one: screened[one.id].peak_memory_bytes.value)
+    known = [one for one in tier.candidates if one.id in screened]
+    return sorted(known, key=lambda one: screened[one.id].peak_memory_bytes.value)
 
 
 def _fastest_first(members: Sequence[Foreseen]) -> list[Foreseen]:
@@ -79,12 +82,15 @@ def _fastest_first(members: Sequence[Foreseen]) -> list[Foreseen]:
     return sorted((one for one in members if one.prediction.fits), key=speed, reverse=True)
 
 
-def _first_that_holds(foresight: Foresees, seen: Sequence[Sequence[Foreseen]]) -> tuple[Foreseen | None, int]:
-    for place, members in enumerate(seen):
-        for one in _fastest_first(members):
-            followed = foresight.predict(one.candidate)
-            if followed.fits:
-                return Foreseen(candidate=one.candidate, prediction=followed), place
+def _first_that_holds(foresight: Foresees, seen: Sequence[Sequence[Foreseen]], *, ends: float) -> tuple[Foreseen | None, int]:
+    """Followed once more, as long as there is time: the first is in any case."""
+    in_order = [(place, one) for place, members in enumerate(seen) for one in _fastest_first(members)]
+    for number, (place, one) in enumerate(in_order):
+        if number and time.monotonic() > ends:
+            return one, place
+        followed = foresight.predict(one.candidate)
+        if followed.fits:
+            return Foreseen(candidate=one.candidate, prediction=followed), place
     return None, 0
 
 

@@ -6,6 +6,8 @@ and lengths are one family and share a few short traces, from which every point 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from autotune.rig.tracer import Tracer
 from autotune.rig.tracers import Tracers
 from autotune.trace import Trace
 from autotune.trainers.base import Job, Trainer
+from autotune.trainers.generic_step import STAND_IN
 
 if TYPE_CHECKING:
     from autotune.predict.allocator import AllocatorSettings
@@ -72,27 +75,39 @@ class Foresight:
         shortest = None if longest.fits else self._trainer.shortest(candidate, self._job)
         return longest if shortest is None else between(longest, self._followed(shortest))
 
-    def screen(self, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
-        """Many candidates at once, by id."""
+    def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> Mapping[str, Prediction]:
+        """Many candidates at once, by id. Where there are only so many seconds, as many as they are enough for, family by family,
+        and one in any case; a step that is being followed is not broken off."""
         from autotune.predict.between import between
 
-        longest = self._screened(candidates)
-        unsure = [(one.id, self._trainer.shortest(one, self._job)) for one in candidates if not longest[one.id].fits]
+        ends = math.inf if seconds is None else time.monotonic() + seconds
+        longest = self._screened(candidates, _share(ends, 2))
+        unsure = [(one.id, self._trainer.shortest(one, self._job)) for one in candidates if _may_not_fit(longest.get(one.id))]
         shortest = {name: one for name, one in unsure if one is not None}
-        least = self._screened(list(dict.fromkeys(shortest.values())))
-        return {**longest, **{name: between(longest[name], least[one.id]) for name, one in shortest.items()}}
+        least = self._screened(list(dict.fromkeys(shortest.values())), ends)
+        sure = {name: one for name, one in longest.items() if name not in shortest}
+        return sure | {name: between(longest[name], least[one.id]) for name, one in shortest.items() if one.id in least}
 
-    def _screened(self, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
-        """At the longest rows."""
+    def _screened(self, candidates: Sequence[Candidate], ends: float) -> Mapping[str, Prediction]:
+        """At the longest rows, as far as it gets until then."""
         found = {one.id: self._longest[one.id] for one in candidates if one.id in self._longest}
-        families = self._lender_first(self._families_of([one for one in candidates if one.id not in found]))
+        families = self._families_of([one for one in candidates if one.id not in found])
+        families = self._lender_first(families, _share(ends, 4))
         self._expect(self._first_looks(families))
         for key, members in families.items():
-            if self._follows(key, members):
-                found.update(self._predicted(self._families[key], members))
-            else:
-                found.update({candidate.id: self._followed(candidate) for candidate, _ in members})
-        return {one.id: found[one.id] for one in candidates}
+            if found and time.monotonic() > ends:
+                break
+            for name, one in self._of_family(key, members):
+                found[name] = one
+                if time.monotonic() > ends:
+                    break
+        return {one.id: found[one.id] for one in candidates if one.id in found}
+
+    def _of_family(self, key: str, members: Members) -> Iterator[tuple[str, Prediction]]:
+        if self._follows(key, members):
+            yield from self._predicted(self._families[key], members)
+        else:
+            yield from ((candidate.id, self._followed(candidate)) for candidate, _ in members)
 
     def _families_of(self, candidates: Sequence[Candidate]) -> Mapping[str, Members]:
         """The largest first."""
@@ -105,8 +120,9 @@ class Foresight:
             found.setdefault(key, []).append((one, request))
         return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))
 
-    def _lender_first(self, families: Mapping[str, Members]) -> Mapping[str, Members]:
-        """What is found out in one family is lent to the others: that takes most traces, so it is the cheapest to follow."""
+    def _lender_first(self, families: Mapping[str, Members], until: float) -> Mapping[str, Members]:
+        """What is found out in one family is lent to the others: that takes most traces, so it is the cheapest to follow of those
+        that could be looked at until then."""
         from autotune.predict.pieces import requests
         from autotune.predict.pieces.survey import looks
 
@@ -118,7 +134,10 @@ class Foresight:
             for key in _wide(several, several)
         }
         self._expect(firsts.values())
-        events = {key: len(self._trace(first).events) for key, first in firsts.items()}
+        events: dict[str, int] = {}
+        for key, first in firsts.items():
+            if not events or time.monotonic() < until:
+                events[key] = len(self._trace(first).events)
         lender = min(events, key=lambda key: events[key])
         return {lender: families[lender], **families}
 
@@ -273,7 +292,7 @@ def open_foresight(question: Question, trainer: Trainer) -> Foresight:
 
 def open_tracers(job: Job, trainer: Trainer) -> Tracers:
     """What follows this trainer's steps, none of it started yet."""
-    supported = SUPPORTED.get(trainer.name)
+    supported = None if trainer.trace_adapter == STAND_IN else SUPPORTED.get(trainer.name)
     cache = TraceCache()
 
     def make(versions: Mapping[str, str] | None) -> Tracer:
@@ -300,6 +319,16 @@ def ruled_out(foreseen: Mapping[str, Prediction]) -> Mapping[str, Prediction]:
     if len(found) == len(foreseen) and found:
         found.pop(min(found, key=lambda one: found[one].peak_memory_bytes.value))
     return found
+
+
+def _share(ends: float, parts: int) -> float:
+    """The end of the next of so many equal parts of the time that is left."""
+    now = time.monotonic()
+    return now + (ends - now) / parts
+
+
+def _may_not_fit(prediction: Prediction | None) -> bool:
+    return prediction is not None and not prediction.fits
 
 
 def _allocator(members: Members) -> AllocatorSettings:

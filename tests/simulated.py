@@ -165,7 +165,7 @@ class Oracle:
         self.predicted.append(candidate)
         return self._foresee(candidate)
 
-    def screen(self, candidates: Sequence[Candidate]) -> dict[str, Prediction]:
+    def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> dict[str, Prediction]:
         return {candidate.id: self._foresee(candidate) for candidate in candidates}
 
     def _foresee(self, candidate: Candidate) -> Prediction:

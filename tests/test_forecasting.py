@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from autotune.advice import Adviser, as_flags
 from autotune.candidate import Candidate
 from autotune.composition import Composition
+from autotune.errors import RigError
 from autotune.forecast import Forecast
 from autotune.forecasting import forecast
 from autotune.measurement import Phase
@@ -73,7 +75,7 @@ def test_what_is_named_was_followed_step_by_step(tmp_path: Path) -> None:
     candidates = legal_candidates(question, ToyTrainer())
 
     class Kinder(Oracle):
-        def screen(self, candidates: object) -> dict[str, Prediction]:
+        def screen(self, candidates: object, *, seconds: float | None = None) -> dict[str, Prediction]:
             return {
                 name: replace(one, fits=True, depends_on=())
                 for name, one in super().screen(candidates).items()  # type: ignore[arg-type]
@@ -85,6 +87,24 @@ def test_what_is_named_was_followed_step_by_step(tmp_path: Path) -> None:
     assert answer.winner.prediction.fits
     assert answer.winner.candidate == foresight.predicted[-1]
     assert len(foresight.predicted) > 1
+
+
+def test_a_budget_that_ends_leaves_the_best_of_what_was_predicted(tmp_path: Path) -> None:
+    machine = Machine(limit_bytes=600 * MIB)
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    candidates = legal_candidates(question, ToyTrainer())
+
+    class Brief(Oracle):
+        def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> dict[str, Prediction]:
+            assert seconds == question.budget_seconds
+            return super().screen(candidates[:5])
+
+    whole, brief = (
+        forecast(question, foresight, candidates, None) for foresight in (Oracle(machine=machine), Brief(machine=machine))
+    )
+    assert not whole.ended_by_budget and whole.predicted == whole.candidates == len(candidates)
+    assert brief.ended_by_budget and (brief.predicted, brief.candidates) == (5, len(candidates))
+    assert brief.winner is not None and brief.relaxed == {}, "the preferred ones come first"
 
 
 def _advice(tmp_path: Path, limit: int, **knobs: object) -> tuple[Candidate, Machine, list[dict[str, object]]]:
@@ -134,6 +154,23 @@ def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
 def test_advice_moves_two_things_when_one_is_not_enough(tmp_path: Path) -> None:
     _, _, ways = _advice(tmp_path, 230, max_completion_length=64)
     assert ways and all(len(way["change"]) == 2 for way in ways)  # type: ignore[arg-type]
+
+
+def test_a_change_that_cannot_be_followed_is_no_advice_and_stops_none(tmp_path: Path) -> None:
+    machine, trainer = Machine(limit_bytes=600 * MIB), ToyTrainer()
+    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+
+    class Losing(Oracle):
+        def predict(self, candidate: Candidate) -> Prediction:
+            if candidate.knobs["batch"] != 8:
+                raise RigError("The process that follows the step has ended")
+            return super().predict(candidate)
+
+    oracle = Losing(machine=machine)
+    asked = trainer.complete({**trainer.baseline(question.space, question.job), "batch": 8}, question.job)
+    adviser = Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle)
+    ways = adviser.ways_to_fit(asked, oracle.predict(asked))
+    assert ways and all("batch" not in way.change for way in ways)
 
 
 def test_no_advice_where_nothing_helps(tmp_path: Path) -> None:

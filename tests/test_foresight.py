@@ -144,6 +144,15 @@ def test_one_family_lends_another_what_it_knows(tracer: Tracer, gpus: str) -> No
         assert seen.tokens_per_second.value == pytest.approx(direct.tokens_per_second.value, rel=0.05), f"seed {seed}"
 
 
+@pytest.mark.slow
+def test_seconds_that_end_leave_out_what_was_not_reached(tracer: Tracer) -> None:
+    job = job_of()
+    several = [one for on in (True, False) for one in space(job, gradient_checkpointing=on)]
+    some, every = foresight_of(job, tracer).screen(several, seconds=0), foresight_of(job, tracer).screen(several)
+    assert 0 < len(some) < len(every) == len(several)
+    assert all(every[name].fits == one.fits for name, one in some.items())
+
+
 def test_on_a_cpu_nothing_is_foreseen(tracer: Tracer) -> None:
     job = job_of(gpus="2xcpu")
     foresight = foresight_of(job, tracer)

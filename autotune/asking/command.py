@@ -71,11 +71,11 @@ def understand_command(flags: Flags) -> Understood:
     )
     question = question_about(workload.model.name, flags, Job(workload=workload, hardware=hardware), space, "probe")
     neutral = [knob.name for knob in space.knobs if knob.effect == "neutral" and len(knob.choices) > 1]
-    words = " and ".join(f"{{{name}}}" for name in neutral)
+    words = " and ".join(f"{{{name}}}" for name in neutral) + (" change" if len(neutral) > 1 else " changes")
     return Understood(
         question=question,
         trainer=Command(),
-        assumed=(f"that {words} changes only speed and memory (--learning NAME says otherwise)",) if neutral else (),
+        assumed=(f"that {words} only speed and memory (--learning NAME says otherwise)",) if neutral else (),
         notes=tuple(gpu_notes(hardware, question.memory_limit_bytes)),
         named=searched,
         whole_space=space,
@@ -84,14 +84,14 @@ def understand_command(flags: Flags) -> Understood:
 
 
 def _refuse_what_does_not_go_together(flags: Flags) -> None:
+    if flags.mode == "predict":
+        raise BadInput("A command of your own can be measured, and not predicted.", way_out=f"Where its GPUs are: {EXAMPLE}")
     if not flags.arguments:
         raise BadInput("--framework command needs a command.", way_out=f"Write it behind two dashes: {EXAMPLE}")
     for name in NOT_OURS:
         if getattr(flags, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise BadInput(f"{flag} is for frameworks that autotune knows.", way_out="Say it in the command itself.")
-    if flags.mode == "predict":
-        raise BadInput("A command of your own can be measured, and not predicted.", way_out="Leave --mode out.")
     if flags.resume and flags.fresh:
         raise BadInput("--resume goes on with a study and --fresh throws it away.", way_out="Give one of the two.")
     if (flags.metrics is None) == (flags.speed_pattern is None):

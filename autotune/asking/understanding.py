@@ -22,6 +22,7 @@ from autotune.question import Mode, Question
 from autotune.rig.forewarning import gpu_notes
 from autotune.space import SearchSpace
 from autotune.trainers.base import Job, Trainer
+from autotune.trainers.generic_step import STAND_IN
 from autotune.trainers.trl_config import UserConfig, read_user_config
 from autotune.trainers.trl_settings import OWN_SETTINGS
 from autotune.units import format_bytes, parse_bytes, parse_seconds
@@ -32,7 +33,7 @@ MOST_GPUS_TRIED = 1
 
 SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
 
-STAND_IN, STAND_IN_NEEDS = "generic_trace", ("transformers", "peft")
+STAND_IN_NEEDS = ("transformers", "peft")
 """What follows a plain step in the place of a framework's own, and needs not the framework but these."""
 
 TRL = "trl"

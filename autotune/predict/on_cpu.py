@@ -6,18 +6,21 @@ is known only roughly; and memory that was asked for counts only once it is writ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from autotune.composition import Composition
 from autotune.measurement import PHASES, Phase
-from autotune.predict import constants
+from autotune.predict import constants, shown
 from autotune.predict.engine import EngineUse
+from autotune.predict.timeline import BESIDE
 from autotune.predict.usage import PhaseUse, Usage
 from autotune.prediction import Basis, Estimate, PhasePrediction
 
 PARTS = (
-    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs", "kv_cache",
-    "communication", "engine", "processes",
+    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs", *BESIDE,
+    "kv_cache", "communication", "engine", "processes",
 )  # fmt: skip
 
 
@@ -30,6 +33,8 @@ class OnCpu:
     basis: Basis
     high_extra_bytes: int
     engine: EngineUse | None
+    beside: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)
+    """Models that the step does not run over but that are there, by phase and part."""
 
 
 def phases(scene: OnCpu) -> tuple[PhasePrediction, ...]:
@@ -46,15 +51,20 @@ def processes(ranks: int) -> Estimate:
 
 def _phase(scene: OnCpu, phase: Phase, use: PhaseUse) -> PhasePrediction:
     ranks = scene.composition.ranks
-    tensors = use.requested_bytes
+    beside = scene.beside.get(phase, {})
+    around = shown.beside(beside, scene.basis)
+    tensors = use.requested_bytes + round(around.value)
     heap = constants.percent("cpu_heap_percent").scaled(tensors)
     touched = tensors - use.largest_bytes  # a buffer that is larger than what is written into it
     own = Estimate(value=tensors, low=max(0, touched + heap.low), high=tensors + heap.high + scene.high_extra_bytes)
     if scene.basis == "generic":
-        wrong = constants.percent("generic_error_percent").scaled(tensors)
+        wrong = constants.percent("generic_error_percent").scaled(use.requested_bytes)
         own = Estimate(value=own.value, low=max(0, own.low + wrong.low), high=own.high + wrong.high)
-    total = own.scaled(ranks) + processes(ranks)
-    parts = {str(name): size * ranks for name, size in use.parts.items()}
+    doubt = Estimate(value=0, low=around.low - around.value, high=around.high - around.value)
+    total = (own + doubt).scaled(ranks) + processes(ranks)
+    parts: Counter[str] = Counter()
+    for held in (use.parts, beside):
+        parts.update({str(name): size * ranks for name, size in held.items()})
     if scene.engine is not None:
         engine = _engine(scene.engine, scene.composition).scaled(ranks)
         total, parts["engine"] = total + engine, round(engine.value)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from autotune.catalogue import Gpu
 from autotune.composition import Composition
 from autotune.hardware import Hardware
+from autotune.measurement import Phase
 from autotune.predict import engine as engines
 from autotune.predict import on_cpu, pressure, shown, speed, timeline, wording
 from autotune.predict.allocator import AllocatorSettings
@@ -265,7 +266,12 @@ def _assumed(situation: Situation, peak: Estimate, room: Estimate, startup: str 
 
 def _torch_allocated(scene: Scene, engine: _Engine | None) -> Estimate:
     """torch counts an engine's weights and cache for as long as they have addresses, asleep or not."""
-    own = shown.highest([shown.allocated(use, scene.basis, scene.high_extra_bytes) for use in scene.usage.phases])
+    own = shown.highest(
+        [
+            shown.allocated(use, scene.basis, scene.high_extra_bytes) + shown.beside(scene.beside.get(use.phase, {}), scene.basis)
+            for use in scene.usage.phases
+        ]
+    )
     return _rounded(own + _engine_in_torch(engine))
 
 
@@ -292,12 +298,14 @@ def _host(situation: Situation) -> Estimate | None:
 def _on_cpu(situation: Situation) -> Prediction:
     used = stage_of(situation).usage()
     engine = None if situation.composition.engine is None else _fitted(situation, used.loaded_bytes)
+    around = beside(situation.trace, situation.composition, used, situation.config)
     scene = on_cpu.OnCpu(
         usage=used,
         composition=situation.composition,
         basis=situation.trace.basis,
         high_extra_bytes=situation.trace.high_extra_bytes,
         engine=engine,
+        beside=around,
     )
     phases = on_cpu.phases(scene)
     total = shown.highest([phase.peak_bytes for phase in phases])
@@ -309,8 +317,8 @@ def _on_cpu(situation: Situation) -> Prediction:
         depends_on=() if fits is not None else ("what the processes and the C library's heap take beside the tensors",),
         limit_bytes=situation.limit_bytes,
         peak_memory_bytes=total,
-        torch_peak_allocated_bytes=_requested(used, situation),
-        torch_peak_reserved_bytes=_requested(used, situation),
+        torch_peak_allocated_bytes=_requested(used, situation, around),
+        torch_peak_reserved_bytes=_requested(used, situation, around),
         host_memory_bytes=total,
         phases=phases,
         breakdown=_top(phases).parts,
@@ -325,12 +333,14 @@ def _on_cpu(situation: Situation) -> Prediction:
     )
 
 
-def _requested(used: Usage, situation: Situation) -> Estimate:
+def _requested(used: Usage, situation: Situation, around: Mapping[Phase, Mapping[str, int]]) -> Estimate:
     """Per rank: a CPU has no caching allocator, so what is requested is what is allocated and reserved."""
-    top = max(used.phases, key=lambda use: use.requested_bytes)
-    error = shown.error_bytes(top, situation.trace.basis)
-    at = top.requested_bytes
-    return _rounded(Estimate(value=at, low=max(0, at + error.low), high=at + error.high + situation.trace.high_extra_bytes))
+    basis = situation.trace.basis
+    besides = {use.phase: shown.beside(around.get(use.phase, {}), basis) for use in used.phases}
+    top = max(used.phases, key=lambda use: use.requested_bytes + besides[use.phase].value)
+    at, error = top.requested_bytes, shown.error_bytes(top, basis)
+    own = Estimate(value=at, low=max(0, at + error.low), high=at + error.high + situation.trace.high_extra_bytes)
+    return _rounded(own + besides[top.phase])
 
 
 def _top(phases: tuple[PhasePrediction, ...]) -> PhasePrediction:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.catalogue import Gpu
@@ -46,6 +47,14 @@ def error_bytes(use: PhaseUse, basis: Basis) -> Estimate:
         return share
     moving = sum(held for part, held in use.parts.items() if part not in STATE)
     return share + constants.percent("generic_error_percent").scaled(moving)
+
+
+def beside(parts: Mapping[str, int], basis: Basis) -> Estimate:
+    """What stands beside the step. A model's activations there are taken to be like the policy's, so they are as uncertain."""
+    size, alike = sum(parts.values()), sum(held for part, held in parts.items() if part.endswith("_activations"))
+    if basis == "traced":
+        return Estimate.exactly(size)
+    return Estimate.exactly(size) + constants.percent("generic_error_percent").scaled(alike)
 
 
 def allocated(use: PhaseUse, basis: Basis, high_extra_bytes: int) -> Estimate:

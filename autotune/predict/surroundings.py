@@ -36,7 +36,7 @@ def surroundings(
         generation=_generation(composition, config, trace.inventory, gathers) if composition.generation == "trainer" else None,
         merge_bytes=_sync_bytes(composition, config, trace.inventory) if composition.generation in ("engine", "server") else 0,
         loads_at_once=not on_cpu and _loads_at_once(composition, trace),
-        empties_before_rollout=composition.engine is not None and composition.engine.sleep,
+        empties_before_rollout=composition.empties_cache or (composition.engine is not None and composition.engine.sleep),
         empty_cache_steps=every if isinstance(every, int) and every > 0 else None,
         settings=allocator,
     )
@@ -50,9 +50,9 @@ def _loads_at_once(composition: Composition, trace: Trace) -> bool:
 
 
 def _generation(composition: Composition, config: Mapping[str, object], inventory: Inventory, gathers: bool) -> Generation:
-    """Every rank writes its part of the generation batch at once."""
+    """Every rank writes its part of the generation batch at once, unless it does so by and by."""
     dtype = composition["policy"].dtype
-    batch = max(1, composition.generation_batch // composition.ranks)
+    batch = composition.writes_at_a_time or max(1, composition.generation_batch // composition.ranks)
     prompt, completion = composition.prompt_length, composition.completion_length
     parts = rollout.transformers_generation(config, dtype=dtype, batch=batch, prompt=prompt, completion=completion)
     shape = shapes.shape(config)

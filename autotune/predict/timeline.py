@@ -17,9 +17,9 @@ from autotune.predict.usage import PhaseUse, Usage
 from autotune.prediction import Basis, Estimate, PhasePrediction
 
 OF_A_MODEL = ("weights", "gradients", "optimizer", "activations", "inputs")
+BESIDE = tuple(f"{role}_{part}" for role in ("reference", "critic", "reward") for part in OF_A_MODEL)
 NAMES = (
-    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs",
-    *(f"{role}_{part}" for role in ("reference", "critic", "reward") for part in OF_A_MODEL),
+    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs", *BESIDE,
     "kv_cache", "engine", "fragmentation", "context", "communication",
 )  # fmt: skip
 """Of a breakdown, in this order: the policy's, those of the models beside it under their roles, and the device's."""
@@ -130,7 +130,7 @@ def _resting(scene: Scene, phase: Phase) -> PhaseUse:
 def _moment(scene: Scene, use: PhaseUse) -> Moment:
     held = shown.reserved(use, scene.basis, scene.high_extra_bytes)
     passing = _beyond_cache(scene, use)
-    reserved = held + Estimate.exactly(passing) + Estimate.exactly(sum(scene.beside.get(use.phase, {}).values()))
+    reserved = held + Estimate.exactly(passing) + shown.beside(scene.beside.get(use.phase, {}), scene.basis)
     total = reserved + scene.outside.total
     if scene.engine is not None:
         total = total + scene.engine.held(use.phase)

@@ -49,6 +49,7 @@ def forecast_document(
         "nearest_miss": None if answer.nearest_miss is None else _row(answer.nearest_miss),
         "counts": _counts(answer),
         "proven": "not proven infeasible" if answer.winner is None else "budget spent",
+        "stopped_by": "budget" if answer.ended_by_budget else None,
         "confirm_with": confirm_with,
         "question": question_row(question),
         "study": None,  # nothing was measured, so there is none
@@ -167,7 +168,7 @@ def _way(way: WayToFit) -> dict[str, Any]:
 
 def _counts(answer: Forecast) -> dict[str, int]:
     nothing_ran = dict.fromkeys(("implied", "probed", "out_of_memory", "failed", "loads"), 0)
-    return {"candidates": answer.candidates, "screened": answer.screened, **nothing_ran}
+    return {"candidates": answer.candidates, "predicted": answer.predicted, "screened": answer.screened, **nothing_ran}
 
 
 def _middle(estimate: Estimate | None) -> float | int | None:

@@ -66,11 +66,18 @@ def show_forecast(
     files = (described["recommendation"] or {}).get("files") or []
     if files:
         console.print(f"Written: {', '.join(files)}")
-    console.print(
-        f"{answer.candidates} candidates predicted in {answer.elapsed_seconds:.0f} s, {answer.screened} of them cannot fit."
-        " None was run."
-    )
+    console.print(_how_many(answer))
     console.print(f"To confirm it, where the hardware is: {confirm_with}")
+
+
+def _how_many(answer: Forecast) -> str:
+    spent = f"in {answer.elapsed_seconds:.0f} s, {answer.screened:,} of them cannot fit. None was run."
+    if not answer.ended_by_budget:
+        return f"{answer.candidates:,} candidates predicted {spent}"
+    return (
+        f"--budget ended it: {answer.predicted:,} of {answer.candidates:,} candidates predicted {spent} "
+        "This is the best of these; a longer --budget looks at the others."
+    )
 
 
 def _show_winner(console: Console, answer: Forecast, winner: Foreseen) -> None:

@@ -25,3 +25,8 @@ def tell(console: Console, text: str) -> None:
 def _indent(text: str) -> int:
     label = _LABEL.match(text)
     return LABEL_COLUMNS if label and label.end() == LABEL_COLUMNS else len(text) - len(text.lstrip()) + 4
+
+
+def cut(words: str, most: int) -> str:
+    """No longer than so many letters, at the end of a word, and said to be cut."""
+    return words if len(words) <= most else f"{words[:most].rsplit(None, 1)[0]} ..."

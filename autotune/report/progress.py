@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, TextIO
 from autotune.candidate import Candidate, KnobValue
 from autotune.events import Event, Note, ProbeEnded, ProbeStarted, Settled
 from autotune.recommendation import Trial
-from autotune.report.lines import tell
+from autotune.report.lines import cut, tell
 from autotune.space import SearchSpace
 from autotune.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
+
+MOST_LETTERS = 120
 
 
 class Progress:
@@ -125,7 +127,8 @@ def _outcome(trial: Trial) -> str:
     memory = f", peak {format_bytes(peak)}" if peak is not None else ""
     seconds = format_seconds(measured.cost.total_seconds)
     if trial.verdict.fits:
-        cut = " (stopped early: slower than the best)" if measured.worst and measured.worst.cut_short else ""
-        return f"fits: {_speed(trial)}{memory}, took {seconds}{cut}"
-    why = f": {measured.failure.evidence[:120]}" if measured.failure and not measured.outcome.is_out_of_memory else ""
+        early = " (stopped early: slower than the best)" if measured.worst and measured.worst.cut_short else ""
+        return f"fits: {_speed(trial)}{memory}, took {seconds}{early}"
+    failed = measured.failure if not measured.outcome.is_out_of_memory else None
+    why = f": {cut(failed.evidence, MOST_LETTERS)}" if failed else ""
     return f"{measured.outcome}{memory}, took {seconds}{why}"

@@ -12,7 +12,7 @@ from autotune.question import Question
 from autotune.recommendation import Recommendation, Trial
 from autotune.report.certificate import certificate_lines, models_in_words
 from autotune.report.document import failed_without_memory, found_nothing_out, learning_difference, nearest_miss
-from autotune.report.lines import tell
+from autotune.report.lines import cut, tell
 from autotune.report.own_script import show_script
 from autotune.report.rows_of_data import data_lines
 from autotune.secrets import without_password
@@ -270,7 +270,7 @@ def _show_measured(console: Console, question: Question, answer: Recommendation)
     for trial in answer.trials[:MOST_ROWS]:
         failure = trial.measurement.failure
         why = failure.evidence if failure else trial.verdict.why
-        table.add_row(_short(trial.candidate, question), str(trial.measurement.outcome), _peak(trial), why[:MOST_LETTERS])
+        table.add_row(_short(trial.candidate, question), str(trial.measurement.outcome), _peak(trial), cut(why, MOST_LETTERS))
     console.print(table)
     if len(answer.trials) > MOST_ROWS:
         console.print(f"... and {len(answer.trials) - MOST_ROWS} more, in recommendation.json's study.")

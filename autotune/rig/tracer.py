@@ -123,7 +123,7 @@ class Tracer:
         except _Lost as lost:
             said = self._last_words()
             self.close()
-            raise RigError(f"The process that follows the step {lost}: {said}") from None
+            raise RigError(f"The process that follows the step {lost}; the last that it wrote: {said}") from None
         except BaseException:
             self.close()  # interrupted: whatever it is at, nobody waits for it
             raise

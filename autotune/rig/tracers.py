@@ -75,7 +75,17 @@ class Tracers:
                 (self._todo.appendleft if first else self._todo.append)((specification, future))
                 self._change.notify()
             self._man()
+        elif first:
+            self._advance(self._asked[key])
         return self._asked[key]
+
+    def _advance(self, wanted: Future[Trace]) -> None:
+        """Somebody waits for it: nothing that is only expected goes before it."""
+        with self._change:
+            waiting = next((work for work in self._todo if work[1] is wanted), None)
+            if waiting is not None:
+                self._todo.remove(waiting)
+                self._todo.appendleft(waiting)
 
     def _man(self) -> None:
         """As many processes as there is work for, and no more than may be."""

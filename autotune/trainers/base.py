@@ -187,3 +187,9 @@ class Trainer(Protocol):
     def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
         """The framework's own files for the final run, complete and ready to use."""
         ...
+
+
+def other_global_batch(job: Job, made_by: str, total: int) -> str | None:
+    """That another global batch is held than these settings make, in a sentence; None where it is this one, or none is held."""
+    held = job.workload.global_batch
+    return None if held in (None, total) else f"the global batch is held at {held}, and {made_by} makes {total}."

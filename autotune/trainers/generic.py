@@ -19,7 +19,7 @@ from autotune.errors import CannotPredict
 from autotune.measurement import Phase
 from autotune.space import SearchSpace
 from autotune.trainers.base import Job, ProbePlan
-from autotune.trainers.generic_step import Step, compose, trace_request
+from autotune.trainers.generic_step import STAND_IN, Step, compose, trace_request
 from autotune.trainers.generic_table import Table
 from autotune.trainers.launching import Figures, Launch, Launched, ToldSettings
 from autotune.trainers.trl_fields import Field
@@ -62,7 +62,7 @@ class StandIn(Launched):
     told_settings: ToldSettings | None = None
     """Where a probe says what it took its settings to be."""
 
-    trace_adapter = "generic_trace"
+    trace_adapter = STAND_IN
 
     def __init__(self, method: str) -> None:
         self.method = method

@@ -10,6 +10,9 @@ from autotune.composition import Composition, EngineSettings, Generation, Reside
 from autotune.measurement import Phase
 from autotune.trainers.base import Job
 
+STAND_IN = "generic_trace"
+"""The module of the training side that follows it: no framework needs to be installed for that."""
+
 SPREAD_BY: Mapping[str, Sharding] = {
     "zero1": "optimizer",
     "zero2": "gradients",
@@ -45,6 +48,9 @@ class Other:
 
     trains_along: bool = False
     """At the same time as the policy, with activations of its own."""
+
+    as_quantised: bool = True
+    """Where the policy's weights are quantised, so are its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +88,9 @@ class Step:
     """Whether that is said as mixed precision."""
 
     adapter: Mapping[str, object] | None = None
+    widens_adapter: bool = False
+    """Whether PEFT keeps the adapter in float32 over shorter weights, as it does unless told otherwise."""
+
     quantised: bool = False
     loss: str = "logprobs"
     loss_options: Mapping[str, object] = field(default_factory=dict)
@@ -92,7 +101,7 @@ class Step:
     reentrant: bool = False
     optimizer: str = "adamw_torch"
     clip: float = 1.0
-    attention: str = "flash_attention_2"
+    attention: str | None = "flash_attention_2"
     others: tuple[Other, ...] = ()
     generation: Generation = "engine"
     engine: EngineSettings | None = None
@@ -107,6 +116,11 @@ class Step:
 
     pushes_in: int = 1
     """Parts, one after the other, in which they go over."""
+
+    writes_at_a_time: int | None = None
+    keeps_logits_of: int = 0
+    empties_cache: bool = False
+    """As a Composition has them."""
 
     notes: tuple[str, ...] = ()
 
@@ -139,7 +153,7 @@ def trace_request(step: Step, job: Job) -> Mapping[str, object]:
             "max_grad_norm": step.clip,
             "bf16": step.mixed or step.sharding.startswith("zero"),
             "use_cache": False,
-            "autocast_adapter_dtype": False,
+            "autocast_adapter_dtype": step.widens_adapter,
             "loss": step.loss,
             "loss_options": dict(step.loss_options),
             "score": {**_score_size(step, longest), "loss_options": dict(step.score_options)},
@@ -196,6 +210,9 @@ def compose(step: Step, job: Job) -> Composition:
         spared=step.spared,
         pushes_adapter=step.pushes_adapter,
         pushes_in=step.pushes_in,
+        writes_at_a_time=step.writes_at_a_time,
+        keeps_logits_of=step.keeps_logits_of,
+        empties_cache=step.empties_cache,
         notes=step.notes,
     )
 
@@ -204,13 +221,13 @@ def _residents(step: Step, job: Job) -> Iterator[Resident]:
     ranks, model = tuple(range(step.ranks)), job.workload.model.name
     spread = SPREAD_BY.get(step.sharding, "none")
     rank = None if step.adapter is None else step.adapter.get("lora_r")
+    bits = 4 if step.quantised else gptq_bits(job.workload.model.config)
     yield Resident(
         role="policy", model=model, ranks=ranks, dtype=step.held_dtype, trains=True, sharding=spread,
-        adapter_rank=rank if isinstance(rank, int) else None,
-        quantised_bits=4 if step.quantised else gptq_bits(job.workload.model.config),
+        adapter_rank=rank if isinstance(rank, int) else None, quantised_bits=bits,
     )  # fmt: skip
     for other in step.others:
-        yield _other(other, ranks, spread)
+        yield _other(other, ranks, spread, bits if other.as_quantised else None)
     if step.engine is not None:
         yield Resident(
             role="engine", model=model, ranks=ranks, dtype=step.engine_dtype, trains=False,
@@ -219,10 +236,10 @@ def _residents(step: Step, job: Job) -> Iterator[Resident]:
         )  # fmt: skip
 
 
-def _other(other: Other, ranks: tuple[int, ...], spread: Sharding) -> Resident:
+def _other(other: Other, ranks: tuple[int, ...], spread: Sharding, bits: int | None) -> Resident:
     assert other.role in ("reference", "critic", "reward")
     return Resident(
         role=other.role, model=other.model, ranks=ranks, dtype=other.dtype, trains=other.trains,  # type: ignore[arg-type]
         sharding="none" if other.whole else spread, awake=other.awake, state_bytes_per_weight=other.state_bytes_per_weight,
-        turn_bytes_per_weight=other.turn_bytes_per_weight, trains_along=other.trains_along,
+        turn_bytes_per_weight=other.turn_bytes_per_weight, trains_along=other.trains_along, quantised_bits=bits,
     )  # fmt: skip

@@ -14,8 +14,8 @@ from typing import ClassVar
 from autotune.candidate import Candidate, Knobs, KnobValue
 from autotune.composition import Composition
 from autotune.errors import IllegalConfiguration
-from autotune.trainers.base import Job, ProbePlan, RowLengths
-from autotune.trainers.generic_step import compose, trace_request
+from autotune.trainers.base import Job, ProbePlan, RowLengths, other_global_batch
+from autotune.trainers.generic_step import STAND_IN, compose, trace_request
 from autotune.trainers.launching import OUT, Figures, Launch, Launched, ToldSettings
 from autotune.trainers.rows import row_lengths
 from autotune.trainers.swift_step import served, step, training_gpus
@@ -65,7 +65,7 @@ class Swift(Launched):
     name = "swift"
     needs = ("swift",)
     requires: ClassVar[Mapping[str, str]] = {"swift": "ms-swift>=4.6,<4.7"}
-    trace_adapter = "generic_trace"
+    trace_adapter = STAND_IN
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -108,11 +108,10 @@ class Swift(Launched):
     def _refusals(self, settings: Settings, job: Job) -> Iterator[str]:
         on_cpu = job.hardware.kind == "cpu"
         total = self._rows(settings, job) * _count(settings, "gradient_accumulation_steps")
-        held = job.workload.global_batch
         if "load_in_4bit" in settings:
             yield "load_in_4bit is TRL's; ms-swift says quant_method=bnb and quant_bits=4, or give --tuning qlora."
-        if held is not None and total != held:
-            yield f"the global batch is held at {held}, and micro-batch x GPUs x gradient_accumulation_steps makes {total}."
+        if (other := other_global_batch(job, "micro-batch x GPUs x gradient_accumulation_steps", total)) is not None:
+            yield other
         if settings.get("deepspeed") not in STAGES:
             yield f"deepspeed must be one of {', '.join(str(stage) for stage in STAGES)}, and is {settings.get('deepspeed')!r}."
         if on_cpu and (settings.get("deepspeed") or settings.get("use_vllm") or settings.get("quant_bits")):

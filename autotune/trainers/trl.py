@@ -160,6 +160,20 @@ def baseline_value(name: str, choices: tuple[KnobValue, ...], effect: str, job: 
     return default(name, method)
 
 
+def shapes_of(job: Job, ranks: int, *, each: int = 1) -> Iterator[dict[str, KnobValue]]:
+    """Micro-batch and accumulation that make the global batch, with so many completions to each row: the largest micro-batch up
+    to TRL's own first."""
+    held, total = job.workload.held, job.workload.global_batch
+    micro_name, steps_name = "per_device_train_batch_size", "gradient_accumulation_steps"
+    named = held.get(micro_name)
+    for micro in [named] if isinstance(named, int) else range(DEFAULT_MICRO_BATCH, 0, -1):
+        per_step = each * micro * ranks
+        if steps_name in held or total is None:
+            yield {micro_name: micro, steps_name: held.get(steps_name, 1)}
+        elif per_step and total % per_step == 0:
+            yield {micro_name: micro, steps_name: total // per_step}
+
+
 def _batch_shapes(space: SearchSpace, job: Job) -> Iterator[dict[str, KnobValue]]:
     """Micro-batch and accumulation, closest to TRL's defaults first: the largest micro-batch up to 8 that is legal."""
     held = job.workload.held

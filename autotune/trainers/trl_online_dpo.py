@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.candidate import Candidate, Knobs, KnobValue
+from autotune.candidate import Candidate, Knobs
 from autotune.composition import Composition
 from autotune.space import SearchSpace
 from autotune.trainers import trl_files, trl_legality
 from autotune.trainers.base import Job, ProbePlan
-from autotune.trainers.trl import DEFAULT_MICRO_BATCH, TrlGrpo, baseline_value, dataset_of, first_legal
+from autotune.trainers.trl import TrlGrpo, baseline_value, dataset_of, first_legal, shapes_of
 from autotune.trainers.trl_compose import pairs
 from autotune.trainers.trl_online_dpo_script import SCRIPT
 from autotune.trainers.trl_settings import A_PAIR, load_of, pairs_settings
@@ -41,7 +41,7 @@ class TrlOnlineDpo(TrlGrpo):
     def baseline(self, space: SearchSpace, job: Job) -> Knobs:
         """The first legal one of the user's or TRL's own batch shape at the held learning knobs."""
         fixed = {knob.name: baseline_value(knob.name, knob.choices, knob.effect, job, self.method) for knob in space.knobs}
-        return first_legal(self, space, job, fixed, _batch_shapes(job))
+        return first_legal(self, space, job, fixed, shapes_of(job, ranks_of(job.workload.held, job.hardware.count), each=A_PAIR))
 
     def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
         """The trainer evaluates nothing: it knows no loss of rows that it has not written itself."""
@@ -52,19 +52,6 @@ class TrlOnlineDpo(TrlGrpo):
 
     def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
         return trl_files.write_files(candidate, job, folder, dataset_of(job), program=SCRIPT)
-
-
-def _batch_shapes(job: Job) -> Iterator[dict[str, KnobValue]]:
-    """Micro-batch and accumulation that make the global batch: the largest micro-batch up to TRL's own first."""
-    held = job.workload.held
-    micro_name, steps_name = "per_device_train_batch_size", "gradient_accumulation_steps"
-    named, total = held.get(micro_name), job.workload.global_batch
-    for micro in [named] if isinstance(named, int) else range(DEFAULT_MICRO_BATCH, 0, -1):
-        per_step = A_PAIR * micro * ranks_of(held, job.hardware.count)
-        if steps_name in held or total is None:
-            yield {micro_name: micro, steps_name: held.get(steps_name, 1)}
-        elif per_step and total % per_step == 0:
-            yield {micro_name: micro, steps_name: total // per_step}
 
 
 TRAINERS = (TrlOnlineDpo(),)

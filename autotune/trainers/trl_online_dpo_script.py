@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-SCRIPT = '''"""Online DPO with TRL, which has the trainer and no command for it. `launch.sh` beside this file starts it."""
+from autotune.trainers.trl_script_parts import LOADING, ROWS
+
+_HEAD = '''"""Online DPO with TRL, which has the trainer and no command for it. `launch.sh` beside this file starts it."""
 
 import importlib
 import os
@@ -19,14 +21,8 @@ from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from trl.scripts.grpo import GRPOScriptArguments
 
 
-def rows(script):
-    """A folder that `save_to_disk` wrote, or what `load_dataset` knows."""
-    folder = Path(script.dataset_name)
-    if any((folder / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
-        found = load_from_disk(script.dataset_name)
-        return found[script.dataset_train_split] if isinstance(found, DatasetDict) else found
-    return load_dataset(script.dataset_name, name=script.dataset_config)[script.dataset_train_split]
-
+'''
+_BEFORE_LOADING = '''
 
 def reward(name):
     """One of trl.rewards, or a dotted path of your own."""
@@ -41,16 +37,8 @@ def reward(name):
 
 def main():
     script, config, model = trl.TrlParser((GRPOScriptArguments, OnlineDPOConfig, trl.ModelConfig)).parse_args_and_config()
-    quantised = trl.get_quantization_config(model)
-    # Releases have it in the one or in the other.
-    trusts = any(getattr(one, "trust_remote_code", False) for one in (config, model))
-    loading = {
-        "revision": model.model_revision, "trust_remote_code": trusts, "dtype": model.dtype,
-        "attn_implementation": model.attn_implementation, "quantization_config": quantised,
-        "device_map": trl.get_kbit_device_map() if quantised else None,
-    }
-    loading = {name: value for name, value in loading.items() if value is not None}
-    adapter = trl.get_peft_config(model)
+'''
+_TRAINING = """    adapter = trl.get_peft_config(model)
     named = [script.reward_model_name_or_path] if script.reward_model_name_or_path else []
     tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, trust_remote_code=trusts)
     trainer = OnlineDPOTrainer(
@@ -69,4 +57,5 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""
+SCRIPT = _HEAD + ROWS + _BEFORE_LOADING + LOADING + _TRAINING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from autotune.candidate import Candidate, Knobs, KnobValue
@@ -11,7 +11,7 @@ from autotune.space import SearchSpace
 from autotune.trainers import trl_legality
 from autotune.trainers.base import Job, ProbePlan, RowLengths
 from autotune.trainers.rows import row_lengths
-from autotune.trainers.trl import LENGTHS, TrlGrpo, dataset_of, first_legal
+from autotune.trainers.trl import LENGTHS, TrlGrpo, dataset_of, first_legal, shapes_of
 from autotune.trainers.trl_evaluation import evaluation_request
 from autotune.trainers.trl_requests import refuse_what_no_probe_runs, trainer_settings
 from autotune.trainers.trl_settings import default, load_of, offline_settings
@@ -43,7 +43,7 @@ class TrlOffline(TrlGrpo):
     def baseline(self, space: SearchSpace, job: Job) -> Knobs:
         """The first legal one of TRL's own values, or the most preferred where the method lacks the setting."""
         fixed = {knob.name: self._baseline_value(knob.name, knob.choices, knob.effect, job) for knob in space.knobs}
-        return first_legal(self, space, job, fixed, _batch_shapes(job))
+        return first_legal(self, space, job, fixed, shapes_of(job, job.hardware.count))
 
     def prompt_lengths(self, job: Job, limit: int | None = None) -> None:
         """Prompts have no limit of their own here."""
@@ -81,19 +81,6 @@ class TrlOffline(TrlGrpo):
         if effect == "learning" or len(choices) == 1 or name not in self.fields():
             return choices[0]
         return default(name, self.method)
-
-
-def _batch_shapes(job: Job) -> Iterator[dict[str, KnobValue]]:
-    """Micro-batch and accumulation that make the global batch: the largest micro-batch up to TRL's own first."""
-    held, ranks = job.workload.held, job.hardware.count
-    micro_name, steps_name = "per_device_train_batch_size", "gradient_accumulation_steps"
-    named = held.get(micro_name)
-    for micro in [named] if isinstance(named, int) else range(8, 0, -1):
-        total = job.workload.global_batch
-        if steps_name in held or total is None:
-            yield {micro_name: micro, steps_name: held.get(steps_name, 1)}
-        elif total % (micro * ranks) == 0:
-            yield {micro_name: micro, steps_name: total // (micro * ranks)}
 
 
 TRAINERS = (TrlRloo(), TrlOffline("sft"), TrlOffline("dpo"))

@@ -1,23 +1,24 @@
 """TRL's PPO: an experimental trainer without a command, up to release 1.12. A script is written for it, and reads a YAML.
 
-It is measured where such a release is installed, and not predicted: its loop keeps the logits of all that it has written, and
-its step can't be followed where it is absent.
+It is measured where such a release is installed. Its step can't be followed where it is absent, so a plain one stands in for it
+in predictions (`trl_ppo_step`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from autotune.candidate import Candidate, Knobs, KnobValue
+from autotune.candidate import Candidate, Knobs
 from autotune.composition import Composition
-from autotune.errors import CannotPredict
 from autotune.space import SearchSpace
 from autotune.trainers import trl_files, trl_legality
 from autotune.trainers.base import Job, ProbePlan
-from autotune.trainers.trl import DEFAULT_MICRO_BATCH, TrlGrpo, baseline_value, dataset_of, first_legal
+from autotune.trainers.generic_step import STAND_IN, compose, trace_request
+from autotune.trainers.trl import TrlGrpo, baseline_value, dataset_of, first_legal, shapes_of
 from autotune.trainers.trl_ppo_script import SCRIPT
+from autotune.trainers.trl_ppo_step import step_of
 from autotune.trainers.trl_settings import episodes_settings, load_of
 from autotune.trainers.trl_topology import ranks_of
 
@@ -27,7 +28,7 @@ class TrlPpo(TrlGrpo):
 
     method = "ppo"
     space = "ppo"
-    trace_adapter = ""
+    trace_adapter = STAND_IN
     requires: ClassVar[Mapping[str, str]] = {"trl": "trl>=1.0,<1.13"}
     canonical: Mapping[str, str] = {
         "max_prompt_length": "max_prompt_length", "max_completion_length": "response_length", "lora_r": "lora_r",
@@ -45,39 +46,20 @@ class TrlPpo(TrlGrpo):
     def baseline(self, space: SearchSpace, job: Job) -> Knobs:
         """The first legal one of the user's or TRL's own batch shape at the held learning knobs."""
         fixed = {knob.name: baseline_value(knob.name, knob.choices, knob.effect, job, self.method) for knob in space.knobs}
-        return first_legal(self, space, job, fixed, _batch_shapes(job))
+        return first_legal(self, space, job, fixed, shapes_of(job, ranks_of(job.workload.held, job.hardware.count)))
 
     def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
         """Its trainer evaluates nothing by itself."""
         return {**super().probe_request(candidate, job, plan), "evaluation": None}
 
     def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
-        raise _not_predicted()
+        return trace_request(step_of(candidate, job), job)
 
     def compose(self, candidate: Candidate, job: Job) -> Composition:
-        raise _not_predicted()
+        return compose(step_of(candidate, job), job)
 
     def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
         return trl_files.write_files(candidate, job, folder, dataset_of(job), program=SCRIPT)
-
-
-def _not_predicted() -> CannotPredict:
-    return CannotPredict(
-        "TRL's PPO can be measured, and not predicted.",
-        way_out="Measure it where the GPUs are, or ask about --framework openrlhf --method ppo, which is predicted.",
-    )
-
-
-def _batch_shapes(job: Job) -> Iterator[dict[str, KnobValue]]:
-    """Micro-batch and accumulation that make the global batch: the largest micro-batch up to TRL's own first."""
-    held, ranks = job.workload.held, ranks_of(job.workload.held, job.hardware.count)
-    micro_name, steps_name = "per_device_train_batch_size", "gradient_accumulation_steps"
-    named, total = held.get(micro_name), job.workload.global_batch
-    for micro in [named] if isinstance(named, int) else range(DEFAULT_MICRO_BATCH, 0, -1):
-        if steps_name in held or total is None:
-            yield {micro_name: micro, steps_name: held.get(steps_name, 1)}
-        elif total % (micro * ranks) == 0:
-            yield {micro_name: micro, steps_name: total // (micro * ranks)}
 
 
 TRAINERS = (TrlPpo(),)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-SCRIPT = '''"""PPO with TRL 1.0 to 1.12, which have the trainer and no command for it. `launch.sh` beside this file starts it."""
+from autotune.trainers.trl_script_parts import LOADING, ROWS
+
+_HEAD = '''"""PPO with TRL 1.0 to 1.12, which have the trainer and no command for it. `launch.sh` beside this file starts it."""
 
 import os
 from pathlib import Path
@@ -15,27 +17,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 
-def rows(script):
-    """A folder that `save_to_disk` wrote, or what `load_dataset` knows."""
-    folder = Path(script.dataset_name)
-    if any((folder / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
-        found = load_from_disk(script.dataset_name)
-        return found[script.dataset_train_split] if isinstance(found, DatasetDict) else found
-    return load_dataset(script.dataset_name, name=script.dataset_config)[script.dataset_train_split]
-
+'''
+_BEFORE_LOADING = """
 
 def main():
     script, config, model = trl.TrlParser((trl.ScriptArguments, PPOConfig, trl.ModelConfig)).parse_args_and_config()
-    quantised = trl.get_quantization_config(model)
-    # Releases have it in the one or in the other.
-    trusts = any(getattr(one, "trust_remote_code", False) for one in (config, model))
-    loading = {
-        "revision": model.model_revision, "trust_remote_code": trusts, "dtype": model.dtype,
-        "attn_implementation": model.attn_implementation, "quantization_config": quantised,
-        "device_map": trl.get_kbit_device_map() if quantised else None,
-    }
-    loading = {name: value for name, value in loading.items() if value is not None}
-    judging = {"num_labels": 1, "dtype": model.dtype, "trust_remote_code": trusts}
+"""
+_TRAINING = """    judging = {"num_labels": 1, "dtype": model.dtype, "trust_remote_code": trusts}
     tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, padding_side="left", trust_remote_code=trusts)
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": "[PAD]"})
@@ -66,4 +54,5 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""
+SCRIPT = _HEAD + ROWS + _BEFORE_LOADING + LOADING + _TRAINING

@@ -78,7 +78,7 @@ def trace_request(candidate: Candidate, job: Job, prompt: int, completion: int) 
         "settings": _without(trainer_settings({**workload.user_settings, **settings}, workload.method), ENGINE_SIZES),
         "device": job.hardware.kind,
         "lengths": {"prompt": prompt, "completion": completion, "padded": False},
-        "sharding": _sharding(candidate, job),
+        "sharding": sharding_request(candidate, job),
         "micro_steps": None,
         "steps": 2,
         "trust_remote_code": workload.trust_remote_code,
@@ -89,7 +89,8 @@ def _without(settings: Mapping[str, object], names: frozenset[str]) -> dict[str,
     return {name: value for name, value in settings.items() if name not in names}
 
 
-def _sharding(candidate: Candidate, job: Job) -> dict[str, object]:
+def sharding_request(candidate: Candidate, job: Job) -> dict[str, object]:
+    """How the training state is spread, as a trace is asked."""
     settings = candidate.settings
     ranks = ranks_of(settings, job.hardware.count)
     named = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 from autotune.candidate import Candidate, Knobs, KnobValue
 from autotune.composition import Composition
-from autotune.trainers.base import Job, ProbePlan, RowLengths
-from autotune.trainers.generic_step import compose, trace_request
+from autotune.trainers.base import Job, ProbePlan, RowLengths, other_global_batch
+from autotune.trainers.generic_step import STAND_IN, compose, trace_request
 from autotune.trainers.launching import OUT, Figures, Launch, Launched, ToldSettings
 from autotune.trainers.rows import row_lengths
 from autotune.trainers.unsloth_script import REWARD, SCRIPT, TRAINERS_OF
@@ -54,7 +54,7 @@ class Unsloth(Launched):
 
     name = "unsloth"
     needs = ("unsloth",)
-    trace_adapter = "generic_trace"
+    trace_adapter = STAND_IN
     requires: ClassVar[Mapping[str, str]] = {"unsloth": "unsloth>=2026.10,<2026.11"}
 
     def __init__(self, method: str) -> None:
@@ -99,9 +99,8 @@ class Unsloth(Launched):
         if job.hardware.count != 1:
             yield f"unsloth is started on one GPU here, and these are {job.hardware.count}: give one with --gpus."
         total = _rows(settings)
-        held = job.workload.global_batch
-        if held is not None and total != held:
-            yield f"the global batch is held at {held}, and micro-batch x gradient_accumulation_steps makes {total}."
+        if (other := other_global_batch(job, "micro-batch x gradient_accumulation_steps", total)) is not None:
+            yield other
         if settings.get("use_gradient_checkpointing") not in CHECKPOINTING:
             said = settings.get("use_gradient_checkpointing")
             yield f"use_gradient_checkpointing must be unsloth, true or false, and is {said!r}."

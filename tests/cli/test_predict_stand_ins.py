@@ -45,6 +45,16 @@ def test_a_framework_that_is_not_here_is_predicted(model: Path, tmp_path: Path, 
     assert peak["high"] > peak["value"] > peak["low"]
 
 
+@pytest.mark.slow
+def test_a_search_by_prediction_ends_with_its_budget(model: Path, tmp_path: Path) -> None:
+    asked = ["run", "--framework", "openrlhf", "--model", str(model), "--gpus", "2xA100-80G", "--budget", "1s", "--out", "out"]
+    done = autotune(*asked, "--json", cwd=tmp_path, timeout=400, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert done.code == 0, done.err
+    counts = done.document["counts"]
+    assert done.document["stopped_by"] == "budget" and 0 < counts["predicted"] < counts["candidates"]
+    assert done.document["recommendation"]["files"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -23,6 +23,10 @@ SMALL = find_model("Qwen2.5-0.5B").config
 """The policy's, where its shape is asked for."""
 
 
+A_CRITIC_OF_7B = 7_615_616_512 - 152_064 * 3584
+"""Weights: it has a figure per token, and no vocabulary."""
+
+
 def held(*others: Resident, **about: Any) -> Any:
     made = dataclasses.replace(composition(others=others), **about)
     return beside(TRACE, made, stage_of(situation(trace=TRACE)).usage(), SMALL)
@@ -85,7 +89,7 @@ def beyond(found: Any) -> int:
 
 def test_a_larger_critic_takes_its_own_turn_with_its_own_shape() -> None:
     """What its turn takes beyond the policy's: a state that comes from the host, gradients and activations of its size."""
-    count, ratio = 7_615_616_512, 28 * 3584 / (24 * 896)
+    count, ratio = A_CRITIC_OF_7B, 28 * 3584 / (24 * 896)
     about: dict[str, Any] = {"model": "Qwen/Qwen2.5-7B", "state_bytes_per_weight": 0}
     used = {use.phase: use.parts for use in stage_of(situation(trace=TRACE)).usage().phases}["backward"]
     theirs = sum(used.get(part, 0) for part in ("gradients", "activations", "logits"))
@@ -113,4 +117,37 @@ def test_a_critic_that_leaves_brings_its_weights_in_its_turn_alone() -> None:
     found = held(
         critic(model="Qwen/Qwen2.5-7B", awake=(), turn_bytes_per_weight=8, dtype="float32"), away_in_rollout=("weights",)
     )
-    assert "rollout" not in found and found["backward"]["critic_weights"] == 4 * 7_615_616_512
+    assert "rollout" not in found and found["backward"]["critic_weights"] == 4 * A_CRITIC_OF_7B
+
+
+def test_a_critic_of_another_model_trains_along_with_activations_of_its_size() -> None:
+    used = stage_of(situation(trace=TRACE)).usage()
+    most = max(use.parts.get("activations", 0) for use in used.phases)
+    found = held(critic(model="Qwen/Qwen2.5-7B", trains_along=True))["backward"]
+    assert found["critic_activations"] == round(most * 28 * 3584 / (24 * 896))
+    assert found["critic_gradients"] == 2 * A_CRITIC_OF_7B, "once, and not the policy's beside them"
+
+
+def test_a_critic_that_is_not_quantised_as_the_policy_is_has_its_own_weights() -> None:
+    policy = dataclasses.replace(composition().residents[0], quantised_bits=4)
+    made = dataclasses.replace(composition(), residents=(policy, critic(trains_along=True, model=policy.model)))
+    found = beside(TRACE, made, stage_of(situation(trace=TRACE)).usage(), SMALL)
+    assert found["rollout"]["critic_weights"] == 2 * 494_032_768
+
+
+def test_gradients_are_there_in_a_forward_pass_where_one_came_before_it() -> None:
+    def gradients(accumulation: int) -> bool:
+        found = held(critic(model="Qwen/Qwen2.5-7B", trains_along=True), accumulation=accumulation)
+        return "critic_gradients" in found["forward"]
+
+    assert gradients(2) and not gradients(1)
+
+
+def test_a_loop_that_keeps_logits_has_them_until_the_next_are_in_one_piece() -> None:
+    whole, last = (rows * 4 * 16 * 151_936 for rows in (8, 2))
+    keeping = held(keeps_logits_of=8, writes_at_a_time=2, completion_length=16)
+    assert {phase: parts["logits"] for phase, parts in keeping.items() if phase != "rollout"} == {
+        phase: whole for phase in PHASES if phase not in ("load", "rollout")
+    }
+    assert keeping["rollout"]["logits"] == 3 * whole, "nothing is generated in this trace: a copy beside the old and the new"
+    assert 2 * whole + last < 3 * whole

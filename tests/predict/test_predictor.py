@@ -308,3 +308,29 @@ def test_on_a_cpu_all_ranks_share_one_memory_but_the_imports_once() -> None:
 def test_on_a_cpu_the_interval_says_how_little_is_known_of_small_models() -> None:
     found = on_cpu().peak_memory_bytes
     assert found.high / found.low > 2
+
+
+def test_a_reward_model_counts_on_a_cpu_as_on_a_gpu_and_on_every_rank() -> None:
+    weights = 494_032_768 * 4
+
+    def with_judge(ranks: int) -> Prediction:
+        judge = Resident(
+            role="reward", model="Qwen/Qwen2.5-0.5B", ranks=tuple(range(ranks)), dtype="float32", trains=False,
+        )  # fmt: skip
+        machine = Hardware(kind="cpu", name="cpu", count=ranks, memory_bytes=16 * GIB, here=True)
+        made = composition(ranks=ranks, others=(judge,))
+        return predicted(hardware=machine, gpu=None, composition=made, limit_bytes=16 * GIB)
+
+    for ranks in (1, 2):
+        found, without = with_judge(ranks), on_cpu(ranks=ranks)
+        assert found.breakdown["reward_weights"] == ranks * weights
+        assert sum(found.breakdown.values()) == found.peak_memory_bytes.value
+        assert found.torch_peak_allocated_bytes.value - without.torch_peak_allocated_bytes.value == weights
+        for end in ("low", "value", "high"):
+            assert getattr(found.peak_memory_bytes, end) > getattr(without.peak_memory_bytes, end)
+
+
+def test_torchs_own_figure_counts_the_models_beside_the_step() -> None:
+    judge = Resident(role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False)
+    found, without = predicted(composition=composition(others=(judge,))), predicted()
+    assert found.torch_peak_allocated_bytes.value - without.torch_peak_allocated_bytes.value == 2 * 494_032_768

@@ -127,6 +127,7 @@ def _forecast(**changes: object) -> Forecast:
         "baseline": Foreseen(candidate=CANDIDATE, prediction=PREDICTION),
         "changes": (Change(name="batch", baseline=8, recommended=4, effect="neutral", why="sequences at once"),),
         "candidates": 10,
+        "predicted": 10,
         "screened": 4,
         "elapsed_seconds": 1.5,
     }
@@ -141,7 +142,7 @@ def test_a_predicted_recommendation_says_so_everywhere(question: Question) -> No
     assert document["recommendation"]["peak_memory_bytes"] == 30 * GIB
     assert document["baseline"]["outcome"] is None
     assert document["counts"] == {
-        "candidates": 10, "screened": 4, "implied": 0, "probed": 0, "out_of_memory": 0, "failed": 0, "loads": 0,
+        "candidates": 10, "predicted": 10, "screened": 4, "implied": 0, "probed": 0, "out_of_memory": 0, "failed": 0, "loads": 0,
     }  # fmt: skip
     stream = io.StringIO()
     console = Console(file=stream, width=120, highlight=False, markup=False)
@@ -150,6 +151,18 @@ def test_a_predicted_recommendation_says_so_everywhere(question: Question) -> No
     assert text.startswith("Predicted, nothing was measured.")
     assert "To confirm it, where the hardware is: autotune run --mode probe" in text
     assert "None was run." in text
+
+
+def test_a_budget_that_ended_it_is_said(question: Question) -> None:
+    ended = _forecast(candidates=15_360, predicted=10)
+    document = forecast_document(question, ended, [], confirm_with="x")
+    assert document["stopped_by"] == "budget" and document["counts"]["predicted"] == 10
+    assert forecast_document(question, _forecast(), [], confirm_with="x")["stopped_by"] is None
+    stream = io.StringIO()
+    show_forecast(Console(file=stream, width=200), question, ended, document, confirm_with="x")
+    assert "--budget ended it: 10 of 15,360 candidates" in stream.getvalue()
+    without = _forecast(winner=None, candidates=20, predicted=10, screened=10, nearest_miss=ended.winner)
+    assert forecast_document(question, without, [], confirm_with="x")["status"] == "undecided", "nobody looked at the others"
 
 
 def test_nothing_fits_and_undecided_are_told_apart(question: Question) -> None:

@@ -157,8 +157,10 @@ def _watched(trainer: Any, run: PpoRun) -> Iterator[None]:
 
 def _writing(plain: Callable[..., Any], run: PpoRun) -> Callable[..., Any]:
     def batch_generation(model: Any, queries: Any, rows: int, pad: int, *args: Any, **kwargs: Any) -> Any:
+        answers: list[Any] = []  # a turn remembers what it is given back, and this is gigabytes of logits
         with run.stage.inside("rollout"):
-            answer = run.rollouts.turn(lambda: plain(model, queries, rows, pad, *args, **kwargs))
+            run.rollouts.turn(lambda: answers.append(plain(model, queries, rows, pad, *args, **kwargs)))
+        answer = answers.pop()
         written = answer[0][:, queries.shape[1] :]
         # As the trainer has it: what follows a first pad is not learned from.
         trl_hooks.count(

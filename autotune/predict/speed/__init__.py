@@ -187,7 +187,7 @@ def _writing(composition: Composition, config: Mapping[str, object], engine: Eng
     by_engine = composition.generation in ("engine", "server")
     tensor_parallel = settings.tensor_parallel if settings is not None else 1
     sequences = max(1, composition.generation_batch * tensor_parallel // composition.ranks)
-    at_a_time = sequences if settings is None else min(sequences, settings.max_num_seqs)
+    at_a_time = min(sequences, composition.writes_at_a_time or sequences if settings is None else settings.max_num_seqs)
     if engine is not None:
         at_a_time = max(1, min(at_a_time, int(engine.concurrency)))
     return Writing(
