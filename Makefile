@@ -36,8 +36,8 @@ DEMO_LIMIT ?= 1150M
 DEMO_BUDGET ?= 4m
 DEMO_OUT ?= demo-out
 
-# Environments of public measurements: packages of their time laid over .venv, whose torch they share.
-FORESIGHT_OVERLAYS := tf-4.48 tf-4.45
+# Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
+FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
 .PHONY: help demo pictures test test-all test-gpu sweep-demo bench-foresight bench-screening bench-search bench-rig bench-diagnose bench-gpu \
   bench-scale bench-preflight fuzz test-faults trl-overlays frameworks format clean

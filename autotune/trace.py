@@ -98,7 +98,10 @@ class Usage:
     uses: tuple[tuple[int, ...], ...]
     """(events before it, what, which), in order. What: 0 a pass of the whole model begins; 1 and 2 a module's forward begins
     and ends, 3 and 4 its backward; 5 a parameter's gradient is ready, with the number of the gradient's allocation as a
-    fourth entry."""
+    fourth entry; 6 a parameter is looked at by another module than the one that holds it."""
+
+    keeps_recomputed: bool = False
+    """Whether checkpointing keeps what it computes again beside the graph (`use_reentrant` false), weights among it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,3 +176,14 @@ class Trace:
             number = abs(entry) - 1
             live[self.part_names[self.parts[number]]] += self.sizes[number] if entry > 0 else -self.sizes[number]
         return {part: held for part, held in live.items() if held}
+
+    @cached_property
+    def live_parts_in_the_end(self) -> Mapping[Part, int]:
+        """Bytes by part right after the last event. Every candidate with this trace asks for them, some phase by phase."""
+        return self.live_parts_at(len(self.events) - 1)
+
+    @cached_property
+    def last_step(self) -> tuple[Phase, ...]:
+        """The phases of its stretches, in order. Every candidate with this trace asks for them several times."""
+        last = max((mark.step for mark in self.marks), default=0)
+        return tuple(mark.phase for mark in self.marks if mark.step == last)

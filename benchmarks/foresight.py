@@ -29,6 +29,10 @@ HERE = Path(__file__).resolve().parent
 ROWS = HERE / "foresight-rows.json"
 RESULTS = HERE / "results"
 ENVIRONMENTS = HERE.parent / ".venvs"
+CURRENT = "current"
+BESIDE = "liger"
+"""What rows of today's versions need and the environment itself does not have: laid over it, where it is there."""
+
 PARALLEL = 2
 TRACE_SECONDS = 600.0
 """Per specification, on the clock: on a machine that many share the longest takes fifty times what it does alone."""
@@ -95,8 +99,8 @@ def follow_all(cases: Iterable[Any], environments: Path, keep: Path | None) -> d
         answered.mkdir(parents=True, exist_ok=True)
         jobs: list[Job] = []
         for name, specifications in wanted.items():
-            overlay = environments / f"foresight-{name}"
-            if name != "current" and not overlay.is_dir():
+            overlay = environments / f"foresight-{BESIDE if name == CURRENT else name}"
+            if name != CURRENT and not overlay.is_dir():
                 answers.update({key: {"error": f"no environment {overlay}: make {overlay.name}"} for key in specifications})
                 continue
             jobs += _split(name, overlay, specifications)
@@ -138,7 +142,7 @@ def _start(
 ) -> tuple[subprocess.Popen[bytes], float]:
     asked.write_text(json.dumps(specifications))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if name != "current":
+    if overlay.is_dir():
         environment["PYTHONPATH"] = str(overlay.resolve())
     print(f"following {len(specifications)} steps under {name}", file=sys.stderr)
     command = [sys.executable, "-W", "ignore", str(HERE / "foresight_tracer.py"), str(asked), str(answered)]

@@ -33,6 +33,7 @@ from autotune.files import put_whole
 from autotune.foresight import Foresight
 from autotune.inside.processes import descendants
 from autotune.predict import swift
+from autotune.predict.course import Course
 from autotune.predict.pieces import requests
 from autotune.prediction import Estimate, Prediction
 from autotune.rig.trace_cache import TraceCache
@@ -188,7 +189,7 @@ def compiled() -> float:
     """Seconds until the allocator's model is ready: to compile it after an installation, to load it ever after."""
     began = time.monotonic()
     one, none = np.array([1, -1]), np.array([0])
-    course = swift.Course(one, starts=np.array([0, 2]), belongs=none, emptied=none, looked=-1, streams=none, waits=none - 1)
+    course = Course(one, starts=np.array([0, 2]), belongs=none, emptied=none, looked=-1, streams=none, waits=none - 1)
     swift.walk(course, none + 512, 1, None)
     return round(time.monotonic() - began, 2)
 

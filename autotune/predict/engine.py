@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autotune.catalogue import Gpu
 from autotune.catalogue.constants import constant
@@ -25,6 +26,9 @@ TRL_BATCHED_TOKENS = 4096
 
 FILTERS_IN_PLACE, GRAPHS_IN_SHARE, SECOND_RUNNER, CURRENT = (0, 17), (0, 21), (0, 31), (0, 31)
 """The releases since which this holds, and the one that is taken for granted."""
+
+KEPT = 256
+"""Answers of what follows from a shape and a few settings alone: thousands of candidates share a handful."""
 
 VOCABULARY_MULTIPLE = 64
 """vLLM pads the vocabulary to it."""
@@ -113,6 +117,7 @@ def fit(
     )
 
 
+@lru_cache(KEPT)
 def weight_bytes(
     shape: Shape, *, dtype: str, tensor_parallel: int, quantised_bits: int | None = None, method: str | None = None
 ) -> int:
@@ -148,6 +153,7 @@ def quantisation(config: Mapping[str, object]) -> str | None:
     return method if isinstance(method, str) else None
 
 
+@lru_cache(KEPT)
 def activation_bytes(shape: Shape, size: int, ranks: int, tokens: int, sequences: int, *, vllm: str | None = None) -> Estimate:
     """The peak of the profiling run: a forward pass over `tokens`, or the sampler over the last token of each sequence."""
     per_logit = efficiency(_sampling(vllm))
@@ -183,6 +189,7 @@ def _layer_activation(shape: Shape, layer: Layer, size: int, ranks: int, tokens:
     return tokens * size * (stream + max(dense + experts + (shape.hidden if width else 0), attention))
 
 
+@lru_cache(KEPT)
 def graph_bytes(shape: Shape, size: int, ranks: int, sequences: int, tokens: int) -> Estimate:
     """Captured CUDA graphs: the largest size's own activations, shared by all, and nodes for each size and layer."""
     sizes = captured_sizes(sequences, tokens)
@@ -202,6 +209,7 @@ def captured_sizes(sequences: int, tokens: int, *, ceiling: int = 512) -> list[i
     return sizes + list(range(8, min(largest + 1, 256), 8)) + list(range(256, largest + 1, 16))
 
 
+@lru_cache(KEPT)
 def outside_torch_bytes(tensor_parallel: int) -> Estimate:
     """What the engine takes outside torch beyond what the process has already."""
     alone = constant("vllm_non_torch_mib")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autotune.predict.shapes import Shape
 from autotune.units import GIB
@@ -79,6 +80,7 @@ class Pages:
         return -(-held // self.block_tokens) + 1  # a window can begin in the middle of a block
 
 
+@lru_cache(256)
 def pages(
     shape: Shape, *, element_bytes: int, tensor_parallel: int, max_num_batched_tokens: int, concurrent_batches: int = 2
 ) -> Pages:

@@ -10,6 +10,7 @@ import numpy as np
 from autotune.measurement import Phase
 from autotune.predict import swift
 from autotune.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from autotune.predict.course import Course, Integers, Walked, require_sound
 from autotune.predict.streams import OnStreams
 from autotune.trace import Part, Trace
 
@@ -95,7 +96,7 @@ class Track:
         looked = -1 if resting_before is None else next(
             (at for at, span in enumerate(spans) if span.start >= resting_before), len(spans)
         )  # fmt: skip
-        self.course = swift.Course(
+        self.course = Course(
             events=np.array(trace.events, dtype=np.int64),
             starts=np.array([*(span.start for span in spans), len(trace.events)], dtype=np.int64),
             belongs=np.array([places[mark.phase, mark.step] for mark in trace.marks], dtype=np.int64),
@@ -104,12 +105,12 @@ class Track:
             streams=_of_allocations(trace.streams, len(trace.sizes), 0),
             waits=_of_allocations(trace.returns, len(trace.sizes), -1),
         )
-        swift.require_sound(self.course, len(self._rows))
+        require_sound(self.course, len(self._rows))
         self._made, self._gone = self._lives()
 
     def replay(
         self,
-        sizes: swift.Integers | None = None,
+        sizes: Integers | None = None,
         *,
         settings: AllocatorSettings | None = None,
         capacity_bytes: int | None = None,
@@ -124,7 +125,7 @@ class Track:
         look = self._held(("optimizer", 0), walked.peaks[-1], sizes) if self._looks else None
         return Replay(phases=held, retries=int(walked.books[swift.RETRIES]), resting=look, out_of_memory=failure)
 
-    def _swiftly(self, sizes: swift.Integers, capacity_bytes: int | None) -> tuple[swift.Walked, OutOfMemory | None]:
+    def _swiftly(self, sizes: Integers, capacity_bytes: int | None) -> tuple[Walked, OutOfMemory | None]:
         walked = swift.walk(self.course, sizes, len(self._rows), capacity_bytes)
         if walked.ran:
             return walked, None
@@ -132,8 +133,8 @@ class Track:
         return walked, OutOfMemory(asked_bytes=asked, reserved_bytes=reserved, allocated_bytes=allocated)
 
     def _readably(
-        self, sizes: swift.Integers, settings: AllocatorSettings | None, capacity_bytes: int | None
-    ) -> tuple[swift.Walked, OutOfMemory | None]:
+        self, sizes: Integers, settings: AllocatorSettings | None, capacity_bytes: int | None
+    ) -> tuple[Walked, OutOfMemory | None]:
         """The same, step by step: for what the swift one does not know."""
         allocator = _allocator(self.trace, settings, capacity_bytes)
         peaks = np.zeros((len(self._rows) + 1, 4), dtype=np.int64)
@@ -146,9 +147,9 @@ class Track:
             failure = error
         books = np.zeros(swift.ASKED + 1, dtype=np.int64)
         books[swift.RETRIES] = allocator.retries
-        return swift.Walked(peaks, seen, books, failure is None), failure
+        return Walked(peaks, seen, books, failure is None), failure
 
-    def _follow(self, allocator: CachingAllocator, sizes: Sequence[int], peaks: swift.Integers, seen: swift.Integers) -> None:
+    def _follow(self, allocator: CachingAllocator, sizes: Sequence[int], peaks: Integers, seen: Integers) -> None:
         events, starts = self.course.events.tolist(), self.course.starts.tolist()
         for stretch, row in enumerate([*self.course.belongs.tolist(), -1]):
             if row >= 0 and self.course.emptied[stretch]:
@@ -171,7 +172,7 @@ class Track:
             finally:
                 peaks[row] = top
 
-    def _lives(self) -> tuple[swift.Integers, swift.Integers]:
+    def _lives(self) -> tuple[Integers, Integers]:
         """Of each allocation, the events that make it and give it back."""
         events = self.course.events
         made, gone = (np.full(len(self.sizes), len(events), dtype=np.int64) for _ in range(2))
@@ -181,7 +182,7 @@ class Track:
         gone[-events[at] - 1] = at
         return made, gone
 
-    def _held(self, row: tuple[Phase, int], peak: swift.Integers, sizes: swift.Integers) -> Held:
+    def _held(self, row: tuple[Phase, int], peak: Integers, sizes: Integers) -> Held:
         requested, allocated, reserved, event = (int(one) for one in peak)
         live = np.flatnonzero((self._made <= event) & (self._gone > event))
         by_part = np.bincount(self._parts[live], weights=sizes[live], minlength=len(self.trace.part_names))
@@ -196,7 +197,7 @@ class Track:
         )
 
 
-def _of_allocations(given: Mapping[int, int], count: int, otherwise: int) -> swift.Integers:
+def _of_allocations(given: Mapping[int, int], count: int, otherwise: int) -> Integers:
     found = np.full(count, otherwise, dtype=np.int64)
     for number, value in given.items():
         if number < count:
@@ -204,7 +205,7 @@ def _of_allocations(given: Mapping[int, int], count: int, otherwise: int) -> swi
     return found
 
 
-def _note(peak: MutableSequence[int] | swift.Integers, allocator: CachingAllocator, event: int) -> None:
+def _note(peak: MutableSequence[int] | Integers, allocator: CachingAllocator, event: int) -> None:
     """What is held after an event."""
     if allocator.allocated > peak[1]:
         peak[1], peak[3] = allocator.allocated, event

@@ -7,7 +7,8 @@ everything else is arithmetic. A test holds the sums against the models that tra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 from autotune.errors import BadInput
 from autotune.predict.architectures import ATTENTION_BIAS, OTHER_WORDS, TRAITS, Traits
@@ -97,6 +98,14 @@ class Shape:
 
     unfolded: int
     """Elements per token and layer of keys and values as attention reads them: more than is cached where a latent is."""
+
+    def __hash__(self) -> int:
+        """Looked up once: what follows from a shape is kept by it, and asked for thousands of times."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
     def parameters(self) -> int:

@@ -7,10 +7,9 @@ holds the two against each other. numba compiles it and keeps the result on disk
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.predict.allocator import (
     EXACT_FROM,
@@ -21,17 +20,16 @@ from autotune.predict.allocator import (
     SMALL_REQUEST,
     SMALL_SEGMENT,
 )
+from autotune.predict.course import NONE, Course, Integers, Walked
 
 try:
     import numba
 except ImportError:  # then the readable one does it all
     numba = None
 
-Integers = NDArray[np.int64]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 IN_USE, FREE = 0, 1
-NONE = -1
 
 Heap = tuple[Integers, Integers]
 """Blocks, and lists of their numbers. Only two arrays: numba hands every one over at every call."""
@@ -54,45 +52,6 @@ MOST_BYTES = 1 << 62
 """In all: what is more does not add up any more."""
 
 
-class Course(NamedTuple):
-    """Events and where they belong."""
-
-    events: Integers
-    starts: Integers
-    """Of each stretch, its first event; one more entry for the end."""
-
-    belongs: Integers
-    """Of each stretch, the row that its peaks go into."""
-
-    emptied: Integers
-    """Of each stretch, whether the cache is given back before it."""
-
-    looked: int
-    """The stretch before which a look is taken at what is held, the one behind the last for the end; -1 for none."""
-
-    streams: Integers
-    """Of each allocation."""
-
-    waits: Integers
-    """Of each allocation, the one before which it is free again on its own stream; -1 where it is so at once."""
-
-
-class Walked(NamedTuple):
-    """What was held."""
-
-    peaks: Integers
-    """Of each row: requested, allocated and reserved bytes, and the event of the second; the last row is the look's."""
-
-    seen: Integers
-    """Whether a row's stretches were reached."""
-
-    books: Integers
-    """As they were left."""
-
-    ran: bool
-    """Whether there was room for all of it."""
-
-
 def is_there() -> bool:
     return numba is not None
 
@@ -107,23 +66,6 @@ def walk(course: Course, sizes: Integers, rows: int, capacity: int | None) -> Wa
         if walked.books[SPARES] >= 0:
             return walked
         blocks *= 4
-
-
-def require_sound(course: Course, rows: int) -> None:
-    """IndexError for what would end in somebody else's memory: the compiled walk looks at no bounds."""
-    count, numbers = len(course.streams), np.abs(course.events) - 1
-    if (numbers < 0).any() or (numbers >= count).any() or len(course.waits) != count:
-        raise IndexError("an event makes or gives back what is no allocation")
-    if len(np.unique(course.events)) < len(course.events):
-        raise IndexError("an allocation is made twice, or given back twice")
-    if (course.streams < 0).any() or (course.waits < NONE).any():
-        raise IndexError("an allocation is on no stream, or waits for none that there is")
-    if not len(course.belongs) == len(course.emptied) == len(course.starts) - 1:
-        raise IndexError("not every stretch says where it belongs")
-    if (np.diff(course.starts, prepend=0, append=len(course.events)) < 0).any():
-        raise IndexError("a stretch lies outside of the events")
-    if (course.belongs < 0).any() or (course.belongs >= rows).any():
-        raise IndexError("a stretch belongs to no row")
 
 
 def _compiled(function: Function) -> Function:
@@ -184,11 +126,48 @@ def _no_block(heap: Heap, block: int) -> None:
 
 
 @_compiled
-def _absorb(heap: Heap, block: int, other: int) -> None:
-    """A free neighbour becomes part of the block."""
+def _shrink_into(heap: Heap, place: int, rest: int) -> None:
+    """What is left of a free block takes its place in the list, or one below: most often none has to make way."""
+    blocks, lists = heap
+    pool = blocks[rest, POOL]
+    blocks[rest, STATE] = FREE
+    size, address, at = blocks[rest, SIZE], blocks[rest, ADDRESS], place
+    while at > 0:
+        below = lists[POOLS + pool, at - 1]
+        if blocks[below, SIZE] < size or (blocks[below, SIZE] == size and blocks[below, ADDRESS] < address):
+            break
+        lists[POOLS + pool, at] = below
+        at -= 1
+    lists[POOLS + pool, at] = rest
+
+
+@_compiled
+def _grow_into(heap: Heap, place: int, block: int) -> None:
+    """A block that has taken in the free one at this place takes its place in the list, or one above."""
+    blocks, lists = heap
+    pool = blocks[block, POOL]
+    blocks[block, STATE] = FREE
+    size, address, last = blocks[block, SIZE], blocks[block, ADDRESS], lists[LENGTHS, pool] - 1
+    at = place
+    while at < last:
+        above = lists[POOLS + pool, at + 1]
+        if blocks[above, SIZE] > size or (blocks[above, SIZE] == size and blocks[above, ADDRESS] > address):
+            break
+        lists[POOLS + pool, at] = above
+        at += 1
+    lists[POOLS + pool, at] = block
+
+
+@_compiled
+def _place_of(heap: Heap, block: int) -> int:
     blocks, _ = heap
-    pool = blocks[other, POOL]
-    _take_out(heap, pool, _place(heap, pool, blocks[other, SIZE], blocks[other, ADDRESS]))
+    return _place(heap, blocks[block, POOL], blocks[block, SIZE], blocks[block, ADDRESS])
+
+
+@_compiled
+def _absorb(heap: Heap, block: int, other: int) -> None:
+    """A free neighbour, which is in no list any more, becomes part of the block."""
+    blocks, _ = heap
     if other == blocks[block, BEFORE]:
         blocks[block, ADDRESS], blocks[block, BEFORE] = blocks[other, ADDRESS], blocks[other, BEFORE]
         if blocks[block, BEFORE] != NONE:
@@ -204,11 +183,23 @@ def _absorb(heap: Heap, block: int, other: int) -> None:
 @_compiled
 def _to_the_cache(heap: Heap, block: int) -> None:
     blocks, _ = heap
-    if blocks[block, BEFORE] != NONE and blocks[blocks[block, BEFORE], STATE] == FREE:
-        _absorb(heap, block, blocks[block, BEFORE])
-    if blocks[block, AFTER] != NONE and blocks[blocks[block, AFTER], STATE] == FREE:
-        _absorb(heap, block, blocks[block, AFTER])
-    _put_in(heap, block)
+    before, after = blocks[block, BEFORE], blocks[block, AFTER]
+    place = NONE
+    if before != NONE and blocks[before, STATE] == FREE:
+        place = _place_of(heap, before)
+        _absorb(heap, block, before)
+    if after != NONE and blocks[after, STATE] == FREE:
+        later = _place_of(heap, after)
+        _absorb(heap, block, after)
+        if place == NONE:
+            place = later
+        else:  # two become one
+            _take_out(heap, blocks[block, POOL], max(place, later))
+            place = min(place, later)
+    if place == NONE:
+        _put_in(heap, block)
+    else:
+        _grow_into(heap, place, block)
 
 
 @_compiled
@@ -265,27 +256,22 @@ def _fresh(heap: Heap, holder: Integers, waiting: Integers, pool: int, size: int
 
 
 @_compiled
-def _cached(heap: Heap, pool: int, size: int) -> int:
-    """The smallest free block that is large enough; -1 where there is none."""
-    _, lists = heap
-    place = _place(heap, pool, size, NONE)
-    if place == lists[LENGTHS, pool]:
-        return NONE
-    block = lists[POOLS + pool, place]
-    _take_out(heap, pool, place)
-    return int(block)
-
-
-@_compiled
-def _split(heap: Heap, block: int, size: int) -> None:
-    """The rest goes into the pool."""
+def _cut(heap: Heap, block: int, size: int) -> int:
+    """The block's rest, which is a block of its own from now on, in no list yet."""
     blocks, _ = heap
     rest = _new_block(heap, blocks[block, ADDRESS] + size, blocks[block, SIZE] - size, blocks[block, POOL])
     blocks[rest, BEFORE], blocks[rest, AFTER] = block, blocks[block, AFTER]
     if blocks[block, AFTER] != NONE:
         blocks[blocks[block, AFTER], BEFORE] = rest
     blocks[block, AFTER], blocks[block, SIZE] = rest, size
-    _put_in(heap, rest)
+    return rest
+
+
+@_compiled
+def _is_cut(whole: int, size: int) -> bool:
+    """Whether a block of this size is split for so much."""
+    rest = whole - size
+    return rest >= MIN_BLOCK if size <= SMALL_REQUEST else rest > LEAST_LARGE_REMAINDER
 
 
 @_compiled
@@ -296,16 +282,20 @@ def _malloc(heap: Heap, holder: Integers, waiting: Integers, number: int, reques
         lists[BOOKS, SPARES] = NONE
         return False
     size = -(-request // MIN_BLOCK) * MIN_BLOCK
-    small = size <= SMALL_REQUEST
-    pool = 2 * stream + (1 if small else 0)
-    block = _cached(heap, pool, size)
-    if block == NONE:
+    pool = 2 * stream + (1 if size <= SMALL_REQUEST else 0)
+    place = _place(heap, pool, size, NONE)  # of the smallest free block that is large enough
+    if place == lists[LENGTHS, pool]:
         block = _fresh(heap, holder, waiting, pool, size)
-    if block == NONE:
-        return False
-    remainder = blocks[block, SIZE] - size
-    if (small and remainder >= MIN_BLOCK) or (not small and remainder > LEAST_LARGE_REMAINDER):
-        _split(heap, block, size)
+        if block == NONE:
+            return False
+        if _is_cut(blocks[block, SIZE], size):
+            _put_in(heap, _cut(heap, block, size))
+    else:
+        block = lists[POOLS + pool, place]
+        if _is_cut(blocks[block, SIZE], size):
+            _shrink_into(heap, place, _cut(heap, block, size))
+        else:
+            _take_out(heap, pool, place)
     blocks[block, STATE] = IN_USE
     holder[number] = block
     lists[BOOKS, REQUESTED] += request

@@ -15,8 +15,8 @@ import numpy as np
 from autotune.measurement import Phase
 from autotune.predict.around import Surroundings, emptied, insertions, loaded_once, places_in, second_cycle
 from autotune.predict.augment import Insertion, inserted
+from autotune.predict.course import Integers
 from autotune.predict.replay import Held, Replay, Track
-from autotune.predict.swift import Integers
 from autotune.trace import Part, Trace
 
 SHORTER = 0.85
@@ -112,9 +112,9 @@ class Stage:
         return other
 
     def usage(self, capacity_bytes: int | None = None) -> Usage:
-        """What it takes, without an end to the memory or with so much of it."""
+        """What it takes, without an end to the memory or with so much of it; then as traced alone, no shorter step before."""
         if capacity_bytes not in self._known:
-            self._known[capacity_bytes] = self._used(capacity_bytes)
+            self._known[capacity_bytes] = self._used() if capacity_bytes is None else self._squeezed(capacity_bytes)
         return self._known[capacity_bytes]
 
     def cannot_go_through(self, capacity_bytes: int) -> bool:
@@ -129,19 +129,15 @@ class Stage:
             self._replay(sizes, capacity_bytes).out_of_memory is None for sizes in (self._sizes, self._shorter_first())
         )
 
-    def _used(self, capacity_bytes: int | None) -> Usage:
+    def _used(self) -> Usage:
         with ThreadPoolExecutor(1) as beside:  # compiled, a replay holds no lock, and a second core is often there
-            later = beside.submit(self._replay, self._shorter_first(), capacity_bytes)
-            plain = self._replay(self._sizes, capacity_bytes)
-            shorter = later.result()
-        rest = plain.resting or plain.phases[-1]
-        return Usage(
-            phases=tuple(_by_phase(plain, shorter)),
-            resting=_use(rest, [rest], 0),
-            loaded_bytes=_loaded(plain),
-            retries=plain.retries,
-            out_of_memory=plain.phases[-1].phase if plain.out_of_memory is not None else None,
-        )
+            later = beside.submit(self._replay, self._shorter_first(), None)
+            plain = self._replay(self._sizes, None)
+            return _as_usage(plain, later.result())
+
+    def _squeezed(self, capacity_bytes: int) -> Usage:
+        plain = self._replay(self._sizes, capacity_bytes)
+        return _as_usage(plain, plain)
 
     def _replay(self, sizes: Integers, capacity_bytes: int | None) -> Replay:
         return self._track.replay(sizes, settings=self._around.settings, capacity_bytes=capacity_bytes)
@@ -151,6 +147,17 @@ class Stage:
         sizes = self._sizes.copy()
         sizes[self._shrinking] = np.maximum(1, (sizes[self._shrinking] * SHORTER).astype(np.int64))
         return sizes
+
+
+def _as_usage(plain: Replay, shorter: Replay) -> Usage:
+    rest = plain.resting or plain.phases[-1]
+    return Usage(
+        phases=tuple(_by_phase(plain, shorter)),
+        resting=_use(rest, [rest], 0),
+        loaded_bytes=_loaded(plain),
+        retries=plain.retries,
+        out_of_memory=plain.phases[-1].phase if plain.out_of_memory is not None else None,
+    )
 
 
 def _orders(put_in: Sequence[Insertion]) -> tuple[object, ...]:

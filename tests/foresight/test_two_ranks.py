@@ -51,6 +51,12 @@ CASES: dict[str, dict[str, Any]] = {
     "zero3": {"kind": "zero3", **TINY, "bf16": True, "options": SHORT_OF_ROOM},
     "zero3-ahead": {"kind": "zero3", **TINY, "bf16": True, "micro_steps": 3, "options": AHEAD},
     "zero3-lora": {"kind": "zero3", "bf16": True, "lora_r": 32, "checkpointing": True, "options": SHORT_OF_ROOM},
+    "zero3-lora-ahead": {
+        "kind": "zero3", "bf16": True, "lora_r": 32, "checkpointing": True, "micro_steps": 3, "options": AHEAD,
+    },
+    "zero3-lora-ahead-tiny": {
+        "kind": "zero3", **TINY, "bf16": True, "lora_r": 32, "checkpointing": True, "micro_steps": 3, "options": AHEAD,
+    },
     "zero3-float32": {"kind": "zero3", **TINY, "options": SHORT_OF_ROOM},
     "ddp": {"kind": "ddp", **TINY, "micro_steps": 2},
     "fsdp1": {"kind": "fsdp1", **TINY},

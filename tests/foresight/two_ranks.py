@@ -61,14 +61,15 @@ def predicted(case: dict[str, Any], rank: int) -> Trace:
 
 
 def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
-    from autotune.inside.tracing import cuda_choices, fake, fsdp, uses
+    from autotune.inside.tracing import cuda_choices, fake, fsdp, uses, zero_linear
     from autotune.inside.tracing.ledger import Ledger
     from autotune.inside.tracing.tracker import Tracker
 
     spec = {**two_ranks_loop.specification(case), "device": device}
     ledger = Ledger()
     tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec))
-    log = uses.Uses(ledger)
+    log = uses.of(spec, ledger)
+    two_ranks_loop.build(case)  # what transformers imports for it must be there before its code is told that tensors are real
     with fsdp.process_group(spec, rank=rank), fake.as_if_real():
         model = two_ranks_loop.build(case)
         with fake.without_memory(tracker, device):
@@ -82,7 +83,8 @@ def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
                 ledger.step = step
                 ledger.enter(phase)
 
-            two_ranks_loop.train(model, case, enter)
+            with zero_linear.as_under_zero3(spec):
+                two_ranks_loop.train(model, case, enter)
     return _trace(ledger, log if uses.wanted(spec) else None, device)
 
 

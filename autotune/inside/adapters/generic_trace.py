@@ -65,7 +65,7 @@ def release(loaded: object) -> None:
 def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Follow one specification's step. As `autotune.trace.Trace`, in JSON's kinds."""
     warm(spec)
-    from ..tracing import cuda_choices, driver, fake, frozen_units, fsdp, uses
+    from ..tracing import cuda_choices, driver, fake, frozen_units, fsdp, uses, zero_linear
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
 
@@ -77,10 +77,14 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
         model = prepared(spec)
         with fake.without_memory(tracker, spec["device"]):
             model = _in_place(model, follower, spec)
-            log = uses.Uses(ledger)
+            log = uses.of(spec, ledger)
             if uses.wanted(spec):
                 log.watch(model, tracker)
-            with fake.explained(), frozen_units.followed(model, spec) as done_with_backward:
+            with (
+                fake.explained(),
+                zero_linear.as_under_zero3(spec),
+                frozen_units.followed(model, spec) as done_with_backward,
+            ):
                 step(model, spec, follower, done_with_backward)
             follower.stop()
     return {

@@ -77,7 +77,7 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _follow(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """The trainer after its steps, who followed it, and when each parameter was used (where sharding asks for that)."""
-    from ..tracing import cuda_choices, driver, experts, fake, frozen_units, fsdp, liger, uses
+    from ..tracing import cuda_choices, driver, experts, fake, frozen_units, fsdp, liger, uses, zero_linear
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
     from . import trl_trace_build
@@ -89,12 +89,13 @@ def _follow(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
             trainer = trl_trace_build.build(spec, follower, scratch, device="meta")
         with fake.without_memory(follower.tracker, spec["device"]):
             _put_parameters_in_place(trainer, follower, spec)
-            log = uses.Uses(ledger)
+            log = uses.of(spec, ledger)
             if uses.wanted(spec):
                 log.watch(trainer.model, follower.tracker)
             with (
                 fake.explained(),
                 experts.follow(trainer.model, spec),
+                zero_linear.as_under_zero3(spec),
                 frozen_units.followed(trainer.model, spec) as done_with_backward,
             ):
                 _after_each_backward(trainer.accelerator, done_with_backward)

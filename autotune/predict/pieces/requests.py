@@ -18,7 +18,8 @@ POINT_SETTINGS = frozenset({
 """What moves inside a family. A group's size moves nothing but a few numbers per prompt."""
 
 
-ZERO = ("zero1", "zero2", "zero3")
+WHOLE_WEIGHTS = ("zero1", "zero2")
+"""Stages of ZeRO that leave the modules as they are; the third keeps other tensors of them."""
 
 
 def family_key(request: Request) -> str:
@@ -32,11 +33,12 @@ def family_key(request: Request) -> str:
 
 
 def followed(request: Request) -> Request:
-    """What the tracing side is asked: all of ZeRO's stages, and what they offload, are put into the same trace afterwards."""
+    """What the tracing side is asked: what ZeRO's stages do with buckets, parts and the host is put into the trace afterwards."""
     sharding = request["sharding"]
-    if sharding["kind"] not in ZERO:
+    if sharding["kind"] not in (*WHOLE_WEIGHTS, "zero3"):
         return request
-    return {**request, "sharding": {"kind": ZERO[-1], "ranks": sharding["ranks"]}}
+    kind = WHOLE_WEIGHTS[-1] if sharding["kind"] in WHOLE_WEIGHTS else "zero3"
+    return {**request, "sharding": {"kind": kind, "ranks": sharding["ranks"]}}
 
 
 def point_of(request: Request) -> Point:

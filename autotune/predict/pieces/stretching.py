@@ -314,7 +314,7 @@ class _Stretching:
         inner = {_layer_of(self.short.keys[place]) for place in self.group}
         period = self.longer.trace.layers - self.short.trace.layers
         parameters, modules = grown(ours, theirs, {layer + period for layer in inner if layer is not None}, self.copies - 1)
-        return Usage(parameters=self._numbered(parameters), modules=modules, uses=tuple(self.uses))
+        return replace(theirs, parameters=self._numbered(parameters), modules=modules, uses=tuple(self.uses))
 
     def _numbered(self, parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
         """With the allocations that hold them: those of one kind are made in the order of the layers."""

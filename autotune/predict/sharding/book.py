@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from autotune.trace import Mark, Part, Trace, Usage
 
-PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT = range(6)
+PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
 _ENDINGS = (FORWARD_DONE, BACKWARD_DONE, GRADIENT)
 
 
@@ -143,6 +143,9 @@ class Rewriter:
 
     def gradient(self, parameter: int, number: int, *, last: bool) -> None: ...
 
+    def read(self, parameter: int) -> None:
+        """The forward of another module than its own looks at it."""
+
     def optimizer_begins(self) -> None: ...
 
     def optimizer_ends(self) -> None: ...
@@ -202,6 +205,8 @@ class Rewriter:
             self.backward_begins(which)
         elif kind == BACKWARD_DONE:
             self.backward_ends(which)
+        elif kind == READ:
+            self.read(which)
         else:
             self.gradient(which, use[3], last=use in self._last_gradient)
 

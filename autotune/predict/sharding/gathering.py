@@ -40,6 +40,14 @@ class Gathering:
         self._flying: dict[int, Gather] = {}
         self._users: dict[int, set[int]] = defaultdict(set)
         self._recomputed: dict[int, set[int]] = defaultdict(set)
+        self._awaited: dict[int, set[int]] = defaultdict(set)
+        """Of a parameter, the modules that were computed again with it and whose backward is not over."""
+        self._saved: list[tuple[int, set[int]]] = []
+        """Gathered weights that are let go and yet stay: checkpointing put them away for the backward of these modules."""
+        self._running: list[int] = []
+        """Modules whose forward has begun, the innermost last."""
+        self._others: dict[int, set[int]] = defaultdict(set)
+        """Parameters that a module was seen to look at and does not hold: they count as its own from then on."""
         self._in_backward: dict[int, None] = {}
         self._mode = "unknown"
         self._order: list[int] = []
@@ -54,7 +62,7 @@ class Gathering:
     def begin_pass(self) -> None:
         self._land_all()
         if self._mode == "recording":
-            self._parameter_order = [(held, at) for at, module in enumerate(self._order) for held in self._sorted(module)]
+            self._parameter_order = [(held, at) for at, module in enumerate(self._order) for held in self._of(module)]
             self._mode = "known"
         elif self._mode == "unknown":
             self._mode = "recording"
@@ -64,24 +72,39 @@ class Gathering:
 
     def fetch(self, module: int, *, forward: bool, recomputing: bool = False) -> None:
         self._check_order(module)
-        if not forward:
+        if forward:
+            self._running.append(module)
+        else:
             self._in_backward[module] = None
-        wanted = self._sorted(module)
+        wanted = self._of(module)
         self._gather([held for held in wanted if self._is_apart(held)])
         for held in wanted:
             self._users[held].add(module)
             if recomputing and self._in_backward and not self._usage.parameters[held].trains:
-                self._recomputed[next(reversed(self._in_backward))].add(held)
+                owner = next(reversed(self._in_backward))  # until its backward is over, the frozen ones stay
+                self._recomputed[owner].add(held)
+                self._users[held].add(owner)
+            if recomputing and self._is_put_away(held, module):
+                self._awaited[held].add(module)
             if held in self._flying:
                 self._land(held)
         if self._mode == "known":
             self._look_ahead(wanted)
         self._at += 1
 
+    def read(self, held: int) -> None:
+        """The module that runs looks at another one's parameter. Where it is in parts it is gathered at once, uncounted."""
+        if self._running and self._is_apart(held):
+            self._others[self._running[-1]].add(held)
+            self._gather_alone(held)
+
     def release(self, module: int, *, forward: bool) -> None:
-        plan = set(self._plan(module, self._at) if self._mode == "known" else self._usage.modules[module])
-        touched = set(self._usage.modules[module])
+        while forward and self._running and self._running.pop() != module:
+            pass  # recomputation ends early: what was inside of it is never told to be over
+        touched = set(self._of(module))
+        plan = set(self._plan(module, self._at) if self._mode == "known" else touched)
         if not forward:
+            self._backward_is_over(module)
             again = self._recomputed.pop(module, set())
             plan |= again - self._persistent
             touched |= again
@@ -95,10 +118,12 @@ class Gathering:
         """Modules whose inputs need no gradient are never told that their backward is over."""
         while self._in_backward:
             module, _ = self._in_backward.popitem()
-            for held in sorted({*self._usage.modules[module], *self._recomputed.pop(module, set())}):
+            for held in sorted({*self._of(module), *self._recomputed.pop(module, set())}):
                 self._users[held].discard(module)
                 if held not in self._persistent:
                     self._let_go(held)
+        for module in set().union(*self._awaited.values()):
+            self._backward_is_over(module)
 
     def release_all(self) -> None:
         self._users.clear()
@@ -111,9 +136,7 @@ class Gathering:
         """After each step, to stay."""
         for held in sorted(self._persistent):
             if self._is_apart(held):
-                self._held[held] = self._book.allocate(self._padded(held), "communication")
-                if self._through_gloo:
-                    self._book.passing(self._padded(held), "communication")
+                self._gather_alone(held)
 
     # The order of modules.
 
@@ -152,13 +175,12 @@ class Gathering:
         known = self._release_plans.get((module, at))
         if known is not None:
             return known
-        own = self._usage.modules[module]
-        plan = {held for held in own if held not in self._persistent and self._fetched_for.get(held, NEVER) <= at}
+        plan = {held for held in self._of(module) if held not in self._persistent and self._fetched_for.get(held, NEVER) <= at}
         distance = 0
         for later in self._order[at:]:
             if distance >= self._max_reuse:
                 break
-            for held in self._usage.modules[later]:
+            for held in self._of(later):
                 plan.discard(held)
                 distance += self._usage.parameters[held].count
         self._release_plans[module, at] = frozenset(plan)
@@ -166,11 +188,16 @@ class Gathering:
 
     # Memory.
 
-    def _sorted(self, module: int) -> list[int]:
-        return sorted(set(self._usage.modules[module]))
+    def _of(self, module: int) -> list[int]:
+        return sorted({*self._usage.modules[module], *self._others[module]})
 
     def _is_apart(self, held: int) -> bool:
         return held not in self._held and held not in self._flying
+
+    def _is_put_away(self, held: int, module: int) -> bool:
+        """Checkpointing detaches what needs a gradient and keeps its memory; of the frozen it has the parameter itself."""
+        own = held in self._usage.modules[module]
+        return own and self._usage.keeps_recomputed and self._usage.parameters[held].trains
 
     def _padded(self, held: int) -> int:
         return -(-self._usage.parameters[held].count // self._ranks) * self._ranks * self._widths[held]
@@ -186,6 +213,12 @@ class Gathering:
         if self._through_gloo:
             self._book.passing(size, "communication")
         self._flying.update(dict.fromkeys(wanted, Gather(parameters=wanted, buffer=number, waiting=set(wanted))))
+
+    def _gather_alone(self, held: int) -> None:
+        """Not of the coordinator's doing, and not counted by it."""
+        self._held[held] = self._book.allocate(self._padded(held), "communication")
+        if self._through_gloo:
+            self._book.passing(self._padded(held), "communication")
 
     def _land(self, held: int) -> None:
         gather = self._flying.pop(held)
@@ -209,5 +242,19 @@ class Gathering:
 
     def _let_go(self, held: int) -> None:
         if held in self._held and held not in self._flying and not self._users.get(held):
-            self._book.free(self._held.pop(held))
+            number = self._held.pop(held)
+            if self._awaited.get(held):
+                self._saved.append((number, self._awaited.pop(held)))
+            else:
+                self._book.free(number)
             self._live -= self._usage.parameters[held].count
+
+    def _backward_is_over(self, module: int) -> None:
+        """What was put away for it is free, too."""
+        for awaiting in self._awaited.values():
+            awaiting.discard(module)
+        for number, awaiting in self._saved:
+            awaiting.discard(module)
+            if not awaiting:
+                self._book.free(number)
+        self._saved = [one for one in self._saved if one[1]]

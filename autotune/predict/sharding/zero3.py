@@ -139,6 +139,10 @@ class Zero3(Rewriter):
     def forward_ends(self, module: int) -> None:
         self.gathering.release(module, forward=True)
 
+    def read(self, parameter: int) -> None:
+        if self.phase != "backward":  # DeepSpeed looks for such reads inside of its engine's forward alone
+            self.gathering.read(parameter)
+
     def backward_begins(self, module: int) -> None:
         self.gathering.fetch(module, forward=False)
 

@@ -132,19 +132,14 @@ def counted(trace: Trace, composition: Composition, *, iterations: int = 1) -> C
 
 def traced_micro_steps(trace: Trace) -> int:
     """Backward passes in the last step that was traced."""
-    phases = _last_step(trace)
+    phases = trace.last_step
     return max(1, sum(1 for before, now in zip(["load", *phases], phases, strict=False) if now == "backward" != before))
 
 
 def traced_batches(trace: Trace) -> int:
     """Batches of completions that were scored in the last step that was traced: stretches of what makes one."""
-    making = [phase in MAKING_A_BATCH for phase in _last_step(trace)]
+    making = [phase in MAKING_A_BATCH for phase in trace.last_step]
     return sum(1 for before, now in zip([False, *making], making, strict=False) if now and not before)
-
-
-def _last_step(trace: Trace) -> list[Phase]:
-    last = max((mark.step for mark in trace.marks), default=0)
-    return [mark.phase for mark in trace.marks if mark.step == last]
 
 
 def _repeats(phase: Phase, counts: Cycle) -> float:

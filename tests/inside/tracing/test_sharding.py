@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("accelerate")
 torch = pytest.importorskip("torch")
 
+from autotune.inside.tracing import uses  # noqa: E402
 from autotune.trace import Trace  # noqa: E402
 from tests.foresight import two_ranks, two_ranks_loop  # noqa: E402
 
@@ -89,3 +90,19 @@ def test_watching_changes_no_byte() -> None:
     """The same loop, with hooks and without."""
     peaks: dict[str, Any] = {kind: two_ranks.followed({"kind": kind, **SMALL}, 0).peak_bytes for kind in ("none", "ddp")}
     assert peaks["none"] == peaks["ddp"]
+
+
+def test_under_zero3_a_linear_layer_keeps_its_input_whether_or_not_its_weight_trains() -> None:
+    case = {**SMALL, "batch": 2, "length": 64, "lora_r": 4}
+    plain, kept = (two_ranks.followed({"kind": kind, **case}, 0) for kind in ("zero2", "zero3"))
+    hidden = 2 * 64 * two_ranks_loop.SHAPE["hidden_size"] * 4
+    assert two_ranks.peaks(kept)["backward1"] >= two_ranks.peaks(plain)["backward1"] + hidden  # the projection's, at least
+
+
+def test_a_wrapper_is_seen_to_look_at_the_matrices_of_its_adapter() -> None:
+    trace = two_ranks.followed({"kind": "zero3", **SMALL, "lora_r": 4, "bf16": True}, 0)
+    assert trace.usage is not None
+    looked_at = {use[2] for use in trace.usage.uses if use[1] == uses.READ}
+    assert looked_at
+    assert all(trace.usage.parameters[index].trains for index in looked_at)
+    assert len(looked_at) == 2 * 7  # of each pair the first, in every projection of both layers: it is asked for its dtype
