@@ -1,4 +1,4 @@
-"""What `autotune predict` says of every candidate of the simulated cases, kept beside the benchmark so that it needs no traces.
+"""What `autotune predict` says of every candidate of the simulated cases and of the baseline, kept beside the benchmark so that it needs no traces.
 
 python benchmarks/search_predictions.py            # remakes all; CASE ... remakes those
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 from search_cases import CASES, Case, Posed, pose
 
+from autotune.candidate import Candidate
 from autotune.foresight import open_foresight
 from autotune.measurement import Phase
 from autotune.prediction import Estimate, PhasePrediction, Prediction
@@ -49,7 +50,7 @@ def write(case: Case) -> None:
     """Traces the case's steps and writes one line per candidate."""
     asked = pose(case)
     with contextlib.closing(open_foresight(asked.question, asked.trainer)) as foresight:
-        found = foresight.predict_all(asked.candidates)
+        found = foresight.predict_all(_foreseen(asked))
     failures = sorted({one.failure for one in found.values() if one.failure})
     head = {
         "about": f"autotune predict, every candidate of {case.model} ({case.tuning}) on {case.gpus}",
@@ -60,7 +61,7 @@ def write(case: Case) -> None:
         "figures": _all_titles(),
         "failures": failures,
     }
-    rows = [[*_key(asked, one.knobs), *_figures(found[one.id], failures)] for one in asked.candidates]
+    rows = [[*_key(asked, one.knobs), *_figures(found[one.id], failures)] for one in _foreseen(asked)]
     FOLDER.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(row) for row in rows)
     file_of(case).write_text(json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + lines + "\n ]\n}\n")
@@ -80,8 +81,13 @@ def read(case: Case, asked: Posed) -> dict[str, Prediction]:
     figures = {tuple(row[:width]): row[width:] for row in kept["rows"]}
     return {
         one.id: _prediction(one.id, figures[tuple(_key(asked, one.knobs))], kept["limit_bytes"], kept["failures"])
-        for one in asked.candidates
+        for one in _foreseen(asked)
     }
+
+
+def _foreseen(asked: Posed) -> list[Candidate]:
+    """As the product does: the baseline too, though it need be no point of the space."""
+    return list(dict.fromkeys([*asked.candidates, *([asked.baseline] if asked.baseline else [])]))
 
 
 def moving(asked: Posed) -> list[str]:

@@ -25,6 +25,9 @@ ENGINE_CAUSES = frozenset({"kv_cache", "engine_startup"})
 SLEEPS = frozenset({"vllm_enable_sleep_mode", "sleep_level"})
 """What an engine does once it stands; it makes no room while the engine is being started."""
 
+BESIDE_TRAINING = (Outcome.OOM_ROLLOUT, Outcome.OOM_SYNC)
+"""Ends of those who ran out while the engine was awake."""
+
 SHARE = "vllm_gpu_memory_utilization"
 """The knob that `free_share` of a failure's numbers is about."""
 
@@ -71,6 +74,8 @@ def facts_of(table: Table, trials: Sequence[Trial]) -> Facts:
             impossible |= table.demanding_at_least(place)
         if trial.measurement.outcome is Outcome.OOM_LOAD:
             impossible |= table.loads == table.loads[place]
+        if _found_training_gone(trial):
+            impossible |= table.needing_any(table.beside_batches(place))
         impossible |= _engine_has_no_room(table, trial)
     return Facts(impossible=impossible, possible=possible & ~impossible)
 
@@ -80,6 +85,13 @@ def ran_out(measurement: Measurement) -> bool:
     if measurement.outcome is Outcome.OK:
         return measurement.memory.peak_bytes is not None and measurement.memory.peak_bytes > measurement.memory.limit_bytes
     return measurement.outcome.is_out_of_memory and not blames_engine(measurement)
+
+
+def _found_training_gone(trial: Trial) -> bool:
+    """Whether it ran out beside an engine that sleeps through training: when such a one is awake, what a training step needs has
+    been given back, so that neither a smaller batch nor recomputing would have helped."""
+    sleeps = any(trial.candidate.settings.get(name) for name in SLEEPS)
+    return sleeps and trial.measurement.outcome in BESIDE_TRAINING and not blames_engine(trial.measurement)
 
 
 def blames_engine(measurement: Measurement) -> bool:

@@ -1,7 +1,8 @@
 """How much memory each candidate needs, as a share of the limit, by the stretches of a cycle in which its peak may lie.
 
 An engine that is awake during the rollout and what training keeps for its backward pass have different errors, so each stretch
-is corrected apart by the peaks measured there; a candidate fits where all of them do.
+is corrected apart by the peaks measured there; a candidate fits where all of them do. What an engine takes that no batch moves
+is off by the same whatever the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from autotune.recommendation import Trial
 from autotune.study.facts import blames_engine
 from autotune.study.gauss import WIDTH, below
 from autotune.study.regression import Kernels, Observed, Posterior, Regression, posterior
-from autotune.study.table import Numbers, Places, Table
+from autotune.study.table import Flags, Numbers, Places, Table
 
 STRETCHES: Mapping[str, tuple[Phase, ...]] = {
     "loading": ("load",),
@@ -76,15 +77,18 @@ class Appetite:
 
     def __init__(self, table: Table, found: Sequence[Prediction | None], limit_bytes: int) -> None:
         self._table, self._limit_bytes = table, limit_bytes
-        self._kernels = Kernels(table)
         known = [one for one in found if one is not None]
         by_phase = bool(known) and all(one.phases for one in known)
-        guessed = np.where([one is not None for one in found], 0.0, STEP * table.steps)
+        told = np.array([one is not None for one in found], dtype=bool)
+        guessed = np.where(told, 0.0, STEP * table.steps)
         self._stretches = {
             name: _stretch(phases, [_peak(one, phases, by_phase, limit_bytes) for one in found], guessed)
             for name, phases in (STRETCHES if by_phase else WHOLE).items()
         }
-        self._regressions = {name: Regression(self._kernels, one.width, NOISE) for name, one in self._stretches.items()}
+        self._kernels = {
+            name: Kernels(table, figures=_figures(one.prior, told) if by_phase else None) for name, one in self._stretches.items()
+        }
+        self._regressions = {name: Regression(self._kernels[name], one.width, NOISE) for name, one in self._stretches.items()}
 
     def after(self, trials: Sequence[Trial], pending: Places) -> Needs:
         seen = [(place, trial.measurement) for trial in trials if (place := self._heard(trial)) is not None]
@@ -112,7 +116,7 @@ class Appetite:
                 exact.append((place, math.log(reached / self._limit_bytes) - one.prior[place]))
         known = _observed(exact)
         if bounds:
-            known = _with_bounds(known, bounds, posterior(self._kernels, one.width, known, NOISE))
+            known = _with_bounds(known, bounds, posterior(self._kernels[name], one.width, known, NOISE))
         found = self._regressions[name].after(known, pending)
         return replace(found, mean=found.mean + one.prior, deviation=np.maximum(found.deviation, 1e-3))
 
@@ -153,6 +157,11 @@ def _peak(one: Prediction | None, phases: tuple[Phase, ...], by_phase: bool, lim
     peaks = [phase.peak_bytes for phase in one.phases if phase.name in phases] if by_phase else [one.peak_memory_bytes]
     highest = max(peaks, key=lambda peak: peak.value, default=one.peak_memory_bytes.scaled(0.1))
     return highest.scaled(1 / limit_bytes)
+
+
+def _figures(prior: Numbers, told: Flags) -> Numbers:
+    """Which knobs move a stretch, its predictions show; one that nobody predicted is put in the middle of the others."""
+    return np.where(told, prior, np.median(prior[told]))
 
 
 def _width(one: Estimate) -> float:

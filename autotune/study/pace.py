@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -42,6 +42,12 @@ CLIFF = 3.0
 holds one sequence at a time, say. That belongs to what was loaded, and says nothing of other loads."""
 
 NOISE = (0.01, 0.03, 0.07)
+"""How far two measurements of one candidate may lie apart; which of these it is shows itself."""
+
+USUAL, BEYOND_CYCLES = 0.03, 3.0
+"""A probe is a mean of cycles: where these are steady, it is hardly off by more than the first, nor by more than so many times
+what single cycles scatter by. A larger difference that no prediction explains is one, and not a noise."""
+
 SHORTEST = 1e-4
 """Of a cycle's seconds: a phase that is shorter says nothing."""
 
@@ -70,7 +76,8 @@ class Pace:
     def after(self, trials: Sequence[Trial], pending: Places) -> Posterior:
         """Of the logarithm of tokens per second."""
         seen = {place: cycle for trial in trials if (cycle := self._cycle(trial)) for place in [cycle[0]]}
-        parts = {name: self._corrected(name, list(seen.values()), pending) for name in self._seconds}
+        noises = _believable(trials)
+        parts = {name: self._corrected(name, list(seen.values()), noises, pending) for name in self._seconds}
         corrected = {name: seconds * np.exp(parts[name].mean) for name, seconds in self._seconds.items()}
         total = np.asarray(sum(corrected.values()))
         weights = {name: seconds / total for name, seconds in corrected.items()}
@@ -90,7 +97,9 @@ class Pace:
             return None
         return place, _split(speed, self._tokens[place] / speed.tokens_per_second)
 
-    def _corrected(self, name: str, seen: Sequence[tuple[int, Mapping[str, float]]], pending: Places) -> Posterior:
+    def _corrected(
+        self, name: str, seen: Sequence[tuple[int, Mapping[str, float]]], noises: tuple[float, ...], pending: Places
+    ) -> Posterior:
         seconds = self._seconds[name]
         rows = [
             (place, math.log(parts[name] / seconds[place]))
@@ -100,7 +109,7 @@ class Pace:
         places, off = np.array([place for place, _ in rows], dtype=np.int64), np.array([off for _, off in rows])
         fell = off > np.maximum(math.log(CLIFF), CLIFF * self._widths[name][places])
         usual = Observed(places[~fell], off[~fell], np.zeros(int((~fell).sum())))
-        found = self._regressions[name].after(usual, pending)
+        found = self._regressions[name].after(usual, pending, noises)
         return self._with_cliffs(found, places[~fell], places[fell], off[fell])
 
     def _with_cliffs(self, found: Posterior, usual: Places, fallen: Places, off: Numbers) -> Posterior:
@@ -111,6 +120,19 @@ class Pace:
             mean[(loads == loads[place]) & ~seen] = distance
             mean[place] = distance
         return replace(found, mean=mean)
+
+
+def _believable(trials: Sequence[Trial]) -> tuple[float, ...]:
+    """Of the noises, those that the measured cycles leave room for."""
+    scatter = usual_scatter(trials)
+    return tuple(noise for noise in NOISE if scatter is None or noise <= max(USUAL, BEYOND_CYCLES * scatter))
+
+
+def usual_scatter(trials: Iterable[Trial]) -> float | None:
+    """How much single cycles scatter within the probes so far; None while that is not known."""
+    speeds = [speed for trial in trials if (speed := trial.measurement.ranking_speed) is not None]
+    inside = [scatter for speed in speeds if (scatter := speed.scatter) is not None]
+    return statistics.median(inside) if inside else None
 
 
 def _split(speed: Speed, cycle: float) -> Mapping[str, float]:

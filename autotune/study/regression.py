@@ -116,7 +116,7 @@ class Kernels:
             together *= 1 - one.whole * (1 - near)
             differs = one.whole * (1 - _mixed_in(_same, one, rows))
             very_same *= 1 - differs
-            load *= 1 - differs if one.of_load else 1.0
+            load *= 1 - one.whole * (1 - near) if one.of_load else 1.0  # loads are as near as their numbers
         for one in self._categories:
             differs = one.whole * (1 - _mixed_in(_same, one, rows))
             single += one.whole - differs
@@ -304,22 +304,28 @@ class Regression:
         self, kernels: Kernels, amplitude: Numbers, noises: tuple[float, ...], structures: tuple[Shares, ...] = STRUCTURES
     ) -> None:
         self._kernels, self._amplitude, self._noises, self._structures = kernels, amplitude, noises, structures
-        self._known: _Explained | None = None
+        self._known: tuple[tuple[float, ...], _Explained] | None = None
         self._doubt: _Doubt | None = None
 
-    def after(self, observed: Observed, pending: Places) -> Posterior:
-        """What these measurements leave of the prior: the means are theirs alone; those that are pending lessen the doubt."""
-        if self._known is None or not _unchanged(self._known.seen.observed, observed):
-            self._known = _explained(self._kernels, self._amplitude, observed, self._noises, self._structures)
-            self._doubt = None
+    def after(self, observed: Observed, pending: Places, noises: tuple[float, ...] | None = None) -> Posterior:
+        """What these measurements leave of the prior: the means are theirs alone; those that are pending lessen the doubt.
+        `noises`: those that are possible by now, where not all of them are."""
+        known = self._explained(observed, noises or self._noises)
         if not len(pending):
-            return self._known.found
+            return known.found
         if self._doubt is None or not self._doubt.expected <= set(pending.tolist()):
             plainest = _Weighed(shares=self._structures[0], scale=1.0, noise=self._noises[0], weight=1.0)
-            self._doubt = _Doubt(self._known, plainest)
-        found, left = self._known.found, self._doubt.left_by(pending)
+            self._doubt = _Doubt(known, plainest)
+        found, left = known.found, self._doubt.left_by(pending)
         # What two have in common shrinks as the doubt of each does.
         return replace(found, deviation=found.deviation * left, shared=lambda place: found.shared(place) * left * left[place])
+
+    def _explained(self, observed: Observed, noises: tuple[float, ...]) -> _Explained:
+        """Thought over anew only where something was measured."""
+        if self._known is None or self._known[0] != noises or not _unchanged(self._known[1].seen.observed, observed):
+            self._known = noises, _explained(self._kernels, self._amplitude, observed, noises, self._structures)
+            self._doubt = None
+        return self._known[1]
 
 
 class _Doubt:

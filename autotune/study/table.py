@@ -52,6 +52,11 @@ class Table:
         """Columns that are all at least as high where a candidate is known to need at least the memory of another."""
         return _columns(self.candidates, [column for knob in self.space.knobs for column in _demand_columns(knob)])
 
+    @cached_property
+    def _kinds(self) -> Numbers:
+        """Columns that are the same where candidates differ only in what goes up and down with the need for memory."""
+        return _columns(self.candidates, [column for knob in self.space.knobs for column in _demand_columns(knob)[:1]])
+
     def demanding_at_least(self, place: int) -> Flags:
         """Who is known to need at least the memory of this one, itself included."""
         return np.asarray((self.demands >= self.demands[place]).all(axis=1))
@@ -59,6 +64,17 @@ class Table:
     def demanding_at_most(self, place: int) -> Flags:
         """Who is known to need at most the memory of this one, itself included."""
         return np.asarray((self.demands <= self.demands[place]).all(axis=1))
+
+    def needing_any(self, those: Flags) -> Flags:
+        """Who is known to need at least the memory of any of these."""
+        rows = np.unique(self.demands[those], axis=0)
+        least = [row for row in rows if not ((rows <= row).all(axis=1) & (rows < row).any(axis=1)).any()]
+        return np.asarray(np.any([(self.demands >= row).all(axis=1) for row in least], axis=0))
+
+    def beside_batches(self, place: int) -> Flags:
+        """Who has the load of this one and whatever else cannot be put in an order: what is left to differ is the shape of
+        batches and what is recomputed."""
+        return np.asarray((self.loads == self.loads[place]) & (self._kinds == self._kinds[place]).all(axis=1))
 
     def least_demanding(self, places: Places) -> int:
         """The first of `places` that none of the others is known to need less than."""

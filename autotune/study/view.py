@@ -12,6 +12,7 @@ from autotune.candidate import Candidate
 from autotune.measurement import Outcome
 from autotune.recommendation import Trial
 from autotune.study.beliefs import Beliefs, Mind
+from autotune.study.pace import usual_scatter
 from autotune.study.pool import pooled
 from autotune.study.preference import Tier
 from autotune.study.table import Flags, Numbers, Places, Table
@@ -174,9 +175,7 @@ class View:
 
     def cycle_spread(self) -> float | None:
         """How much single cycles scatter within the probes so far; None while that is not known."""
-        speeds = [speed for trial in self.told if (speed := trial.measurement.ranking_speed) is not None]
-        inside = [scatter for speed in speeds if (scatter := speed.scatter) is not None]
-        return statistics.median(inside) if inside else None
+        return usual_scatter(self.told)
 
     def _number(self, tier: Tier) -> int:
         return next(number for number, one in enumerate(self.tiers) if one is tier)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.measurement import Failure, Outcome
-from autotune.prediction import Prediction
+from autotune.measurement import Failure, Outcome, Phase
+from autotune.prediction import Estimate, PhasePrediction, Prediction
 from autotune.recommendation import Trial
 from autotune.study.beliefs import Mind
-from autotune.study.needs import least_need
+from autotune.study.needs import Appetite, least_need
 from autotune.study.options import SearchOptions
 from autotune.study.table import Table
 from autotune.tune import SHORT, legal_candidates
@@ -103,3 +103,33 @@ def test_an_engine_without_room_says_nothing_about_the_trainer() -> None:
     failure = Failure(evidence="no room", phase="load", cause="kv_cache", row="vllm_kv_too_small")
     starved = replace(trial, measurement=replace(trial.measurement, outcome=Outcome.OOM_LOAD, failure=failure, worst=None))
     assert np.allclose(mind({}).after([starved]).need.mean, mind({}).after([]).need.mean)
+
+
+def test_what_an_engine_takes_is_off_by_the_same_whatever_the_batch() -> None:
+    """Predictions of the rollout are moved by the engine's share alone, those of training by the batch alone."""
+    engines = [one for one in CANDIDATES if one.knobs["use_vllm"]]
+    table = Table(SPACE, engines)
+
+    def peak(part: float) -> Estimate:
+        return Estimate(
+            value=part * MACHINE.limit_bytes, low=0.85 * part * MACHINE.limit_bytes, high=1.15 * part * MACHINE.limit_bytes
+        )
+
+    def told(one: Candidate) -> Prediction:
+        rollout, training = peak(float(one.knobs["share"]) * 4), peak(0.1 + 0.08 * float(one.knobs["batch"]))  # type: ignore[arg-type]
+        phases = (
+            PhasePrediction(name="rollout", peak_bytes=rollout, seconds=None),
+            PhasePrediction(name="backward", peak_bytes=training, seconds=None),
+        )
+        return replace(foreseen(1.0)[one.id], peak_memory_bytes=max(rollout, training, key=lambda one: one.value), phases=phases)
+
+    appetite = Appetite(table, [told(one) for one in engines], MACHINE.limit_bytes)
+    first = next(one for one in engines if one.knobs["share"] == 0.2 and one.knobs["batch"] == 1)
+    trial = measured([first])[0]
+    peaks: Mapping[Phase, int] = {"rollout": round(0.95 * MACHINE.limit_bytes), "backward": round(0.18 * MACHINE.limit_bytes)}
+    memory = replace(trial.measurement.memory, peak_bytes=peaks["rollout"], phase_peak_bytes=peaks)
+    seen = replace(trial, measurement=replace(trial.measurement, memory=memory))
+    needs = appetite.after([seen], np.zeros(0, dtype=np.int64))
+    large = next(p for p, one in enumerate(engines) if one.knobs == {**first.knobs, "batch": 8})
+    assert math.exp(needs.peak.mean[large]) == pytest.approx(0.95, abs=0.02), "0.8 was predicted"
+    assert needs.fits[large] > 0.9

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.candidate import Candidate
-from autotune.measurement import Failure, Measurement, Outcome
+from autotune.measurement import Failure, Measurement, Outcome, Phase
 from autotune.recommendation import Trial
+from autotune.space import Knob
 from autotune.study.facts import Settled, facts_of
 from autotune.study.table import Table
 from autotune.tune import SHORT, legal_candidates
@@ -136,3 +137,32 @@ def test_a_switch_is_untried_until_its_speed_was_seen_or_it_failed_twice() -> No
     assert untried([]) == set(off)
     assert untried(engines[:1]) == set(off), "one failure shows nothing of how fast its like is"
     assert not untried(engines[:2])
+
+
+SLEEP = Knob(name="vllm_enable_sleep_mode", choices=(True, False), effect="neutral", memory="shrinks", says="sleeps")
+SLEEPING = replace(SPACE, knobs=(*SPACE.knobs, SLEEP))
+ASLEEP_OR_NOT = tuple(
+    Candidate(knobs=knobs, settings=knobs, load={name: knobs[name] for name in ("share", SLEEP.name)})
+    for batch in (1, 2, 4, 8)
+    for share in (0.1, 0.2)
+    for sleeps in (True, False)
+    for knobs in [{"batch": batch, "share": share, "use_vllm": True, SLEEP.name: sleeps}]
+)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OOM_SYNC, Outcome.OOM_ROLLOUT])
+def test_beside_an_engine_that_sleeps_through_training_no_smaller_batch_helps(outcome: Outcome) -> None:
+    table = Table(SLEEPING, ASLEEP_OR_NOT)
+
+    def settled(share: float, sleeps: bool, ended: Outcome) -> set[tuple[object, ...]]:
+        knobs = {"batch": 4, "share": share, "use_vllm": True, SLEEP.name: sleeps}
+        failed = next(one for one in ASLEEP_OR_NOT if one.knobs == knobs)
+        phase: Phase = "sync" if ended is Outcome.OOM_SYNC else "rollout"
+        found = _settled(_failed(failed, Failure(evidence="out of memory", phase=phase), ended), table)
+        return {(one.knobs["batch"], one.knobs["share"], one.knobs[SLEEP.name]) for one in found}
+
+    every, large = (1, 2, 4, 8), (4, 8)
+    assert settled(0.2, True, outcome) == {(batch, 0.2, sleeps) for batch in every for sleeps in (True, False)}
+    assert settled(0.2, True, Outcome.OOM_BACKWARD) == {(batch, 0.2, sleeps) for batch in large for sleeps in (True, False)}
+    assert settled(0.2, False, outcome) == {(batch, 0.2, False) for batch in large}, "what training keeps is still there"
+    assert len(settled(0.1, True, outcome)) == len(ASLEEP_OR_NOT), "nor does a larger share"

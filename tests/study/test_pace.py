@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,25 @@ def test_one_without_a_prediction_leaves_the_others_theirs() -> None:
     assert math.exp(believed.mean[1]) == pytest.approx(TOKENS / 13, rel=0.05)
     assert believed.deviation[0] > believed.deviation[2]
     assert not Pace.knows([None, None])
+
+
+def test_where_cycles_are_steady_what_nobody_foresaw_is_a_difference_and_no_noise() -> None:
+    """Candidates that are predicted alike and turn out otherwise, now faster and now slower."""
+    off = [(0.93, 1.07)[place * place % 7 % 2] for place in range(len(CANDIDATES))]
+
+    def noise(scatter: float) -> float:
+        trials = [measured(one, rollout=by, forward=by, backward=by) for one, by in zip(CANDIDATES, off, strict=True)]
+        pace = Pace(TABLE, [predicted(one) for one in CANDIDATES])
+        return pace.after([scattering(trial, scatter) for trial in trials], NOBODY).noise
+
+    assert noise(0.2) > 0.06, "where cycles scatter, it may be that"
+    assert noise(0.005) <= 0.03
+
+
+def scattering(trial: Trial, scatter: float) -> Trial:
+    """With three cycles, of which one is slower and one faster."""
+    speed = trial.measurement.worst
+    assert speed is not None
+    cycles = tuple(speed.cycle_seconds[0] * math.exp(way * scatter) for way in (-1, 0, 1))
+    many = replace(speed, cycle_seconds=cycles, cycle_loss_tokens=(TOKENS,) * 3)
+    return replace(trial, measurement=replace(trial.measurement, worst=many))

@@ -60,3 +60,26 @@ def test_where_no_knob_moves_the_prediction_it_is_no_guide_to_which_of_them_does
 
 def test_what_differs_makes_a_difference_of_its_own_however_little_it_moves_the_prediction() -> None:
     assert doubts(by("batch"))("share") > 0.005
+
+
+def test_a_load_between_two_that_are_alike_is_taken_to_be_like_them() -> None:
+    """What a knob of numbers does between two of its values, it does not do for the first time."""
+    space = toy_space(num_generations=(8,), max_completion_length=(64,), share=(0.1, 0.2, 0.4, 0.6))
+    table = Table(space, legal_candidates(toy_question(Path("/nowhere"), space, 1), ToyTrainer()))
+    figures = np.array([0.2 * space["batch"].choices.index(one.knobs["batch"]) for one in table.candidates])
+    kernels = Kernels(table, figures=figures)
+    ends = {one.knobs["share"]: place for place, one in enumerate(table.candidates) if _is_beside(one)}
+
+    def doubt(value: float, *measured: float) -> float:
+        places = np.array([ends[share] for share in measured])
+        found = posterior(
+            kernels, np.full(len(table), 0.3), Observed(places, np.full(len(places), 0.2), np.zeros(len(places))), (0.01,)
+        )
+        return float(found.ahead_of(ends[0.1])[1][ends[value]])
+
+    assert doubt(0.4, 0.1, 0.6) < 0.6 * doubt(0.4, 0.1)
+    assert doubt(0.4, 0.1, 0.6) < 0.02
+
+
+def _is_beside(one: Candidate) -> bool:
+    return one.knobs.get("share") is not None and one.knobs["batch"] == 1 and bool(one.knobs["checkpointing"])
