@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from autotune.measurement import Phase
@@ -176,11 +177,6 @@ class Trace:
             number = abs(entry) - 1
             live[self.part_names[self.parts[number]]] += self.sizes[number] if entry > 0 else -self.sizes[number]
         return {part: held for part, held in live.items() if held}
-
-    @cached_property
-    def live_parts_in_the_end(self) -> Mapping[Part, int]:
-        """Bytes by part right after the last event. Every candidate with this trace asks for them, some phase by phase."""
-        return self.live_parts_at(len(self.events) - 1)
 
     @cached_property
     def last_step(self) -> tuple[Phase, ...]:

@@ -1,4 +1,5 @@
-"""What `autotune predict` says of every candidate of the simulated cases and of the baseline, kept beside the benchmark so that it needs no traces.
+"""What `autotune predict` says of every candidate of the simulated cases and of the baseline, kept beside the benchmark so that
+it needs no traces.
 
 python benchmarks/search_predictions.py            # remakes all; CASE ... remakes those
 """
