@@ -31,7 +31,8 @@ def _where(part: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"{machine['date']}, {machine['cores']} cores ({machine['cpu']}), {machine['memory_bytes'] / 2**30:.0f} GiB, "
-        f"{machine['system']}; {versions}; load average {part['load_average_before']} before."
+        f"{machine['system']}; {versions}; load average {part['load_average_before']} before; "
+        f"commit {machine['commit']}."
     )
 
 

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "scale_page.py"
-MACHINE = {"date": "2026-01-02", "cpu": "CPU", "cores": 2, "memory_bytes": 2**34, "system": "Linux", "versions": {"ray": "2.60"}}
+MACHINE = {
+    "date": "2026-01-02",
+    "cpu": "CPU",
+    "cores": 2,
+    "commit": "1a2b3c4",
+    "memory_bytes": 2**34,
+    "system": "Linux",
+    "versions": {"ray": "2.60"},
+}
 
 
 def _page(found: dict[str, Any]) -> str:
@@ -24,5 +32,5 @@ def test_every_figure_stands_beside_its_machine() -> None:
     text = _page({"sleeping": part, "memory": memory})
     assert "| slots | of the ideal |\n|---|---|\n| 1 | 0.96 |\n| 2 |  |" in text
     assert "| 5000 | 500: 90.5, 1000: 90.6 |" in text
-    assert text.count("2026-01-02, 2 cores (CPU), 16 GiB, Linux; ray 2.60; load average 0.3 before.") == 2
+    assert text.count("2026-01-02, 2 cores (CPU), 16 GiB, Linux; ray 2.60; load average 0.3 before; commit 1a2b3c4.") == 2
     assert "## driver" not in text
