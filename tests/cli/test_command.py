@@ -59,11 +59,9 @@ def test_a_framework_that_is_not_installed_is_named_with_the_line_for_pip(tmp_pa
 
 
 @pytest.mark.skipif(Version(version("trl")) < Version("1.13"), reason="this release has a PPO")
-@pytest.mark.parametrize("command", ["run", "predict"])
-def test_a_method_that_the_installed_release_has_no_more_is_answered_with_those_that_have_it(
-    command: str, tmp_path: Path
-) -> None:
-    done = autotune(command, "--method", "ppo", "--model", "Qwen2.5-0.5B", "--gpus", "cpu", cwd=tmp_path)
+def test_a_method_that_the_installed_release_has_no_more_is_answered_with_those_that_have_it(tmp_path: Path) -> None:
+    """Where it would be measured: a prediction needs no release that has it."""
+    done = autotune("run", "--method", "ppo", "--model", "Qwen2.5-0.5B", "--gpus", "cpu", cwd=tmp_path)
     assert done.code == 4 and "pip install 'trl>=1.0,<1.13'" in done.err and version("trl") in done.err
 
 
@@ -107,3 +105,8 @@ def test_a_command_that_tells_no_speed_is_quoted(tmp_path: Path) -> None:
     done = run("--speed-pattern", r"(?P<tokens>\d+) TOKENS", "--hold", "bs=2", cwd=tmp_path, command=words, timeout=120)
     assert done.code == 1
     assert "0 records with a speed" in done.out + done.err
+
+
+def test_a_command_can_be_measured_and_not_predicted(tmp_path: Path) -> None:
+    done = autotune("predict", "--framework", "command", "--gpus", "cpu", "--", "python", "train.py", "{bs}", cwd=tmp_path)
+    assert done.code == 2 and "can be measured, and not predicted" in done.err and "autotune run" in done.err

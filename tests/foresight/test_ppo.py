@@ -26,6 +26,7 @@ from tests.inside.drive import load_request, measure_request
 
 OVERLAYS = os.environ.get("AUTOTUNE_TRL_OVERLAYS")
 pytestmark = [
+    pytest.mark.timeout(900),
     pytest.mark.slow,
     pytest.mark.skipif(not OVERLAYS, reason="needs `make trl-overlays`"),
     pytest.mark.skipif(counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER)),
