@@ -132,7 +132,7 @@ def run(question: Question, trainer: Any, where: Executor, heard: Callable[[Even
 def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
     """What asking and telling take by themselves: so many asked and not told at any time, nothing measured. Nothing is given up
     for being unlikely to be better, so that a search is never done; how likely it is, is reckoned all the same."""
-    worth.LIKELY = worth.LIKELY_OF_THE_UNTRIED = 0.0  # type: ignore[misc]
+    worth.LIKELY = 0.0  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
         question, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)
         study = study_of(question, trainer)

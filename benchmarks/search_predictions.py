@@ -1,5 +1,4 @@
-"""What `autotune predict` says of every candidate of the simulated cases and of the baseline, kept beside the benchmark so that
-it needs no traces.
+"""What `autotune predict` says of every candidate of the simulated cases, and of the baseline, kept so that no traces are needed.
 
 python benchmarks/search_predictions.py            # remakes all; CASE ... remakes those
 """

@@ -23,7 +23,7 @@ from autotune.study.finish import confirmation
 from autotune.study.loads import on_one_load, stopped_improving
 from autotune.study.options import SearchOptions
 from autotune.study.preference import Tier
-from autotune.study.table import Flags, Places
+from autotune.study.table import Places
 from autotune.study.view import Ground, View, speed_of
 from autotune.study.worth import promising
 
@@ -111,21 +111,23 @@ class Agenda:
         return step
 
     def _opening(self, seen: View) -> Step | None:
-        """A safe first candidate, then the baseline, whatever became of the first; a baseline that cannot fit is not tried."""
+        """The most promising of what surely fits, then the baseline, whatever became of the first; a baseline that cannot fit is
+        not tried. Where nothing else is as safe, it is the first."""
         baseline = self.ground.baseline
-        if not seen.probes and not seen.pending and not self._is_safe(baseline, seen):
+        if not seen.probes and not seen.pending:
             first = self._safest(self.ground.tiers[0], seen)
-            if first is not None:
+            if first is not None and (self._are_safe(first, seen) or not self._is_safe(baseline, seen)):
                 return Step(purpose="anchor", pool=first)
         if baseline is not None and seen.is_open(baseline):
             return Step(purpose="baseline", pool=self.ground.table.places([baseline]))
         return None
 
     def _is_safe(self, candidate: Candidate | None, seen: View) -> bool:
-        """Whether it is predicted to fit: then it serves as the safe first candidate."""
-        if candidate is None or not self.ground.mind.predicted[self.ground.table.place[candidate.id]]:
-            return False
-        return bool(seen.beliefs.fits[self.ground.table.place[candidate.id]] >= SURELY)
+        return candidate is not None and self._are_safe(self.ground.table.places([candidate]), seen)
+
+    def _are_safe(self, places: Places, seen: View) -> bool:
+        """Whether all of them are predicted to fit."""
+        return bool(self.ground.mind.predicted[places].all() and (seen.beliefs.fits[places] >= SURELY).all())
 
     def _search(self, seen: View) -> Step | Stop:
         """In the first tier that fits; before that, whatever preferred one may fit after all."""
@@ -172,18 +174,12 @@ class Agenda:
             contenders = seen.contenders(tier)
             if len(remembered := self._remembered(pool, speed_of(contenders[0]))):
                 return Step(purpose="search", pool=remembered)
-            pool = pool[promising(seen.beliefs, pool, seen.leader(contenders), self._untried(seen))]
+            pool = pool[promising(seen.beliefs, pool, seen.leader(contenders))]
             return Step(purpose="search", pool=pool) if len(pool) else None
         loads = self.ground.table.loads
         if stopped_improving(tier, [self.ground.table.candidates[place] for place in pool], seen):
             return Stop(proven="stopped improving")
         return Step(purpose="search", pool=on_one_load(tier, pool, loads, self.ground.table.load_number, seen))
-
-    def _untried(self, seen: View) -> Flags:
-        """Given what was measured here and by earlier searches."""
-        known = (*seen.probes, *self.earlier)
-        fast = {one.candidate.id for one in known if one.measurement.ranking_speed is not None}
-        return self.ground.table.untried(fast, {one.candidate.id for one in known} - fast)
 
     def _remembered(self, pool: Places, best: float) -> Places:
         """The fastest that an earlier search saw fit, where that is faster than the best here: all others are held against it."""

@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from autotune.candidate import Candidate
 from autotune.space import Knob, SearchSpace
 
-ENOUGH_FAILURES = 2
-"""After so many, a switch's position has had its chance."""
-
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -113,21 +110,6 @@ class Table:
         names = [frozenset(one.knobs) for one in self.candidates]
         return np.array([[float(mine == kind) for kind in dict.fromkeys(names)] for mine in names])
 
-    def untried(self, fast: Iterable[str], failed: Iterable[str]) -> Flags:
-        """Who has a switch, or a choice by name, in a position of which little is known: nothing `fast` has it, whose speed was
-        seen, and at most one that `failed`, which shows nothing of how fast its like is."""
-        seen, lost = np.flatnonzero(self.mask(fast)), np.flatnonzero(self.mask(failed))
-        found = np.zeros(len(self), dtype=bool)
-        for column in self.features[1].T[self._switches]:
-            positions, counts = np.unique(column[lost], return_counts=True)
-            found |= ~np.isin(column, [*column[seen], *positions[counts >= ENOUGH_FAILURES]])
-        return found
-
-    @cached_property
-    def _switches(self) -> Places:
-        """Which columns of categories are no numbers."""
-        return np.array([place for place, knob in enumerate(self._by_name) if not _has_numbers(knob)], dtype=np.int64)
-
     @cached_property
     def steps(self) -> Numbers:
         """How many doublings each candidate spends of what is declared to take memory; a switch counts as two of them."""
@@ -191,10 +173,6 @@ def _is_numeric(knob: Knob, candidates: Sequence[Candidate]) -> bool:
     """Whether it is a scale; who has no value on it is told apart by another knob."""
     values = {one.knobs.get(knob.name) for one in candidates} - {None}
     return len(values) > 2 and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-
-
-def _has_numbers(knob: Knob) -> bool:
-    return any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in knob.choices)
 
 
 def _scaled(values: Sequence[object]) -> Numbers:

@@ -20,9 +20,6 @@ GAIN = 0.02
 LIKELY = 0.1
 """A candidate that fits and is an improvement with less than this chance is given up."""
 
-LIKELY_OF_THE_UNTRIED = 0.014
-"""The same for what has a switch in a position in which nothing was measured yet: of that, little is known by neighbours."""
-
 CAUTION = (1.5, 3.0, 5.0)
 """An out-of-memory error costs more than its seconds: the chance of fitting counts by this power, before the first, after one,
 and after more. The first is the price of knowing where the limit lies."""
@@ -53,9 +50,9 @@ def worth(
     return np.asarray(gain / seconds_to_measure(table, trials, beliefs, live)[pool] ** THRIFT)
 
 
-def promising(beliefs: Beliefs, pool: Places, leader: int, untried: Flags) -> Flags:
+def promising(beliefs: Beliefs, pool: Places, leader: int) -> Flags:
     """Members of the pool that may fit and be better than the leader by more than what counts: the upper bound of what is a
     gamble on both lies lower than that of what surely fits. What the two have in common cancels, known or not."""
     ahead, doubt = beliefs.speed.ahead_of(leader)
     chance = beliefs.fits[pool] * below((ahead[pool] - math.log1p(GAIN)) / doubt[pool])
-    return np.asarray(chance >= np.where(untried[pool], LIKELY_OF_THE_UNTRIED, LIKELY))
+    return np.asarray(chance >= LIKELY)

@@ -65,10 +65,26 @@ def test_with_predictions_the_best_is_found_in_a_handful_of_probes(tmp_path: Pat
     assert answer.counts.probed <= 8 and answer.counts.out_of_memory <= 2
 
 
-def test_a_baseline_that_surely_fits_is_the_safe_first(tmp_path: Path) -> None:
+def test_the_first_is_the_most_promising_of_what_surely_fits_and_the_baseline_the_second(tmp_path: Path) -> None:
     question, machine = asked_about(tmp_path, 900)
     _, probes = search(question, machine, predictions=foreseen(question, machine))
-    assert probes[0].trial.purpose == "baseline"
+    assert [probe.trial.purpose for probe in probes[:2]] == ["anchor", "baseline"]
+    assert probes[0].trial.verdict.fits
+    first, second = (machine.speed(probe.trial.candidate) for probe in probes[:2])
+    assert first > second
+
+
+def test_where_nothing_else_is_as_safe_the_baseline_is_the_first(tmp_path: Path) -> None:
+    question, machine = asked_about(tmp_path, 900)
+    told = foreseen(question, machine)
+    baseline = baseline_candidate(question, TRAINER)
+    assert baseline is not None
+    doubtful = {
+        name: one if name == baseline.id else replace(one, peak_memory_bytes=one.peak_memory_bytes.scaled(5.0), fits=None)
+        for name, one in told.items()
+    }
+    _, probes = search(question, machine, predictions=doubtful)
+    assert probes[0].trial.candidate == baseline
 
 
 def test_a_baseline_that_is_known_not_to_fit_is_not_run_and_says_so(tmp_path: Path) -> None:

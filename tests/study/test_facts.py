@@ -125,20 +125,6 @@ def test_other_faults_settle_nothing() -> None:
         assert not _settled(_failed(CANDIDATES[0], Failure(evidence="a bug"), outcome), TABLE)
 
 
-def test_a_switch_is_untried_until_its_speed_was_seen_or_it_failed_twice() -> None:
-    on = [one for one in CANDIDATES if one.knobs["checkpointing"]]
-    off = [one for one in CANDIDATES if not one.knobs["checkpointing"]]
-    engines = [one for one in off if one.knobs["use_vllm"]]
-    seen = {on[0].id, next(one for one in on if one.knobs["use_vllm"]).id}
-
-    def untried(failed: list[Candidate]) -> set[Candidate]:
-        return {CANDIDATES[place] for place in np.flatnonzero(TABLE.untried(seen, {one.id for one in failed}))}
-
-    assert untried([]) == set(off)
-    assert untried(engines[:1]) == set(off), "one failure shows nothing of how fast its like is"
-    assert not untried(engines[:2])
-
-
 SLEEP = Knob(name="vllm_enable_sleep_mode", choices=(True, False), effect="neutral", memory="shrinks", says="sleeps")
 SLEEPING = replace(SPACE, knobs=(*SPACE.knobs, SLEEP))
 ASLEEP_OR_NOT = tuple(

@@ -25,9 +25,9 @@ def believed(speeds: Sequence[float], deviation: float, fits: Sequence[float], *
     return Beliefs(facts=Facts(impossible=none, possible=none), need=need, speed=speed, fits=np.array([*fits, 1.0]), refused=none)
 
 
-def is_promising(beliefs: Beliefs, *, untried: bool = False) -> list[bool]:
+def is_promising(beliefs: Beliefs) -> list[bool]:
     leader = len(beliefs.fits) - 1
-    return list(promising(beliefs, np.arange(leader), leader, np.full(leader + 1, untried)))
+    return list(promising(beliefs, np.arange(leader), leader))
 
 
 def test_what_may_be_a_little_faster_is_worth_a_probe_where_it_surely_fits_and_not_where_it_hardly_does() -> None:
@@ -43,11 +43,6 @@ def test_a_great_gain_is_worth_a_risk() -> None:
 @pytest.mark.parametrize("fits", [0.0, 0.01])
 def test_what_cannot_fit_is_given_up_however_fast(fits: float) -> None:
     assert is_promising(believed([math.e * BEST], 0.5, [fits])) == [False]
-
-
-def test_a_switch_that_nobody_tried_is_given_up_later() -> None:
-    beliefs = believed([0.9 * BEST], 0.08, [1.0])
-    assert is_promising(beliefs) == [False] and is_promising(beliefs, untried=True) == [True]
 
 
 def test_what_nobody_knows_of_both_makes_neither_faster_than_the_other() -> None:
