@@ -77,7 +77,7 @@ def test_a_process_that_dies_is_an_error_with_its_last_words_and_the_next_one_se
 
 def test_a_process_that_hangs_is_ended_at_its_deadline() -> None:
     with Tracer(Path(sys.executable), adapter=TOY, trace_seconds=0.5) as tracer:
-        with pytest.raises(RigError, match=r"gave no answer in time: I think it over"):
+        with pytest.raises(RigError, match=r"gave no answer in time.*I think it over"):
             tracer.trace(spec(do="hang"))
         assert tracer.trace(spec()).peak_bytes == 6
 
