@@ -114,9 +114,7 @@ def _side_by_side(question: Question, answer: Recommendation, winner: Trial) -> 
     proof = answer.certificate or winner
     base = answer.baseline
     table = _table("", "baseline", "recommended")
-    table.add_row(
-        "outcome", str(base.measurement.outcome) if base else "none given, or not legal", str(proof.measurement.outcome)
-    )
+    table.add_row("outcome", str(base.measurement.outcome) if base else _without(answer), str(proof.measurement.outcome))
     table.add_row(
         f"tokens/s{_at_which_lengths(question)}", _rate(base.measurement.worst if base else None), _rate(proof.measurement.worst)
     )
@@ -126,18 +124,24 @@ def _side_by_side(question: Question, answer: Recommendation, winner: Trial) -> 
         )
     table.add_row("peak memory", _peak(base), _peak(proof))
     table.add_row("limit", _limit(question), _limit(question))
-    for name, was, becomes in _telling_rows(question, base, winner):
+    for name, was, becomes in _telling_rows(question, answer, winner):
         table.add_row(name, was, becomes)
     return table
+
+
+def _without(answer: Recommendation) -> str:
+    """Why no baseline was measured: with one to differ from, the search ended before its turn."""
+    return "not measured" if answer.changes else "none given, or not legal"
 
 
 def _at_which_lengths(question: Question) -> str:
     return ", longest completions" if "max_completion_length" in question.space else ""
 
 
-def _telling_rows(question: Question, base: Trial | None, winner: Trial) -> Iterator[tuple[str, str, str]]:
+def _telling_rows(question: Question, answer: Recommendation, winner: Trial) -> Iterator[tuple[str, str, str]]:
     """Knobs that could move or that differ; what is the same everywhere was said at the start."""
-    before, after = base.candidate.knobs if base else {}, winner.candidate.knobs
+    base, after = answer.baseline, winner.candidate.knobs
+    before = base.candidate.knobs if base else {change.name: change.baseline for change in answer.changes}
     moving = {knob.name for knob in _moving(question)}
     for name in dict.fromkeys([*before, *after]):
         if name in moving or (base is not None and before.get(name) != after.get(name)):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def test_the_answer_says_what_why_and_how_sure() -> None:
     assert "Result: no better candidate possible." in said
     assert "± 0 %" in said, "a speed comes with its spread"
     assert "forward" in said and "100 %" in said
+
+
+def test_a_baseline_that_the_budget_left_no_time_for_is_not_called_illegal() -> None:
+    case = answered(900)
+    change = case.answer.changes[0]
+    said = _shown(replace(case, answer=replace(case.answer, baseline=None)))
+    assert "not measured" in said and "not legal" not in said
+    shown = next(line.split() for line in said.splitlines() if line.split()[:1] == [change.name])
+    assert shown[1] == str(change.baseline).lower(), "what it is, is known without measuring it"
 
 
 def test_a_learning_knob_that_gave_way_stands_first() -> None:
