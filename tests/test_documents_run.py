@@ -285,7 +285,9 @@ def test_it_really_runs_and_takes_its_time(line: str, project: Path) -> None:
 def test_the_dashboard_is_served_until_it_is_interrupted(project: Path) -> None:
     _with_a_study(project)
     command = ["bash", "-c", "exec autotune dashboard autotune-out --port 0"]
-    with subprocess.Popen(command, cwd=project, env=_environment(project), stdout=subprocess.PIPE, text=True) as served:
+    with subprocess.Popen(
+        command, cwd=project, env=_environment(project), stdout=subprocess.PIPE, text=True, preexec_fn=_hears_interrupts
+    ) as served:
         giving_up = threading.Timer(120, served.kill)
         giving_up.start()
         assert served.stdout is not None
@@ -296,6 +298,11 @@ def test_the_dashboard_is_served_until_it_is_interrupted(project: Path) -> None:
         served.send_signal(signal.SIGINT)
         assert served.wait(timeout=60) == 0
         giving_up.cancel()
+
+
+def _hears_interrupts() -> None:
+    """Whatever is started in a shell's background is deaf to them, and so is what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_a_row_that_says_what_no_page_says_any_more_fails() -> None:
