@@ -76,7 +76,7 @@ class Learnt:
         return Pieces(
             long=replace(long, trace=whole),
             sizes=self._sizes,
-            works=counted.works(stretch, self._lent.works if self._lent else None),
+            works=counted.works(stretch, self._lent.works if self._lent else None, self._sizes.vocabulary.basis.terms),
             exact=self._sizes.exact,
         )
 

@@ -43,12 +43,19 @@ class Term:
 
     products: tuple[tuple[str, float], ...]
     cap: float | None = None
+    rounds: bool = False
+    """Rather than what the loop takes at a time: how often it goes round."""
+
+    each: str = ""
+    """So much for each of these axes' product."""
 
     def values(self, whole: Floats) -> Floats:
         total = np.zeros(len(whole))
         for axes, times in self.products:
-            total = total + times * np.prod([whole[:, AXES.index(axis)] for axis in axes], axis=0, initial=1.0)
-        return total if self.cap is None else np.minimum(total, self.cap)
+            total = total + times * _product(whole, axes)
+        if self.cap is not None:
+            total = np.ceil(total / self.cap) if self.rounds else np.minimum(total, self.cap)
+        return total * _product(whole, self.each)
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,10 @@ class Basis:
         """Sets of terms, small ones first."""
         for count in range(1, most + 1):
             yield from itertools.combinations(range(len(self.terms)), count)
+
+
+def _product(whole: Floats, axes: str) -> Floats:
+    return np.asarray(np.prod([whole[:, AXES.index(axis)] for axis in axes], axis=0, initial=1.0), dtype=np.float64)
 
 
 def _whole(points: Floats) -> Floats:

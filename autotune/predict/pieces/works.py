@@ -4,37 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 
 from autotune.measurement import Phase
+from autotune.predict.pieces.amounts import Amounts, Name, basis_of
 from autotune.predict.pieces.blocks import Stretch
-from autotune.predict.pieces.monomials import Basis, Floats
+from autotune.predict.pieces.monomials import Floats, Term
 from autotune.predict.pieces.points import Sample, rows_of
-from autotune.predict.pieces.vocabulary import Vocabulary
 from autotune.trace import Inventory, Trace, Work
 
 OTHER = ("moved_bytes", "kernels")
 
-Name: TypeAlias = tuple[Phase, str]
-"""A phase, and what is counted in it."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Works:
+    """Sums by phase, ready for any point."""
+
+    counts: Mapping[Name, Floats]
     """By phase and what is counted: coefficients of the basis' terms."""
 
-    basis: Basis
-    counts: Mapping[Name, Floats]
-    vocabulary: Vocabulary
-    """Of what was counted in the short model."""
-
-    shapes: Mapping[tuple[bool, Name], Floats]
-    """The same inside the layers (True) and outside, by what it is."""
+    amounts: Amounts
+    """What was counted in the short model, inside the layers (True) and outside."""
 
     def at(self, points: Floats) -> list[tuple[Work, ...]]:
-        values = self.basis.values(points)
+        values = self.amounts.basis.values(points)
         found = {name: np.maximum(0.0, values @ row) for name, row in self.counts.items()}
         phases = list(dict.fromkeys(phase for phase, _ in self.counts))
         return [tuple(_work(phase, found, row) for phase in phases) for row in range(len(points))]
@@ -80,49 +74,29 @@ class Counted:
     longer: Trace | None
     check: Sample | None = None
 
-    def works(self, stretch: Stretch, lent: Works | None) -> Works:
-        """Outside the layers it stays, inside it grows with them; what grows otherwise (an optimizer's) is as in `longer`."""
+    def works(self, stretch: Stretch, lent: Works | None, loops: Sequence[Term]) -> Works:
+        """Outside the layers it stays, inside it grows with them; what grows otherwise (an optimizer's) is as in `longer`.
+
+        `loops` are terms of sizes: those with a cap tell what is done piece by piece.
+        """
         traces = [sample.trace for sample in self.samples]
         names = list(dict.fromkeys((work.phase, what) for trace in traces for work in trace.work for what in _counted(work)))
-        if not names:
-            return Works(basis=Basis(()), counts={}, vocabulary=Vocabulary.empty(), shapes={})
+        points = rows_of([sample.point for sample in self._all])
+        known = lent.amounts if lent else Amounts.none()
+        basis = basis_of(points, loops, known.basis)
         more = {name: 0.0 if self.longer is None else _unexplained(traces[0], self.longer, name, stretch) for name in names}
         keys = [(inner, name) for inner in (True, False) for name in names]
-        rows = np.array([[_part(one.trace, inner, name) for one in self._all] for inner, name in keys])
-        said = (lent.vocabulary if lent else Vocabulary.empty()).say(self._points(), rows)
-        vocabulary = said.vocabulary
-        shapes = dict(zip(keys, said.coefficients, strict=True))
-        for place in np.flatnonzero(~said.exactly) if lent else ():
-            like = _of_the_same_shape(lent, keys[place], self._points(), rows[place], vocabulary) if lent else None
-            shapes[keys[place]] = shapes[keys[place]] if like is None else like
+        rows = {(inner, name): np.array([_part(one.trace, inner, name) for one in self._all]) for inner, name in keys}
+        amounts = known.with_those(basis, points, rows)
         times = 1 + stretch.copies * stretch.period / max(1, stretch.layers)
-        counts = {name: shapes[False, name] + times * shapes[True, name] for name in names}
+        counts = {name: amounts.of[False, name] + times * amounts.of[True, name] for name in names}
         for name in names:
             counts[name][0] += stretch.copies * more[name]
-        known = {**(lent.shapes if lent else {}), **shapes}
-        return Works(basis=vocabulary.basis, counts=counts, vocabulary=vocabulary, shapes=known)
+        return Works(counts=counts, amounts=amounts)
 
     @property
     def _all(self) -> tuple[Sample, ...]:
         return (*self.samples, *(() if self.check is None else (self.check,)))
-
-    def _points(self) -> Floats:
-        return rows_of([sample.point for sample in self._all])
-
-
-def _of_the_same_shape(lent: Works, key: tuple[bool, Name], points: Floats, row: Floats, vocabulary: Vocabulary) -> Floats | None:
-    """A sum of the terms that the other family's has, in other amounts; None where that cannot be told from the examples."""
-    like = lent.shapes.get(key)
-    terms = np.flatnonzero(like) if like is not None else ()
-    if not 0 < len(terms) <= len(points):
-        return None
-    at = vocabulary.basis.values(points)[:, terms]
-    solved, _, rank, _ = np.linalg.lstsq(at / np.abs(at).max(axis=0), row, rcond=1e-10)
-    if rank < len(terms) or solved.min() < 0:
-        return None
-    found = np.zeros(len(vocabulary.basis.terms))
-    found[terms] = solved / np.abs(at).max(axis=0)
-    return found
 
 
 def _counted(work: Work) -> list[str]:
