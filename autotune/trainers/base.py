@@ -193,3 +193,9 @@ def other_global_batch(job: Job, made_by: str, total: int) -> str | None:
     """That another global batch is held than these settings make, in a sentence; None where it is this one, or none is held."""
     held = job.workload.global_batch
     return None if held in (None, total) else f"the global batch is held at {held}, and {made_by} makes {total}."
+
+
+def count_of(settings: Mapping[str, object], name: str) -> int:
+    """A number among the settings; 0 where it is not given, or no number."""
+    value = settings.get(name)
+    return value if isinstance(value, int) else 0

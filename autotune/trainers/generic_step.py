@@ -13,6 +13,9 @@ from autotune.trainers.base import Job
 STAND_IN = "generic_trace"
 """The module of the training side that follows it: no framework needs to be installed for that."""
 
+MASTER_AND_MOMENTS = 12
+"""DeepSpeed's float32 copy and Adam's two moments, in bytes per weight."""
+
 SPREAD_BY: Mapping[str, Sharding] = {
     "zero1": "optimizer",
     "zero2": "gradients",

@@ -19,7 +19,7 @@ from autotune.candidate import KnobValue
 from autotune.composition import EngineSettings
 from autotune.trainers.base import Job
 from autotune.trainers.generic import StandIn, made_up_prompts
-from autotune.trainers.generic_step import Other, Step
+from autotune.trainers.generic_step import MASTER_AND_MOMENTS, Other, Step
 from autotune.trainers.launching import OUT, Figures, ToldSettings
 
 ENGINE_TOKENS = 2048
@@ -27,9 +27,6 @@ ENGINE_TOKENS = 2048
 
 INSTRUCTIONS = 192
 """Tokens of the words that its experiments put around a prompt, and more."""
-
-MASTER_AND_MOMENTS = 12
-"""DeepSpeed's float32 copy and Adam's two moments, in bytes per weight."""
 
 Settings = Mapping[str, KnobValue]
 

@@ -19,7 +19,7 @@ from autotune.candidate import KnobValue
 from autotune.composition import EngineSettings
 from autotune.trainers.base import Job
 from autotune.trainers.generic import StandIn, made_up_prompts
-from autotune.trainers.generic_step import Other, Step
+from autotune.trainers.generic_step import MASTER_AND_MOMENTS, Other, Step
 from autotune.trainers.launching import OUT, Figures, ToldSettings
 
 ESTIMATORS = {"grpo": "group_norm", "ppo": "gae"}
@@ -28,9 +28,6 @@ GROUPED = frozenset({"rloo", "reinforce_baseline", "group_norm", "dr_grpo"})
 
 ENGINE_TOKENS, ENGINE_SEQUENCES = 2048, 128
 """vLLM's own for an `AsyncLLMEngine` (`DEFAULT_MAX_NUM_*` in vllm/config/scheduler.py): OpenRLHF says nothing."""
-
-MASTER_AND_MOMENTS = 12
-"""DeepSpeed's float32 copy and Adam's two moments, in bytes per weight."""
 
 REWARD = """# For a probe: what a completion is worth does not matter, but that it differs.
 import torch

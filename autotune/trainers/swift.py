@@ -14,7 +14,7 @@ from typing import ClassVar
 from autotune.candidate import Candidate, Knobs, KnobValue
 from autotune.composition import Composition
 from autotune.errors import IllegalConfiguration
-from autotune.trainers.base import Job, ProbePlan, RowLengths, other_global_batch
+from autotune.trainers.base import Job, ProbePlan, RowLengths, count_of, other_global_batch
 from autotune.trainers.generic_step import STAND_IN, compose, trace_request
 from autotune.trainers.launching import OUT, Figures, Launch, Launched, ToldSettings
 from autotune.trainers.rows import row_lengths
@@ -90,7 +90,7 @@ class Swift(Launched):
 
     def _rows(self, settings: Settings, job: Job) -> int:
         """Of one micro-step, over all GPUs."""
-        return max(1, _count(settings, "per_device_train_batch_size") * max(1, training_gpus(settings, job.hardware.count)))
+        return max(1, count_of(settings, "per_device_train_batch_size") * max(1, training_gpus(settings, job.hardware.count)))
 
     def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         return trace_request(step(candidate.settings, job, self.method), job)
@@ -107,7 +107,7 @@ class Swift(Launched):
 
     def _refusals(self, settings: Settings, job: Job) -> Iterator[str]:
         on_cpu = job.hardware.kind == "cpu"
-        total = self._rows(settings, job) * _count(settings, "gradient_accumulation_steps")
+        total = self._rows(settings, job) * count_of(settings, "gradient_accumulation_steps")
         if "load_in_4bit" in settings:
             yield "load_in_4bit is TRL's; ms-swift says quant_method=bnb and quant_bits=4, or give --tuning qlora."
         if (other := other_global_batch(job, "micro-batch x GPUs x gradient_accumulation_steps", total)) is not None:
@@ -118,7 +118,7 @@ class Swift(Launched):
             yield "deepspeed, use_vllm and quantised weights need GPUs: name some with --gpus."
         if settings.get("quant_bits") and settings.get("tuner_type") == "full":
             yield "quantised weights can only be trained through an adapter: tuner_type must be lora."
-        if served(settings) and not 0 < _count(settings, "server_gpus") < job.hardware.count:
+        if served(settings) and not 0 < count_of(settings, "server_gpus") < job.hardware.count:
             yield (
                 f"server_gpus ({settings.get('server_gpus')}) are the last of the {job.hardware.count} GPUs, must be at least "
                 "one, and must leave one to train."
@@ -173,12 +173,12 @@ class Swift(Launched):
         file = f"{OUT}/output/logging.jsonl"
         if self.method == "sft":
             return Figures(kind="json", file=file, keys={"tokens_so_far": ("num_input_tokens_seen",)})
-        rows = self._rows(settings, job) * _count(settings, "gradient_accumulation_steps")
+        rows = self._rows(settings, job) * count_of(settings, "gradient_accumulation_steps")
         return Figures(kind="json", file=file, keys={"tokens": ("completions/mean_length",)}, times=rows)
 
     def _made_up(self, settings: Settings) -> str:
         """Rows that differ, of at least the longest length: a word is at least one token."""
-        words = _count(settings, "max_length") // (1 if self.method == "sft" else 8)
+        words = count_of(settings, "max_length") // (1 if self.method == "sft" else 8)
         rows = []
         for number in range(MADE_UP_ROWS):
             text = " ".join(str((number * 7919 + word * 31) % 9973) for word in range(words))
@@ -189,7 +189,7 @@ class Swift(Launched):
 
 
 def _groups(settings: Settings, total: int) -> Iterator[str]:
-    generations = _count(settings, "num_generations")
+    generations = count_of(settings, "num_generations")
     if generations < 2:
         yield f"num_generations must be at least 2, to compare completions of one prompt, and is {generations}."
     elif total % generations:
@@ -236,11 +236,6 @@ def _words(named: Mapping[str, object]) -> list[str]:
 
 def _spelt(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _count(settings: Settings, name: str) -> int:
-    value = settings.get(name)
-    return value if isinstance(value, int) else 0
 
 
 TRAINERS = (Swift("sft"), Swift("grpo"))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from autotune.candidate import KnobValue
 from autotune.composition import EngineSettings, Generation
-from autotune.trainers.base import Job
+from autotune.trainers.base import Job, count_of
 from autotune.trainers.generic_step import Other, Step, gptq_bits
 
 Settings = Mapping[str, KnobValue]
@@ -41,12 +41,15 @@ def served(settings: Settings) -> bool:
 
 def training_gpus(settings: Settings, gpus: int) -> int:
     """Those that the server leaves."""
-    return gpus - (_count(settings, "server_gpus") if served(settings) else 0)
+    return gpus - (count_of(settings, "server_gpus") if served(settings) else 0)
 
 
 def step(settings: Settings, job: Job, method: str) -> Step:
     ranks = max(1, training_gpus(settings, job.hardware.count))
-    micro, accumulation = _count(settings, "per_device_train_batch_size"), _count(settings, "gradient_accumulation_steps") or 1
+    micro, accumulation = (
+        count_of(settings, "per_device_train_batch_size"),
+        count_of(settings, "gradient_accumulation_steps") or 1,
+    )
     prompt, completion = _lengths(settings, method)
     kind, offloads_optimizer, offloads_weights = SHARDED.get(settings.get("deepspeed"), ("ddp", False, False))
     adapter, online = settings.get("tuner_type") != "full", method == "grpo"
@@ -78,17 +81,17 @@ def step(settings: Settings, job: Job, method: str) -> Step:
         engine=engine,
         away_in_rollout=tuple(_away(settings)),
         pushes_adapter=adapter and bool(settings.get("vllm_enable_lora")),
-        pushes_in=_count(settings, "move_model_batches") or 1,
+        pushes_in=count_of(settings, "move_model_batches") or 1,
         notes=tuple(_notes(settings, method)),
     )
 
 
 def _lengths(settings: Settings, method: str) -> tuple[int, int]:
     """Longest prompt and completion of a row: vLLM ends a completion where the sequence is as long as it accepts."""
-    prompt = _count(settings, "max_length")
+    prompt = count_of(settings, "max_length")
     if method != "grpo":
         return max(1, prompt - 1), 1
-    completion, window = _count(settings, "max_completion_length"), _count(settings, "vllm_max_model_len")
+    completion, window = count_of(settings, "max_completion_length"), count_of(settings, "vllm_max_model_len")
     if not settings.get("use_vllm") or not window or prompt + completion <= window:
         return prompt, completion
     return prompt, max(1, min(completion, window - prompt))
@@ -106,9 +109,9 @@ def _engine(settings: Settings, job: Job, longest: int, rows: int) -> EngineSett
     share = settings.get("vllm_gpu_memory_utilization")
     return EngineSettings(
         utilization=float(share) if isinstance(share, int | float) else 0.0,
-        max_model_length=_count(settings, "vllm_max_model_len") or longest,
+        max_model_length=count_of(settings, "vllm_max_model_len") or longest,
         max_num_seqs=rows or MAX_NUM_SEQS,
-        tensor_parallel=_count(settings, "vllm_tensor_parallel_size") or 1,
+        tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
         sleep=bool(settings.get("sleep_level")),
         quantised_bits=4 if settings.get("quant_bits") == 4 else gptq_bits(job.workload.model.config),
     )
@@ -116,7 +119,7 @@ def _engine(settings: Settings, job: Job, longest: int, rows: int) -> EngineSett
 
 def _adapter(settings: Settings) -> Mapping[str, object]:
     return {
-        "lora_r": _count(settings, "lora_rank"),
+        "lora_r": count_of(settings, "lora_rank"),
         "lora_alpha": 32,
         "lora_dropout": 0.05,
         "lora_target_modules": "all-linear",
@@ -139,9 +142,4 @@ def _away(settings: Settings) -> Iterator[str]:
 def _notes(settings: Settings, method: str) -> Iterator[str]:
     yield "written after ms-swift 4.6.0; prompts up to max_length"
     if method == "grpo" and served(settings):
-        yield f"the last {_count(settings, 'server_gpus')} of the GPUs are the vLLM server's; the others train"
-
-
-def _count(settings: Settings, name: str) -> int:
-    value = settings.get(name)
-    return value if isinstance(value, int) else 0
+        yield f"the last {count_of(settings, 'server_gpus')} of the GPUs are the vLLM server's; the others train"

@@ -15,13 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autotune.candidate import Candidate
-from autotune.trainers.base import Job
-from autotune.trainers.generic_step import Other, Step
+from autotune.trainers.base import Job, count_of
+from autotune.trainers.generic_step import MASTER_AND_MOMENTS, Other, Step
 from autotune.trainers.trl_requests import adapter_request, sharding_request
 from autotune.trainers.trl_topology import DEEPSPEED, ranks_of, sharding_of
-
-MASTER_AND_MOMENTS = 12
-"""DeepSpeed's float32 copy and Adam's two moments, in bytes per weight."""
 
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 STATES = {"sgd": 0, "adafactor": 0}
@@ -32,9 +29,9 @@ Settings = Mapping[str, object]
 
 def step_of(candidate: Candidate, job: Job) -> Step:
     settings, ranks = candidate.settings, ranks_of(candidate.settings, job.hardware.count)
-    prompt, completion = _count(settings, "max_prompt_length"), _count(settings, "response_length")
-    rows, steps = _count(settings, "per_device_train_batch_size"), _count(settings, "gradient_accumulation_steps")
-    at_a_time = min(_count(settings, "local_rollout_forward_batch_size"), rows * steps)
+    prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "response_length")
+    rows, steps = count_of(settings, "per_device_train_batch_size"), count_of(settings, "gradient_accumulation_steps")
+    at_a_time = min(count_of(settings, "local_rollout_forward_batch_size"), rows * steps)
     sharding, dtype = sharding_request(candidate, job), str(settings["dtype"])
     options = sharding.get("options")
     return Step(
@@ -105,11 +102,6 @@ def _notes(settings: Settings, job: Job) -> Iterator[str]:
         yield "gradient_checkpointing has no effect: TRL's PPO never switches it on"
     if _reward_model(job) == job.workload.model.name:
         yield "reward model and critic are taken to be of the policy's shape, for no reward_model_path is given"
-
-
-def _count(settings: Settings, name: str) -> int:
-    value = settings.get(name)
-    return value if isinstance(value, int) else 0
 
 
 def _text(settings: Settings, name: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from autotune.candidate import Candidate, Knobs, KnobValue
 from autotune.composition import Composition
-from autotune.trainers.base import Job, ProbePlan, RowLengths, other_global_batch
+from autotune.trainers.base import Job, ProbePlan, RowLengths, count_of, other_global_batch
 from autotune.trainers.generic_step import STAND_IN, compose, trace_request
 from autotune.trainers.launching import OUT, Figures, Launch, Launched, ToldSettings
 from autotune.trainers.rows import row_lengths
@@ -70,9 +70,9 @@ class Unsloth(Launched):
         given = {**said, **{name: value for name, value in held.items() if name in self.defaults}, **knobs}
         settings = {**self.defaults, **given}
         if self.method == "grpo":
-            settings["max_seq_length"] = _count(settings, "max_prompt_length") + _count(settings, "max_completion_length")
+            settings["max_seq_length"] = count_of(settings, "max_prompt_length") + count_of(settings, "max_completion_length")
         if "gradient_accumulation_steps" not in given and job.workload.global_batch:
-            rows = max(1, _count(settings, "per_device_train_batch_size"))
+            rows = max(1, count_of(settings, "per_device_train_batch_size"))
             settings["gradient_accumulation_steps"] = max(1, job.workload.global_batch // rows)
         kept = {name: value for name, value in settings.items() if _matters(name, settings)}
         return Candidate(knobs=knobs, settings=kept, load=self.load_of(kept, job))
@@ -156,7 +156,7 @@ class Unsloth(Launched):
     def _made_up(self, settings: Settings) -> str:
         """Rows that differ: of SFT as long as they may be, of GRPO prompts that are not too long."""
         grpo = self.method == "grpo"
-        words = max(1, (_count(settings, "max_prompt_length") - 64) // 2) if grpo else _count(settings, "max_seq_length")
+        words = max(1, (count_of(settings, "max_prompt_length") - 64) // 2) if grpo else count_of(settings, "max_seq_length")
         lines = []
         for number in range(MADE_UP_ROWS):
             text = " ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words))
@@ -165,7 +165,7 @@ class Unsloth(Launched):
 
 
 def _grpo_refusals(settings: Settings, total: int) -> Iterator[str]:
-    generations = _count(settings, "num_generations")
+    generations = count_of(settings, "num_generations")
     if generations < 2:
         yield f"num_generations must be at least 2, to compare completions of one prompt, and is {generations}."
     elif total % generations:
@@ -201,12 +201,7 @@ def _matters(name: str, settings: Settings) -> bool:
 
 
 def _rows(settings: Settings) -> int:
-    return _count(settings, "per_device_train_batch_size") * _count(settings, "gradient_accumulation_steps")
-
-
-def _count(settings: Settings, name: str) -> int:
-    value = settings.get(name)
-    return value if isinstance(value, int) else 0
+    return count_of(settings, "per_device_train_batch_size") * count_of(settings, "gradient_accumulation_steps")
 
 
 def _plain(value: object) -> str:

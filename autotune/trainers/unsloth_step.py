@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from autotune.candidate import KnobValue
 from autotune.composition import EngineSettings
-from autotune.trainers.base import Job
+from autotune.trainers.base import Job, count_of
 from autotune.trainers.generic_step import Step
 
 Settings = Mapping[str, KnobValue]
@@ -26,7 +26,10 @@ NOTES = (
 
 
 def step(settings: Settings, job: Job, method: str) -> Step:
-    micro, accumulation = _count(settings, "per_device_train_batch_size"), _count(settings, "gradient_accumulation_steps") or 1
+    micro, accumulation = (
+        count_of(settings, "per_device_train_batch_size"),
+        count_of(settings, "gradient_accumulation_steps") or 1,
+    )
     prompt, completion = _lengths(settings, method)
     grpo, engine = method == "grpo", bool(settings.get("fast_inference"))
     return Step(
@@ -56,12 +59,12 @@ def step(settings: Settings, job: Job, method: str) -> Step:
 
 def _lengths(settings: Settings, method: str) -> tuple[int, int]:
     if method == "grpo":
-        return _count(settings, "max_prompt_length"), _count(settings, "max_completion_length")
-    return max(1, _count(settings, "max_seq_length") - 1), 1
+        return count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
+    return max(1, count_of(settings, "max_seq_length") - 1), 1
 
 
 def _adapter(settings: Settings) -> Mapping[str, object]:
-    rank = _count(settings, "lora_rank")
+    rank = count_of(settings, "lora_rank")
     return {"lora_r": rank, "lora_alpha": rank, "lora_target_modules": "all-linear"}
 
 
@@ -75,8 +78,3 @@ def _engine(settings: Settings, longest: int, sequences: int) -> EngineSettings:
         quantised_bits=4 if settings.get("load_in_4bit") else None,
         shares_weights=True,
     )
-
-
-def _count(settings: Settings, name: str) -> int:
-    value = settings.get(name)
-    return value if isinstance(value, int) else 0
