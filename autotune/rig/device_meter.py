@@ -52,6 +52,8 @@ class DevicePeaks:
     peak_bytes: int = 0
     phase_peak_bytes: dict[str, int] = field(default_factory=dict)
     listed_peak_bytes: int | None = None
+    """What its processes were given in the list at most; None until one of them was in it."""
+
     newcomers: dict[int, int] = field(default_factory=dict)
     """By process: the most that others took of it beyond what they had before."""
 
@@ -70,10 +72,10 @@ class DevicePeaks:
         """Look at who holds what: corrects what is taken for the probe's from here on."""
         found = split(now, self.before, ours, here)
         self.foreign_bytes, self.why = found.foreign_bytes, found.why
-        if found.listed_bytes is not None:
+        if found.listed_bytes:
             self.listed_peak_bytes = max(found.listed_bytes, self.listed_peak_bytes or 0)
-            for pid, growth in newcomers(found, self.before).items():
-                self.newcomers[pid] = max(growth, self.newcomers.get(pid, 0))
+        for pid, growth in newcomers(found, self.before).items():
+            self.newcomers[pid] = max(growth, self.newcomers.get(pid, 0))
 
 
 class DeviceMeter:

@@ -117,7 +117,7 @@ def _memory(gpus: Gpus, slot: Slot, seen: DevicePeaks | None, body: Mapping[str,
     if seen is None:
         misled = body.get("torch_reserved_why") is not None
         return replace(shared, peak_bytes=None, phase_peak_bytes={}, why=f"{gpus.why_not}; {UNSEEN_PEAK}") if misled else shared
-    by_list = seen.why is None and bool(seen.listed_peak_bytes)
+    by_list = seen.why is None and seen.listed_peak_bytes is not None
     # Where others took some meanwhile, a rank's own figure has that in it.
     own, phases = (None, {}) if seen.newcomers else told
     return replace(

@@ -68,8 +68,9 @@ def test_the_thread_samples_by_itself_and_mark_begins_anew() -> None:
         library.at(0)
         assert until(lambda: meter.peaks()[FIRST].foreign_bytes == 3080 * MIB)
         meter.mark()
-        assert until(lambda: meter.peaks()[FIRST].listed_peak_bytes is not None)
+        meter.look()
         assert meter.peaks()[FIRST].peak_bytes == 0
+        assert meter.peaks()[FIRST].listed_peak_bytes is None, "nothing of ours is listed any more"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,7 @@ def test_the_thread_samples_by_itself_and_mark_begins_anew() -> None:
 )
 def test_where_processes_are_not_told_the_device_is(recording: str, here: bool, own_mib: int, why: str) -> None:
     with metered(recording, FIRST, here=here) as (library, meter):
+        meter.look()
         library.at(1)
         meter.look()
         seen = meter.peaks()[FIRST]
