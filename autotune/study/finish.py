@@ -48,7 +48,16 @@ def _finalists(seen: View, tier: Tier) -> list[Trial]:
     gains = expected_gain(ahead, doubt, 0.0)
     gains[int(ahead.argmax())] = np.inf
     order = [int(place) for place in np.argsort(-gains, kind="stable")[:FINALISTS]]
-    return [contenders[place] for place in order if gains[place] > WORTH]
+    chosen = [contenders[place] for place in order if gains[place] > WORTH]
+    among = {trial.candidate.id for trial in chosen}
+    return [*chosen, *(trial for trial in _unanswered(contenders, seen) if trial.candidate.id not in among)]
+
+
+def _unanswered(contenders: list[Trial], seen: View) -> list[Trial]:
+    """Who showed more in its probe than any finalist did when measured again: the luck may have been the probe's or theirs."""
+    confirmed = [speed_of(seen.confirmations[one.candidate.id]) for one in contenders if one.candidate.id in seen.confirmations]
+    bar = (1 + _close(seen)) * max(confirmed, default=float("inf"))
+    return [trial for trial in contenders[:FINALISTS] if speed_of(trial) > bar]
 
 
 def _affordable(seen: View, seconds: float) -> bool:

@@ -108,6 +108,25 @@ def test_a_winner_that_fails_its_confirmation_is_replaced_by_the_runner_up(tmp_p
     assert answer.certificate is not None and answer.certificate.verdict.fits
 
 
+def test_a_winner_that_was_only_lucky_in_its_probe_is_beaten_by_the_runner_up(tmp_path: Path) -> None:
+    machine = Machine(limit_bytes=2500 * MIB)
+    question = toy_question(tmp_path, toy_space(use_vllm=(False,), batch=(4, 20)), machine.limit_bytes)
+    best = best_by_enumeration(question, machine, {"num_generations": 8, "max_completion_length": 64})
+
+    def slow_when_long(candidate: Candidate, plan: ProbePlan) -> Measurement:
+        measured = machine.measure(candidate, plan)
+        if measured.worst is None or candidate.id != best.id or plan.timed_cycles == SHORT.timed_cycles:
+            return measured
+        return replace(measured, worst=replace(measured.worst, cycle_seconds=(1.5,) * plan.timed_cycles))
+
+    study = open_study(question, legal_candidates(question, ToyTrainer()), baseline_candidate(question, ToyTrainer()))
+    executor = InlineExecutor(measure=slow_when_long)
+    answer = tune(question, study=study, executor=executor, listener=lambda event: None, clock=Clock(600))
+    assert answer.winner is not None and answer.winner.candidate != best
+    assert answer.certificate is not None and answer.certificate.candidate == answer.winner.candidate
+    assert machine.speed(answer.winner.candidate) > machine.speed(best) / 1.5
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_machine_that_drifts_does_not_choose_for_us(tmp_path: Path, seed: int) -> None:
     """Speeds wander by up to 15% over a few probes, and the best three are 5% apart, each from the next."""
