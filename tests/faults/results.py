@@ -125,8 +125,7 @@ Each run is a whole search of its own (a real driver, study, keepers and probes 
 happens at a moment that the seed decides; then a second driver resumes the study. It survived if the driver ended as it
 may, the user was told in one sentence, no slot is missing, nothing is measured twice or invented, and the resumed search
 recommends what is the fastest. *Lost* are measurements that a driver had told and the study has not; *orphans* are
-processes that were left. Rows of the local executor with fewer runs take long, or load the machine; those of Ray were given
-less time as well, and `python -m tests.faults --places ray --missing` gives them what they lack."""
+processes that were left. Rows with fewer runs than others take long, or load the machine."""
 
 
 def page(kept: Kept) -> str:
