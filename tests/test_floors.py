@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "autotune"
 # From the ground up. Who stands on one line does not see the others on it; a floor of several lines has steps.
 FLOORS = [
     ("0", {"errors"}),
-    ("0", {"units", "document", "nvml", "secrets", "signals"}),
+    ("0", {"units", "document", "nvml", "secrets", "signals", "decoding"}),
     ("0", {"catalogue", "files"}),
     ("1", {"candidate", "devices", "hardware", "measurement", "environment"}),
     ("1", {"composition", "own_script", "prediction", "trace"}),

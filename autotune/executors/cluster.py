@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from autotune.decoding import read_by_threads
 from autotune.errors import BadInput, HardwareNotHere
 from autotune.hardware import Hardware
 from autotune.units import format_bytes
@@ -19,6 +20,7 @@ from autotune.units import format_bytes
 KNOCK_SECONDS = 10.0
 
 
+@read_by_threads
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One node, in its own words."""
 

@@ -15,6 +15,7 @@ import msgspec
 import autotune
 from autotune import detect
 from autotune.candidate import Candidate
+from autotune.decoding import read_by_threads
 from autotune.errors import AutotuneError, RigError, TrainingEnvironmentError
 from autotune.executors.cluster import Node
 from autotune.executors.grouping import shares_of
@@ -42,6 +43,7 @@ OF_TRAINING = (
 """What the driver's environment says about training goes for its probes on every node."""
 
 
+@read_by_threads
 class Seating(msgspec.Struct, frozen=True, kw_only=True):
     """How a seat is made, in what JSON knows."""
 
@@ -58,6 +60,7 @@ class Seating(msgspec.Struct, frozen=True, kw_only=True):
     """Of the node's cores this one of so many shares; None for all of them."""
 
 
+@read_by_threads
 class Ordered(msgspec.Struct, frozen=True, kw_only=True):
     """One probe, worded by the driver."""
 
@@ -71,6 +74,7 @@ class Ordered(msgspec.Struct, frozen=True, kw_only=True):
     """Where these ranks stand among those of other nodes; None where there are no others."""
 
 
+@read_by_threads
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """A measurement, or what stood in its place."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from autotune.decoding import read_by_threads
 from autotune.inside.wire import Message
 from autotune.measurement import Phase
 from autotune.secrets import Secrets
@@ -111,6 +112,7 @@ class _Body(_Figures):
     world_size: _Count | None = None
 
 
+@read_by_threads
 class _Heard(msgspec.Struct):
     event: Annotated[str, msgspec.Meta(max_length=64)]
     id: int | None = None

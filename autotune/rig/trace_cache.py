@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 import autotune.inside
+from autotune.decoding import read_by_threads
 from autotune.files import FOR_ITS_OWNER, put_whole
 from autotune.trace import Trace
 from autotune.units import MIB
@@ -28,9 +29,7 @@ LARGEST_BYTES = 512 * MIB
 
 _SUFFIX = ".json.z"
 
-_DECODER = msgspec.json.Decoder(Trace)
-"""Made before any thread reads: msgspec notes what it knows of a class before it knows all of it, and two threads that meet it
-together for the first time end in a segmentation fault."""
+_DECODER = msgspec.json.Decoder(read_by_threads(Trace))
 
 
 def default_folder() -> Path:
