@@ -25,9 +25,9 @@ _NO_TAGS = tuple(
     for name in ("data_dependent_output", "dynamic_output_shape", "inplace_view")
     if (tag := getattr(torch.Tag, name, None)) is not None
 )
-_NEVER = frozenset(
-    getattr(aten, name).default for name in ("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy") if hasattr(aten, name)
-)
+_NEVER = frozenset(getattr(aten, name).default for name in ("lift", "lift_fresh", "lift_fresh_copy") if hasattr(aten, name))
+_VIEWS_THAT_AUTOGRAD_TAKES_FOR_NONE = frozenset({aten._unsafe_view.default})
+"""A fake mode does not remember these; every linear layer asks one, and their memory is their operand's, as a view's is."""
 
 Key = tuple[object, ...]
 
@@ -174,7 +174,8 @@ def _given(one: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     memory = one.untyped_storage()._cdata
     shared = [at for at, value in enumerate(args) if type(value) is FakeTensor and value.untyped_storage()._cdata == memory]
     others = [value.untyped_storage()._cdata for value in tensors_in((*args, *kwargs.values()))]
-    if bool(shared) != bool(func.is_view) or (not shared and memory in others) or (shared and _reaches_beyond(one)):
+    is_view = func.is_view or func in _VIEWS_THAT_AUTOGRAD_TAKES_FOR_NONE
+    if bool(shared) != is_view or (not shared and memory in others) or (shared and _reaches_beyond(one)):
         return None
     return _Given(
         shape=tuple(one.shape), stride=one.stride(), dtype=one.dtype, offset=one.storage_offset(), device=one.fake_device,
