@@ -58,6 +58,9 @@ _results: dict[Key, tuple[type, tuple[_Given, ...]] | None] = {}
 
 UNKNOWN = object()
 
+_noted: dict[Any, dict[str, Any]] = {}
+"""By device, what a fake tensor's class notes of a new one beside its mode."""
+
 
 def key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
     """What the result's form hangs on; None where that is more than what this looks at."""
@@ -119,7 +122,26 @@ def _one(given: _Given, args: Sequence[Any]) -> Any:
         plain = torch.empty_strided(given.shape, given.stride, dtype=given.dtype, device="meta")
         if given.argument >= 0:
             plain.set_(args[given.argument].untyped_storage(), given.offset, given.shape, given.stride)
-        return FakeTensor(_mode(args), plain, given.device)
+        return _fake(_mode(args), plain, given.device)
+
+
+def _fake(mode: Any, plain: Any, device: Any) -> Any:
+    """A new fake tensor, as its class makes it: what that notes of one is the same for all, and noting takes it longest."""
+    if device not in _noted:
+        one = FakeTensor(mode, plain, device)
+        _noted[device] = {name: value for name, value in vars(one).items() if name != "fake_mode"}
+        return one
+    one = torch.Tensor._make_subclass(FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device)
+    _guard(mode, one)
+    vars(one).update(_noted[device], fake_mode=mode)
+    return one
+
+
+def _guard(mode: Any, one: Any) -> None:
+    """Against being read, as the mode has it."""
+    lenient = getattr(mode, "_allow_unsafe_data_ptr_access", False)
+    name = "_set_warn_deprecated_on_mutable_data_ptr" if lenient else "_set_throw_on_mutable_data_ptr"
+    getattr(torch._C, name, lambda _: None)(one)
 
 
 def _mode(args: Sequence[Any]) -> Any:

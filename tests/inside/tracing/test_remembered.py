@@ -104,6 +104,23 @@ def test_a_view_shares_its_operands_memory_and_a_result_has_its_own(func: Any, h
         assert sum_of.untyped_storage()._cdata not in (whole.untyped_storage()._cdata, other.untyped_storage()._cdata)
 
 
+@pytest.mark.parametrize("lenient", [True, False])
+def test_a_fake_tensor_is_what_its_class_makes(lenient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "_noted", {})
+    device, modes = torch.device("cpu"), [fake_mode(), fake_mode()]
+    for mode in modes:
+        mode._allow_unsafe_data_ptr_access = lenient
+        plain = [torch.empty(3, 4, device="meta") for _ in range(2)]
+        with torch._C._DisableTorchDispatch():
+            ours, its = remembered._fake(mode, plain[0], device), torch._subclasses.FakeTensor(mode, plain[1], device)
+        assert vars(ours) == vars(its)
+        assert torch._C._dispatch_keys(ours) == torch._C._dispatch_keys(its)
+        assert ours.fake_mode is mode
+        if not lenient:
+            with pytest.raises(RuntimeError, match="data pointer"):
+                ours.data_ptr()
+
+
 def test_memory_that_was_given_back_is_not_asked_for_by_a_view_of_it() -> None:
     mode = fake_mode()
     mode.cache_enabled = False  # torch's own memory does ask for it
