@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from autotune import detect
 from autotune.candidate import Candidate
 from autotune.catalogue import Gpu
+from autotune.composition import Composition
 from autotune.environment import SUPPORTED
 from autotune.errors import CannotPredict, UnknownName
 from autotune.hardware import Hardware
@@ -267,21 +268,26 @@ class Foresight:
         self._families[key] = Family(points, pieces, self._sharding(base))
 
     def _predicted(self, family: Family, members: Members) -> Iterator[tuple[str, Prediction]]:
-        """By point and by what stands around the step: what differs otherwise shares a replay."""
+        """By point and by what stands around the step: what differs otherwise shares a replay, and where all that is resident
+        is the same as well, as with groups of another size, all that is said of memory."""
         from autotune.predict.pieces import requests
-        from autotune.predict.predictor import predict, surroundings_of
+        from autotune.predict.predictor import memory, surroundings_of, with_speed
 
         by_point: dict[Point, list[tuple[Candidate, Request]]] = {}
         for member in members:
             by_point.setdefault(requests.point_of(member[1]), []).append(member)
         for point, trace, sizes in family.traces(list(by_point)):
             stages: dict[Surroundings, Stage] = {}
+            known: dict[tuple[Surroundings, Composition], Prediction] = {}
             for candidate, request in by_point[point]:
                 situation = self._situation(candidate, request, replace(family.sharded, trace=trace))
                 around = surroundings_of(situation)
                 if around not in stages:
                     stages[around] = family.stage(sizes, around)
-                yield candidate.id, predict(replace(situation, stage=stages[around]))
+                alike = around, situation.composition
+                if alike not in known:
+                    known[alike] = memory(replace(situation, stage=stages[around]))
+                yield candidate.id, with_speed(situation, replace(known[alike], candidate_id=candidate.id))
 
 
 def open_foresight(question: Question, trainer: Trainer) -> Foresight:

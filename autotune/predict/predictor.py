@@ -56,7 +56,16 @@ class Situation:
 
 def predict(situation: Situation) -> Prediction:
     """Memory and verdict, and speed where the device's is known."""
-    memory = _on_cpu(situation) if situation.hardware.kind == "cpu" else _on_gpu(situation)
+    return with_speed(situation, memory(situation))
+
+
+def memory(situation: Situation) -> Prediction:
+    """Memory and verdict. Of a candidate's settings only what is in its composition and in its surroundings decides them."""
+    return _on_cpu(situation) if situation.hardware.kind == "cpu" else _on_gpu(situation)
+
+
+def with_speed(situation: Situation, memory: Prediction) -> Prediction:
+    """The same with its speed, where the device's is known."""
     whole = speed.predicted(
         memory,
         situation.trace,

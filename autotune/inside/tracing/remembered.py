@@ -25,9 +25,9 @@ _NO_TAGS = tuple(
     for name in ("data_dependent_output", "dynamic_output_shape", "inplace_view")
     if (tag := getattr(torch.Tag, name, None)) is not None
 )
-_NEVER = frozenset(
-    getattr(aten, name).default for name in ("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy") if hasattr(aten, name)
-)
+_NEVER = frozenset(getattr(aten, name).default for name in ("lift", "lift_fresh", "lift_fresh_copy") if hasattr(aten, name))
+_VIEWS_THAT_AUTOGRAD_TAKES_FOR_NONE = frozenset({aten._unsafe_view.default})
+"""A fake mode does not remember these; every linear layer asks one, and their memory is their operand's, as a view's is."""
 
 Key = tuple[object, ...]
 
@@ -57,6 +57,9 @@ _results: dict[Key, tuple[type, tuple[_Given, ...]] | None] = {}
 """None where it cannot be said in these words."""
 
 UNKNOWN = object()
+
+_noted: dict[Any, dict[str, Any]] = {}
+"""By device, what a fake tensor's class notes of a new one beside its mode."""
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
@@ -119,7 +122,26 @@ def _one(given: _Given, args: Sequence[Any]) -> Any:
         plain = torch.empty_strided(given.shape, given.stride, dtype=given.dtype, device="meta")
         if given.argument >= 0:
             plain.set_(args[given.argument].untyped_storage(), given.offset, given.shape, given.stride)
-        return FakeTensor(_mode(args), plain, given.device)
+        return _fake(_mode(args), plain, given.device)
+
+
+def _fake(mode: Any, plain: Any, device: Any) -> Any:
+    """A new fake tensor, as its class makes it: what that notes of one is the same for all, and noting takes it longest."""
+    if device not in _noted:
+        one = FakeTensor(mode, plain, device)
+        _noted[device] = {name: value for name, value in vars(one).items() if name != "fake_mode"}
+        return one
+    one = torch.Tensor._make_subclass(FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device)
+    _guard(mode, one)
+    vars(one).update(_noted[device], fake_mode=mode)
+    return one
+
+
+def _guard(mode: Any, one: Any) -> None:
+    """Against being read, as the mode has it."""
+    lenient = getattr(mode, "_allow_unsafe_data_ptr_access", False)
+    name = "_set_warn_deprecated_on_mutable_data_ptr" if lenient else "_set_throw_on_mutable_data_ptr"
+    getattr(torch._C, name, lambda _: None)(one)
 
 
 def _mode(args: Sequence[Any]) -> Any:
@@ -174,7 +196,8 @@ def _given(one: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     memory = one.untyped_storage()._cdata
     shared = [at for at, value in enumerate(args) if type(value) is FakeTensor and value.untyped_storage()._cdata == memory]
     others = [value.untyped_storage()._cdata for value in tensors_in((*args, *kwargs.values()))]
-    if bool(shared) != bool(func.is_view) or (not shared and memory in others) or (shared and _reaches_beyond(one)):
+    is_view = func.is_view or func in _VIEWS_THAT_AUTOGRAD_TAKES_FOR_NONE
+    if bool(shared) != is_view or (not shared and memory in others) or (shared and _reaches_beyond(one)):
         return None
     return _Given(
         shape=tuple(one.shape), stride=one.stride(), dtype=one.dtype, offset=one.storage_offset(), device=one.fake_device,

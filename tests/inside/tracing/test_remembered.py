@@ -58,6 +58,7 @@ def rows() -> Any:
 REMEMBERED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a product": lambda: once_more(aten.mm.default, rows(), rows().t()),
     "a view": lambda: once_more(aten.transpose.int, rows(), 0, 1),
+    "a view that autograd takes for none": lambda: once_more(aten._unsafe_view.default, rows(), [2, 12]),
     "part of a row": lambda: once_more(aten.slice.Tensor, rows(), 1, 2, 5),
     "a view with steps": lambda: once_more(aten.as_strided.default, rows(), [2, 2], [12, 3], 3),
     "another dtype": lambda: once_more(aten._to_copy.default, rows(), dtype=torch.float32),
@@ -92,14 +93,32 @@ def test_what_its_form_does_not_tell_is_not_remembered(what: str) -> None:
         assert NOT_REMEMBERED[what]()[1] is remembered.UNKNOWN
 
 
-def test_a_view_shares_its_operands_memory_and_a_result_has_its_own() -> None:
+@pytest.mark.parametrize(("func", "how"), [(aten.transpose.int, (0, 1)), (aten._unsafe_view.default, ([2, 12],))])
+def test_a_view_shares_its_operands_memory_and_a_result_has_its_own(func: Any, how: tuple[Any, ...]) -> None:
     with fake_mode():
         whole, other = rows(), rows()
-        once_more(aten.transpose.int, whole, 0, 1)
-        view = remembered.again(remembered.key_of(aten.transpose.int, (other, 0, 1), {}), (other, 0, 1))
+        once_more(func, whole, *how)
+        view = remembered.again(remembered.key_of(func, (other, *how), {}), (other, *how))
         assert view.untyped_storage()._cdata == other.untyped_storage()._cdata != whole.untyped_storage()._cdata
         _, sum_of = once_more(aten.add.Tensor, whole, other)
         assert sum_of.untyped_storage()._cdata not in (whole.untyped_storage()._cdata, other.untyped_storage()._cdata)
+
+
+@pytest.mark.parametrize("lenient", [True, False])
+def test_a_fake_tensor_is_what_its_class_makes(lenient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "_noted", {})
+    device, modes = torch.device("cpu"), [fake_mode(), fake_mode()]
+    for mode in modes:
+        mode._allow_unsafe_data_ptr_access = lenient
+        plain = [torch.empty(3, 4, device="meta") for _ in range(2)]
+        with torch._C._DisableTorchDispatch():
+            ours, its = remembered._fake(mode, plain[0], device), torch._subclasses.FakeTensor(mode, plain[1], device)
+        assert vars(ours) == vars(its)
+        assert torch._C._dispatch_keys(ours) == torch._C._dispatch_keys(its)
+        assert ours.fake_mode is mode
+        if not lenient:
+            with pytest.raises(RuntimeError, match="data pointer"):
+                ours.data_ptr()
 
 
 def test_memory_that_was_given_back_is_not_asked_for_by_a_view_of_it() -> None:
