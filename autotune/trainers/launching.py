@@ -58,6 +58,49 @@ class ToldSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A class of the framework's whose objects keep models."""
+
+    made: str
+    """`module:Class`: where they are made. A class under Ray's decorator is none, and is found by one that it is made from."""
+
+    models: Mapping[str, str]
+    """Role -> path of attributes. The roles are those of a Composition."""
+
+    named: str | None = None
+    """`module:Class`, where only some of what is made there is meant."""
+
+    optimizer: str | None = None
+    """The path to what trains them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Where a run's own processes keep their models, and when there is something to see. `inside/watched.py` looks."""
+
+    moments: tuple[str, ...]
+    """`module:Class.method`, right after which all is there: a step's, and for models that nobody trains any that uses them."""
+
+    holders: tuple[Holder, ...]
+
+
+STEP_OF_DEEPSPEED = "deepspeed.runtime.engine:DeepSpeedEngine._take_model_step"
+"""Its `step` is called after every micro-batch, this where one becomes a step of the optimizer."""
+
+OF_TRANSFORMERS = Watch(
+    moments=("transformers.trainer_callback:CallbackHandler.on_optimizer_step",),
+    holders=(
+        Holder(
+            made="transformers.trainer:Trainer",
+            models={"reference": "ref_model", "reward": "reward_funcs", "policy": "model"},
+            optimizer="optimizer",
+        ),
+    ),
+)
+"""What trains with a trainer of transformers' or one made from it, as TRL's are."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """One run of a framework."""
 
@@ -100,6 +143,9 @@ class Launched(ABC):
     said_by: Mapping[str, tuple[str, ...]] = {}
     defaults: Mapping[str, KnobValue] = {}
     """Its settings under their own names, and what they are where nothing is said."""
+
+    watch: ClassVar[Watch | None] = None
+    """Where a probe sees its models, if that is known."""
 
     adapter = ADAPTER
     trace_adapter = ""
@@ -151,7 +197,8 @@ class Launched(ABC):
         return {"device": job.hardware.kind}
 
     def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
-        return probe_request(self.launch(candidate, job, plan), plan, candidate.settings)
+        watch = asdict(self.watch) if self.watch is not None else None
+        return {**probe_request(self.launch(candidate, job, plan), plan, candidate.settings), "watch": watch}
 
     def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         raise CannotPredict(f"{self.name} can be measured, and not predicted.", way_out="Measure it where the GPUs are.")
