@@ -62,6 +62,10 @@ def on_a_cpu() -> None:
 
     # Its other ways through attention need a TRL below 1.0 even to be left alone; they hold nothing.
     transformer_impl.apply_monkey_patch = lambda **_: None
+    from transformers import AutoModelForTokenClassification as Valued
+
+    load = Valued.from_pretrained  # a critic's is asked for with flash attention alone
+    Valued.from_pretrained = lambda *of, attn_implementation, **rest: load(*of, attn_implementation="eager", **rest)
     transformer_impl.CPUOffloadPolicy = lambda pin_memory: CPUOffloadPolicy(pin_memory=False)
 
 
