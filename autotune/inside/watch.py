@@ -38,35 +38,35 @@ class _Watch:
         self._table, self._folder = table, folder
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._looks: dict[tuple[str, int], int] = {}
-        self._most: dict[str, dict[str, int]] = {}
+        self._best: dict[str, tuple[bool, int, dict[str, int]]] = {}
 
     def wait(self) -> None:
         """For the modules of these classes."""
         wanted: dict[str, list[Callable[[Any], None]]] = {}
-        for made in {row["made"] for row in self._table["holders"]}:
-            module, _, name = made.partition(":")
-            wanted.setdefault(module, []).append(_patch(f"{name}.__init__", self._keep))
-        for moment in self._table["moments"]:
-            module, _, name = moment.partition(":")
-            wanted.setdefault(module, []).append(_patch(name, functools.partial(self._moment, moment)))
+        acts = {f"{row['cls']}.__init__": self._note for row in self._table["holders"] if row.get("noted")}
+        for kind in ("uses", "steps"):
+            acts |= {moment: functools.partial(self._moment, moment, kind == "steps") for moment in self._table[kind]}
+        for where, act in acts.items():
+            module, _, name = where.partition(":")
+            wanted.setdefault(module, []).append(_patch(name, act))
         sys.meta_path.insert(0, _OnceImported(wanted))
 
-    def _keep(self, made: Any) -> None:
+    def _note(self, made: Any) -> None:
         gone = functools.partial(self._alive.pop, id(made))
         self._alive[id(made)] = weakref.ref(made, gone)
 
-    def _moment(self, moment: str, whose: Any) -> None:
+    def _moment(self, moment: str, stepped: bool, whose: Any) -> None:
         key = moment, id(whose)
         if self._looks.get(key, 0) >= LOOKS:
             return
         self._looks[key] = self._looks.get(key, 0) + 1
         try:
-            self._look()
+            self._look(stepped)
         except Exception as error:  # a run must not end because nobody could look into it
             self._looks[key] = LOOKS
             sys.stderr.write(f"autotune: the models of this process can't be summed up: {error!r}\n")
 
-    def _look(self) -> None:
+    def _look(self, stepped: bool) -> None:
         from .weighing import weigh_all
 
         held = list(self._held())
@@ -75,9 +75,9 @@ class _Watch:
         device = "cuda" if _torch().cuda.is_initialized() else "cpu"
         found = weigh_all(held, device, _roots())
         for role, parts in _by_role(found, {one.role for one in held}).items():
-            # Two models that take turns are each as they were in their own.
-            if sum(parts.values()) > sum(self._most.get(role, {}).values()):
-                self._most[role] = parts
+            # Models that take turns are each as in their own; before a step, what was gathered for a pass may still lie there.
+            seen = stepped, sum(parts.values()), parts
+            self._best[role] = max(seen, self._best.get(role, seen), key=lambda one: one[:2])
         self._write()
 
     def _held(self) -> Iterator[Any]:
@@ -94,16 +94,20 @@ class _Watch:
 
     def _keepers(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Who holds models here, each with its row: that of its own class before those of what it is made from."""
-        for reference in list(self._alive.values()):
-            keeper = reference()
-            classes = [f"{one.__module__}:{one.__qualname__}" for one in type(keeper).__mro__]
-            named = [(row.get("named") or row["made"], row) for row in self._table["holders"]]
-            rows = [(classes.index(name), row) for name, row in named if name in classes]
-            if rows:
-                yield keeper, min(rows, key=lambda pair: pair[0])[1]
+        rows = {row["cls"]: row for row in self._table["holders"]}
+        noted = (reference() for reference in list(self._alive.values()))
+        row_of: dict[type, dict[str, Any] | None] = {}
+        for keeper in {id(one): one for one in (*gc.get_objects(), *noted)}.values():
+            cls = type(keeper)
+            if cls not in row_of:
+                names = (f"{one.__module__}:{one.__qualname__}" for one in cls.__mro__)
+                row_of[cls] = next((rows[name] for name in names if name in rows), None)
+            row = row_of[cls]
+            if row is not None:
+                yield keeper, row
 
     def _write(self) -> None:
-        parts = {name: size for one in self._most.values() for name, size in one.items()}
+        parts = {name: size for *_, one in self._best.values() for name, size in one.items()}
         path = self._folder / f"{os.getpid()}.json"
         half = path.with_suffix(".part")
         half.write_text(json.dumps({"rank": _rank(), "bytes": parts}), encoding="utf-8")
@@ -145,12 +149,14 @@ def _patch(name: str, then: Callable[[Any], None]) -> Callable[[Any], None]:
             sys.stderr.write(f"autotune: {module.__name__} has no {name}, which models are seen by\n")
             return
 
-        @functools.wraps(original)
         def watched(self: Any, *args: Any, **rest: Any) -> Any:
             result = original(self, *args, **rest)
             then(self)
             return result
 
+        functools.update_wrapper(watched, original)
+        # Who ships this class by its value, as Ray does, ships the method by its name: over there it is watched in its own right.
+        watched.__module__, watched.__qualname__ = cls.__module__, f"{cls.__qualname__}.{method}"
         setattr(cls, method, watched)
 
     return patch

@@ -2,9 +2,10 @@
 
 A request may say where to look:
 
-    "watch": {"moments": ["module:Class.method", ...],          right after which there is something to see
-              "holders": [{"made": "module:Class",              an object of this class or of one made from it
-                           "named": "Class" | null,             ... and only of the one that is called so
+    "watch": {"steps": ["module:Class.method", ...],            right after which a step's state is there
+              "uses": ["module:Class.method", ...],             the same in processes that train nothing
+              "holders": [{"cls": "module:Class",               an object of this class or of one made from it
+                           "noted": true,                       to be noted when it is made, else searched for
                            "models": {"policy": "path.to.it", "reference": "..."},
                            "optimizer": "path.to.it" | null}, ...]}
 

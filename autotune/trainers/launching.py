@@ -61,14 +61,15 @@ class ToldSettings:
 class Holder:
     """A class of the framework's whose objects keep models."""
 
-    made: str
-    """`module:Class`: where they are made. A class under Ray's decorator is none, and is found by one that it is made from."""
+    cls: str
+    """`module:Class`, as it is called where it is written; what Ray makes of it counts, as what else is made from it."""
 
     models: Mapping[str, str]
     """Role -> path of attributes. The roles are those of a Composition."""
 
-    named: str | None = None
-    """`module:Class`, where only some of what is made there is meant."""
+    noted: bool = False
+    """Noted when they are made. Others are searched for, which takes that no engine starts in their process: vLLM takes all that
+    is older than itself out of what can be searched."""
 
     optimizer: str | None = None
     """The path to what trains them."""
@@ -78,20 +79,25 @@ class Holder:
 class Watch:
     """Where a run's own processes keep their models, and when there is something to see. `inside/watched.py` looks."""
 
-    moments: tuple[str, ...]
-    """`module:Class.method`, right after which all is there: a step's, and for models that nobody trains any that uses them."""
+    steps: tuple[str, ...]
+    """`module:Class.method`, right after which a step's gradients and states are there. None that Ray copies into a class."""
+
+    uses: tuple[str, ...] = ()
+    """The same of processes that train nothing."""
 
     holders: tuple[Holder, ...]
 
 
-STEP_OF_DEEPSPEED = "deepspeed.runtime.engine:DeepSpeedEngine._take_model_step"
+OF_DEEPSPEED = "deepspeed.runtime.engine:DeepSpeedEngine"
+STEP_OF_DEEPSPEED, USE_OF_DEEPSPEED = f"{OF_DEEPSPEED}._take_model_step", f"{OF_DEEPSPEED}.forward"
 """Its `step` is called after every micro-batch, this where one becomes a step of the optimizer."""
 
 OF_TRANSFORMERS = Watch(
-    moments=("transformers.trainer_callback:CallbackHandler.on_optimizer_step",),
+    steps=("transformers.trainer_callback:CallbackHandler.on_optimizer_step",),
     holders=(
         Holder(
-            made="transformers.trainer:Trainer",
+            cls="transformers.trainer:Trainer",
+            noted=True,
             models={"reference": "ref_model", "reward": "reward_funcs", "policy": "model"},
             optimizer="optimizer",
         ),

@@ -20,7 +20,7 @@ from autotune.composition import EngineSettings
 from autotune.trainers.base import Job
 from autotune.trainers.generic import StandIn, made_up_prompts
 from autotune.trainers.generic_step import MASTER_AND_MOMENTS, Other, Step
-from autotune.trainers.launching import OUT, STEP_OF_DEEPSPEED, Figures, Holder, ToldSettings, Watch
+from autotune.trainers.launching import OUT, STEP_OF_DEEPSPEED, USE_OF_DEEPSPEED, Figures, Holder, ToldSettings, Watch
 
 ENGINE_TOKENS = 2048
 """vLLM's `max_num_batched_tokens` without chunked prefill is the longest sequence where that is more than this."""
@@ -28,18 +28,14 @@ ENGINE_TOKENS = 2048
 INSTRUCTIONS = 192
 """Tokens of the words that its experiments put around a prompt, and more."""
 
-ACTORS = "orz.ppo.actors"
-ROLES = (("policy", "Policy"), ("critic", "Critic"), ("reference", "Ref"), ("reward", "Reward"))
+ACTORS = (("policy", "Policy"), ("critic", "Critic"), ("reference", "Ref"), ("reward", "Reward"))
 WATCH = Watch(
-    moments=(STEP_OF_DEEPSPEED, *(f"{ACTORS}:{which}RayActorBase.forward" for _, which in ROLES[2:])),
+    steps=(STEP_OF_DEEPSPEED,),
+    uses=(USE_OF_DEEPSPEED,),
     holders=tuple(
-        Holder(
-            made=f"{ACTORS}:DistributedTorchRayActor", named=f"{ACTORS}:{which}RayActorBase", models={role: "model"},
-            optimizer="optimizer",
-        )
-        for role, which in ROLES
+        Holder(cls=f"orz.ppo.actors:{which}RayActorBase", models={role: "model"}, optimizer="optimizer") for role, which in ACTORS
     ),
-)  # fmt: skip
+)
 Settings = Mapping[str, KnobValue]
 
 

@@ -20,7 +20,7 @@ from autotune.composition import EngineSettings
 from autotune.trainers.base import Job
 from autotune.trainers.generic import StandIn, made_up_prompts
 from autotune.trainers.generic_step import MASTER_AND_MOMENTS, Other, Step
-from autotune.trainers.launching import OUT, STEP_OF_DEEPSPEED, Figures, Holder, ToldSettings, Watch
+from autotune.trainers.launching import OUT, STEP_OF_DEEPSPEED, USE_OF_DEEPSPEED, Figures, Holder, ToldSettings, Watch
 
 ESTIMATORS = {"grpo": "group_norm", "ppo": "gae"}
 GROUPED = frozenset({"rloo", "reinforce_baseline", "group_norm", "dr_grpo"})
@@ -37,16 +37,15 @@ def reward_func(queries, prompts, labels, **rest):
     rewards = torch.tensor([float(len(query) % 2) for query in queries])
     return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
 """
-LAUNCHER, RAY = "openrlhf.trainer.ray.launcher", "openrlhf.trainer.ray"
+RAY = "openrlhf.trainer.ray"
 WATCH = Watch(
-    moments=(STEP_OF_DEEPSPEED, f"{LAUNCHER}:BaseModelActor.execute_batch"),
+    steps=(STEP_OF_DEEPSPEED,),
+    uses=(USE_OF_DEEPSPEED,),
     holders=(
-        Holder(made=f"{RAY}.ppo_actor:ActorPPOTrainer", models={"policy": "actor"}, optimizer="actor_optim"),
-        Holder(made=f"{RAY}.ppo_critic:CriticPPOTrainer", models={"critic": "critic"}, optimizer="critic_optim"),
-        *(
-            Holder(made=f"{LAUNCHER}:BaseDistributedActor", named=f"{LAUNCHER}:{which}ModelActor", models={role: "model"})
-            for role, which in (("reference", "Reference"), ("reward", "Reward"))
-        ),
+        Holder(cls=f"{RAY}.ppo_actor:ActorPPOTrainer", models={"policy": "actor"}, optimizer="actor_optim"),
+        Holder(cls=f"{RAY}.ppo_critic:CriticPPOTrainer", models={"critic": "critic"}, optimizer="critic_optim"),
+        Holder(cls=f"{RAY}.launcher:ReferenceModelActor", models={"reference": "model"}),
+        Holder(cls=f"{RAY}.launcher:RewardModelActor", models={"reward": "model"}),
     ),
 )
 Settings = Mapping[str, KnobValue]

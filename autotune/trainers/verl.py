@@ -42,20 +42,16 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **re
 """
 ENGINES, WORKERS = "verl.workers.engine.fsdp.transformer_impl", "verl.workers.engine_workers"
 WATCH = Watch(
-    moments=(f"{ENGINES}:FSDPEngine.optimizer_step", "verl.workers.engine.base:BaseEngine.infer_batch"),
+    steps=(f"{ENGINES}:FSDPEngine.optimizer_step",),
+    uses=("verl.workers.engine.base:BaseEngine.infer_batch",),
     holders=(
         Holder(
-            made=f"{WORKERS}:ActorRolloutRefWorker",
+            cls=f"{WORKERS}:ActorRolloutRefWorker",
             models={"reference": "ref.engine.module", "policy": "actor.engine.module"},
             optimizer="actor.engine.optimizer",
         ),
         # A critic's worker is of the class that also stands within the policy's; its engine alone has a head for values.
-        Holder(
-            made=f"{ENGINES}:FSDPEngine",
-            named=f"{ENGINES}:FSDPEngineWithValueHead",
-            models={"critic": "module"},
-            optimizer="optimizer",
-        ),
+        Holder(cls=f"{ENGINES}:FSDPEngineWithValueHead", models={"critic": "module"}, optimizer="optimizer"),
     ),
 )
 Settings = Mapping[str, KnobValue]

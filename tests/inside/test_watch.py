@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -52,24 +53,25 @@ class Trainer:
 """
 HOLDERS = [
     {
-        "made": "fleet:Trainer",
-        "named": None,
+        "cls": "fleet:Trainer",
+        "noted": True,
         "models": {"reference": "beside.model", "reward": "rewards", "policy": "model"},
         "optimizer": "optimizer",
     },
-    {"made": "fleet:Base", "named": "fleet:Judge", "models": {"critic": "model"}, "optimizer": None},
+    {"cls": "fleet:Judge", "noted": False, "models": {"critic": "model"}, "optimizer": None},
 ]
-MOMENTS = ["fleet:Trainer.step", "fleet:Base.use"]
+WATCH = {"steps": ["fleet:Trainer.step"], "uses": ["fleet:Base.use"], "holders": HOLDERS}
 
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A framework of the test's own, imported while it is watched."""
+    gc.collect()  # what the test before this one made is gone
     (tmp_path / "fleet.py").write_text(FLEET)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "models").mkdir()
     finders = list(sys.meta_path)
-    inside("watch")._Watch({"moments": MOMENTS, "holders": HOLDERS}, tmp_path / "models").wait()
+    inside("watch")._Watch(WATCH, tmp_path / "models").wait()
     yield importlib.import_module("fleet")
     sys.meta_path[:] = finders
     del sys.modules["fleet"]
@@ -128,6 +130,36 @@ def test_models_that_take_turns_are_each_as_in_their_own(fleet: Any, tmp_path: P
     assert found == {"weights": WIDE, "gradients": WIDE, "optimizer": 2 * WIDE, "critic_weights": WIDE}
 
 
+def test_what_was_made_before_an_engine_took_it_out_of_what_can_be_searched_is_noted(fleet: Any, tmp_path: Path) -> None:
+    trainer = fleet.Trainer(model=fleet.layer())
+    gc.freeze()
+    try:
+        trainer.turn()
+    finally:
+        gc.unfreeze()
+    assert theirs(seen(tmp_path)) == {"weights": WIDE, "gradients": WIDE, "optimizer": 2 * WIDE}
+
+
+def test_a_step_counts_before_what_lay_there_before_it(fleet: Any, tmp_path: Path) -> None:
+    """As under ZeRO-3, which gathers weights for a pass and has let go of them when the step is done."""
+    trainer, other = fleet.Trainer(model=fleet.layer()), fleet.Guest()
+    trainer.model.gathered = torch.nn.Buffer(torch.zeros(256, 256))
+    other.use()
+    assert theirs(seen(tmp_path))["weights"] == WIDE + 4 * 2**16
+    del trainer.model.gathered
+    trainer.turn()
+    assert theirs(seen(tmp_path))["weights"] == WIDE
+
+
+def test_a_class_that_is_shipped_by_value_finds_the_method_by_its_name(fleet: Any) -> None:
+    """Ray copies inherited methods into a class of its own, and pickles that with all that is in it."""
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
+    copied = type("Class", (fleet.Guest,), {"use": fleet.Guest.use})
+    copied.__module__ = "nowhere"
+    assert cloudpickle.loads(cloudpickle.dumps(copied))().use() == "used"
+    assert b"_Watch" not in cloudpickle.dumps(copied)
+
+
 def test_what_cannot_be_looked_at_is_said_and_the_run_goes_on(
     fleet: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,10 +185,9 @@ def test_every_process_is_watched_and_a_module_of_the_environments_own_has_its_t
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'yes'\n")
     before = {**os.environ, "PYTHONPATH": str(tmp_path / "own")}
-    watch = {"moments": MOMENTS, "holders": HOLDERS}
     says = "import os, sys; print(os.environ.get('OWN'), 'autotune_inside.watch' in sys.modules, 'torch' in sys.modules)"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {says!r}], check=True)"
-    added = inside("watched").environment(watch, tmp_path, before)
+    added = inside("watched").environment(WATCH, tmp_path, before)
     done = subprocess.run([sys.executable, "-c", program], env={**before, **added}, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["yes", "True", "False"] and not done.stderr
     assert inside("watched").environment(None, tmp_path, before) == {}

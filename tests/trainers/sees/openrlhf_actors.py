@@ -113,15 +113,17 @@ def critic(args: Any, strategy: Any) -> None:
 
 def reference(args: Any, strategy: Any) -> None:
     """The class goes through a pickle, by its value, as Ray sends it to the process that makes an actor of it."""
+    import torch
     from openrlhf.trainer.ray.launcher import ReferenceModelActor
     from ray import cloudpickle
 
+    torch.cuda.current_device = lambda: "cpu"
     shipped = cloudpickle.loads(cloudpickle.dumps(ReferenceModelActor.__ray_metadata__.modified_class))
     actor = shipped(2, int(RANK), "127.0.0.1", int(PORT))
     actor.strategy = strategy
     actor.model = strategy.prepare(model_of(strategy, strategy.get_ds_eval_config()))
-    strategy.is_rank_0 = lambda: False
-    actor.execute_batch("empty_cache", {"nothing": []}, 0, 0)
+    row = torch.ones((1, 8), dtype=torch.long)
+    actor.forward(row, row[:, 1:], row)
 
 
 def without_a_gpu() -> None:
