@@ -70,16 +70,24 @@ def measured(folder: Path) -> list[dict[str, int]]:
     return [dict(one.bytes) for one in found]
 
 
-def in_zero3(model: Path, *, more: tuple[tuple[int, ...], ...] = (), buffers: int = 0) -> dict[str, int]:
-    """bfloat16 weights and gradients, and a float32 copy with two moments, each rank a half of it."""
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def in_zero3(model: Path, *, more: Shapes = (), buffers: int = 0, gradient: int = 2) -> dict[str, int]:
+    """bfloat16 weights, gradients, and a float32 copy with two moments: each rank has a half of each weight."""
     sizes = [math.prod(shape) for shape in (*shapes(model), *more)]
     halves = sum(-(-size // 2) for size in sizes)
-    whole = sum(size for size in sizes if size <= PERSISTENT) + FREQUENCIES + buffers
-    return {"weights": 2 * (halves + whole), "gradients": 2 * halves, "optimizer": 3 * 4 * halves}
+    whole = sum(2 * -(-size // 2) for size in sizes if size <= PERSISTENT) + FREQUENCIES + buffers
+    return {"weights": 2 * (halves + whole), "gradients": gradient * halves, "optimizer": 3 * 4 * halves}
 
 
-def of(role: str, parts: dict[str, int], *names: str) -> dict[str, int]:
-    return {f"{role}_{name}": size for name, size in parts.items() if not names or name in names}
+def untrained(model: Path, *, more: Shapes = ()) -> int:
+    """Nothing has gathered its weights for a step."""
+    return 2 * (sum(-(-math.prod(shape) // 2) for shape in (*shapes(model), *more)) + FREQUENCIES)
+
+
+def of(role: str, parts: dict[str, int]) -> dict[str, int]:
+    return {f"{role}_{name}": size for name, size in parts.items()}
 
 
 @needs_environments
@@ -88,11 +96,11 @@ def test_verls_engines_under_fsdp2(tiny_model: Path, tmp_path: Path) -> None:
     half = sum(4 * math.prod(shape) // 2 for shape in shapes(tiny_model))
     policy = {"weights": half + 4 * FREQUENCIES, "gradients": half, "optimizer": 2 * half}
     for rank, found in enumerate(measured(tmp_path)):
-        critic = {name: size for name, size in found.items() if name.startswith("critic_")}
-        assert {name: size for name, size in found.items() if name not in critic} == {
-            **policy, "reference_weights": policy["weights"],
-        }, rank  # fmt: skip
-        assert critic == of("critic", policy)
+        # A head of one row and its bias lie on the first rank, and on the other as padding.
+        head = 4 * (128 + 1)
+        mine = half + head if rank == 0 else half
+        critic = {"weights": policy["weights"] + head, "gradients": mine, "optimizer": 2 * mine}
+        assert found == {**policy, **of("critic", critic), "reference_weights": policy["weights"]}
 
 
 @needs_environments
@@ -102,7 +110,7 @@ def test_openrlhfs_actors_under_zero3(tiny_model: Path, tmp_path: Path) -> None:
     policy = in_zero3(tiny_model)
     critic = in_zero3(tiny_model, more=((1, 128),), buffers=2)  # a head for values, and the mean and spread of rewards
     for found in measured(tmp_path):
-        assert found == {**policy, **of("critic", critic), **of("reference", policy, "weights")}
+        assert found == {**policy, **of("critic", critic), "reference_weights": untrained(tiny_model)}
 
 
 @needs_environments
@@ -110,6 +118,11 @@ def test_openrlhfs_actors_under_zero3(tiny_model: Path, tmp_path: Path) -> None:
 def test_open_reasoner_zeros_actors_under_zero3(tiny_model: Path, tmp_path: Path) -> None:
     for which in ("Policy", "Critic", "Ref", "Reward"):
         run("open-reasoner-zero", "orz", "orz_actors.py", tiny_model, tmp_path, which, PYTHONPATH=str(REPOSITORY))
-    policy = in_zero3(tiny_model)
+    head = ((1, 128), (1,))
+    policy = in_zero3(tiny_model, gradient=4)
+    # What stands in for these two keeps its frequencies in float32.
+    critic = in_zero3(tiny_model, more=head, gradient=4, buffers=FREQUENCIES)
+    reward = untrained(tiny_model, more=head) + 2 * FREQUENCIES
+    beside = {"reference_weights": untrained(tiny_model), "reward_weights": reward}
     for found in measured(tmp_path):
-        assert found == {**policy, **of("reference", policy, "weights"), **found}
+        assert found == {**policy, **of("critic", critic), **beside}

@@ -2,12 +2,14 @@
 
     python orz_actors.py MODEL RANK PORT WHICH        `Policy`, `Critic`, `Ref` or `Reward`; its repository on PYTHONPATH
 
-Each makes its model by its own `init_model_from_pretrained`. DeepSpeed's fused Adam wants a GPU: torch's has the same states; and
-what a reference or a reward would compute (with flash attention) is left out of its `forward`, after which it is looked at.
+Each makes its model by its own `init_model_from_pretrained`, but that the class of its head for values does not load under
+transformers 5: transformers' own such model stands in for it. DeepSpeed's fused Adam wants a GPU: torch's has the same states.
+What a reference or a reward would compute (with flash attention) is left out of its pass, after which it is looked at.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "accepts"))
 import absent  # type: ignore[import-not-found, unused-ignore]
 
-absent.GPU_ONLY = ("vllm", "flash_attn", "cupy", "loguru", "torch.utils.tensorboard")
+absent.GPU_ONLY = ("vllm", "flash_attn", "cupy", "loguru", "torch.utils.tensorboard", "orz.exp_engine")
 absent.stand_in()
 
 MODEL, RANK, PORT, WHICH = sys.argv[1:5]
@@ -40,7 +42,7 @@ def strategy() -> Any:
             deepspeed.init_distributed("gloo")
 
         def create_optimizer(self, model: Any, **settings: Any) -> Any:
-            return torch.optim.AdamW(model.model.parameters() if hasattr(model, "model") else model.parameters(), **settings)
+            return torch.optim.AdamW(model.parameters(), **settings)
 
     return Here(zero_stage=3, micro_train_batch_size=1, train_batch_size=2, max_norm=1.0, bf16=True, args=ARGS)
 
@@ -49,31 +51,40 @@ def step(engine: Any) -> None:
     """On any function of its weights: DeepSpeed gathers them when a layer runs."""
     import torch
 
-    out = engine(input_ids=torch.ones((1, 8), dtype=torch.long), **asked(engine))
-    logits = out.logits if hasattr(out, "logits") else out[0] if isinstance(out, tuple) else out
-    engine.backward(logits.float().mean())
+    out = engine(input_ids=torch.ones((1, 8), dtype=torch.long))
+    engine.backward(out.logits.float().mean())
     engine.step()
 
 
-def asked(engine: Any) -> dict[str, Any]:
-    """A head for values has a forward of its own."""
+def valued() -> Any:
     import torch
+    from transformers import AutoModelForTokenClassification as Valued
 
-    return {"num_actions": 4, "attention_mask": torch.ones((1, 8), dtype=torch.long)} if WHICH == "Critic" else {}
+    return Valued.from_pretrained(MODEL, num_labels=1, attn_implementation="eager", dtype=torch.bfloat16)
 
 
 def main() -> None:
     import torch
+    from ray.util import scheduling_strategies
 
     torch.cuda.current_device = lambda: "cpu"
+    # Where the Ray that it asks for had it.
+    groups: Any = importlib.import_module("ray.util.placement_group")
+    groups.PlacementGroupSchedulingStrategy = scheduling_strategies.PlacementGroupSchedulingStrategy
     from orz.ppo import actors
 
+    actors.get_llm_for_sequence_regression = lambda *_, **__: valued()
+    actors.AutoModel = SimpleNamespace(
+        from_pretrained=lambda *_, **__: None
+    )  # made on no device and let go, which is refused now
     actor = getattr(actors, f"{WHICH}RayActorBase")(2, int(RANK), int(RANK), "127.0.0.1", int(PORT))
     actor.init_model_from_pretrained(strategy(), MODEL)
     if hasattr(actor, "optimizer"):
         step(actor.model.model if WHICH == "Policy" else actor.model)
     else:
-        actor.model.forward = lambda *_, **__: torch.zeros(1)
+        engine = actor.model.model if WHICH == "Ref" else actor.model
+        engine.module.forward = lambda *_, **__: torch.zeros(1)
+        actor.model.forward = engine.forward
         actor.forward(torch.zeros(1), attention_mask=torch.zeros(1))
 
 
