@@ -217,7 +217,8 @@ class Memory:
     """How often it gave up, on the worst rank, whether or not somebody caught the error; None on a CPU."""
 
     models: tuple[ModelMemory, ...] = ()
-    """Of the ranks whose models could be looked at: none of a framework that is only started."""
+    """Of the ranks whose models could be looked at: none of a command that nobody knows the models of. A framework that runs each
+    model in processes of its own counts their ranks each from zero."""
 
     timeline: tuple[Moment, ...] = ()
     """The whole course of it, coarser the longer it took. Samples: a peak that ranks know exactly may lie above all of them."""

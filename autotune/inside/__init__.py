@@ -59,7 +59,8 @@ a GPU, its device's memory.
      "memory": {"peak_bytes": n, "phase_peak_bytes": {"rollout": n, ...},   CPU: its RssAnon + RssShmem. GPU: its device's
                 "torch_allocated_bytes": n | null, "torch_reserved_bytes": n | null, "allocation_retries": n | null},
      "setup_seconds": s, "loop_seconds": s,
-     "model_bytes": {"weights": n, "reference_weights": n, ...},   what its models' own tensors hold: `adapters/trl_models.py`
+     "model_bytes": {"weights": n, "reference_weights": n, ...},   what its models' own tensors hold: `weighing.py`
+     "models": [{"rank": r, "bytes": {...}}, ...],                 the same of all ranks of a run that was only started
      "exercised": {...},                                        what really happened: `autotune.measurement.Exercised`
      "world_size": w}                                           as the trainer itself sees it: it must be the number of ranks
     speed: {"completion_tokens": n, "cycle_seconds": [s, ...], "cycle_loss_tokens": [n, ...], "prompt_tokens": n,

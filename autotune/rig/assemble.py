@@ -198,12 +198,13 @@ def worst(bodies: Iterable[Mapping[str, Any]], name: str) -> int | None:
 
 
 def models_of(bodies: Mapping[int, Mapping[str, Any]]) -> tuple[ModelMemory, ...]:
-    """What each rank's models were seen to hold; no rank's figure says anything about another's."""
-    return tuple(
-        ModelMemory(rank=rank, bytes=dict(body["model_bytes"]))
-        for rank, body in sorted(bodies.items())
-        if body.get("model_bytes")
-    )
+    """What each rank's models were seen to hold; no rank's figure says anything about another's.
+
+    A rank that trains speaks for itself, and one that started a run for all that run's own ranks.
+    """
+    own = {rank: body["model_bytes"] for rank, body in bodies.items() if body.get("model_bytes")}
+    started = {int(one["rank"]): one["bytes"] for body in bodies.values() for one in body.get("models") or ()}
+    return tuple(ModelMemory(rank=rank, bytes=dict(parts)) for rank, parts in sorted({**own, **started}.items()))
 
 
 def bodies_of(answer: Answer) -> list[Mapping[str, Any]]:

@@ -58,6 +58,55 @@ class ToldSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A class of the framework's whose objects keep models."""
+
+    cls: str
+    """`module:Class`, as it is called where it is written; what Ray makes of it counts, as what else is made from it."""
+
+    models: Mapping[str, str]
+    """Role -> path of attributes. The roles are those of a Composition."""
+
+    noted: bool = False
+    """Noted when they are made. Others are searched for, which takes that no engine starts in their process: vLLM takes all that
+    is older than itself out of what can be searched."""
+
+    optimizer: str | None = None
+    """The path to what trains them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Where a run's own processes keep their models, and when there is something to see. `inside/watched.py` looks."""
+
+    steps: tuple[str, ...]
+    """`module:Class.method`, right after which a step's gradients and states are there. None that Ray copies into a class."""
+
+    uses: tuple[str, ...] = ()
+    """The same of processes that train nothing."""
+
+    holders: tuple[Holder, ...]
+
+
+OF_DEEPSPEED = "deepspeed.runtime.engine:DeepSpeedEngine"
+STEP_OF_DEEPSPEED, USE_OF_DEEPSPEED = f"{OF_DEEPSPEED}._take_model_step", f"{OF_DEEPSPEED}.forward"
+"""Its `step` is called after every micro-batch, this where one becomes a step of the optimizer."""
+
+OF_TRANSFORMERS = Watch(
+    steps=("transformers.trainer_callback:CallbackHandler.on_optimizer_step",),
+    holders=(
+        Holder(
+            cls="transformers.trainer:Trainer",
+            noted=True,
+            models={"reference": "ref_model", "reward": "reward_funcs", "policy": "model"},
+            optimizer="optimizer",
+        ),
+    ),
+)
+"""What trains with a trainer of transformers' or one made from it, as TRL's are."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """One run of a framework."""
 
@@ -100,6 +149,9 @@ class Launched(ABC):
     said_by: Mapping[str, tuple[str, ...]] = {}
     defaults: Mapping[str, KnobValue] = {}
     """Its settings under their own names, and what they are where nothing is said."""
+
+    watch: ClassVar[Watch | None] = None
+    """Where a probe sees its models, if that is known."""
 
     adapter = ADAPTER
     trace_adapter = ""
@@ -151,7 +203,8 @@ class Launched(ABC):
         return {"device": job.hardware.kind}
 
     def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
-        return probe_request(self.launch(candidate, job, plan), plan, candidate.settings)
+        watch = asdict(self.watch) if self.watch is not None else None
+        return {**probe_request(self.launch(candidate, job, plan), plan, candidate.settings), "watch": watch}
 
     def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
         raise CannotPredict(f"{self.name} can be measured, and not predicted.", way_out="Measure it where the GPUs are.")

@@ -20,7 +20,7 @@ from autotune.composition import EngineSettings
 from autotune.trainers.base import Job
 from autotune.trainers.generic import StandIn, made_up_prompts
 from autotune.trainers.generic_step import MASTER_AND_MOMENTS, Other, Step
-from autotune.trainers.launching import OUT, Figures, ToldSettings
+from autotune.trainers.launching import OUT, STEP_OF_DEEPSPEED, USE_OF_DEEPSPEED, Figures, Holder, ToldSettings, Watch
 
 ENGINE_TOKENS = 2048
 """vLLM's `max_num_batched_tokens` without chunked prefill is the longest sequence where that is more than this."""
@@ -28,6 +28,14 @@ ENGINE_TOKENS = 2048
 INSTRUCTIONS = 192
 """Tokens of the words that its experiments put around a prompt, and more."""
 
+ACTORS = (("policy", "Policy"), ("critic", "Critic"), ("reference", "Ref"), ("reward", "Reward"))
+WATCH = Watch(
+    steps=(STEP_OF_DEEPSPEED,),
+    uses=(USE_OF_DEEPSPEED,),
+    holders=tuple(
+        Holder(cls=f"orz.ppo.actors:{which}RayActorBase", models={role: "model"}, optimizer="optimizer") for role, which in ACTORS
+    ),
+)
 Settings = Mapping[str, KnobValue]
 
 
@@ -38,6 +46,7 @@ class OpenReasonerZero(StandIn):
     model_settings = ("pretrain",)
     needs = ("orz",)
     requires: ClassVar[Mapping[str, str]] = {"orz": "git+https://github.com/Open-Reasoner-Zero/Open-Reasoner-Zero"}
+    watch = WATCH
     told_settings = ToldSettings(kind="table")  # of the experiment, with what was typed
     phases = (  # it prints where a phase has ended
         (r"Generate sequences via vllm engines, time cost", "score"),

@@ -20,7 +20,7 @@ from autotune.composition import EngineSettings
 from autotune.trainers.base import Job
 from autotune.trainers.generic import StandIn, made_up_prompts
 from autotune.trainers.generic_step import MASTER_AND_MOMENTS, Other, Step
-from autotune.trainers.launching import OUT, Figures, ToldSettings
+from autotune.trainers.launching import OUT, STEP_OF_DEEPSPEED, USE_OF_DEEPSPEED, Figures, Holder, ToldSettings, Watch
 
 ESTIMATORS = {"grpo": "group_norm", "ppo": "gae"}
 GROUPED = frozenset({"rloo", "reinforce_baseline", "group_norm", "dr_grpo"})
@@ -37,6 +37,17 @@ def reward_func(queries, prompts, labels, **rest):
     rewards = torch.tensor([float(len(query) % 2) for query in queries])
     return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
 """
+RAY = "openrlhf.trainer.ray"
+WATCH = Watch(
+    steps=(STEP_OF_DEEPSPEED,),
+    uses=(USE_OF_DEEPSPEED,),
+    holders=(
+        Holder(cls=f"{RAY}.ppo_actor:ActorPPOTrainer", models={"policy": "actor"}, optimizer="actor_optim"),
+        Holder(cls=f"{RAY}.ppo_critic:CriticPPOTrainer", models={"critic": "critic"}, optimizer="critic_optim"),
+        Holder(cls=f"{RAY}.launcher:ReferenceModelActor", models={"reference": "model"}),
+        Holder(cls=f"{RAY}.launcher:RewardModelActor", models={"reward": "model"}),
+    ),
+)
 Settings = Mapping[str, KnobValue]
 
 
@@ -47,6 +58,7 @@ class OpenRlhf(StandIn):
     model_settings = ("actor.model_name_or_path",)
     needs = ("openrlhf",)
     requires: ClassVar[Mapping[str, str]] = {"openrlhf": "openrlhf>=0.11,<0.12"}
+    watch = WATCH
     told_settings = ToldSettings(kind="namespace")  # printed after its own checks, which set some anew
     not_told = frozenset({"max_prompt_length"})
     canonical: Mapping[str, str] = {

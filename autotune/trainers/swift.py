@@ -16,7 +16,7 @@ from autotune.composition import Composition
 from autotune.errors import IllegalConfiguration
 from autotune.trainers.base import Job, ProbePlan, RowLengths, count_of, other_global_batch
 from autotune.trainers.generic_step import STAND_IN, compose, trace_request
-from autotune.trainers.launching import OUT, Figures, Launch, Launched, ToldSettings
+from autotune.trainers.launching import OF_TRANSFORMERS, OUT, Figures, Launch, Launched, ToldSettings
 from autotune.trainers.rows import row_lengths
 from autotune.trainers.swift_step import served, step, training_gpus
 
@@ -65,6 +65,7 @@ class Swift(Launched):
     name = "swift"
     needs = ("swift",)
     requires: ClassVar[Mapping[str, str]] = {"swift": "ms-swift>=4.6,<4.7"}
+    watch = OF_TRANSFORMERS
     trace_adapter = STAND_IN
 
     def __init__(self, method: str) -> None:

@@ -16,7 +16,7 @@ from autotune.candidate import Candidate, Knobs, KnobValue
 from autotune.composition import Composition
 from autotune.trainers.base import Job, ProbePlan, RowLengths, count_of, other_global_batch
 from autotune.trainers.generic_step import STAND_IN, compose, trace_request
-from autotune.trainers.launching import OUT, Figures, Launch, Launched, ToldSettings
+from autotune.trainers.launching import OF_TRANSFORMERS, OUT, Figures, Launch, Launched, ToldSettings
 from autotune.trainers.rows import row_lengths
 from autotune.trainers.unsloth_script import REWARD, SCRIPT, TRAINERS_OF
 from autotune.trainers.unsloth_step import step
@@ -56,6 +56,7 @@ class Unsloth(Launched):
     needs = ("unsloth",)
     trace_adapter = STAND_IN
     requires: ClassVar[Mapping[str, str]] = {"unsloth": "unsloth>=2026.10,<2026.11"}
+    watch = OF_TRANSFORMERS
 
     def __init__(self, method: str) -> None:
         self.method = method

@@ -19,7 +19,7 @@ from autotune.composition import EngineSettings
 from autotune.trainers.base import Job
 from autotune.trainers.generic import StandIn, made_up_prompts
 from autotune.trainers.generic_step import Other, Step
-from autotune.trainers.launching import OUT, Figures, ToldSettings
+from autotune.trainers.launching import OUT, Figures, Holder, ToldSettings, Watch
 
 ACTOR, ROLLOUT, REF, MODEL = (
     "actor_rollout_ref.actor",
@@ -40,6 +40,20 @@ REWARD = """# For a probe: what a completion is worth does not matter, but that 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **rest):
     return float(len(solution_str) % 2)
 """
+ENGINES, WORKERS = "verl.workers.engine.fsdp.transformer_impl", "verl.workers.engine_workers"
+WATCH = Watch(
+    steps=(f"{ENGINES}:FSDPEngine.optimizer_step",),
+    uses=("verl.workers.engine.base:BaseEngine.infer_batch",),
+    holders=(
+        Holder(
+            cls=f"{WORKERS}:ActorRolloutRefWorker",
+            models={"reference": "ref.engine.module", "policy": "actor.engine.module"},
+            optimizer="actor.engine.optimizer",
+        ),
+        # A critic's worker is of the class that also stands within the policy's; its engine alone has a head for values.
+        Holder(cls=f"{ENGINES}:FSDPEngineWithValueHead", models={"critic": "module"}, optimizer="optimizer"),
+    ),
+)
 Settings = Mapping[str, KnobValue]
 
 
@@ -51,6 +65,7 @@ class Verl(StandIn):
     needs = ("verl",)
     requires: ClassVar[Mapping[str, str]] = {"verl": "verl>=0.9,<0.10"}
     environment: ClassVar[Mapping[str, str]] = {"VERL_FILE_LOGGER_PATH": f"{OUT}/metrics.jsonl"}
+    watch = WATCH
     told_settings = ToldSettings(kind="hydra", file=f"{HYDRA}/.hydra/config.yaml")
     canonical: Mapping[str, str] = {
         "max_prompt_length": "data.max_prompt_length",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from autotune import trainers
 from autotune.candidate import Candidate
@@ -107,10 +109,23 @@ def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
         probe_request=lambda one, plan: trainer.probe_request(one, job, plan),
     )  # fmt: skip
     try:
-        measurement: Any = executor.open(candidate).measure(candidate, ProbePlan(timed_cycles=2, deadline_seconds=240))
+        measurement: Any = executor.open(candidate).measure(candidate, ProbePlan(timed_cycles=2, deadline_seconds=540))
     finally:
         executor.close()
     assert measurement.outcome == "ok", measurement.failure
     assert set(measurement.worst.cycle_loss_tokens) == {2 * 64}
     assert measurement.memory.peak_bytes > 200 * 2**20
     assert measurement.effective["max_length"] == 64 and len(measurement.effective) > 5
+    assert [one.rank for one in measurement.memory.models] == [0]
+    assert dict(measurement.memory.models[0].bytes) == in_float32(tiny_model)
+
+
+def in_float32(model: Path) -> dict[str, int]:
+    """Reckoned from its file: a gradient and AdamW's two moments for every weight, and the table of rotary frequencies."""
+    config = json.loads((model / "config.json").read_text())
+    with safe_open(model / "model.safetensors", "pt") as file:
+        names = list(file.keys())
+        trained = sum(4 * math.prod(file.get_slice(name).get_shape()) for name in names)
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    # transformers keeps the frequencies twice: as they are used, and as they were.
+    return {"weights": trained + 2 * 4 * (head // 2), "gradients": trained, "optimizer": 2 * trained}

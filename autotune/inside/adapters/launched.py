@@ -1,4 +1,5 @@
-"""Any training command, as it is: started, read along, and ended once enough was seen. What it needs is measured from outside.
+"""Any training command, as it is: started, read along, and ended once enough was seen. What it needs is measured from outside,
+and what its models hold in its own processes, where it is known who keeps them.
 
 The request of a measure:
 
@@ -7,6 +8,7 @@ The request of a measure:
      "figures": {...},                                                     see `figures`
      "phases": [[regex, phase | null], ...],                               a printed line that says which phase begins
      "effective": {...} | null,  "settings": ["name", ...],                where it says what it took them to be: see `settings`
+     "watch": {...} | null,                                                where its models can be seen: see `watched`
      "plan": {...}}
 """
 
@@ -27,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import processes
+from .. import processes, watched
 from ..figures import Figure, Reader, listener
 from ..reach import out_of_reach
 from ..settings import Settings
@@ -124,6 +126,7 @@ class _Run:
     def _start(self) -> subprocess.Popen[bytes]:
         argv = [self._placed(word) for word in self._request["argv"]]
         extra = {name: self._placed(value) for name, value in (self._request.get("environment") or {}).items()}
+        extra |= watched.environment(self._request.get("watch"), self._folder, {**os.environ, **extra})
         environment = {name: value for name, value in {**os.environ, **extra}.items() if name not in ("RANK", "LOCAL_RANK")}
         try:
             return subprocess.Popen(
@@ -227,6 +230,7 @@ class _Run:
             "exercised": {"watched": "outside", "optimizer_steps": self._reader.records, "seconds": spent},
             "setup_seconds": max(0.0, seconds - spent),
             "loop_seconds": spent,
+            "models": watched.found(self._folder),
             "world_size": None,
         }
 
