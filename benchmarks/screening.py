@@ -46,7 +46,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 MODEL = "Qwen2.5-7B"
 SEARCHED = (
     "per_device_train_batch_size=1,2,4,8,16,32",
-    "max_completion_length=1536,1024,768,512,256",
+    "max_completion_length=1536,1024,512,256",
     "max_prompt_length=1024,768,512,384,256",
     "num_generations=16,8,4",
 )
