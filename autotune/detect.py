@@ -59,6 +59,16 @@ def gpu_named(name: str) -> catalogue.Gpu:
     raise UnknownName("GPU", name, [gpu.name for gpu in known], listing="autotune show gpus")
 
 
+def gpu_of(hardware: Hardware) -> catalogue.Gpu | None:
+    """What the catalogue knows of it; None for a CPU and for a card that it does not have."""
+    if hardware.kind == "cpu":
+        return None
+    try:
+        return gpu_named(hardware.name)
+    except UnknownName:
+        return None
+
+
 def can_be_probed(hardware: Hardware) -> bool:
     """Whether probes know this kind of device at all, wherever it is."""
     known = {gpu.name: gpu for gpu in catalogue.gpus()}

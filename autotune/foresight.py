@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from autotune import detect
 from autotune.candidate import Candidate
-from autotune.catalogue import Gpu
 from autotune.composition import Composition
 from autotune.environment import SUPPORTED
-from autotune.errors import CannotPredict, UnknownName
-from autotune.hardware import Hardware
+from autotune.errors import CannotPredict
 from autotune.prediction import Prediction
 from autotune.rig.trace_cache import TraceCache
 from autotune.rig.tracer import Tracer
@@ -54,7 +52,7 @@ class Foresight:
 
     def __init__(self, *, job: Job, trainer: Trainer, limit_bytes: int, tracer: Tracer | Tracers) -> None:
         self._job, self._trainer, self._limit_bytes, self._tracer = job, trainer, limit_bytes, tracer
-        self._gpu = _gpu_of(job.hardware)
+        self._gpu = detect.gpu_of(job.hardware)
         self._predictions: dict[str, Prediction] = {}
         self._longest: dict[str, Prediction] = {}
         """At the longest rows alone."""
@@ -354,13 +352,3 @@ def _points_of(members: Members) -> list[Point]:
     from autotune.predict.pieces import requests
 
     return list(dict.fromkeys(requests.point_of(request) for _, request in members))
-
-
-def _gpu_of(hardware: Hardware) -> Gpu | None:
-    """What the catalogue knows of it; None for a CPU and for a card that it does not have."""
-    if hardware.kind == "cpu":
-        return None
-    try:
-        return detect.gpu_named(hardware.name)
-    except UnknownName:
-        return None

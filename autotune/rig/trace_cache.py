@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 import autotune.inside
-from autotune.decoding import read_by_threads
 from autotune.files import FOR_ITS_OWNER, put_whole
 from autotune.trace import Trace
 from autotune.units import MIB
@@ -29,7 +28,8 @@ LARGEST_BYTES = 512 * MIB
 
 _SUFFIX = ".json.z"
 
-_DECODER = msgspec.json.Decoder(read_by_threads(Trace))
+_DECODER = msgspec.json.Decoder(Trace)
+"""Made on import, before any thread reads: see `autotune.decoding`."""
 
 
 def default_folder() -> Path:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from autotune import environment
-from autotune.catalogue import gpus
+from autotune import detect, environment
 from autotune.errors import TrainingEnvironmentError
 from autotune.trainers.base import Job
 from autotune.trainers.trl_fields import fields
@@ -139,7 +138,8 @@ def _attention(settings: Settings, job: Job) -> Iterator[str]:
         return
     if job.hardware.kind == "cpu":
         yield f"attn_implementation={kernel} needs a GPU; use sdpa or eager."
-    capability = next((gpu.compute_capability for gpu in gpus() if gpu.name == job.hardware.name), None)
+    gpu = detect.gpu_of(job.hardware)
+    capability = gpu.compute_capability if gpu is not None else None
     if capability and float(capability) < FLASH_CAPABILITY:
         yield (
             f"attn_implementation={kernel} needs a GPU of compute capability {FLASH_CAPABILITY} or newer; "

@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 
 from autotune import trainers
 from autotune.rig.assemble import models_of
 from tests.inside.drive import inside
+from tests.trainers.model_files import shapes
 
 ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_FRAMEWORKS") or "absent")
 SEES = Path(__file__).parent / "sees"
@@ -33,12 +33,6 @@ FREQUENCIES = 2 * 16
 pytestmark = pytest.mark.slow
 needs_environments = pytest.mark.skipif(not ENVIRONMENTS.exists(), reason="needs `make frameworks`")
 needs_the_repository = pytest.mark.skipif(not REPOSITORY.exists(), reason="needs a clone in .venvs/frameworks/orz/repo")
-
-
-def shapes(model: Path) -> list[tuple[int, ...]]:
-    with safe_open(model / "model.safetensors", "pt") as file:
-        names = list(file.keys())
-        return [tuple(file.get_slice(name).get_shape()) for name in names]
 
 
 def run(framework: str, environment: str, program: str, model: Path, folder: Path, *which: str, **variables: str) -> None:

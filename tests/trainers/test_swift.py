@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
 
 from autotune import trainers
 from autotune.candidate import Candidate
@@ -22,6 +21,7 @@ from autotune.trainers.base import Job, ProbePlan
 from autotune.trainers.launching import OUT
 from autotune.trainers.swift import Swift
 from tests.trainers.conftest import make_job
+from tests.trainers.model_files import shapes
 
 ENVIRONMENTS = os.environ.get("AUTOTUNE_FRAMEWORKS")
 PYTHON = Path(ENVIRONMENTS or "") / "swift" / "bin" / "python"
@@ -123,9 +123,7 @@ def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
 def in_float32(model: Path) -> dict[str, int]:
     """Reckoned from its file: a gradient and AdamW's two moments for every weight, and the table of rotary frequencies."""
     config = json.loads((model / "config.json").read_text())
-    with safe_open(model / "model.safetensors", "pt") as file:
-        names = list(file.keys())
-        trained = sum(4 * math.prod(file.get_slice(name).get_shape()) for name in names)
+    trained = sum(4 * math.prod(shape) for shape in shapes(model))
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     # transformers keeps the frequencies twice: as they are used, and as they were.
     return {"weights": trained + 2 * 4 * (head // 2), "gradients": trained, "optimizer": 2 * trained}

@@ -8,8 +8,6 @@ it: its settings by its parser, its models, `DeepspeedStrategy.prepare`, and the
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "accepts"))
 import absent  # type: ignore[import-not-found, unused-ignore]
+from openrlhf_command import understood  # type: ignore[import-not-found, unused-ignore]
 
 absent.GPU_ONLY = ("vllm", "flash_attn", "cupy")
 absent.stand_in()
@@ -28,18 +27,11 @@ COMMAND = ("--actor.model_name_or_path", MODEL, "--ds.zero_stage", "3", "--rewar
 
 
 def parsed() -> Any:
-    """By the last lines of `train_ppo_ray.py`, without what these start."""
-    spec = importlib.util.find_spec("openrlhf.cli.train_ppo_ray")
-    assert spec is not None and spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text())
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "train":
-            node.body = ast.parse("UNDERSTOOD.append(args)").body
-    understood: list[Any] = []
     before, sys.argv = sys.argv, ["train_ppo_ray", *COMMAND]
-    exec(compile(tree, spec.origin, "exec"), {"__name__": "__main__", "UNDERSTOOD": understood})
-    sys.argv = before
-    return understood[0]
+    try:
+        return understood()
+    finally:
+        sys.argv = before
 
 
 def strategy_of(args: Any) -> Any:
