@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from .operands import tensors_in, with_tensors
 from .swap import torch_kernels
 
 KEY = "AutocastCPU"
@@ -145,8 +146,7 @@ def _fp32_by_overload(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _widest(operation: Any, *args: Any, **kwargs: Any) -> Any:
     half = torch.get_autocast_dtype("cpu")
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-    wide = any(_eligible(leaf) and leaf.dtype is torch.float32 for leaf in leaves)
+    wide = any(_eligible(tensor) and tensor.dtype is torch.float32 for tensor in tensors_in((args, kwargs)))
     return _run(operation, *_cast((args, kwargs), torch.float32 if wide else half))
 
 
@@ -166,7 +166,7 @@ def _eligible(value: Any) -> bool:
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
-    return torch.utils._pytree.tree_map(lambda leaf: _cast_one(leaf, dtype) if _eligible(leaf) else leaf, tree)
+    return with_tensors(lambda tensor: _cast_one(tensor, dtype) if _eligible(tensor) else tensor, tree)
 
 
 def _cast_one(tensor: Any, dtype: torch.dtype) -> Any:

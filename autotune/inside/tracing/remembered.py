@@ -6,11 +6,13 @@ happens in a trace. What it does not remember (results that hang on data, or who
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import CONSTANT_NUMEL_LIMIT, FakeTensor
+
+from .operands import tensors_in
 
 aten = torch.ops.aten
 
@@ -43,7 +45,7 @@ class _Given(NamedTuple):
     """None for what is no tensor of its own: one of the arguments, or a plain value."""
 
     argument: int = -1
-    """The one that it is, or whose memory it shares."""
+    """Of all that was given, those by name last: the one that it is, or whose memory it shares."""
 
     value: int | None = None
 
@@ -74,19 +76,33 @@ def key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | N
     return tuple(found)
 
 
-def again(key: Key, args: Sequence[Any]) -> Any:
+def again(key: Key, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> Any:
     """The result once more; UNKNOWN where there has been none yet."""
     remembered = _results.get(key)
-    return UNKNOWN if remembered is None else _made(remembered, args)
+    return UNKNOWN if remembered is None else _made(remembered, _operands(args, kwargs), mode)
 
 
-def note(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+def note(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any) -> None:
     """What it gave, if it can be told from the key alone."""
     if key in _results:
         return
     if len(_results) >= MOST:
         _results.clear()
-    _results[key] = _said(key, func, args, kwargs, out)
+    _results[key] = _said(key, func, args, kwargs, mode, out)
+
+
+def lifted(real: Any, mode: Any) -> Any:
+    """What `torch.tensor` has just made, as a fake one; UNKNOWN for one that is no plain row of numbers, or whose only number
+    the mode keeps."""
+    plain = type(real) is torch.Tensor and real.layout is torch.strided and real.is_contiguous() and not real.requires_grad
+    if not plain or real.numel() <= CONSTANT_NUMEL_LIMIT or real.untyped_storage().nbytes() != real.nbytes:
+        return UNKNOWN
+    with torch._C._DisableTorchDispatch():
+        return _fake(mode, torch.empty(real.shape, dtype=real.dtype, device="meta"), real.device)
+
+
+def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    return (*args, *kwargs.values()) if kwargs else args
 
 
 def _describe(values: Any, found: list[object]) -> bool:
@@ -108,21 +124,21 @@ def _describe(values: Any, found: list[object]) -> bool:
     return True
 
 
-def _made(remembered: tuple[type, tuple[_Given, ...]], args: Sequence[Any]) -> Any:
+def _made(remembered: tuple[type, tuple[_Given, ...]], operands: Sequence[Any], mode: Any) -> Any:
     kind, several = remembered
     if kind is FakeTensor:
-        return _one(several[0], args)
-    return kind(_one(given, args) for given in several)
+        return _one(several[0], operands, mode)
+    return kind(_one(given, operands, mode) for given in several)
 
 
-def _one(given: _Given, args: Sequence[Any]) -> Any:
+def _one(given: _Given, operands: Sequence[Any], mode: Any) -> Any:
     if given.device is None:
-        return given.value if given.argument < 0 else args[given.argument]
+        return given.value if given.argument < 0 else operands[given.argument]
     with torch._C._DisableTorchDispatch():
         plain = torch.empty_strided(given.shape, given.stride, dtype=given.dtype, device="meta")
         if given.argument >= 0:
-            plain.set_(args[given.argument].untyped_storage(), given.offset, given.shape, given.stride)
-        return _fake(_mode(args), plain, given.device)
+            plain.set_(operands[given.argument].untyped_storage(), given.offset, given.shape, given.stride)
+        return _fake(mode, plain, given.device)
 
 
 def _fake(mode: Any, plain: Any, device: Any) -> Any:
@@ -144,28 +160,22 @@ def _guard(mode: Any, one: Any) -> None:
     getattr(torch._C, name, lambda _: None)(one)
 
 
-def _mode(args: Sequence[Any]) -> Any:
-    for value in args:
-        if type(value) is FakeTensor:
-            return value.fake_mode
-        if type(value) in (list, tuple) and (mode := _mode(value)) is not None:
-            return mode
-    return None
-
-
 def _said(
-    key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any
 ) -> tuple[type, tuple[_Given, ...]] | None:
     kind = type(out)
-    if kind not in (FakeTensor, tuple, list) or not _is_plain(func) or _mode(args) is None or key_of(func, args, kwargs) != key:
+    if kind not in (FakeTensor, tuple, list) or not _is_plain(func):
         return None
+    if key_of(func, args, kwargs) != key:  # it changed what it was given
+        return None
+    operands = _operands(args, kwargs)
     several = [out] if kind is FakeTensor else list(out)
-    given = [_given(one, func, args, kwargs) for one in several]
+    given = [_given(one, func, operands) for one in several]
     said = tuple(one for one in given if one is not None)
     if len(said) < len(given) or _share_memory([one for one, how in zip(several, said, strict=True) if how.is_new]):
         return None
     found = (kind, said)
-    once_more = _made(found, args)
+    once_more = _made(found, operands, mode)
     forms = [_form(one) for one in ([once_more] if kind is FakeTensor else once_more)]
     return found if forms == [_form(one) for one in several] else None
 
@@ -183,19 +193,19 @@ def _is_plain(func: Any) -> bool:
     return is_view is False or (is_view is True and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite))
 
 
-def _given(one: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Given | None:
+def _given(one: Any, func: Any, operands: Sequence[Any]) -> _Given | None:
     if one is None or type(one) is int:
         return _Given(value=one)
     if type(one) is not FakeTensor:
         return None
-    place = next((at for at, value in enumerate(args) if value is one), None)
+    place = next((at for at, value in enumerate(operands) if value is one), None)
     if place is not None:
         return _Given(argument=place)
     if one.constant is not None or one.layout is not torch.strided or one.requires_grad or one.is_conj() or one.is_neg():
         return None
     memory = one.untyped_storage()._cdata
-    shared = [at for at, value in enumerate(args) if type(value) is FakeTensor and value.untyped_storage()._cdata == memory]
-    others = [value.untyped_storage()._cdata for value in tensors_in((*args, *kwargs.values()))]
+    shared = [at for at, value in enumerate(operands) if type(value) is FakeTensor and value.untyped_storage()._cdata == memory]
+    others = [value.untyped_storage()._cdata for value in tensors_in(operands)]
     is_view = func.is_view or func in _VIEWS_THAT_AUTOGRAD_TAKES_FOR_NONE
     if bool(shared) != is_view or (not shared and memory in others) or (shared and _reaches_beyond(one)):
         return None
@@ -209,19 +219,6 @@ def _reaches_beyond(view: Any) -> bool:
     """Whether its memory was given back, as sharded parameters' is: making the view once more would ask for it again."""
     last = view.storage_offset() + sum((count - 1) * step for count, step in zip(view.shape, view.stride(), strict=True))
     return bool(view.numel() and (last + 1) * view.element_size() > view.untyped_storage().nbytes())
-
-
-def tensors_in(values: Iterable[Any]) -> list[Any]:
-    """As torch's own walk through trees finds them; operations take and give no others than these."""
-    found: list[Any] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
-        elif isinstance(value, dict):
-            found += tensors_in(value.values())
-    return found
 
 
 def _form(value: Any) -> object:

@@ -15,12 +15,17 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from . import Untraceable, remembered, values
 from .ledger import Ledger
+from .operands import tensors_in
 
 aten = torch.ops.aten
 
@@ -77,6 +82,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         self._live: dict[int, _Booked] = {}
         self._donated: tuple[Any, int, _Booked, int] | None = None
         self._part: str | None = None
+        self._mode: Any = None
+
+    def __enter__(self) -> Tracker:
+        around = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, fake_tensor.FakeTensorMode)]
+        self._mode = around[-1] if around else None
+        return super().__enter__()  # type: ignore[no-any-return]
 
     # What the step's driver says about it.
 
@@ -133,7 +144,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind.__name__ == "DTensor" for kind in types):
+        if types != _FAKE and any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # its local operations come by themselves
         about = self._known.get(id(func)) or self._know(func)
         if about.question is not None:
@@ -176,8 +187,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def _on_fakes(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is aten.lift_fresh.default and (fake := remembered.lifted(args[0], self._mode)) is not remembered.UNKNOWN:
+            return fake
         key = remembered.key_of(func, args, kwargs)
-        if key is not None and (once_more := remembered.again(key, args)) is not remembered.UNKNOWN:
+        if key is not None and (once_more := remembered.again(key, args, kwargs, self._mode)) is not remembered.UNKNOWN:
             return once_more
         try:
             out = func(*args, **kwargs)
@@ -189,7 +202,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
                 raise Untraceable(f"what {func} gives depends on data") from error
             return known
         if key is not None:
-            remembered.note(key, func, args, kwargs, out)
+            remembered.note(key, func, args, kwargs, self._mode, out)
         return out
 
     def _length_of(self, mask: Any) -> int:
@@ -223,8 +236,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
 
     def _count(self, about: _About, args: Any, kwargs: Any, out: Any) -> None:
         phase = self.ledger.phase
-        operands = remembered.tensors_in((*args, *kwargs.values()))
-        results = remembered.tensors_in((out,))
+        operands = tensors_in((*args, *kwargs.values()))
+        results = tensors_in((out,))
         in_layer = self.ledger.layer is not None
         moved = sum([leaf.numel() * leaf.element_size() for leaf in (*operands, *results)])
         self.moved[phase] += moved
@@ -334,6 +347,7 @@ _QUESTIONS: Mapping[Any, Callable[[Any], Any]] = getattr(fake_tensor, "_DISPATCH
 
 _IN_PLACE_IN_EARNEST = frozenset({aten.add.Tensor, aten.scatter_add.default, aten.index_put.default})
 
+_FAKE = (fake_tensor.FakeTensor,)
 
 _ON_THE_WAY = (__file__, "_compile.py", "eval_frame.py", "_python_dispatch.py")
 """Files of what lies between an operation and the tracker."""

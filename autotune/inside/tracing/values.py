@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .operands import tensors_in, with_tensors
 
 aten = torch.ops.aten
 
@@ -24,27 +26,26 @@ _MADE_EMPTY = frozenset({aten.empty, aten.empty_like, aten.new_empty, aten.empty
 
 def of(tensor: Any) -> Any:
     """The real tensor behind it; None where it is not known."""
-    if isinstance(tensor, torch._subclasses.FakeTensor):
+    if isinstance(tensor, FakeTensor):
         return getattr(tensor, "_known", None)
     return tensor
 
 
 def learn(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Whatever can be known of this operation's result."""
-    if type(out) is torch._subclasses.FakeTensor and (out.is_floating_point() or out.is_complex()):
+    if type(out) is FakeTensor and (out.is_floating_point() or out.is_complex()):
         return
-    made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    made = tensors_in((out,))
     if not made or any(leaf.is_floating_point() or leaf.is_complex() or leaf.numel() > LARGEST for leaf in made):
         return
     if func in _NEVER:
         keep(out, _really(torch.zeros, (tuple(out.shape),), {"dtype": torch.bool}))
         return
-    operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if any(of(leaf) is None for leaf in operands):
+    if any(of(leaf) is None for leaf in tensors_in((args, kwargs))):
         if func._schema.is_mutable:
             _forget(made)
         return
-    real_args, real_kwargs = tree_map(_known_or_as_is, (args, kwargs))
+    real_args, real_kwargs = with_tensors(of, (args, kwargs))
     if "device" in real_kwargs:
         real_kwargs["device"] = torch.device("cpu")
     try:
@@ -54,16 +55,15 @@ def learn(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     if func._overloadpacket in _MADE_EMPTY:
         found.zero_()
-    for fake, real in zip(made, [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)], strict=True):
+    for fake, real in zip(made, tensors_in((found,)), strict=True):
         keep(fake, real)
 
 
 def really(func: Any, args: Any, kwargs: Any) -> Any:
     """What the operation gives on known operands; None where one is not known."""
-    operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if any(of(leaf) is None for leaf in operands):
+    if any(of(leaf) is None for leaf in tensors_in((args, kwargs))):
         return None
-    real_args, real_kwargs = tree_map(_known_or_as_is, (args, kwargs))
+    real_args, real_kwargs = with_tensors(of, (args, kwargs))
     return _really(func, real_args, real_kwargs)
 
 
@@ -90,10 +90,6 @@ def positions(mask: Any) -> list[Any] | None:
 def _really(func: Any, args: Any, kwargs: Any) -> Any:
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         return func(*args, **kwargs)
-
-
-def _known_or_as_is(leaf: Any) -> Any:
-    return of(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def keep(fake: Any, real: Any) -> None:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from autotune.inside.tracing import remembered, values  # noqa: E402
 from autotune.inside.tracing.ledger import Ledger  # noqa: E402
+from autotune.inside.tracing.operands import tensors_in  # noqa: E402
 from autotune.inside.tracing.tracker import Tracker  # noqa: E402
 
 aten = torch.ops.aten
@@ -41,8 +42,16 @@ def once_more(func: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     out = func(*args, **kwargs)
     if key is None:
         return out, remembered.UNKNOWN
-    remembered.note(key, func, args, kwargs, out)
-    return out, remembered.again(key, args)
+    remembered.note(key, func, args, kwargs, mode_of(out), out)
+    return out, again_of(func, *args, **kwargs)
+
+
+def again_of(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return remembered.again(remembered.key_of(func, args, kwargs), args, kwargs, mode_of(torch.empty(0)))
+
+
+def mode_of(out: Any) -> Any:
+    return next(one.fake_mode for one in tensors_in((out,)))
 
 
 def settled(events: list[int]) -> list[int]:
@@ -63,17 +72,18 @@ REMEMBERED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a view with steps": lambda: once_more(aten.as_strided.default, rows(), [2, 2], [12, 3], 3),
     "another dtype": lambda: once_more(aten._to_copy.default, rows(), dtype=torch.float32),
     "in place": lambda: once_more(aten.add_.Tensor, rows(), rows()),
+    "into what is given for it": lambda: once_more(aten.mm.out, rows(), rows().t(), out=torch.empty(4, 4, dtype=torch.bfloat16)),
     "several": lambda: once_more(aten.native_layer_norm.default, rows(), [6], None, None, 1e-5),
     "several views": lambda: once_more(aten.unbind.int, rows(), 1),
     "a list of tensors": lambda: once_more(aten.cat.default, [rows(), rows()], 1),
+    "nothing is given to it": lambda: once_more(aten.zeros.default, [2, 2], dtype=torch.int64, device=torch.device("cpu")),
     "a scalar": lambda: once_more(aten.mul.Tensor, torch.empty(3, dtype=torch.int64), 2.0),
 }
 NOT_REMEMBERED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "its length hangs on data": lambda: once_more(aten.index.Tensor, rows(), [torch.zeros(2, dtype=torch.long)]),
     "it becomes another": lambda: once_more(aten.t_.default, rows()),
     "a number that torch knows": lambda: once_more(aten.add.Tensor, torch.tensor(3), 1),
-    "into another's memory": lambda: once_more(aten.mm.out, rows(), rows().t(), out=torch.empty(4, 4, dtype=torch.bfloat16)),
-    "nothing is given to it": lambda: once_more(aten.zeros.default, [2, 2]),
+    "what is given for it is too small": lambda: once_more(aten.mm.out, rows(), rows().t(), out=torch.empty(0, dtype=torch.bfloat16)),
     "a tensor that is not fake": lambda: once_more(aten.add.Tensor, rows(), REAL),
 }
 REAL = torch.ones(4, 6)
@@ -98,10 +108,34 @@ def test_a_view_shares_its_operands_memory_and_a_result_has_its_own(func: Any, h
     with fake_mode():
         whole, other = rows(), rows()
         once_more(func, whole, *how)
-        view = remembered.again(remembered.key_of(func, (other, *how), {}), (other, *how))
+        view = again_of(func, other, *how)
         assert view.untyped_storage()._cdata == other.untyped_storage()._cdata != whole.untyped_storage()._cdata
         _, sum_of = once_more(aten.add.Tensor, whole, other)
         assert sum_of.untyped_storage()._cdata not in (whole.untyped_storage()._cdata, other.untyped_storage()._cdata)
+
+
+PLAIN = {"ids": REAL.long(), "scalars": REAL}
+NOT_PLAIN = {
+    "one number, which the mode keeps": torch.tensor([3]),
+    "part of another": REAL[1:],
+    "in another order": REAL.t(),
+    "learns": torch.nn.Parameter(REAL),
+}
+
+
+@pytest.mark.parametrize("what", PLAIN)
+def test_a_tensor_that_was_just_made_becomes_what_the_mode_makes_of_it(what: str) -> None:
+    with fake_mode() as mode:
+        ours, its = remembered.lifted(PLAIN[what], mode), aten.lift_fresh.default(PLAIN[what])
+        assert form(ours) == form(its)
+        assert ours.fake_mode is mode
+        assert ours.constant is its.constant is None
+
+
+@pytest.mark.parametrize("what", NOT_PLAIN)
+def test_what_the_mode_looks_at_more_closely_is_left_to_it(what: str) -> None:
+    with fake_mode() as mode:
+        assert remembered.lifted(NOT_PLAIN[what], mode) is remembered.UNKNOWN
 
 
 @pytest.mark.parametrize("lenient", [True, False])
@@ -136,7 +170,16 @@ def test_what_is_changed_in_place_stays_itself() -> None:
     with fake_mode():
         first, second = rows(), rows()
         once_more(aten.add_.Tensor, first, 1)
-        assert remembered.again(remembered.key_of(aten.add_.Tensor, (second, 1), {}), (second, 1)) is second
+        assert again_of(aten.add_.Tensor, second, 1) is second
+
+
+def test_what_is_written_into_stays_itself() -> None:
+    with fake_mode():
+        one, buffer, out = rows(), torch.empty(16, 16, dtype=torch.bfloat16), {"out": torch.empty(4, 4, dtype=torch.bfloat16)}
+        once_more(aten.mm.out, one, one.t(), **out)
+        part = {"out": buffer.view(-1)[:16].view(4, 4)}
+        assert again_of(aten.mm.out, one, one.t(), **out) is out["out"]
+        assert again_of(aten.mm.out, one, one.t(), **part) is remembered.UNKNOWN
 
 
 @pytest.mark.parametrize(("number", "dtype"), [(1, torch.int64), (1.0, torch.float32), (True, torch.int64)])
@@ -153,7 +196,7 @@ def test_the_default_dtype_is_looked_at() -> None:
         once_more(aten.div.Tensor, whole, whole)
         torch.set_default_dtype(torch.float64)
         try:
-            assert remembered.again(remembered.key_of(aten.div.Tensor, (whole, whole), {}), (whole, whole)) is remembered.UNKNOWN
+            assert again_of(aten.div.Tensor, whole, whole) is remembered.UNKNOWN
         finally:
             torch.set_default_dtype(torch.float32)
 
