@@ -137,10 +137,24 @@ def without_memory(tracker: Any, device: str) -> Iterator[None]:
     """Inside, every tensor is fake and the tracker sees what is done with it."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from .tracker import resizes_seen
-
     states = random_states_seen(tracker) if device == "cpu" else contextlib.nullcontext()  # a GPU's are kept on the host
-    with FakeTensorMode(allow_non_fake_inputs=True), tracker, resizes_seen(tracker), states:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # the tracker remembers; noting everything twice takes longer than it saves
+    with mode, tracker, resizes_seen(tracker), states:
+        yield
+
+
+@contextmanager
+def resizes_seen(tracker: Any) -> Iterator[None]:
+    """`UntypedStorage.resize_` is no operation, so it has to be told."""
+    plain = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, size: int) -> Any:
+        result = plain(storage, size)
+        tracker.resized(storage, size)
+        return result
+
+    with attribute(torch.UntypedStorage, "resize_", resize_):
         yield
 
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import CONSTANT_NUMEL_LIMIT, FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+from . import made
 from .operands import tensors_in
 
 aten = torch.ops.aten
@@ -28,6 +29,9 @@ _NO_TAGS = tuple(
     if (tag := getattr(torch.Tag, name, None)) is not None
 )
 _NEVER = frozenset(getattr(aten, name).default for name in ("lift", "lift_fresh", "lift_fresh_copy") if hasattr(aten, name))
+_PLAIN_WITHOUT_MASKS = frozenset({aten.index.Tensor})
+"""How long their results are hangs on data only where they are given a mask."""
+
 _VIEWS_THAT_AUTOGRAD_TAKES_FOR_NONE = frozenset({aten._unsafe_view.default})
 """A fake mode does not remember these; every linear layer asks one, and their memory is their operand's, as a view's is."""
 
@@ -60,9 +64,6 @@ _results: dict[Key, tuple[type, tuple[_Given, ...]] | None] = {}
 
 UNKNOWN = object()
 
-_noted: dict[Any, dict[str, Any]] = {}
-"""By device, what a fake tensor's class notes of a new one beside its mode."""
-
 
 def key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
     """What the result's form hangs on; None where that is more than what this looks at."""
@@ -79,7 +80,7 @@ def key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | N
 def again(key: Key, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> Any:
     """The result once more; UNKNOWN where there has been none yet."""
     remembered = _results.get(key)
-    return UNKNOWN if remembered is None else _made(remembered, _operands(args, kwargs), mode)
+    return UNKNOWN if remembered is None else _once_more(remembered, _operands(args, kwargs), mode)
 
 
 def note(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any) -> None:
@@ -89,16 +90,6 @@ def note(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mo
     if len(_results) >= MOST:
         _results.clear()
     _results[key] = _said(key, func, args, kwargs, mode, out)
-
-
-def lifted(real: Any, mode: Any) -> Any:
-    """What `torch.tensor` has just made, as a fake one; UNKNOWN for one that is no plain row of numbers, or whose only number
-    the mode keeps."""
-    plain = type(real) is torch.Tensor and real.layout is torch.strided and real.is_contiguous() and not real.requires_grad
-    if not plain or real.numel() <= CONSTANT_NUMEL_LIMIT or real.untyped_storage().nbytes() != real.nbytes:
-        return UNKNOWN
-    with torch._C._DisableTorchDispatch():
-        return _fake(mode, torch.empty(real.shape, dtype=real.dtype, device="meta"), real.device)
 
 
 def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
@@ -124,7 +115,7 @@ def _describe(values: Any, found: list[object]) -> bool:
     return True
 
 
-def _made(remembered: tuple[type, tuple[_Given, ...]], operands: Sequence[Any], mode: Any) -> Any:
+def _once_more(remembered: tuple[type, tuple[_Given, ...]], operands: Sequence[Any], mode: Any) -> Any:
     kind, several = remembered
     if kind is FakeTensor:
         return _one(several[0], operands, mode)
@@ -134,37 +125,16 @@ def _made(remembered: tuple[type, tuple[_Given, ...]], operands: Sequence[Any], 
 def _one(given: _Given, operands: Sequence[Any], mode: Any) -> Any:
     if given.device is None:
         return given.value if given.argument < 0 else operands[given.argument]
-    with torch._C._DisableTorchDispatch():
-        plain = torch.empty_strided(given.shape, given.stride, dtype=given.dtype, device="meta")
-        if given.argument >= 0:
-            plain.set_(operands[given.argument].untyped_storage(), given.offset, given.shape, given.stride)
-        return _fake(mode, plain, given.device)
-
-
-def _fake(mode: Any, plain: Any, device: Any) -> Any:
-    """A new fake tensor, as its class makes it: what that notes of one is the same for all, and noting takes it longest."""
-    if device not in _noted:
-        one = FakeTensor(mode, plain, device)
-        _noted[device] = {name: value for name, value in vars(one).items() if name != "fake_mode"}
-        return one
-    one = torch.Tensor._make_subclass(FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device)
-    _guard(mode, one)
-    vars(one).update(_noted[device], fake_mode=mode)
-    return one
-
-
-def _guard(mode: Any, one: Any) -> None:
-    """Against being read, as the mode has it."""
-    lenient = getattr(mode, "_allow_unsafe_data_ptr_access", False)
-    name = "_set_warn_deprecated_on_mutable_data_ptr" if lenient else "_set_throw_on_mutable_data_ptr"
-    getattr(torch._C, name, lambda _: None)(one)
+    if given.argument < 0:
+        return made.new(mode, given.shape, given.stride, given.dtype, given.device)
+    return made.view(mode, operands[given.argument], given.shape, given.stride, given.offset, given.dtype)
 
 
 def _said(
     key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any
 ) -> tuple[type, tuple[_Given, ...]] | None:
     kind = type(out)
-    if kind not in (FakeTensor, tuple, list) or not _is_plain(func):
+    if kind not in (FakeTensor, tuple, list) or not _is_plain(func, args):
         return None
     if key_of(func, args, kwargs) != key:  # it changed what it was given
         return None
@@ -175,7 +145,7 @@ def _said(
     if len(said) < len(given) or _share_memory([one for one, how in zip(several, said, strict=True) if how.is_new]):
         return None
     found = (kind, said)
-    once_more = _made(found, operands, mode)
+    once_more = _once_more(found, operands, mode)
     forms = [_form(one) for one in ([once_more] if kind is FakeTensor else once_more)]
     return found if forms == [_form(one) for one in several] else None
 
@@ -184,9 +154,13 @@ def _share_memory(tensors: Sequence[Any]) -> bool:
     return len({one.untyped_storage()._cdata for one in tensors}) < len(tensors)
 
 
-def _is_plain(func: Any) -> bool:
+def _is_plain(func: Any, args: Sequence[Any]) -> bool:
     """As the fake mode has it: a result whose form hangs on those of the operands, and whose memory is its own or a view's."""
-    if getattr(func, "namespace", None) not in ("aten", "prims") or func in _NEVER or any(tag in func.tags for tag in _NO_TAGS):
+    if getattr(func, "namespace", None) not in ("aten", "prims") or func in _NEVER:
+        return False
+    if func in _PLAIN_WITHOUT_MASKS:
+        return all(index.dtype not in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
+    if any(tag in func.tags for tag in _NO_TAGS):
         return False
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     is_view = getattr(func, "is_view", None)  # a torch that does not say is not relied on

@@ -26,6 +26,7 @@ from torch.utils.flop_counter import flop_registry
 from . import Untraceable, remembered, values
 from .ledger import Ledger
 from .operands import tensors_in
+from .told import told
 
 aten = torch.ops.aten
 
@@ -187,8 +188,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def _on_fakes(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is aten.lift_fresh.default and (fake := remembered.lifted(args[0], self._mode)) is not remembered.UNKNOWN:
-            return fake
+        if (known := told(func, args, kwargs, self._mode)) is not None:
+            return known
         key = remembered.key_of(func, args, kwargs)
         if key is not None and (once_more := remembered.again(key, args, kwargs, self._mode)) is not remembered.UNKNOWN:
             return once_more
@@ -270,6 +271,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
 
     def resized(self, storage: Any, size: int) -> None:
         """A storage that changed its size in place, as sharded parameters do."""
+        if self.paused or (storage._cdata not in self._live and storage.device.type != self._device):
+            return
         booked = self._booked(storage)
         if booked is None:
             if size:
@@ -382,21 +385,3 @@ def _plain(tree: Any) -> Iterator[Any]:
                 yield from _plain(getattr(leaf, name))
         else:
             yield leaf
-
-
-@contextmanager
-def resizes_seen(tracker: Tracker) -> Iterator[None]:
-    """`UntypedStorage.resize_` is no operation, so it has to be told."""
-    plain = torch.UntypedStorage.resize_
-
-    def resize_(storage: Any, size: int) -> Any:
-        result = plain(storage, size)
-        if not tracker.paused and (storage._cdata in tracker._live or storage.device.type == tracker._device):
-            tracker.resized(storage, size)
-        return result
-
-    torch.UntypedStorage.resize_ = resize_
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = plain

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from autotune.inside.tracing import remembered, values  # noqa: E402
+from autotune.inside.tracing import made, remembered, values  # noqa: E402
 from autotune.inside.tracing.ledger import Ledger  # noqa: E402
 from autotune.inside.tracing.operands import tensors_in  # noqa: E402
 from autotune.inside.tracing.tracker import Tracker  # noqa: E402
@@ -68,6 +68,7 @@ REMEMBERED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a product": lambda: once_more(aten.mm.default, rows(), rows().t()),
     "a view": lambda: once_more(aten.transpose.int, rows(), 0, 1),
     "a view that autograd takes for none": lambda: once_more(aten._unsafe_view.default, rows(), [2, 12]),
+    "rows at places": lambda: once_more(aten.index.Tensor, rows(), [torch.zeros(2, dtype=torch.long)]),
     "part of a row": lambda: once_more(aten.slice.Tensor, rows(), 1, 2, 5),
     "a view with steps": lambda: once_more(aten.as_strided.default, rows(), [2, 2], [12, 3], 3),
     "another dtype": lambda: once_more(aten._to_copy.default, rows(), dtype=torch.float32),
@@ -80,10 +81,11 @@ REMEMBERED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a scalar": lambda: once_more(aten.mul.Tensor, torch.empty(3, dtype=torch.int64), 2.0),
 }
 NOT_REMEMBERED: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "its length hangs on data": lambda: once_more(aten.index.Tensor, rows(), [torch.zeros(2, dtype=torch.long)]),
     "it becomes another": lambda: once_more(aten.t_.default, rows()),
     "a number that torch knows": lambda: once_more(aten.add.Tensor, torch.tensor(3), 1),
-    "what is given for it is too small": lambda: once_more(aten.mm.out, rows(), rows().t(), out=torch.empty(0, dtype=torch.bfloat16)),
+    "what is given for it is too small": lambda: once_more(
+        aten.mm.out, rows(), rows().t(), out=torch.empty(0, dtype=torch.bfloat16)
+    ),
     "a tensor that is not fake": lambda: once_more(aten.add.Tensor, rows(), REAL),
 }
 REAL = torch.ones(4, 6)
@@ -103,6 +105,14 @@ def test_what_its_form_does_not_tell_is_not_remembered(what: str) -> None:
         assert NOT_REMEMBERED[what]()[1] is remembered.UNKNOWN
 
 
+def test_what_hangs_on_data_is_not_remembered() -> None:
+    with fake_mode():
+        mask, places = torch.empty(4, dtype=torch.bool), torch.empty(2, dtype=torch.int64)
+        assert not remembered._is_plain(aten.nonzero.default, (rows(),))
+        assert not remembered._is_plain(aten.index.Tensor, (rows(), [mask]))
+        assert remembered._is_plain(aten.index.Tensor, (rows(), [None, places]))
+
+
 @pytest.mark.parametrize(("func", "how"), [(aten.transpose.int, (0, 1)), (aten._unsafe_view.default, ([2, 12],))])
 def test_a_view_shares_its_operands_memory_and_a_result_has_its_own(func: Any, how: tuple[Any, ...]) -> None:
     with fake_mode():
@@ -114,39 +124,15 @@ def test_a_view_shares_its_operands_memory_and_a_result_has_its_own(func: Any, h
         assert sum_of.untyped_storage()._cdata not in (whole.untyped_storage()._cdata, other.untyped_storage()._cdata)
 
 
-PLAIN = {"ids": REAL.long(), "scalars": REAL}
-NOT_PLAIN = {
-    "one number, which the mode keeps": torch.tensor([3]),
-    "part of another": REAL[1:],
-    "in another order": REAL.t(),
-    "learns": torch.nn.Parameter(REAL),
-}
-
-
-@pytest.mark.parametrize("what", PLAIN)
-def test_a_tensor_that_was_just_made_becomes_what_the_mode_makes_of_it(what: str) -> None:
-    with fake_mode() as mode:
-        ours, its = remembered.lifted(PLAIN[what], mode), aten.lift_fresh.default(PLAIN[what])
-        assert form(ours) == form(its)
-        assert ours.fake_mode is mode
-        assert ours.constant is its.constant is None
-
-
-@pytest.mark.parametrize("what", NOT_PLAIN)
-def test_what_the_mode_looks_at_more_closely_is_left_to_it(what: str) -> None:
-    with fake_mode() as mode:
-        assert remembered.lifted(NOT_PLAIN[what], mode) is remembered.UNKNOWN
-
-
 @pytest.mark.parametrize("lenient", [True, False])
 def test_a_fake_tensor_is_what_its_class_makes(lenient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "_noted", {})
+    monkeypatch.setattr(made, "_noted", {})
     device, modes = torch.device("cpu"), [fake_mode(), fake_mode()]
     for mode in modes:
         mode._allow_unsafe_data_ptr_access = lenient
         plain = [torch.empty(3, 4, device="meta") for _ in range(2)]
         with torch._C._DisableTorchDispatch():
-            ours, its = remembered._fake(mode, plain[0], device), torch._subclasses.FakeTensor(mode, plain[1], device)
+            ours, its = made._fake(mode, plain[0], device), torch._subclasses.FakeTensor(mode, plain[1], device)
         assert vars(ours) == vars(its)
         assert torch._C._dispatch_keys(ours) == torch._C._dispatch_keys(its)
         assert ours.fake_mode is mode

@@ -11,8 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autotune.inside.tracing import Untraceable  # noqa: E402
+from autotune.inside.tracing.fake import resizes_seen  # noqa: E402
 from autotune.inside.tracing.ledger import Ledger  # noqa: E402
-from autotune.inside.tracing.tracker import Tracker, resizes_seen  # noqa: E402
+from autotune.inside.tracing.tracker import Tracker  # noqa: E402
 
 KB = 1024
 
