@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.measurement import Phase
-from autotune.predict import swift
+from autotune.predict import compiled, swift
 from autotune.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.predict.course import Course, Integers, Walked, require_sound
 from autotune.predict.streams import OnStreams
@@ -117,13 +117,29 @@ class Track:
     ) -> Replay:
         """With the trace's own sizes, or with these."""
         sizes = self.sizes if sizes is None else sizes
-        if swift.is_there() and settings in (None, AllocatorSettings()):
-            walked, failure = self._swiftly(sizes, capacity_bytes)
-        else:
-            walked, failure = self._readably(sizes, settings, capacity_bytes)
+        walked, failure = self._walked(sizes, settings, capacity_bytes)
         held = tuple(self._held(row, walked.peaks[at], sizes) for at, row in enumerate(self._rows) if walked.seen[at])
         look = self._held(("optimizer", 0), walked.peaks[-1], sizes) if self._looks else None
         return Replay(phases=held, retries=int(walked.books[swift.RETRIES]), resting=look, out_of_memory=failure)
+
+    def reserved(
+        self, sizes: Integers, *, settings: AllocatorSettings | None = None, capacity_bytes: int | None = None
+    ) -> Mapping[Phase, int]:
+        """Nothing but what is reserved at most in each phase: what lies in it takes as long to tell as to replay."""
+        walked, _ = self._walked(sizes, settings, capacity_bytes)
+        found: dict[Phase, int] = {}
+        for at, (phase, _) in enumerate(self._rows):
+            if walked.seen[at]:
+                _, _, reserved, _ = walked.peaks[at]
+                found[phase] = max(int(reserved), found.get(phase, 0))
+        return found
+
+    def _walked(
+        self, sizes: Integers, settings: AllocatorSettings | None, capacity_bytes: int | None
+    ) -> tuple[Walked, OutOfMemory | None]:
+        if compiled.is_there() and settings in (None, AllocatorSettings()):
+            return self._swiftly(sizes, capacity_bytes)
+        return self._readably(sizes, settings, capacity_bytes)
 
     def _swiftly(self, sizes: Integers, capacity_bytes: int | None) -> tuple[Walked, OutOfMemory | None]:
         walked = swift.walk(self.course, sizes, len(self._rows), capacity_bytes)

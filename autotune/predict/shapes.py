@@ -6,6 +6,7 @@ everything else is arithmetic. A test holds the sums against the models that tra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -107,11 +108,16 @@ class Shape:
     def _hash(self) -> int:
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
+    @cached_property
+    def kinds(self) -> tuple[tuple[Layer, int], ...]:
+        """Layers that differ, and how many there are of each: most often all are alike."""
+        return tuple(Counter(self.layers).items())
+
     @property
     def parameters(self) -> int:
         return self.embedding + self.head + self.final_norm + self.towers + sum(layer.parameters for layer in self.layers)
 
-    @property
+    @cached_property
     def active_parameters(self) -> int:
         """Parameters that one token uses, the embedding's single row left out of account."""
         return self.head + self.final_norm + sum(layer.active for layer in self.layers)

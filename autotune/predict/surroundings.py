@@ -107,5 +107,5 @@ def _merge_bytes(composition: Composition, config: Mapping[str, object]) -> int:
     if composition["policy"].adapter_rank is None:
         return 0
     shape = shapes.shape(config)
-    widest = max(max(layer.width, layer.expert_width) for layer in shape.layers)
+    widest = max(max(layer.width, layer.expert_width) for layer, _ in shape.kinds)
     return MERGE_BYTES_PER_WEIGHT * shape.hidden * max(widest, shape.heads * shape.head_dim)

@@ -1,13 +1,10 @@
 """The allocator once more, in a form that compiles: thousands of traces in the time of a few.
 
 `allocator.CachingAllocator` is the readable one and knows all settings; this one knows torch's default settings, and a test
-holds the two against each other. numba compiles it and keeps the result on disk.
+holds the two against each other.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,14 +17,8 @@ from autotune.predict.allocator import (
     SMALL_REQUEST,
     SMALL_SEGMENT,
 )
+from autotune.predict.compiled import compiled, uncounted
 from autotune.predict.course import NONE, Course, Integers, Walked
-
-try:
-    import numba
-except ImportError:  # then the readable one does it all
-    numba = None
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 IN_USE, FREE = 0, 1
 
@@ -52,28 +43,34 @@ MOST_BYTES = 1 << 62
 """In all: what is more does not add up any more."""
 
 
-def is_there() -> bool:
-    return numba is not None
-
-
 def walk(course: Course, sizes: Integers, rows: int, capacity: int | None) -> Walked:
     """The peaks of every row. The course is a sound one; IndexError for sizes that are none."""
     if len(sizes) != len(course.streams) or sizes.min(initial=0) < 0 or sizes.sum(dtype=np.float64) > MOST_BYTES:
         raise IndexError("these sizes are not those of the course's allocations")
+    sizes = np.ascontiguousarray(sizes, dtype=np.int64)
     blocks = BLOCKS
     while True:  # once more with more blocks, where they did not suffice
-        walked = Walked(*_walk(*course, sizes, rows, blocks, NONE if capacity is None else capacity))
+        walked = _walked(course, sizes, rows, blocks, NONE if capacity is None else capacity)
         if walked.books[SPARES] >= 0:
             return walked
         blocks *= 4
 
 
-def _compiled(function: Function) -> Function:
-    """Without a check at each access, which takes twice as long as all the rest: `require_sound` and `walk` look before."""
-    return function if numba is None else numba.njit(cache=True, nogil=True)(function)
+def _walked(course: Course, sizes: Integers, rows: int, most: int, room: int) -> Walked:
+    """With room for so many blocks. All arrays are held here while the walk goes on."""
+    pools = 2 * (1 + int(course.streams.max(initial=0)))
+    blocks, lists = np.zeros((most, 6), dtype=np.int64), np.zeros((POOLS + pools, max(most, pools)), dtype=np.int64)
+    lists[BOOKS, SPARES], lists[BOOKS, ROOM] = most, room
+    lists[SPARE, :most] = np.arange(most)
+    holder = np.full(len(sizes), NONE, dtype=np.int64)
+    waiting = np.zeros(len(sizes) if course.waits.max(initial=NONE) > NONE else 0, dtype=np.int64)
+    peaks, seen = np.zeros((rows + 1, 4), dtype=np.int64), np.zeros(rows + 1, dtype=np.int64)
+    peaks[:, 3] = NONE
+    ran = bool(_walk(*course, sizes, blocks, lists, holder, waiting, peaks, seen))
+    return Walked(peaks, seen, lists[BOOKS, : ASKED + 1].copy(), ran)
 
 
-@_compiled
+@compiled
 def _place(heap: Heap, pool: int, size: int, address: int) -> int:
     """The first place in a pool's list that is not below this one."""
     blocks, lists = heap
@@ -88,7 +85,7 @@ def _place(heap: Heap, pool: int, size: int, address: int) -> int:
     return low
 
 
-@_compiled
+@compiled
 def _take_out(heap: Heap, pool: int, place: int) -> None:
     _, lists = heap
     for at in range(place, lists[LENGTHS, pool] - 1):
@@ -96,7 +93,7 @@ def _take_out(heap: Heap, pool: int, place: int) -> None:
     lists[LENGTHS, pool] -= 1
 
 
-@_compiled
+@compiled
 def _put_in(heap: Heap, block: int) -> None:
     blocks, lists = heap
     pool = blocks[block, POOL]
@@ -108,7 +105,7 @@ def _put_in(heap: Heap, block: int) -> None:
     lists[LENGTHS, pool] += 1
 
 
-@_compiled
+@compiled
 def _new_block(heap: Heap, address: int, size: int, pool: int) -> int:
     blocks, lists = heap
     lists[BOOKS, SPARES] -= 1
@@ -118,14 +115,14 @@ def _new_block(heap: Heap, address: int, size: int, pool: int) -> int:
     return int(block)
 
 
-@_compiled
+@compiled
 def _no_block(heap: Heap, block: int) -> None:
     _, lists = heap
     lists[SPARE, lists[BOOKS, SPARES]] = block
     lists[BOOKS, SPARES] += 1
 
 
-@_compiled
+@compiled
 def _shrink_into(heap: Heap, place: int, rest: int) -> None:
     """What is left of a free block takes its place in the list, or one below: most often none has to make way."""
     blocks, lists = heap
@@ -141,7 +138,7 @@ def _shrink_into(heap: Heap, place: int, rest: int) -> None:
     lists[POOLS + pool, at] = rest
 
 
-@_compiled
+@compiled
 def _grow_into(heap: Heap, place: int, block: int) -> None:
     """A block that has taken in the free one at this place takes its place in the list, or one above."""
     blocks, lists = heap
@@ -158,13 +155,13 @@ def _grow_into(heap: Heap, place: int, block: int) -> None:
     lists[POOLS + pool, at] = block
 
 
-@_compiled
+@compiled
 def _place_of(heap: Heap, block: int) -> int:
     blocks, _ = heap
     return _place(heap, blocks[block, POOL], blocks[block, SIZE], blocks[block, ADDRESS])
 
 
-@_compiled
+@compiled
 def _absorb(heap: Heap, block: int, other: int) -> None:
     """A free neighbour, which is in no list any more, becomes part of the block."""
     blocks, _ = heap
@@ -180,7 +177,7 @@ def _absorb(heap: Heap, block: int, other: int) -> None:
     _no_block(heap, other)
 
 
-@_compiled
+@compiled
 def _to_the_cache(heap: Heap, block: int) -> None:
     blocks, _ = heap
     before, after = blocks[block, BEFORE], blocks[block, AFTER]
@@ -202,7 +199,7 @@ def _to_the_cache(heap: Heap, block: int) -> None:
         _grow_into(heap, place, block)
 
 
-@_compiled
+@compiled
 def _empty_cache(heap: Heap, holder: Integers, waiting: Integers) -> None:
     """Every unused segment goes back to the driver, when all streams have passed."""
     blocks, lists = heap
@@ -221,7 +218,7 @@ def _empty_cache(heap: Heap, holder: Integers, waiting: Integers) -> None:
         lists[LENGTHS, pool] = kept
 
 
-@_compiled
+@compiled
 def _come_back(heap: Heap, holder: Integers, waiting: Integers, number: int) -> None:
     """Another stream has passed."""
     if waiting[number]:
@@ -229,7 +226,7 @@ def _come_back(heap: Heap, holder: Integers, waiting: Integers, number: int) -> 
         _to_the_cache(heap, holder[number])
 
 
-@_compiled
+@compiled
 def _segment(size: int) -> int:
     if size <= SMALL_REQUEST:
         return SMALL_SEGMENT
@@ -238,7 +235,7 @@ def _segment(size: int) -> int:
     return -(-size // SEGMENT_ROUNDING) * SEGMENT_ROUNDING
 
 
-@_compiled
+@compiled
 def _fresh(heap: Heap, holder: Integers, waiting: Integers, pool: int, size: int) -> int:
     """A block of a new segment, with the cache given back for it where it must be; -1 where there is no room even then."""
     _, lists = heap
@@ -255,7 +252,7 @@ def _fresh(heap: Heap, holder: Integers, waiting: Integers, pool: int, size: int
     return block
 
 
-@_compiled
+@compiled
 def _cut(heap: Heap, block: int, size: int) -> int:
     """The block's rest, which is a block of its own from now on, in no list yet."""
     blocks, _ = heap
@@ -267,14 +264,14 @@ def _cut(heap: Heap, block: int, size: int) -> int:
     return rest
 
 
-@_compiled
+@compiled
 def _is_cut(whole: int, size: int) -> bool:
     """Whether a block of this size is split for so much."""
     rest = whole - size
     return rest >= MIN_BLOCK if size <= SMALL_REQUEST else rest > LEAST_LARGE_REMAINDER
 
 
-@_compiled
+@compiled
 def _malloc(heap: Heap, holder: Integers, waiting: Integers, number: int, request: int, stream: int) -> bool:
     """Whether there was room."""
     blocks, lists = heap
@@ -303,7 +300,7 @@ def _malloc(heap: Heap, holder: Integers, waiting: Integers, number: int, reques
     return True
 
 
-@_compiled
+@compiled
 def _note(peaks: Integers, row: int, lists: Integers, event: int) -> None:
     if lists[BOOKS, ALLOCATED] > peaks[row, 1]:
         peaks[row, 1], peaks[row, 3] = lists[BOOKS, ALLOCATED], event
@@ -311,16 +308,7 @@ def _note(peaks: Integers, row: int, lists: Integers, event: int) -> None:
     peaks[row, 2] = max(peaks[row, 2], lists[BOOKS, RESERVED])
 
 
-@_compiled
-def _heap(streams: Integers, most: int, room: int) -> Heap:
-    pools = 2 * (1 + (streams.max() if len(streams) else 0))
-    lists = np.zeros((POOLS + pools, max(most, pools)), np.int64)
-    lists[BOOKS, SPARES], lists[BOOKS, ROOM] = most, room
-    lists[SPARE, :most] = np.arange(most)
-    return np.zeros((most, 6), np.int64), lists
-
-
-@_compiled
+@compiled
 def _due(waits: Integers) -> tuple[Integers, Integers]:
     """For each allocation the first of those that come back before it, and for each of those the next. What waits for one
     beyond the last is never back."""
@@ -332,7 +320,7 @@ def _due(waits: Integers) -> tuple[Integers, Integers]:
     return due, following
 
 
-@_compiled
+@compiled
 def _walk(
     events: Integers,
     starts: Integers,
@@ -342,17 +330,18 @@ def _walk(
     streams: Integers,
     waits: Integers,
     requests: Integers,
-    rows: int,
-    most: int,
-    room: int,
-) -> tuple[Integers, Integers, Integers, bool]:
-    heap, holder = _heap(streams, most, room), np.full(len(requests), NONE)
-    blocks, lists = heap
-    several = bool(waits.max() >= 0) if len(waits) else False
+    blocks: Integers,
+    lists: Integers,
+    holder: Integers,
+    waiting: Integers,
+    peaks: Integers,
+    seen: Integers,
+) -> bool:
+    """Whether there was room for all of it. What is handed on at each event is handed on uncounted."""
+    blocks, lists = heap = uncounted(blocks), uncounted(lists)
+    holder, waiting, peaks = uncounted(holder), uncounted(waiting), uncounted(peaks)
+    rows, several = len(seen) - 1, len(waiting) > 0
     due, following = _due(waits if several else waits[:0])
-    waiting = np.zeros(len(requests) if several else 0, np.int64)
-    peaks, seen = np.zeros((rows + 1, 4), np.int64), np.zeros(rows + 1, np.int64)
-    peaks[:, 3] = NONE
     for stretch in range(len(starts)):
         start = starts[stretch]
         if stretch < len(belongs) and emptied[stretch]:
@@ -382,6 +371,6 @@ def _walk(
                 _come_back(heap, holder, waiting, back)
                 back = following[back]
             if requests[number] and not _malloc(heap, holder, waiting, number, requests[number], streams[number]):
-                return peaks, seen, lists[BOOKS, : ASKED + 1].copy(), False
+                return False
             _note(peaks, row, lists, at)
-    return peaks, seen, lists[BOOKS, : ASKED + 1].copy(), True
+    return True

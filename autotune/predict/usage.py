@@ -131,13 +131,12 @@ class Stage:
 
     def _used(self) -> Usage:
         with ThreadPoolExecutor(1) as beside:  # compiled, a replay holds no lock, and a second core is often there
-            later = beside.submit(self._replay, self._shorter_first(), None)
+            later = beside.submit(self._track.reserved, self._shorter_first(), settings=self._around.settings)
             plain = self._replay(self._sizes, None)
             return _as_usage(plain, later.result())
 
     def _squeezed(self, capacity_bytes: int) -> Usage:
-        plain = self._replay(self._sizes, capacity_bytes)
-        return _as_usage(plain, plain)
+        return _as_usage(self._replay(self._sizes, capacity_bytes), {})
 
     def _replay(self, sizes: Integers, capacity_bytes: int | None) -> Replay:
         return self._track.replay(sizes, settings=self._around.settings, capacity_bytes=capacity_bytes)
@@ -149,10 +148,10 @@ class Stage:
         return sizes
 
 
-def _as_usage(plain: Replay, shorter: Replay) -> Usage:
+def _as_usage(plain: Replay, after_shorter: Mapping[Phase, int]) -> Usage:
     rest = plain.resting or plain.phases[-1]
     return Usage(
-        phases=tuple(_by_phase(plain, shorter)),
+        phases=tuple(_by_phase(plain, after_shorter)),
         resting=_use(rest, [rest], 0),
         loaded_bytes=_loaded(plain),
         retries=plain.retries,
@@ -181,17 +180,14 @@ def _of_first_batches(trace: Trace) -> Integers:
     return np.array([number for number in made if trace.parts[number] in shrinking], dtype=np.int64)
 
 
-def _by_phase(plain: Replay, shorter: Replay) -> Iterator[PhaseUse]:
+def _by_phase(plain: Replay, after_shorter: Mapping[Phase, int]) -> Iterator[PhaseUse]:
     """The highest of each phase's occurrences; of equal ones the latest, which has the optimizer's state."""
     order: dict[Phase, list[Held]] = {}
     for held in plain.phases:
         order.setdefault(held.phase, []).append(held)
-    higher: dict[Phase, int] = {}
-    for held in shorter.phases:
-        higher[held.phase] = max(held.reserved_bytes, higher.get(held.phase, 0))
     for phase, several in order.items():
         top = max(reversed(several), key=lambda held: held.allocated_bytes)
-        yield _use(top, several, higher.get(phase, 0))
+        yield _use(top, several, after_shorter.get(phase, 0))
 
 
 def _use(top: Held, several: list[Held], higher: int) -> PhaseUse:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.predict import swift
+from autotune.predict import compiled, swift
 from autotune.predict.replay import Track
 from autotune.trace import Trace
 from autotune.units import KIB, MIB
@@ -41,7 +41,7 @@ def written(sequence: list[int]) -> tuple[Trace, set[int]]:
 def both(track: Track, capacity: int | None, patched: pytest.MonkeyPatch) -> list[object]:
     swiftly = track.replay(capacity_bytes=capacity)
     with patched.context() as without:
-        without.setattr(swift, "numba", None)
+        without.setattr(compiled, "numba", None)
         readably = track.replay(capacity_bytes=capacity)
     return [(dataclasses.replace(one, out_of_memory=None), str(one.out_of_memory)) for one in (swiftly, readably)]
 

@@ -9,7 +9,7 @@ events in `B` that the short one lacks: those come again with each repetition.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
@@ -17,9 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.predict.pieces.aligning import aligned
-from autotune.predict.pieces.blocks import Integers, Key, NotUniform, Stretch
+from autotune.predict.pieces.blocks import Integers, NotUniform, Stretch
 from autotune.predict.pieces.grown import grown, kinds
 from autotune.predict.pieces.laid import Laid
+from autotune.predict.pieces.repetitions import counted, falling, layer_of
 from autotune.trace import Mark, Parameter, Trace, Usage
 
 Repetition = tuple[int, int]
@@ -50,6 +51,14 @@ class Made(NamedTuple):
     offset: int
 
 
+class _Related(NamedTuple):
+    """What two repetitions refer to at one of their events."""
+
+    to: str
+    below: Made
+    above: Made
+
+
 def stretched(short: Trace, longer: Trace | None, stretch: Stretch) -> Long:
     """NotUniform where the longer model is not the short one with its middle layers repeated."""
     if longer is None or not stretch.copies:
@@ -65,11 +74,11 @@ class _Stretching:
         once = list(replace(stretch, copies=1).order(short.keys))
         if len(once) != len(longer.spans):
             raise NotUniform(f"{len(longer.spans)} stretches where {len(once)} were expected")
-        self.falling = _falling(short.keys)
+        self.falling = falling(short.keys)
         self.group = {place for place, again in once if again}
-        self.blocks = {self._repetition(*one, 1): number for number, one in enumerate(_counted(once))}
+        self.blocks = {self._repetition(*one, 1): number for number, one in enumerate(counted(once))}
         self.home = {number: repetition for repetition, number in self.blocks.items()}
-        self.order = [self._repetition(*one, self.copies) for one in _counted(list(stretch.order(short.keys)))]
+        self.order = [self._repetition(*one, self.copies) for one in counted(list(stretch.order(short.keys)))]
         self.extra: set[int] = set()
         """The longer model's allocations that the short one lacks, outside of blocks that repeat."""
         self.twins: dict[int, tuple[int, int]] = {}
@@ -77,6 +86,7 @@ class _Stretching:
         for number, (place, _) in self.home.items():
             self._compare(number, place)
         self._frees: dict[int, set[int]] = {}
+        self._relations: dict[tuple[int, int], _Related] = {}
         self.numbers: dict[tuple[Repetition, int, int], int] = {}
         """Of the long trace, by block, by the event that makes it, and by copy."""
         self.events: list[int] = []
@@ -210,26 +220,40 @@ class _Stretching:
                 return self._long((made.place, copy or (self.copies if made.instance else 0)), made.offset)
             return self._long((made.place, 0), made.offset)
         assert offset is not None
-        lower, upper = (self._freed_at(place, at, offset) for at in (0, 1))
-        return self._between(instance, lower, upper)
+        return self._between(instance, self._freed_at(place, 0, offset), self._freed_at(place, 1, offset))
 
     def _freed_at(self, place: int, instance: int, offset: int) -> int:
         return abs(self.longer.events[self.longer.spans[self.blocks[place, instance]].start + offset]) - 1
 
     def _between(self, instance: int, lower: int, upper: int) -> int:
         """What two repetitions refer to, told for any."""
-        below, above = self._made(lower), self._made(upper)
-        if upper in self.extra:
-            if instance:
-                return self._long((above.place, 0), above.offset, instance)
-            return self._long((below.place, 0), below.offset)
-        inner = [made.place in self.group for made in (below, above)]
-        if all(inner) and below.place == above.place and below.instance + 1 == above.instance:
+        to, below, above = self._related(lower, upper)
+        if to == "a copy":
+            first = (below.place, 0), below.offset
+            return self._long((above.place, 0), above.offset, instance) if instance else self._long(*first)
+        if to == "its own":
             return self._long((below.place, instance), below.offset)
-        if inner[1] and above.instance == 0:  # the one before
+        if to == "the one before":
             return self._long((above.place, instance - 1), above.offset) if instance else self._plain(below)
-        if inner[0] and below.instance == 1:  # the one behind
-            return self._long((below.place, instance + 1), below.offset) if instance < self.copies else self._plain(above)
+        return self._long((below.place, instance + 1), below.offset) if instance < self.copies else self._plain(above)
+
+    def _related(self, lower: int, upper: int) -> _Related:
+        """Whose allocation a repetition refers to. The same two are asked about for every repetition."""
+        if (lower, upper) not in self._relations:
+            below, above = self._made(lower), self._made(upper)
+            self._relations[lower, upper] = _Related(self._refers_to(below, above, is_extra=upper in self.extra), below, above)
+        return self._relations[lower, upper]
+
+    def _refers_to(self, below: Made, above: Made, *, is_extra: bool) -> str:
+        inner = [made.place in self.group for made in (below, above)]
+        if is_extra:
+            return "a copy"
+        if all(inner) and below.place == above.place and below.instance + 1 == above.instance:
+            return "its own"
+        if inner[1] and above.instance == 0:
+            return "the one before"
+        if inner[0] and below.instance == 1:
+            return "the one behind"
         raise NotUniform("a layer gives back what its neighbours do not")
 
     def _plain(self, made: Made) -> int:
@@ -311,7 +335,7 @@ class _Stretching:
         ours, theirs = self.short.trace.usage, self.longer.trace.usage
         if ours is None or theirs is None:
             return None
-        inner = {_layer_of(self.short.keys[place]) for place in self.group}
+        inner = {layer_of(self.short.keys[place]) for place in self.group}
         period = self.longer.trace.layers - self.short.trace.layers
         parameters, modules = grown(ours, theirs, {layer + period for layer in inner if layer is not None}, self.copies - 1)
         return replace(theirs, parameters=self._numbered(parameters), modules=modules, uses=tuple(self.uses))
@@ -330,37 +354,6 @@ class _Stretching:
                 raise NotUniform("parameters are made in another order")
             found.append(one if one.number is None else replace(one, number=made[kind].pop(0)))
         return tuple(found)
-
-
-def _counted(order: Sequence[tuple[int, bool]]) -> Iterator[tuple[int, int]]:
-    """Each place with how often it came before."""
-    seen: dict[int, int] = defaultdict(int)
-    for place, _ in order:
-        yield place, seen[place]
-        seen[place] += 1
-
-
-def _falling(keys: Sequence[Key]) -> set[int]:
-    """Blocks of stays in which layers run from the last to the first."""
-    found: set[int] = set()
-    for _, several in groupby(enumerate(keys), lambda one: _stay(one[1])):
-        before: int | None = None
-        latest: int | None = None
-        for place, key in several:
-            of = _layer_of(key)
-            if of != latest and of is not None:
-                before, latest = latest, of
-            if of is not None and before is not None and before > of:
-                found.add(place)
-    return found
-
-
-def _layer_of(key: Key) -> int | None:
-    return key.layer if key.layer is not None else key.after
-
-
-def _stay(key: Key) -> tuple[object, ...]:
-    return key.phase, key.step, key.run
 
 
 def _require_sound(trace: Trace) -> None:

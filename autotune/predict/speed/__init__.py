@@ -210,4 +210,4 @@ def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, o
 
 def _names_per_layer(shape: shapes.Shape) -> int:
     """Matrices and norms of a layer; biases and experts come as they are counted by the model: this is a lower middle."""
-    return 9 if not any(layer.experts for layer in shape.layers) else 12
+    return 9 if not any(layer.experts for layer, _ in shape.kinds) else 12

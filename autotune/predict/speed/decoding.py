@@ -60,7 +60,7 @@ def _prefill(writing: Writing, shape: Shape, device: Ceilings) -> Estimate:
     prompts = writing.prompts if writing.by_engine else writing.sequences
     tokens = prompts * writing.prompt_length
     products = 2.0 * tokens * (shape.active_parameters - shape.head) + 2.0 * prompts * shape.hidden * shape.vocabulary
-    attention = sum(_attention(shape, layer, writing.prompt_length) for layer in shape.layers) * prompts
+    attention = sum(count * _attention(shape, layer, writing.prompt_length) for layer, count in shape.kinds) * prompts
     work = computing({writing.dtype: (products + attention) / writing.tensor_parallel}, device)
     passes = max(1.0, tokens / TRL_BATCHED_TOKENS) if writing.by_engine else 1.0
     return longer(work, moving(passes * _weight_bytes(writing, shape), device))
@@ -81,7 +81,8 @@ def _step(writing: Writing, shape: Shape, device: Ceilings, together: int) -> Es
     """One token of each running sequence, at half of its completion."""
     length = writing.prompt_length + writing.completion_length / 2
     size = dtype_bytes(writing.dtype)
-    cache = together * sum(_cache_read(shape, layer, length, by_engine=writing.by_engine) for layer in shape.layers) * size
+    read = sum(count * _cache_read(shape, layer, length, by_engine=writing.by_engine) for layer, count in shape.kinds)
+    cache = together * read * size
     weights = _weight_bytes(writing, shape, together)
     products = 2.0 * together * shape.active_parameters / writing.tensor_parallel
     reading = moving(weights, device, share="decode_memory_share") + _going_through(cache, writing, device)
@@ -116,7 +117,7 @@ def _weight_bytes(writing: Writing, shape: Shape, together: int | None = None) -
     size = dtype_bytes(writing.dtype)
     outside = (shape.head or shape.embedding) * size
     per_weight = quantised_bytes(writing.quantised_bits, quantisation(writing.config)) if writing.quantised_bits else size
-    inside = sum(_read(layer, together) for layer in shape.layers) * per_weight
+    inside = sum(count * _read(layer, together) for layer, count in shape.kinds) * per_weight
     return (outside + inside) / writing.tensor_parallel
 
 
