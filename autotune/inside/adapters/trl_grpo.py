@@ -8,6 +8,7 @@ loop), trl_evaluation, trl_material (prompts and rewards), trl_versions (what di
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import importlib.metadata
@@ -60,13 +61,17 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
 
 
 def installed(packages: list[str]) -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in packages:
-        try:
-            found[name.removesuffix("-cpu")] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    versions = {name.removesuffix("-cpu"): version for name in packages if (version := _version(name)) is not None}
+    return {"python": platform.python_version(), **versions}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    """Read once: a package does not change under the process that has imported it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _import_model_code(load: Mapping[str, Any]) -> None:

@@ -59,10 +59,26 @@ class _Given(NamedTuple):
         return self.device is not None and self.argument < 0
 
 
-_results: dict[Key, tuple[type, tuple[_Given, ...]] | None] = {}
-"""None where it cannot be said in these words."""
+class Remembered:
+    """What an operation gave on operands of one form."""
 
-UNKNOWN = object()
+    __slots__ = ("_given", "_kind", "amounts")
+
+    def __init__(self, kind: type, given: Sequence[_Given]) -> None:
+        self._kind, self._given = kind, tuple(given)
+        self.amounts: dict[Any, Any] = {}
+        """Whatever else follows from the form, for whom it is too long to find out each time."""
+
+    def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> Any:
+        """The same of these operands."""
+        operands = _operands(args, kwargs)
+        if self._kind is FakeTensor:
+            return _one(self._given[0], operands, mode)
+        return self._kind(_one(given, operands, mode) for given in self._given)
+
+
+_results: dict[Key, Remembered | None] = {}
+"""None where it cannot be said in these words."""
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
@@ -77,19 +93,18 @@ def key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | N
     return tuple(found)
 
 
-def again(key: Key, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> Any:
-    """The result once more; UNKNOWN where there has been none yet."""
-    remembered = _results.get(key)
-    return UNKNOWN if remembered is None else _once_more(remembered, _operands(args, kwargs), mode)
+def find(key: Key) -> Remembered | None:
+    """None where there has been none yet."""
+    return _results.get(key)
 
 
-def note(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any) -> None:
+def note(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any) -> Remembered | None:
     """What it gave, if it can be told from the key alone."""
-    if key in _results:
-        return
-    if len(_results) >= MOST:
-        _results.clear()
-    _results[key] = _said(key, func, args, kwargs, mode, out)
+    if key not in _results:
+        if len(_results) >= MOST:
+            _results.clear()
+        _results[key] = _said(key, func, args, kwargs, mode, out)
+    return _results[key]
 
 
 def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
@@ -115,13 +130,6 @@ def _describe(values: Any, found: list[object]) -> bool:
     return True
 
 
-def _once_more(remembered: tuple[type, tuple[_Given, ...]], operands: Sequence[Any], mode: Any) -> Any:
-    kind, several = remembered
-    if kind is FakeTensor:
-        return _one(several[0], operands, mode)
-    return kind(_one(given, operands, mode) for given in several)
-
-
 def _one(given: _Given, operands: Sequence[Any], mode: Any) -> Any:
     if given.device is None:
         return given.value if given.argument < 0 else operands[given.argument]
@@ -130,9 +138,7 @@ def _one(given: _Given, operands: Sequence[Any], mode: Any) -> Any:
     return made.view(mode, operands[given.argument], given.shape, given.stride, given.offset, given.dtype)
 
 
-def _said(
-    key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any
-) -> tuple[type, tuple[_Given, ...]] | None:
+def _said(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any) -> Remembered | None:
     kind = type(out)
     if kind not in (FakeTensor, tuple, list) or not _is_plain(func, args):
         return None
@@ -144,8 +150,8 @@ def _said(
     said = tuple(one for one in given if one is not None)
     if len(said) < len(given) or _share_memory([one for one, how in zip(several, said, strict=True) if how.is_new]):
         return None
-    found = (kind, said)
-    once_more = _once_more(found, operands, mode)
+    found = Remembered(kind, said)
+    once_more = found.again(args, kwargs, mode)
     forms = [_form(one) for one in ([once_more] if kind is FakeTensor else once_more)]
     return found if forms == [_form(one) for one in several] else None
 

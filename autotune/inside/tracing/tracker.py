@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from . import Untraceable, remembered, values
+from .amounts import Amounts, amounts_of
 from .ledger import Ledger
-from .operands import tensors_in
+from .remembered import Remembered
 from .told import told
 
 aten = torch.ops.aten
@@ -153,11 +154,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if self._donated is not None:
             self._settle_donation()
-        out = self._run(func, args, kwargs)
+        out, known = self._run(func, args, kwargs)
         if self.paused:
             return out
         if about.launches:
-            self._count(about, args, kwargs, out)
+            self._count(amounts_of(about.flops, known, args, kwargs, out))
         if about.is_heir and self._reuses_its_operand(func, args) and self._book_in_place(args[0], out):
             return out
         for tensor in _plain(out):
@@ -170,41 +171,41 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         found = self._known[id(func)] = _About(func, self._workspaces.get(func))
         return found
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The operation on fake tensors; where its result hangs on data, the data that are known, or else a guess."""
+    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Remembered | None]:
+        """The operation on fake tensors; where its result hangs on data, the data that are known, or else a guess; and
+        what is remembered of operands of such forms."""
         if func is aten._local_scalar_dense.default:
-            return values.scalar(args[0])
+            return values.scalar(args[0]), None
         if func in (aten.equal.default, aten.is_nonzero.default):
-            known = values.really(func, args, kwargs)
-            return True if known is None else known
+            real = values.really(func, args, kwargs)
+            return True if real is None else real, None
         if func in (aten.nonzero.default, aten.masked_select.default):
-            return self._of_guessed_length(func, args)
-        if func is aten.index.Tensor and any(_is_mask(index) for index in args[1]):
+            return self._of_guessed_length(func, args), None
+        masked = func in (aten.index.Tensor, aten.index_put_.default) and any(_is_mask(index) for index in args[1])
+        if masked and func is aten.index_put_.default:
+            return args[0], None
+        if masked:
             args = (args[0], self._as_positions(args[1]), *args[2:])
-        if func is aten.index_put_.default and any(_is_mask(index) for index in args[1]):
-            return args[0]
-        out = self._on_fakes(func, args, kwargs)
+        out, known = self._on_fakes(func, args, kwargs)
         values.learn(func, args, kwargs, out)
-        return out
+        return out, None if masked else known
 
-    def _on_fakes(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if (known := told(func, args, kwargs, self._mode)) is not None:
-            return known
+    def _on_fakes(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Remembered | None]:
+        if (row := told(func, args, kwargs, self._mode)) is not None:
+            return row, None
         key = remembered.key_of(func, args, kwargs)
-        if key is not None and (once_more := remembered.again(key, args, kwargs, self._mode)) is not remembered.UNKNOWN:
-            return once_more
+        if key is not None and (known := remembered.find(key)) is not None:
+            return known.again(args, kwargs, self._mode), known
         try:
             out = func(*args, **kwargs)
         except fake_tensor.UnsupportedFakeTensorException as error:
             raise Untraceable(f"{func} cannot be followed without data: {error}") from error
         except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException) as error:
-            known = values.really(func, args, kwargs)
-            if known is None:
+            real = values.really(func, args, kwargs)
+            if real is None:
                 raise Untraceable(f"what {func} gives depends on data") from error
-            return known
-        if key is not None:
-            remembered.note(key, func, args, kwargs, self._mode, out)
-        return out
+            return real, None
+        return out, None if key is None else remembered.note(key, func, args, kwargs, self._mode, out)
 
     def _length_of(self, mask: Any) -> int:
         """How many elements are set."""
@@ -235,24 +236,17 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             positions += places
         return positions
 
-    def _count(self, about: _About, args: Any, kwargs: Any, out: Any) -> None:
+    def _count(self, amounts: Amounts) -> None:
         phase = self.ledger.phase
-        operands = tensors_in((*args, *kwargs.values()))
-        results = tensors_in((out,))
-        in_layer = self.ledger.layer is not None
-        moved = sum([leaf.numel() * leaf.element_size() for leaf in (*operands, *results)])
-        self.moved[phase] += moved
+        self.moved[phase] += amounts.moved_bytes
         self.kernels[phase] += 1
-        if in_layer:
-            self.in_layers[phase, "moved_bytes"] += moved
+        if amounts.dtype:
+            self.flops[phase, amounts.dtype] += amounts.flops
+        if self.ledger.layer is not None:
+            self.in_layers[phase, "moved_bytes"] += amounts.moved_bytes
             self.in_layers[phase, "kernels"] += 1
-        if about.flops is not None and operands:
-            dtype = str(operands[0].dtype).removeprefix("torch.")
-            plain = [value for value in args if not isinstance(value, torch.dtype)]  # products that say what they add up in
-            flops = about.flops(*plain, **kwargs, out_val=out)
-            self.flops[phase, dtype] += flops
-            if in_layer:
-                self.in_layers[phase, dtype] += flops
+            if amounts.dtype:
+                self.in_layers[phase, amounts.dtype] += amounts.flops
 
     # Storages.
 

@@ -19,6 +19,8 @@ from autotune.inside.tracing.tracker import Tracker  # noqa: E402
 
 aten = torch.ops.aten
 
+UNKNOWN = object()
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -41,13 +43,14 @@ def once_more(func: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     key = remembered.key_of(func, args, kwargs)
     out = func(*args, **kwargs)
     if key is None:
-        return out, remembered.UNKNOWN
+        return out, UNKNOWN
     remembered.note(key, func, args, kwargs, mode_of(out), out)
     return out, again_of(func, *args, **kwargs)
 
 
 def again_of(func: Any, *args: Any, **kwargs: Any) -> Any:
-    return remembered.again(remembered.key_of(func, args, kwargs), args, kwargs, mode_of(torch.empty(0)))
+    known = remembered.find(remembered.key_of(func, args, kwargs))
+    return UNKNOWN if known is None else known.again(args, kwargs, mode_of(torch.empty(0)))
 
 
 def mode_of(out: Any) -> Any:
@@ -95,14 +98,14 @@ REAL = torch.ones(4, 6)
 def test_a_second_time_it_is_the_same(what: str) -> None:
     with fake_mode():
         out, again = REMEMBERED[what]()
-        assert again is not remembered.UNKNOWN
+        assert again is not UNKNOWN
         assert form(again) == form(out)
 
 
 @pytest.mark.parametrize("what", NOT_REMEMBERED)
 def test_what_its_form_does_not_tell_is_not_remembered(what: str) -> None:
     with fake_mode():
-        assert NOT_REMEMBERED[what]()[1] is remembered.UNKNOWN
+        assert NOT_REMEMBERED[what]()[1] is UNKNOWN
 
 
 def test_what_hangs_on_data_is_not_remembered() -> None:
@@ -148,7 +151,7 @@ def test_memory_that_was_given_back_is_not_asked_for_by_a_view_of_it() -> None:
         whole = rows()
         once_more(aten.transpose.int, whole, 0, 1)
         whole.untyped_storage().resize_(0)
-        assert once_more(aten.transpose.int, whole, 0, 1)[1] is remembered.UNKNOWN
+        assert once_more(aten.transpose.int, whole, 0, 1)[1] is UNKNOWN
         assert whole.untyped_storage().nbytes() == 0
 
 
@@ -165,7 +168,7 @@ def test_what_is_written_into_stays_itself() -> None:
         once_more(aten.mm.out, one, one.t(), **out)
         part = {"out": buffer.view(-1)[:16].view(4, 4)}
         assert again_of(aten.mm.out, one, one.t(), **out) is out["out"]
-        assert again_of(aten.mm.out, one, one.t(), **part) is remembered.UNKNOWN
+        assert again_of(aten.mm.out, one, one.t(), **part) is UNKNOWN
 
 
 @pytest.mark.parametrize(("number", "dtype"), [(1, torch.int64), (1.0, torch.float32), (True, torch.int64)])
@@ -182,7 +185,7 @@ def test_the_default_dtype_is_looked_at() -> None:
         once_more(aten.div.Tensor, whole, whole)
         torch.set_default_dtype(torch.float64)
         try:
-            assert again_of(aten.div.Tensor, whole, whole) is remembered.UNKNOWN
+            assert again_of(aten.div.Tensor, whole, whole) is UNKNOWN
         finally:
             torch.set_default_dtype(torch.float32)
 
