@@ -299,7 +299,7 @@ def test_a_killed_keeper_is_a_fault_of_the_rig_and_takes_its_ranks_along(local: 
 def test_two_ranks_are_measured_as_one(tmp_path: Path) -> None:
     made = executor(tmp_path, ranks=2)
     try:
-        script = (phase("rollout"), {"do": "hold", "mib": 20}, {"do": "sleep", "seconds": 0.2, "rank": 1})
+        script = (phase("rollout"), {"do": "hold", "mib": 20}, {"do": "meet"}, {"do": "sleep", "seconds": 0.2, "rank": 1})
         both = measure(made, toy(*script))
         assert both.outcome is Outcome.OK
         assert both.worst is not None

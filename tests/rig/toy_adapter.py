@@ -168,6 +168,22 @@ def _spin_for(step, loaded, stage):
         pass
 
 
+def _meet(step, loaded, stage):
+    """Neither of two ranks goes on before the other has come this far."""
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if stage.rank == 0:
+        with socket.create_server(address) as server:
+            server.accept()[0].sendall(b"!")
+        return
+    for _ in range(3000):
+        try:
+            with socket.create_connection(address) as connection:
+                connection.recv(1)
+                return
+        except OSError:
+            time.sleep(0.01)
+
+
 def _peer(step, loaded, stage):
     """Rank 0 waits for a word of rank 1 that never comes, as in a collective."""
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -194,6 +210,6 @@ def _write(step, loaded, stage):
 
 _ACTIONS = {
     "phase": _phase, "hold": _hold, "map": _map, "share": _share, "leak": _leak, "torch": _torch, "sleep": _sleep, "raise": _raise,
-    "exit": _exit, "kill": _kill, "grandchild": _grandchild, "print": _print, "say": _say, "garble": _garble, "spin": _spin, "spin_for": _spin_for, "peer": _peer,
+    "exit": _exit, "kill": _kill, "grandchild": _grandchild, "print": _print, "say": _say, "garble": _garble, "spin": _spin, "spin_for": _spin_for, "peer": _peer, "meet": _meet,
     "write": _write,
 }  # fmt: skip
