@@ -2,9 +2,10 @@
 
     make bench-screening
 
-No GPU, no weights, no network. Each space is screened twice: with an empty cache of traces, and again with the one that this
-left behind. Then some candidates are drawn, and their own step is followed in full: all layers of it, which takes longer than
-the screening. Says what it is at, and writes results/screening.json whenever it knows more.
+No GPU, no weights, no network. Each space is screened several times with an empty cache of traces, and once more with one that
+this left behind; the seconds that the machine was not given while it ran stand beside each run. Then some candidates are drawn,
+and their own step is followed in full: all layers of it, which takes longer than the screening. Says what it is at, and writes
+results/screening.json whenever it knows more.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def screened(understood: Understood, candidates: Sequence[Candidate], cache: Tra
     """One screening in processes of its own, and what it took."""
     followed = Followed()
     with opened(understood, cache, followed) as (foresight, tracer):
-        before, began = cpu_seconds(), time.monotonic()
+        before, stolen, began = cpu_seconds(), stolen_seconds(), time.monotonic()
         predictions = foresight.screen(candidates)
         ended, spent = time.monotonic(), cpu_seconds() - before
         first = min(followed.ends)
@@ -96,6 +97,7 @@ def screened(understood: Understood, candidates: Sequence[Candidate], cache: Tra
             "seconds_after_first_trace": round(ended - first, 2),
             "seconds": round(ended - began, 2),
             "cpu_seconds": round(spent, 2),
+            "stolen_seconds": round(stolen_seconds() - stolen, 2),
             "traces_asked": len(followed.ends),
             "traces_made": tracer.traced,
             "families": foresight.families,
@@ -115,6 +117,14 @@ def _of_process(pid: int) -> float:
     except OSError:  # it has ended meanwhile
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def stolen_seconds() -> float:
+    """For which processors were wanted here and given to others on the same host: none where the kernel does not say."""
+    try:
+        return int(Path("/proc/stat").read_text().splitlines()[0].split()[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError):
+        return 0.0
 
 
 def followed_alone(
@@ -155,7 +165,7 @@ def _off(seen: Estimate | None, followed: Estimate | None) -> float | None:
     return None if seen is None or followed is None else round(seen.value / followed.value - 1, 6)
 
 
-def case(gpus: str, drawn: int) -> Iterator[dict[str, Any]]:
+def case(gpus: str, drawn: int, times: int) -> Iterator[dict[str, Any]]:
     """What is known of one space, more each time."""
     understood = understand(Flags(model=MODEL, gpus=gpus, search=SEARCHED, mode="predict"))
     began = time.monotonic()
@@ -168,21 +178,39 @@ def case(gpus: str, drawn: int) -> Iterator[dict[str, Any]]:
         "seconds_to_list_candidates": round(listed, 2),
     }
     tell(f"{MODEL} on {gpus}: {len(candidates)} candidates, listed in {listed:.1f} s")
-    predictions: Mapping[str, Prediction] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        cache = TraceCache(Path(folder))
-        for name in ("cold", "warm"):
+    found["cold"] = []
+    for number in range(times):
+        with tempfile.TemporaryDirectory() as folder:
+            cache = TraceCache(Path(folder))
             run = screened(understood, candidates, cache)
-            predictions = predictions or run["predictions"]
-            found |= {name: {what: value for what, value in run.items() if what not in ("predictions", "versions")}}
-            tell(_run_in_words(name, found[name]))
+            found["cold"].append(told("cold", run))
             yield {**found, "versions": run["versions"]}
-        chosen = random.Random(SEED).sample(candidates, min(drawn, len(candidates)))
-        rows: list[dict[str, Any]] = []
-        for row in followed_alone(understood, chosen, predictions, cache):
-            rows.append(row)
-            tell(f"  followed by itself, {len(rows)} of {len(chosen)}: allocated {row['torch_peak_allocated']:+.4%}")
-            yield {**found, "against_following_each": compared(rows), "versions": run["versions"]}
+            if number < times - 1:
+                continue
+            found["warm"] = told("warm", screened(understood, candidates, cache))
+            yield {**found, "versions": run["versions"]}
+            yield from _against_following(understood, candidates, run, cache, drawn, found)
+
+
+def told(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    tell(_run_in_words(name, run))
+    return {what: value for what, value in run.items() if what not in ("predictions", "versions")}
+
+
+def _against_following(
+    understood: Understood,
+    candidates: Sequence[Candidate],
+    run: Mapping[str, Any],
+    cache: TraceCache,
+    drawn: int,
+    found: dict[str, Any],
+) -> Iterator[dict[str, Any]]:
+    chosen = random.Random(SEED).sample(candidates, min(drawn, len(candidates)))
+    rows: list[dict[str, Any]] = []
+    for row in followed_alone(understood, chosen, run["predictions"], cache):
+        rows.append(row)
+        tell(f"  followed by itself, {len(rows)} of {len(chosen)}: allocated {row['torch_peak_allocated']:+.4%}")
+        yield {**found, "against_following_each": compared(rows), "versions": run["versions"]}
 
 
 def compiled() -> float:
@@ -202,6 +230,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", action="append", help="a kind of hardware; may be repeated")
     parser.add_argument("--drawn", type=int, default=12, help="candidates of each space that are followed by themselves")
+    parser.add_argument("--times", type=int, default=5, help="times that each space is screened with an empty cache")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -210,7 +239,7 @@ def main() -> int:
     tell(f"the allocator's model was ready after {ready} s")
     for gpus in asked.gpus or GPUS:
         known: dict[str, Any] = {}
-        for known in case(gpus, asked.drawn):
+        for known in case(gpus, asked.drawn, asked.times):
             facts = {**machine.facts(known.pop("versions")), "load_average": os.getloadavg()[0], "seconds_to_compile": ready}
             put_whole(asked.out / "screening.json", _text({**facts, "cases": [*done, known]}))
         done.append(known)
@@ -227,7 +256,8 @@ def _text(document: Mapping[str, Any]) -> bytes:
 def _run_in_words(name: str, run: Mapping[str, Any]) -> str:
     return (
         f"  {name}: {run['seconds_to_first_trace']} s to the first trace, {run['seconds_after_first_trace']} s after it, "
-        f"{run['cpu_seconds']} CPU seconds, {run['families']} families, {run['traces_made']} traces made"
+        f"{run['cpu_seconds']} CPU seconds, {run['stolen_seconds']} stolen, {run['families']} families, "
+        f"{run['traces_made']} traces made"
     )
 
 
