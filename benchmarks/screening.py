@@ -235,12 +235,14 @@ def main() -> int:
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     done: list[dict[str, Any]] = []
+    here = machine.facts({})  # before anything is written, which would make of any commit a changed one
     ready = compiled()
     tell(f"the allocator's model was ready after {ready} s")
     for gpus in asked.gpus or GPUS:
         known: dict[str, Any] = {}
         for known in case(gpus, asked.drawn, asked.times):
-            facts = {**machine.facts(known.pop("versions")), "load_average": os.getloadavg()[0], "seconds_to_compile": ready}
+            versions = {**here["versions"], **known.pop("versions")}
+            facts = {**here, "versions": versions, "load_average": os.getloadavg()[0], "seconds_to_compile": ready}
             put_whole(asked.out / "screening.json", _text({**facts, "cases": [*done, known]}))
         done.append(known)
     for one in done:
