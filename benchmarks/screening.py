@@ -241,8 +241,7 @@ def main() -> int:
     for gpus in asked.gpus or GPUS:
         known: dict[str, Any] = {}
         for known in case(gpus, asked.drawn, asked.times):
-            versions = {**here["versions"], **known.pop("versions")}
-            facts = {**here, "versions": versions, "load_average": os.getloadavg()[0], "seconds_to_compile": ready}
+            facts = {**here, "versions": known.pop("versions"), "load_average": os.getloadavg()[0], "seconds_to_compile": ready}
             put_whole(asked.out / "screening.json", _text({**facts, "cases": [*done, known]}))
         done.append(known)
     for one in done:
