@@ -185,32 +185,29 @@ def case(gpus: str, drawn: int, times: int) -> Iterator[dict[str, Any]]:
             run = screened(understood, candidates, cache)
             found["cold"].append(told("cold", run))
             yield {**found, "versions": run["versions"]}
-            if number < times - 1:
-                continue
-            found["warm"] = told("warm", screened(understood, candidates, cache))
-            yield {**found, "versions": run["versions"]}
-            yield from _against_following(understood, candidates, run, cache, drawn, found)
+            if number == times - 1:
+                found["warm"] = told("warm", screened(understood, candidates, cache))
+                yield {**found, "versions": run["versions"]}
+                chosen = random.Random(SEED).sample(candidates, min(drawn, len(candidates)))
+                for rows in _against_following(understood, chosen, run["predictions"], cache):
+                    yield {**found, "against_following_each": compared(rows), "versions": run["versions"]}
 
 
 def told(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """What one screening took, said and to be kept."""
     tell(_run_in_words(name, run))
     return {what: value for what, value in run.items() if what not in ("predictions", "versions")}
 
 
 def _against_following(
-    understood: Understood,
-    candidates: Sequence[Candidate],
-    run: Mapping[str, Any],
-    cache: TraceCache,
-    drawn: int,
-    found: dict[str, Any],
-) -> Iterator[dict[str, Any]]:
-    chosen = random.Random(SEED).sample(candidates, min(drawn, len(candidates)))
+    understood: Understood, drawn: Sequence[Candidate], predictions: Mapping[str, Prediction], cache: TraceCache
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows so far, one more each time."""
     rows: list[dict[str, Any]] = []
-    for row in followed_alone(understood, chosen, run["predictions"], cache):
+    for row in followed_alone(understood, drawn, predictions, cache):
         rows.append(row)
-        tell(f"  followed by itself, {len(rows)} of {len(chosen)}: allocated {row['torch_peak_allocated']:+.4%}")
-        yield {**found, "against_following_each": compared(rows), "versions": run["versions"]}
+        tell(f"  followed by itself, {len(rows)} of {len(drawn)}: allocated {row['torch_peak_allocated']:+.4%}")
+        yield rows
 
 
 def compiled() -> float:
