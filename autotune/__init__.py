@@ -1,10 +1,8 @@
-"""autotune: before a GRPO run, will it fit, and what is the fastest setting that fits?
+"""autotune: does a GRPO run fit, and which setting that fits is the fastest?
 
-The flow, which is also the folder listing:
-
-    model + GPUs + lengths -> Workload, Hardware -> SearchSpace -> Candidate (a Trainer says which are legal)
-       -> Executor opens a Rig -> Measurement of the real loop -> Verdict against the memory limit
-       -> Study proposes the next candidate ... until -> Recommendation, in the framework's own files
+model + GPUs + lengths -> Workload, Hardware -> SearchSpace -> Candidate (a Trainer decides which are legal)
+   -> Executor opens a ProbeRunner -> Measurement of the real loop -> Verdict against the memory limit
+   -> the search proposes the next Candidate ... until -> Recommendation, in the framework's own files
 """
 
 from __future__ import annotations
@@ -15,57 +13,55 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.api import Predicted, Tuned, diagnose, predict, run
-    from autotune.candidate import Candidate
-    from autotune.diagnose import Diagnosis
-    from autotune.hardware import Hardware
-    from autotune.measurement import Measurement, Outcome
+    from autotune.api import PredictAnswer, RunAnswer, diagnose, predict, run
+    from autotune.core.answer import Recommendation
+    from autotune.core.candidate import Candidate
+    from autotune.core.hardware import Hardware
+    from autotune.core.job import Job
+    from autotune.core.measurement import Measurement, Outcome
+    from autotune.core.space import Knob, SearchSpace
+    from autotune.core.verdict import Verdict
+    from autotune.core.workload import Workload
+    from autotune.diagnosis import Diagnosis
     from autotune.preflight.check import Preflight, preflight
-    from autotune.question import Question
-    from autotune.recommendation import Recommendation
-    from autotune.space import Knob, SearchSpace
-    from autotune.verdict import Verdict
-    from autotune.workload import Workload
 
 __version__ = "0.1.0"
 
-# Public names are looked up on first use, so that importing autotune (or asking for --help) loads nothing heavy.
-_HOME = {
-    "Candidate": "candidate",
-    "Diagnosis": "diagnose",
-    "Hardware": "hardware",
-    "Knob": "space",
-    "Measurement": "measurement",
-    "Outcome": "measurement",
-    "Predicted": "api",
+# Public names are imported on first use: `import autotune` and --help load nothing heavy.
+_MODULES = {
+    "Candidate": "core.candidate",
+    "Diagnosis": "diagnosis",
+    "Hardware": "core.hardware",
+    "Job": "core.job",
+    "Knob": "core.space",
+    "Measurement": "core.measurement",
+    "Outcome": "core.measurement",
+    "PredictAnswer": "api",
     "Preflight": "preflight.check",
-    "Question": "question",
-    "Recommendation": "recommendation",
-    "SearchSpace": "space",
-    "Tuned": "api",
-    "Verdict": "verdict",
-    "Workload": "workload",
+    "Recommendation": "core.answer",
+    "RunAnswer": "api",
+    "SearchSpace": "core.space",
+    "Verdict": "core.verdict",
+    "Workload": "core.workload",
     "diagnose": "api",
     "predict": "api",
     "preflight": "preflight.check",
     "run": "api",
 }
 
-_FUNCTIONS = frozenset(name for name in _HOME if name.islower())
-
 __all__ = [
     "Candidate",
     "Diagnosis",
     "Hardware",
+    "Job",
     "Knob",
     "Measurement",
     "Outcome",
-    "Predicted",
+    "PredictAnswer",
     "Preflight",
-    "Question",
     "Recommendation",
+    "RunAnswer",
     "SearchSpace",
-    "Tuned",
     "Verdict",
     "Workload",
     "__version__",
@@ -77,17 +73,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"autotune.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"autotune.{_MODULES[name]}"), name)
 
 
 class _Package(ModuleType):
-    """Some rooms are called as a function is (`autotune/predict/`, `autotune.predict(...)`). Importing such a room would put it
-    in the function's place; `from autotune.predict import ...` finds it without."""
+    """Package with a function and a subpackage of the same name (`preflight`).
+
+    Importing the subpackage must not replace the function.
+    """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in _FUNCTIONS or not isinstance(value, ModuleType):
+        if name not in _MODULES or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
 

@@ -1,166 +1,199 @@
-"""autotune from Python, in the words of the command line: `run`, `predict`, `diagnose`. The commands call these.
+"""Python API: `run`, `predict` and `diagnose`, with the flags of the command line as keywords.
 
-    tuned = autotune.run(model="Qwen2.5-0.5B", budget="20m", listener=print)
-    if tuned.winner is not None:
-        print(tuned.files, tuned.document["recommendation"]["tokens_per_second"])
+    answer = autotune.run(model="Qwen2.5-0.5B", budget="20m", listener=print)
+    if answer.winner is not None:
+        print(answer.files, answer.document["recommendation"]["tokens_per_second"])
 
-Nothing is printed: a listener hears what happens, as the events of `autotune.events`. Errors are those of `autotune.errors`.
+Nothing is printed: a listener receives the events of `autotune.core.events`. Errors:
+`autotune.core.errors`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from autotune.asking.flags import Flags
-from autotune.asking.keywords import Asking, Predicting, Searching, flags_of, typed
-from autotune.candidate import Candidate, KnobValue
-from autotune.errors import BadInput, IllegalConfiguration
-from autotune.events import Begun, Foretold, Listener, unheard
-from autotune.forecast import Forecast, WayToFit
-from autotune.prediction import Prediction
-from autotune.question import Question
-from autotune.recommendation import Recommendation
+from autotune.core.answer import Forecast, Recommendation, WayToFit
+from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.errors import BadInput, IllegalConfiguration, StorageLost
+from autotune.core.events import CandidatePredicted, JobStarted, Listener, Note, ignore_events
+from autotune.core.job import Job
+from autotune.core.prediction import Prediction
+from autotune.request.flags import Flags, PredictOptions, RequestOptions, RunOptions, flags_of, typed
 
 if TYPE_CHECKING:
-    from autotune.asking.understanding import Understood
-    from autotune.diagnose import Diagnosis
+    from autotune.diagnosis import Diagnosis
+    from autotune.request.job_builder import ParsedRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """What `run` answers."""
+class RunAnswer:
+    """Answer of `run`: a recommendation from measurements, or a forecast from predictions."""
 
-    question: Question
-    """The one that is answered: a wider one than was asked where something had to give way."""
-
-    recommendation: Recommendation | None
-    """The answer from measurements; None where nothing could be measured here."""
-
-    forecast: Forecast | None
-    """The answer from predictions alone; None where it was measured."""
-
-    document: Mapping[str, Any]
-    """All of it as plain data: what `run --json` prints and `recommendation.json` holds."""
+    job: Job  # the answered job; its limits are wider than requested where settings were relaxed
+    recommendation: Recommendation | None  # None: nothing could be measured here
+    forecast: Forecast | None  # None: measured
+    document: Mapping[str, Any]  # content of `run --json` and recommendation.json
 
     @property
     def winner(self) -> Candidate | None:
-        """The recommended configuration; None where nothing fits, or it can't be decided."""
+        """Recommended configuration; None if nothing fits or the prediction is undecided."""
         best = self.recommendation.winner if self.recommendation else self.forecast.winner if self.forecast else None
         return None if best is None else best.candidate
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The winner in the framework's own files, ready to train with."""
+        """Winner in the framework's own files, ready to train with."""
         recommended = self.document["recommendation"]
         return tuple(Path(file) for file in recommended["files"]) if recommended else ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predicted:
-    """What `predict` answers."""
+class PredictAnswer:
+    """Answer of `predict`."""
 
-    question: Question
+    job: Job
     candidate: Candidate
     prediction: Prediction
-    ways: tuple[WayToFit, ...]
-    """What would make it fit, the cheapest first; none for what fits."""
-
-    document: Mapping[str, Any]
-    """All of it as plain data: what `predict --json` prints."""
+    ways: tuple[WayToFit, ...]  # changes that make it fit, cheapest first; empty if it fits
+    document: Mapping[str, Any]  # content of `predict --json`
 
 
-def run(*, listener: Listener = unheard, soak: str | None = None, **asked: Unpack[Searching]) -> Tuned:
-    """Measure candidates on this machine, or predict them where its GPUs are not those asked about, and recommend the fastest
-    that fits. Writes the same files as the command, into `out`. Ctrl-C ends the search and not the answer: what was measured
-    so far is concluded from, and `recommendation.interrupted` says so.
+def run(*, listener: Listener = ignore_events, **options: Unpack[RunOptions]) -> RunAnswer:
+    """Recommend the fastest configuration that fits, by measurement on this machine or by
+    prediction.
 
-    `soak`, like "5m", runs the winner that much longer.
+    Writes the same files as the command into `out`. Ctrl-C ends the search but not the answer: it
+    is based on the measurements so far and marked by `recommendation.interrupted`. `soak="5m"`
+    trains the winner that much longer.
     """
-    return run_flags(flags_of(asked), listener=listener, soak=soak)
+    return run_flags(flags_of(options), listener=listener)
 
 
-def run_flags(
-    flags: Flags, *, listener: Listener = unheard, soak: str | None = None, pinned: frozenset[str] = frozenset()
-) -> Tuned:
-    """The same for flags that are put together already. What is `pinned` gives way to nothing, as if --hold named it."""
-    from autotune.asking.command import understand
-    from autotune.asking.understanding import possible_candidates
-    from autotune.report import check_folder
-    from autotune.tune import legal_candidates
-    from autotune.units import parse_seconds
+def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: frozenset[str] = frozenset()) -> RunAnswer:
+    """Run a search for parsed flags. `pinned` settings are never relaxed, like those of --hold."""
+    from autotune.core.units import parse_seconds
+    from autotune.report import check_folder, claimed_folder
+    from autotune.request.command_job import parse_request
+    from autotune.request.job_builder import possible_candidates
+    from autotune.search.loop import legal_candidates
 
-    understood = understand(flags)
-    understood = dataclasses.replace(_with_data(understood), pinned=understood.pinned | pinned)
-    check_folder(understood.question.out)
-    seconds = None if soak is None else parse_seconds(soak)
-    candidates = possible_candidates(understood, legal_candidates)
-    listener(_begun(understood, candidates))
-    words = _typed(flags, soak)
-    if understood.question.mode == "predict":
-        return _forecast(understood, candidates, confirm_with=shlex.join(_typed(dataclasses.replace(flags, mode="probe"), soak)))
-    return _search(understood, candidates, words, listener, seconds)
+    request = parse_request(flags)
+    request = replace(_with_data(request), pinned=request.pinned | pinned)
+    check_folder(request.job.out)
+    soak_seconds = None if flags.soak is None else parse_seconds(flags.soak)
+    candidates = possible_candidates(request, legal_candidates)
+    with claimed_folder(request.job.out):
+        listener(_started(request, candidates))
+        if request.job.mode == "predict":
+            return _forecast(request, candidates, confirm_with=shlex.join(_command_words(flags.replace(mode="probe"))))
+        return _search(request, candidates, _command_words(flags), listener, soak_seconds)
 
 
-def predict(*, listener: Listener = unheard, **asked: Unpack[Predicting]) -> Predicted:
-    """Say without a GPU whether one configuration fits, by how much, what takes the memory, and what would help."""
-    return predict_flags(flags_of(asked), listener=listener)
+def predict(*, listener: Listener = ignore_events, **options: Unpack[PredictOptions]) -> PredictAnswer:
+    """Predict without a GPU whether a configuration fits, with the parts of its memory and ways to
+    make it fit."""
+    return predict_flags(flags_of(options), listener=listener)
 
 
-def predict_flags(flags: Flags, *, listener: Listener = unheard) -> Predicted:
-    """The same for flags that are put together already."""
-    from autotune.advice import Adviser
-    from autotune.foresight import open_foresight
-    from autotune.predict.unknown import Way, agreed, worst
+def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> PredictAnswer:
+    """Predict one configuration for parsed flags."""
+    from autotune.estimate.unknown_facts import FactVariant, agreed, worst
+    from autotune.prediction.service import open_prediction_service
     from autotune.report import prediction_document
+    from autotune.search.advice import Adviser
 
-    possible, notes = _possible(dataclasses.replace(flags, mode="predict"))
+    # 1. One prediction for each combination of unknown facts.
+    possible, notes = _variants(flags.replace(mode="predict"))
     first = possible[0][1]
-    with contextlib.closing(open_foresight(first.question, first.trainer)) as foresight:
-        ways = [
-            Way(facts=facts, candidate=candidate, prediction=foresight.of(understood.question).predict(candidate))
-            for facts, understood, candidate in possible
+    with contextlib.closing(open_prediction_service(first.job, first.trainer)) as service:
+        variants = [
+            FactVariant(facts=facts, candidate=candidate, prediction=service.of(request.job).predict(candidate))
+            for facts, request, candidate in possible
         ]
-        most, prediction = worst(ways), agreed(ways)
-        understood = next(one for facts, one, _ in possible if facts == most.facts)
-        question, trainer, candidate = understood.question, understood.trainer, most.candidate
-        understood = _with_data(dataclasses.replace(understood, notes=(*understood.notes, *notes)))
-        question = understood.question
-        listener(_begun(understood, (candidate,)))
-        listener(Foretold(candidate=candidate, prediction=prediction))
-        adviser = Adviser(question=question, space=understood.whole_space, trainer=trainer, foresight=foresight.of(question))
-        fitting = () if prediction.fits else adviser.ways_to_fit(candidate, most.prediction)
-    document = prediction_document(question, candidate, prediction, fitting, unknown=ways if most.facts else ())
-    return Predicted(question=question, candidate=candidate, prediction=prediction, ways=fitting, document=document)
+        # 2. The worst combination represents the request.
+        most, prediction = worst(variants), agreed(variants)
+        request = next(one for facts, one, _ in possible if facts == most.facts)
+        candidate = most.candidate
+        request = _with_data(replace(request, notes=(*request.notes, *notes)))
+        job = request.job
+        listener(_started(request, (candidate,)))
+        listener(CandidatePredicted(candidate=candidate, prediction=prediction))
+        # 3. Changes that make it fit.
+        adviser = Adviser(job=job, space=request.whole_space, trainer=request.trainer, foresight=service.of(job))
+        ways = () if prediction.fits else adviser.ways_to_fit(candidate, most.prediction)
+    document = prediction_document(job, candidate, prediction, ways, unknown=variants if most.facts else ())
+    return PredictAnswer(job=job, candidate=candidate, prediction=prediction, ways=ways, document=document)
 
 
-def _with_data(understood: Understood) -> Understood:
-    """With what the user's own rows are like, where there are any. That they can't be read is said, and stops nothing."""
-    question = understood.question
+def diagnose(log: str | PathLike[str] | Iterable[str], **options: Unpack[RequestOptions]) -> Diagnosis:
+    """Find the first failure in a training log (a file or its lines), with remedies.
+
+    With `config` (the failed file) and `gpus` (its hardware; default: this machine's) remedies have
+    predicted effects.
+    """
+    from autotune.diagnosis import diagnose_lines
+    from autotune.diagnosis.log_files import lines_of_file
+
+    found = diagnose_lines(lines_of_file(str(log)) if isinstance(log, str | PathLike) else log)
+    return with_effects(found, flags_of(options)) if options.get("config") else found
+
+
+def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
+    """Add the predicted effect to each remedy. If the configuration cannot be predicted, add the
+    reason instead."""
+    from autotune.diagnosis.remedy_effects import Effects
+    from autotune.machine import hardware_detection
+    from autotune.prediction.service import open_prediction_service
+    from autotune.request.job_builder import candidate_of_job, parse_request
+
+    if flags.gpus == "local" and hardware_detection.hardware("local").kind != "cuda":
+        raise BadInput(
+            "--config is predicted for GPUs, and this machine has none.", way_out="Name the failed run's GPUs: --gpus 2xA100-40G"
+        )
+    if not Path(str(flags.config)).is_file():
+        raise BadInput(
+            f"--config {flags.config} is no file.", way_out="Name the YAML file that was given to `trl grpo --config`."
+        )
     try:
-        found = understood.trainer.row_lengths(question.job)
+        request = parse_request(flags.replace(mode="predict"))
+        job, trainer, candidate = request.job, request.trainer, candidate_of_job(request)
+        with contextlib.closing(open_prediction_service(job, trainer)) as service:
+            effects = Effects(job=job, space=request.whole_space, trainer=trainer, foresight=service, candidate=candidate)
+            return effects.on(diagnosis)
     except BadInput as error:
-        return dataclasses.replace(understood, notes=(*understood.notes, error.what))
-    return dataclasses.replace(understood, question=dataclasses.replace(question, data=found)) if found else understood
+        why = f"nothing could be predicted for {flags.config}: {error}"
+        return replace(diagnosis, remarks=(*diagnosis.remarks, why))
 
 
-def _possible(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], Understood, Candidate]], tuple[str, ...]]:
-    """Every way in which what is unknown can be, and what is said of those that cannot: an illegal one was never run."""
-    from autotune.asking.command import understand
-    from autotune.asking.flags import ways_of
-    from autotune.asking.understanding import candidate_in_question
+def _with_data(request: ParsedRequest) -> ParsedRequest:
+    """Add the row lengths of the user's data. Unreadable data add a note."""
+    job = request.job
+    try:
+        found = request.trainer.row_lengths(job.task)
+    except BadInput as error:
+        return replace(request, notes=(*request.notes, error.what))
+    return replace(request, job=replace(job, data=found)) if found else request
+
+
+def _variants(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedRequest, Candidate]], tuple[str, ...]]:
+    """Return the legal combinations of unknown facts, with notes on illegal ones, which cannot have
+    been run."""
+    from autotune.request.assignments import ways_of
+    from autotune.request.command_job import parse_request
+    from autotune.request.job_builder import candidate_of_job
 
     found, notes, refusal = [], [], None
     for facts, given in ways_of(flags):
-        understood = understand(given)
+        request = parse_request(given)
         try:
-            found.append((facts, understood, candidate_in_question(understood)))
+            found.append((facts, request, candidate_of_job(request)))
         except IllegalConfiguration as error:
             refusal = refusal or error
             notes.append(f"{' '.join(f'{name}={value}' for name, value in facts.items())} is left out: {error.what}")
@@ -169,124 +202,100 @@ def _possible(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], Underst
     return found, tuple(notes)
 
 
-def diagnose(log: str | PathLike[str] | Iterable[str], **asked: Unpack[Asking]) -> Diagnosis:
-    """Say what failed first in a training log, a file or its lines, and what helps.
-
-    With `config` (the file that failed) and `gpus` (where it ran; this machine's otherwise) each remedy says what it would do.
-    """
-    from autotune.diagnose import diagnose_lines
-    from autotune.diagnose.files import lines_of_file
-
-    found = diagnose_lines(lines_of_file(str(log)) if isinstance(log, str | PathLike) else log)
-    return with_effects(found, flags_of(asked)) if asked.get("config") else found
+def _command_words(flags: Flags) -> list[str]:
+    return ["autotune", "run", *typed(flags)]
 
 
-def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
-    """Each remedy with what it would do to the configuration that failed; one that can't be predicted says so, and the rest
-    stands."""
-    from autotune import detect
-    from autotune.asking.understanding import candidate_in_question, understand
-    from autotune.diagnose.effects import Effects
-    from autotune.foresight import open_foresight
-
-    if flags.gpus == "local" and detect.hardware("local").kind != "cuda":
-        raise BadInput(
-            "--config is predicted for GPUs, and this machine has none.", way_out="Say where it ran: --gpus 2xA100-40G"
-        )
-    if not Path(str(flags.config)).is_file():
-        raise BadInput(
-            f"--config {flags.config} is no file.", way_out="Name the YAML file that was given to `trl grpo --config`."
-        )
-    try:
-        understood = understand(dataclasses.replace(flags, mode="predict"))
-        question, trainer = understood.question, understood.trainer
-        candidate = candidate_in_question(understood)
-        with contextlib.closing(open_foresight(question, trainer)) as foresight:
-            effects = Effects(
-                question=question, space=understood.whole_space, trainer=trainer, foresight=foresight, candidate=candidate
-            )
-            return effects.on(diagnosis)
-    except BadInput as error:
-        why = f"nothing could be predicted for {flags.config}: {error}"
-        return dataclasses.replace(diagnosis, remarks=(*diagnosis.remarks, why))
-
-
-def _typed(flags: Flags, soak: str | None) -> list[str]:
-    return ["autotune", "run", *([] if soak is None else ["--soak", soak]), *typed(flags)]
-
-
-def _begun(understood: Understood, candidates: tuple[Candidate, ...]) -> Begun:
-    return Begun(question=understood.question, candidates=candidates, assumed=understood.assumed, notes=understood.notes)
+def _started(request: ParsedRequest, candidates: tuple[Candidate, ...]) -> JobStarted:
+    return JobStarted(job=request.job, candidates=candidates, assumed=request.assumed, notes=request.notes)
 
 
 def _search(
-    understood: Understood, candidates: tuple[Candidate, ...], words: list[str], listener: Listener, soak_seconds: float | None
-) -> Tuned:
-    """Measured here."""
-    from autotune.answering.answer import Asked, answer
-    from autotune.answering.opening import open_executor
-    from autotune.report import keeping_the_best
+    request: ParsedRequest, candidates: tuple[Candidate, ...], words: list[str], listener: Listener, soak_seconds: float | None
+) -> RunAnswer:
+    """Measure candidates on this machine."""
+    from autotune.report import best_so_far_listener
+    from autotune.search.executor_choice import open_executor
+    from autotune.search.pipeline import SearchRequest, answer
 
-    asked = Asked(
-        question=understood.question,
-        trainer=understood.trainer,
+    search = SearchRequest(
+        job=request.job,
+        trainer=request.trainer,
         candidates=candidates,
-        whole_space=understood.whole_space,
-        pinned=understood.pinned,
+        whole_space=request.whole_space,
+        pinned=request.pinned,
     )
-    keep = keeping_the_best(
-        listener, lambda question, best: _written(dataclasses.replace(understood, question=question), best, words)
-    )
-    with contextlib.closing(open_executor(understood.question, understood.trainer)) as executor:
-        found = answer(asked, executor, keep, soak_seconds=soak_seconds)
-    understood = dataclasses.replace(understood, question=found.question)
-    described = _written(understood, found.recommendation, words)
-    return Tuned(question=found.question, recommendation=found.recommendation, forecast=None, document=described)
+
+    def written(job: Job, found: Recommendation) -> Mapping[str, Any]:
+        if not job.out.exists():
+            listener(Note(text=f"--out {job.out} was deleted meanwhile; it is created again."))
+        return _written(replace(request, job=job), found, words)
+
+    write_best = best_so_far_listener(listener, written)
+    with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
+        found = answer(search, executor, write_best, soak_seconds=soak_seconds)
+    try:
+        document = written(found.job, found.recommendation)
+    except BadInput as unwritten:
+        if found.recommendation.fault is None:
+            raise
+        go_on = _next_commands(request.job.out, found.recommendation, words)["go on"]
+        raise StorageLost(f"{found.recommendation.fault} {unwritten.what} Go on with: {go_on}") from unwritten
+    return RunAnswer(job=found.job, recommendation=found.recommendation, forecast=None, document=document)
 
 
-def _written(understood: Understood, answer: Recommendation, words: list[str]) -> Mapping[str, Any]:
-    """The winner's files and the page, in the output folder; the document that describes them."""
-    from autotune.report import annotate, document, head_lines, publish, render
+def _written(request: ParsedRequest, answer: Recommendation, words: list[str]) -> Mapping[str, Any]:
+    """Write the winner's files and the page into the output folder; return the document."""
+    from autotune.report import FinalFiles, document, head_lines, publish, render
 
-    question, trainer, winner = understood.question, understood.trainer, answer.winner
-    head = head_lines(question, answer)
-    commands = _commands(question.out, answer, words)
+    job, winner = request.job, answer.winner
+    if job.task.workload.script is not None and answer.certificate is None:
+        winner = None  # no patch from a single short probe
+    written = FinalFiles(job, request.trainer, None if winner is None else winner.candidate, head_lines(job, answer))
+    confirm_with = _confirm_with(words) if job.mode == "emulate" else ""
+    commands = _next_commands(job.out, answer, words)
+    warnings = (*request.notes, answer.fault) if answer.fault else request.notes
     return publish(
-        question.out,
-        None if winner is None else lambda folder: annotate(trainer.write_files(winner.candidate, question.job, folder), head),
-        lambda files: document(question, answer, files, warnings=understood.notes, commands=commands),
+        job.out,
+        written.writer,
+        lambda files: document(
+            job, answer, files, warnings=warnings, commands=commands, confirm_with=confirm_with, file=written.section
+        ),
         render,
     )
 
 
-def _commands(out: Path, answer: Recommendation, words: list[str]) -> dict[str, str]:
-    """What to type next."""
-    asked = [word for word in words if word not in ("--fresh", "--resume")]
-    train = {} if answer.winner is None else {"train": shlex.join(["bash", str(out / "launch.sh")])}
-    return {**train, "measure again": _with(asked, "--fresh"), "go on": _with(asked, "--resume")}
+def _confirm_with(words: list[str]) -> str:
+    """Return the command that measures an emulated job on its target."""
+    return shlex.join(["probe" if word == "emulate" and before == "--mode" else word for before, word in pairwise(["", *words])])
 
 
-def _with(words: list[str], *more: str) -> str:
-    """Flags go before what follows a bare `--`."""
+def _next_commands(out: Path, answer: Recommendation, words: list[str]) -> dict[str, str]:
+    """Return the commands to train, to measure again and to continue. Flags go before a bare
+    `--`."""
+    words = [word for word in words if word not in ("--fresh", "--resume")]
     end = words.index("--") if "--" in words else len(words)
-    return shlex.join([*words[:end], *more, *words[end:]])
+    again, go_on = (shlex.join([*words[:end], flag, *words[end:]]) for flag in ("--fresh", "--resume"))
+    train = {} if answer.winner is None else {"train": shlex.join(["bash", str(out / "launch.sh")])}
+    return {**train, "measure again": again, "go on": go_on}
 
 
-def _forecast(understood: Understood, candidates: tuple[Candidate, ...], *, confirm_with: str) -> Tuned:
-    """Nothing is measured: every candidate is predicted, and what to run on the target is said."""
-    from autotune.forecasting import forecast
-    from autotune.foresight import open_foresight
-    from autotune.report import forecast_document, publish, render
-    from autotune.tune import baseline_candidate
+def _forecast(request: ParsedRequest, candidates: tuple[Candidate, ...], *, confirm_with: str) -> RunAnswer:
+    """Predict all candidates; nothing is measured."""
+    from autotune.prediction.service import open_prediction_service
+    from autotune.report import FinalFiles, document, publish, render
+    from autotune.search.forecast_search import forecast
+    from autotune.search.loop import baseline_candidate
 
-    question, trainer = understood.question, understood.trainer
-    with contextlib.closing(open_foresight(question, trainer)) as foresight:
-        answer = forecast(question, foresight, candidates, baseline_candidate(question, trainer))
+    job, trainer = request.job, request.trainer
+    with contextlib.closing(open_prediction_service(job, trainer)) as service:
+        answer = forecast(job, service, candidates, baseline_candidate(job, trainer))
     winner = answer.winner
+    written = FinalFiles(job, trainer, None if winner is None else winner.candidate)
     described = publish(
-        question.out,
-        None if winner is None else lambda folder: trainer.write_files(winner.candidate, question.job, folder),
-        lambda files: forecast_document(question, answer, files, confirm_with=confirm_with, warnings=understood.notes),
+        job.out,
+        written.writer,
+        lambda files: document(job, answer, files, confirm_with=confirm_with, warnings=request.notes, file=written.section),
         render,
     )
-    return Tuned(question=question, recommendation=None, forecast=answer, document=described)
+    return RunAnswer(job=job, recommendation=None, forecast=answer, document=described)

@@ -1,4 +1,4 @@
-"""The commands. Exit codes live here and nowhere else; each command is a file, loaded only when it is called."""
+"""Command line. Each command is one module, imported when it is called."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from collections.abc import Sequence
 import click
 
 import autotune
-from autotune.cli.exits import FAULT, report_and_exit_code
-from autotune.cli.words import Context
+from autotune.cli.exit_codes import FAULT, report_and_exit_code
+from autotune.cli.formatting import Context
+from autotune.core.comments import printable
+from autotune.core.errors import BadInput
+from autotune.machine.signals import ignore_stop_signals
 
 _COMMANDS = {
     "run": "measure candidates on this machine and recommend the fastest that fits",
-    "predict": "say without a GPU whether a configuration fits, by how much, and what takes the memory",
+    "predict": "predict without a GPU whether a configuration fits, with the parts of its memory",
+    "rehearse": "run a training command on emulated GPUs: its peaks, or its error",
     "preflight": "prove that a configuration fits here, then start the run",
-    "diagnose": "say from a training log what failed first, and what helps",
-    "report": "make the HTML page of an answer",
-    "dashboard": "look at a study in optuna-dashboard, with the memory limit respected",
-    "study": "move a study: export it into a file, import it again",
-    "completion": "print what makes a shell complete these words",
-    "show": "list the models, GPUs, spaces and knobs that are known",
+    "diagnose": "find the first failure in a training log, with remedies",
+    "report": "write the HTML page of an answer",
+    "dashboard": "show a study in optuna-dashboard, with the memory limit respected",
+    "study": "export a study into a file, or import it",
+    "completion": "print the shell completion script",
+    "show": "list the known models, GPUs, search spaces and knobs",
 }
-"""Name and summary of each command, so that --help needs none of them."""
+"""Command -> summary; --help imports no command."""
 
 
 class _Lazy(click.Group):
@@ -36,27 +40,27 @@ class _Lazy(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"autotune.cli.{cmd_name}").command
-        return _in_our_words(command)
+        return _with_context(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
 
 
-def _in_our_words(command: click.Command) -> click.Command:
-    """Help that stays within the terminal, of the command and of those below it."""
+def _with_context(command: click.Command) -> click.Command:
+    """Make help of the command and its subcommands as wide as the terminal."""
     command.context_class = Context
     for below in getattr(command, "commands", {}).values():
-        # click shortens what it takes from the help itself; a sentence is worth its lines.
+        # click would truncate a summary taken from the help.
         below.short_help = below.short_help or " ".join((below.help or "").split("\n\n")[0].split())
-        _in_our_words(below)
+        _with_context(below)
     return command
 
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(autotune.__version__, "-V", "--version", message="autotune %(version)s")
 def autotune_command() -> None:
-    """Before a GRPO run: will it fit, and what is the fastest setting that fits?
+    """Before a GRPO run: does it fit, and which setting that fits is the fastest?
 
     \b
     Example:
@@ -65,10 +69,19 @@ def autotune_command() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point of the program `autotune`."""
+    """Run the program `autotune`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        _check_text(given)
         result = autotune_command.main(args=given, prog_name="autotune", standalone_mode=False)
-    except BaseException as error:  # every way out of the program is decided in one place
+    except BaseException as error:  # all exit codes are decided in one place
+        ignore_stop_signals()  # a second Ctrl-C must not interrupt the report
         sys.exit(report_and_exit_code(error, as_json="--json" in given))
     sys.exit(result if isinstance(result, int) else 0 if result is None else FAULT)
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Refuse arguments that are not UTF-8: they can be in no written file."""
+    for word in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            raise BadInput(f"The argument '{printable(word)}' is not UTF-8 text.", way_out="Rename that file or folder.")

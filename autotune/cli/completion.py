@@ -1,23 +1,23 @@
-"""`autotune completion`: what a shell must be told to complete commands, flags and their values."""
+"""`autotune completion`: shell completion of commands, flags and values."""
 
 from __future__ import annotations
 
 import click
 
 _VARIABLE = "_AUTOTUNE_COMPLETE"
-"""By it the shell asks, and click answers before any command runs."""
+"""Variable by which a shell requests completions; click answers before any command runs."""
 
-_WHERE = {
+_INSTALL_PATHS = {
     "bash": "~/.local/share/bash-completion/completions/autotune",
     "zsh": "a file `_autotune` in a folder of your $fpath",
     "fish": "~/.config/fish/completions/autotune.fish",
 }
 
 
-@click.command(name="completion", short_help="print what makes a shell complete autotune's words")
-@click.argument("shell", type=click.Choice(list(_WHERE)))
+@click.command(name="completion", short_help="print the shell completion script")
+@click.argument("shell", type=click.Choice(list(_INSTALL_PATHS)))
 def command(shell: str) -> None:
-    """Print the lines that make SHELL complete autotune's commands, flags and values.
+    """Print the completion script of autotune's commands, flags and values for SHELL.
 
     \b
     Examples:
@@ -31,6 +31,6 @@ def command(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    # Without source_vars, click would start bash to look at its version, which may be none here.
+    # get_completion_class().source() would start bash, which may not be installed.
     made = kind(autotune_command, {}, "autotune", _VARIABLE)
     print(made.source_template % made.source_vars())

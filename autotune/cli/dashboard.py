@@ -10,38 +10,40 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exits import DONE
-from autotune.cli.signals import interruptible
+from autotune.cli.exit_codes import DONE
+from autotune.cli.interruption import interruptible
 
 if TYPE_CHECKING:
-    from autotune.study.dashboard import Extras
+    from autotune.search.dashboard import Extras
 
 
-@click.command(name="dashboard", short_help="look at a study in optuna-dashboard")
+@click.command(name="dashboard", short_help="show a study in optuna-dashboard")
 @click.argument("folder", default="autotune-out", metavar="[FOLDER]")
-@click.option("--storage", metavar="URL", help="Optuna's storage; the one that the folder's answer names otherwise.")
-@click.option("--study", "name", metavar="NAME", help="The study in it; needed only where there are several.")
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="The address to listen on. Others than this one let others in."
+    "--storage", metavar="URL", help="Optuna storage. Default: the one named in the folder's answer. Example: sqlite:///study.db."
 )
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
+@click.option("--study", "name", metavar="NAME", help="Name of the study. Needed if the storage has several.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Listening address; others allow access from outside.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 selects a free one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with the address, then serve.")
 def command(folder: str, storage: str | None, name: str | None, host: str, port: int, as_json: bool) -> int:
-    """Serve a study in optuna-dashboard until Ctrl-C. The best trial is the best that fits; what ran out of memory is marked as
-    infeasible; notes say how each candidate ended, and the study's own note holds the recommendation. Nothing is written into it.
+    """Serve a study in optuna-dashboard until Ctrl-C. The best trial is the best that fits. Trials
+    out of memory are infeasible. Notes contain the outcome of each trial and the recommendation.
+    Writes are refused, and so are requests to names that are not this machine's.
 
     \b
     Example:
       autotune dashboard autotune-out
+
     """
-    from autotune.study.dashboard import application, serve
+    from autotune.search.dashboard import application, serve
 
     document = _document(Path(folder), needed=storage is None)
     app = application(storage or _storage_of(document, Path(folder)), name or _name_of(document), _extras(document))
     with serve(app, host, port) as server:
-        url = f"http://{host}:{server.server_port}/dashboard"
+        url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/dashboard"
         print(json.dumps({"schema": 1, "url": url}) if as_json else f"Serving on {url} (Ctrl-C ends it)", flush=True)
-        # In a thread of its own: raised inside a request, the interrupt would be taken for the request's own failure.
+        # Separate thread: an interrupt inside a request would count as a failure of the request.
         thread = threading.Thread(target=server.serve_forever, name="autotune-dashboard", daemon=True)
         with contextlib.suppress(KeyboardInterrupt), interruptible():
             thread.start()
@@ -58,8 +60,8 @@ def _document(folder: Path, *, needed: bool) -> dict[str, Any] | None:
 
 
 def _storage_of(document: dict[str, Any] | None, folder: Path) -> str:
-    """The folder's own database where there is one, for folders are moved; else what the answer names."""
-    from autotune.errors import BadInput
+    """Return the folder's own database, since folders are moved; else the answer's storage."""
+    from autotune.core.errors import BadInput
 
     beside = folder / "study.db"
     if beside.exists():
@@ -78,9 +80,9 @@ def _name_of(document: dict[str, Any] | None) -> str | None:
 
 
 def _extras(document: dict[str, Any] | None) -> Extras:
-    """The answer, where there is one already."""
+    """Return notes and figures of the answer, if present."""
     from autotune.report import figures_of, markdown
-    from autotune.study.dashboard import Extras
+    from autotune.search.dashboard import Extras
 
     if document is None:
         return Extras()

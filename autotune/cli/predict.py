@@ -1,4 +1,4 @@
-"""`autotune predict`: whether one configuration fits, without a GPU and without weights."""
+"""`autotune predict`: memory and speed of one configuration, without a GPU and without weights."""
 
 from __future__ import annotations
 
@@ -7,32 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exits import DONE, NOTHING_FITS, UNDECIDED
-from autotune.cli.question import console, question_options
-from autotune.cli.signals import interruptible
+from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED
+from autotune.cli.interruption import interruptible
+from autotune.cli.options import RequestCommand, as_json_option, console, request_options
+from autotune.request.flags import Flags, PredictOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.events import Begun, Event
+    from autotune.core.events import Event, JobStarted
 
 
-@click.command(name="predict", short_help="say without a GPU whether a configuration fits")
-@question_options
-@click.option(
-    "--set", "set_", multiple=True, metavar="K=V", help="What the configuration has, a knob or another setting. May be repeated."
-)
-@click.option(
-    "--unknown",
-    multiple=True,
-    metavar="K=V1,V2",
-    help="What is not known, and the values between which it lies: all are predicted. May be repeated.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress goes to stderr.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS...]")
-def command(as_json: bool, set_: tuple[str, ...], unknown: tuple[str, ...], **flags: Any) -> int:
-    """Follow the training step that the installed framework would run, on tensors without memory, and say whether it
-    fits, by how much, what takes the memory, and what would help. Nothing is measured, and no GPU is needed.
+@click.command(name="predict", cls=RequestCommand, short_help="say without a GPU whether a configuration fits")
+@request_options(PredictOptions)
+@as_json_option()
+def command(as_json: bool, **flags: Any) -> int:
+    """Trace the training step of the installed framework on fake tensors, and predict whether it
+    fits, by which margin, the parts of its memory, and changes that would help. Nothing is
+    measured, and no GPU is needed.
 
     \b
     Examples:
@@ -41,16 +33,16 @@ def command(as_json: bool, set_: tuple[str, ...], unknown: tuple[str, ...], **fl
       autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3
       autotune predict --config train.yaml --gpus A100-40G --unknown per_device_train_batch_size=1,8
 
-    Exit code 0: it fits; 3: it does not; 5: it depends on what was not given, or the limit lies inside the interval.
+    Exit code 0: it fits; 3: it does not; 5: it depends on unknown values, or the limit is inside
+    the interval.
     """
-    # Only now, so that --help answers at once.
+    # Imported here so that --help answers at once.
     from autotune.api import predict_flags
-    from autotune.asking.flags import Flags
     from autotune.report import show_ways
 
     words = console(to_stderr=as_json)
     with interruptible():
-        predicted = predict_flags(Flags(**flags, set=set_, unknown=unknown), listener=_Showing(words))
+        predicted = predict_flags(Flags(**flags), listener=_PredictionDisplay(words))
     if not predicted.prediction.fits:
         show_ways(words, predicted.ways)
     if as_json:
@@ -58,21 +50,19 @@ def command(as_json: bool, set_: tuple[str, ...], unknown: tuple[str, ...], **fl
     return {True: DONE, False: NOTHING_FITS, None: UNDECIDED}[predicted.prediction.fits]
 
 
-class _Showing:
-    """Shows the prediction as soon as it is there: what would make it fit takes longer to find."""
+class _PredictionDisplay:
+    """Listener that shows the prediction at once: ways to make it fit take longer to compute."""
 
     def __init__(self, words: Console) -> None:
         self._words = words
-        self._begun: Begun | None = None
+        self._started: JobStarted | None = None
 
     def __call__(self, event: Event) -> None:
-        from autotune.events import Begun, Foretold
+        from autotune.core.events import CandidatePredicted, JobStarted
         from autotune.report import show_prediction
 
-        if isinstance(event, Begun):
-            self._begun = event
-        elif isinstance(event, Foretold) and self._begun is not None:
-            asked = self._begun
-            show_prediction(
-                self._words, asked.question, event.candidate, event.prediction, assumed=asked.assumed, notes=asked.notes
-            )
+        if isinstance(event, JobStarted):
+            self._started = event
+        elif isinstance(event, CandidatePredicted) and self._started is not None:
+            job, assumed, notes = self._started.job, self._started.assumed, self._started.notes
+            show_prediction(self._words, job, event.candidate, event.prediction, assumed=assumed, notes=notes)

@@ -1,4 +1,4 @@
-"""`autotune preflight`: proves that a configuration fits here, and hands over to the command that trains with it."""
+"""`autotune preflight`: proves that a configuration fits here, then starts the training command."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from autotune.cli.exits import DONE, INTERRUPTED, NOTHING_FITS, UNDECIDED
-from autotune.cli.signals import interruptible
-from autotune.cli.terminal import Terminal
-from autotune.cli.words import say
-from autotune.errors import BadInput
-from autotune.units import format_bytes, format_seconds
+from autotune.cli.exit_codes import DONE, INTERRUPTED, NOTHING_FITS, UNDECIDED
+from autotune.cli.formatting import say
+from autotune.cli.interruption import interruptible
+from autotune.cli.options import as_json_option, declared_option
+from autotune.cli.search_output import Terminal
+from autotune.core.errors import BadInput
+from autotune.core.units import format_bytes, format_seconds
+from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
-    from autotune.events import Begun
+    from autotune.core.events import JobStarted
     from autotune.preflight.check import Preflight, Status
 
 EXIT_CODES: Mapping[Status, int] = {
@@ -34,49 +36,45 @@ EXIT_CODES: Mapping[Status, int] = {
 }
 
 VARIABLE = "AUTOTUNE_CONFIG"
-"""Set for COMMAND: the file to train with, for scripts that don't take it as an argument."""
+"""Environment variable for COMMAND with the file to train with."""
 
 
 @click.command(name="preflight", short_help="prove that a configuration fits, then start the run")
 @click.argument("config", metavar="CONFIG")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-@click.option("--gpus", default="local", show_default=True, metavar="HARDWARE", help="local, 2xlocal, cpu, 2xcpu ...")
-@click.option("--python", metavar="PATH", help="The training environment's interpreter; autotune's own otherwise.")
-@click.option("--memory-limit", metavar="SIZE", help="Fit into this much, like 38G: per GPU, or for all ranks on a CPU.")
-@click.option(
-    "--max-prompt-length", type=int, metavar="N", help="Longest prompt, in tokens; the longest of CONFIG's dataset otherwise."
-)
-@click.option("--tune", is_flag=True, help="Where CONFIG doesn't fit, search for one that learns the same and does.")
-@click.option("--budget", default="20m", show_default=True, metavar="TIME", help="With --tune: wall clock for the search.")
-@click.option("--space", metavar="NAME|FILE", help="With --tune: the search space; the method's own otherwise.")
-@click.option("--out", default="autotune-out", show_default=True, metavar="FOLDER", help="With --tune: where the results go.")
-@click.option("--weights", type=click.Choice(["random", "real"]), default="random", show_default=True, help="What probes load.")
-@click.option("--dry-run", is_flag=True, help="Answer, and start nothing.")
-@click.option("--fresh", is_flag=True, help="Measure again, whatever is on record.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document on stdout; after it comes only what COMMAND prints."
-)
+@declared_option("gpus", help="Devices of this machine for the job. Example: local, 2xlocal, cpu, 2xcpu.")
+@declared_option("python")
+@declared_option("memory_limit")
+@declared_option("max_prompt_length", help="Longest prompt, in tokens. Default: the longest of CONFIG's dataset.")
+@click.option("--tune", is_flag=True, help="If CONFIG doesn't fit, search for a configuration that learns the same and fits.")
+@declared_option("budget", help="With --tune: wall-clock time for the search. Example: 1h30m.")
+@declared_option("space", help="With --tune: search space, a shipped name or a YAML file. Default: the method's own.")
+@declared_option("out", help="With --tune: output folder.")
+@declared_option("weights")
+@click.option("--dry-run", is_flag=True, help="Print the result, and start nothing.")
+@declared_option("fresh", help="Measure again instead of using the record.")
+@as_json_option("Print one JSON document on stdout, before the output of COMMAND.")
 def command(config: str, words: tuple[str, ...], tune: bool, dry_run: bool, as_json: bool, **flags: Any) -> int:
-    """Prove that CONFIG, a file of `trl grpo --config`, fits on this machine, and then become COMMAND. Where the same was
-    measured before (model, settings, longest prompt, versions, driver, GPUs, who else uses them), the record answers; else
-    one short probe of its worst case does. With --tune, COMMAND gets the tuned file wherever CONFIG stands in its arguments;
-    it is in the variable AUTOTUNE_CONFIG as well.
+    """Prove that CONFIG, a file of `trl grpo --config`, fits on this machine, then become COMMAND.
+    An earlier measurement is reused if model, settings, longest prompt, versions, driver, GPUs and
+    other processes are the same; else one short worst-case probe runs. With --tune, the tuned file
+    replaces CONFIG in COMMAND's arguments. It is also in the variable AUTOTUNE_CONFIG.
 
-    Exit codes before COMMAND takes over: 2 bad input, 3 it doesn't fit, 4 the training environment can't be used, 5 it ended
-    otherwise. After that they are COMMAND's own.
+    Exit codes before COMMAND starts: 2 bad input, 3 it doesn't fit, 4 the training environment
+    can't be used, 5 undecided. Afterwards COMMAND's own.
 
     \b
     Examples:
       autotune preflight train.yaml -- trl grpo --config train.yaml
       autotune preflight train.yaml --tune -- trl grpo --config train.yaml
       autotune preflight train.yaml --memory-limit 38G --dry-run
+
     """
-    # Only now, so that --help answers at once.
-    from autotune.asking.flags import Flags
+    # Imported here so that --help answers at once.
     from autotune.preflight.check import preflight_flags
 
-    _refuse_what_cannot_follow(config, words, tune)
-    with interruptible(), _Watching(to_stderr=True) as terminal:
+    _check_command(config, words, tune)
+    with interruptible(), _PreflightDisplay(to_stderr=True) as terminal:
         found = preflight_flags(Flags(config=config, **flags), tune=tune, listener=terminal)
     say(_in_words(found), sys.stderr)
     if as_json:
@@ -86,18 +84,18 @@ def command(config: str, words: tuple[str, ...], tune: bool, dry_run: bool, as_j
     return EXIT_CODES[found.status]
 
 
-class _Watching(Terminal):
-    """Nothing is said of a configuration that is on record; of one that is measured, what; of a search, all."""
+class _PreflightDisplay(Terminal):
+    """Terminal output of a preflight: notes of a measurement, everything of a search."""
 
-    def show(self, event: Begun) -> None:
+    def show(self, event: JobStarted) -> None:
         if len(event.candidates) > 1:
             super().show(event)
         for note in event.notes:
             self.words.print(f"note     {note}")
 
 
-def _refuse_what_cannot_follow(config: str, words: Sequence[str], tune: bool) -> None:
-    """Before any GPU time: a command that isn't there, or that a tuned file would never reach."""
+def _check_command(config: str, words: Sequence[str], tune: bool) -> None:
+    """Refuse a missing command, or one without a place for the tuned file, before any GPU time."""
     if not Path(config).is_file():
         raise BadInput(f"{config} is no file.", way_out="Name the YAML file that is given to `trl grpo --config`.")
     if words and shutil.which(words[0]) is None:
@@ -110,19 +108,16 @@ def _refuse_what_cannot_follow(config: str, words: Sequence[str], tune: bool) ->
 
 
 def names(word: str, config: str) -> bool:
-    """Whether an argument is this file, alone or behind a `--flag=`."""
+    """Return True if an argument is this file, alone or after `--flag=`."""
     return _same_file(word, config) or (word.startswith("-") and "=" in word and _same_file(word.partition("=")[2], config))
 
 
 def with_file(words: Sequence[str], config: str, use: Path) -> list[str]:
-    """The command with the file to train with in place of CONFIG."""
+    """Return the command with CONFIG replaced by the file to train with."""
     if _same_file(str(use), config):
         return list(words)
-    return [_replaced(word, str(use)) if names(word, config) else word for word in words]
-
-
-def _replaced(word: str, use: str) -> str:
-    return f"{word.partition('=')[0]}={use}" if word.startswith("-") else use
+    flag = [f"{word.partition('=')[0]}=" if word.startswith("-") else "" for word in words]
+    return [f"{start}{use}" if names(word, config) else word for start, word in zip(flag, words, strict=True)]
 
 
 def _same_file(word: str, config: str) -> bool:
@@ -133,35 +128,36 @@ def _same_file(word: str, config: str) -> bool:
 
 
 def become(words: Sequence[str], use: Path) -> NoReturn:
-    """Nothing of ours stays: the command has this process, its number and its standard streams."""
+    """Replace this process by the command, with the same process id and standard streams."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # Python ignores these two, and a program inherits what is ignored: `train | head` would no longer end by itself.
+    # Python ignores these two, and programs inherit that: `train | head` would no longer end by
+    # itself.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     os.execvpe(words[0], list(words), {**os.environ, VARIABLE: str(use)})
 
 
 def _in_words(found: Preflight) -> str:
-    config, trial = found.question.job.workload.config_file, found.proof.trial
+    config, trial = found.job.task.workload.config_file, found.proof.trial
     memory, margin, settings = trial.measurement.memory, trial.verdict.margin_bytes, found.candidate.settings
     source = f"on record, measured {found.proof.when} on {found.proof.where}" if found.from_record else "measured now"
     lengths = f"prompts of {settings.get('max_prompt_length')} and completions of {settings.get('max_completion_length')} tokens"
-    told = f"({source}; {lengths}; {format_seconds(found.elapsed_seconds)})"
+    details = f"({source}; {lengths}; {format_seconds(found.elapsed_seconds)})"
     if found.fits:
         peak, limit = format_bytes(memory.peak_bytes or 0), format_bytes(memory.limit_bytes)
-        return f"{config} fits: peak {peak} of {limit}, {format_bytes(margin or 0)} left {told}"
+        return f"{config} fits: peak {peak} of {limit}, {format_bytes(margin or 0)} left {details}"
     if found.fits is None:
-        return f"{config} can't be decided: {trial.verdict.why} {told}"
-    return f"{config} does not fit: {trial.verdict.why} {told}\n{_what_then(found, str(config))}"
+        return f"{config} can't be decided: {trial.verdict.why} {details}"
+    return f"{config} does not fit: {trial.verdict.why} {details}\n{_next_step(found, str(config))}"
 
 
-def _what_then(found: Preflight, config: str) -> str:
+def _next_step(found: Preflight, config: str) -> str:
     match found.status:
         case "tuned":
             return f"Tuned to learn the same, and certified to fit: {found.use}"
         case "nothing_fits":
-            return f"Nothing that learns the same fits. `autotune run --config {config}` says what could give way."
+            return f"Nothing that learns the same fits. `autotune run --config {config}` reports what could be relaxed."
         case "does_not_fit":
             return "--tune searches for one that learns the same and fits."
         case "interrupted":

@@ -1,4 +1,4 @@
-"""`autotune report`: the page of an answer, made again from its JSON document."""
+"""`autotune report`: the HTML page of an answer, generated from its JSON document."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from pathlib import Path
 
 import click
 
-from autotune.cli.exits import DONE
-from autotune.cli.words import say
-from autotune.errors import BadInput
+from autotune.cli.exit_codes import DONE
+from autotune.cli.formatting import say
+from autotune.cli.options import as_json_option
+from autotune.core.errors import BadInput
 
 
-@click.command(name="report", short_help="make the HTML page of an answer")
+@click.command(name="report", short_help="write the HTML page of an answer")
 @click.argument("folder", default="autotune-out", metavar="[FOLDER]")
-@click.option("--to", "target", metavar="FILE", help="Where to write the page; report.html in the folder otherwise.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: where the page is.")
+@click.option("--to", "target", metavar="FILE", help="Output file. Default: report.html in the folder.")
+@as_json_option("Print one JSON document with the page's path.")
 def command(folder: str, target: str | None, as_json: bool) -> int:
-    """Make the page of an answer: one HTML file that opens in any browser, without a network. `autotune run` writes it by itself;
-    this makes it again from recommendation.json, in FOLDER (autotune-out) or named itself.
+    """Write the page of an answer: one HTML file for any browser, without a network. `autotune run`
+    writes it as well; this command generates it again from recommendation.json in FOLDER
+    (autotune-out), or from a named file.
 
     \b
     Example:
       autotune report autotune-out
+
     """
     from autotune.report import DOCUMENT, PAGE, read_document, render, write_page
 

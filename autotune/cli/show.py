@@ -1,4 +1,4 @@
-"""`autotune show`: what is known, without a network and without loading anything heavy."""
+"""`autotune show`: the catalogue, without a network and without heavy imports."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.words import say, table
-from autotune.units import format_bytes
+from autotune.cli.formatting import say, table
+from autotune.cli.options import as_json_option
+from autotune.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from autotune.catalogue import Gpu, KnownModel
+    from autotune.catalog import Gpu, KnownModel
 
-_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_AS_JSON = as_json_option("Print one JSON document.")
 
 
-@click.group(name="show", short_help="list what is known")
+@click.group(name="show", short_help="list the known models, GPUs, search spaces and knobs")
 def command() -> None:
-    """List what is known: models, GPUs, search spaces, knobs.
+    """List the known models, GPUs, search spaces or knobs.
 
     \b
     Example:
@@ -29,7 +30,7 @@ def command() -> None:
 @command.command()
 @_AS_JSON
 def models(as_json: bool) -> None:
-    """Models whose shape is known offline.
+    """List models with a known shape.
 
     \b
     Example:
@@ -37,43 +38,29 @@ def models(as_json: bool) -> None:
     """
     import msgspec
 
-    from autotune import catalogue
+    from autotune import catalog
 
-    known = catalogue.models()
+    known = catalog.models()
+    derived = ("layers", "hidden", "vocabulary", "context")
     rows: list[dict[str, Any]] = [
-        {
-            "name": _short(model),
-            **msgspec.to_builtins(model),
-            "layers": model.layers,
-            "hidden": model.hidden,
-            "vocabulary": model.vocabulary,
-            "context": model.context,
-        }
+        {"name": _short(model), **msgspec.to_builtins(model), **{name: getattr(model, name) for name in derived}}
         for model in known
     ]
     columns = ["name", "parameters", "layers", "context", "hidden", "vocabulary", "hub ids"]
     shown = [
-        [
-            _short(model),
-            f"{model.parameters_billions:g}B",
-            model.layers,
-            model.context,
-            model.hidden,
-            model.vocabulary,
-            ", ".join(model.ids),
-        ]
-        for model in sorted(known, key=lambda model: _short(model).lower())
+        [_short(one), f"{one.parameters_billions:g}B", one.layers, one.context, one.hidden, one.vocabulary, ", ".join(one.ids)]
+        for one in sorted(known, key=lambda model: _short(model).lower())
     ]
     _show(as_json, "models", rows, columns, shown)
     if not as_json:
         say("\nAny local folder with a config.json works too, and any hub id that is in this machine's hub cache.")
-        say("--json adds each shape and the public file that it was read from.")
+        say("--json adds each shape and its public source.")
 
 
 @command.command()
 @_AS_JSON
 def gpus(as_json: bool) -> None:
-    """GPUs whose memory is known, and those of this machine.
+    """List GPUs with a known memory size, and those of this machine.
 
     \b
     Example:
@@ -81,13 +68,14 @@ def gpus(as_json: bool) -> None:
     """
     import msgspec
 
-    from autotune import catalogue, detect
+    from autotune import catalog
+    from autotune.machine import hardware_detection
 
-    known = catalogue.gpus()
+    known = catalog.gpus()
     rows: list[dict[str, Any]] = [{**msgspec.to_builtins(gpu), "memory_bytes": gpu.memory_bytes} for gpu in known]
-    here: list[dict[str, Any]] = [msgspec.to_builtins(device) for device in detect.gpus_here()]
+    here: list[dict[str, Any]] = [msgspec.to_builtins(device) for device in hardware_detection.gpus_here()]
     if as_json:
-        document = {"schema": 1, "gpus": rows, "here": here, "cpu_memory_bytes": detect.machine_memory_bytes()}
+        document = {"schema": 1, "gpus": rows, "here": here, "cpu_memory_bytes": hardware_detection.machine_memory_bytes()}
         click.echo(json.dumps(document, indent=2))
         return
     table(
@@ -95,8 +83,8 @@ def gpus(as_json: bool) -> None:
         [_gpu_row(gpu) for gpu in known],
     )
     found = ", ".join(f"{device['name']} ({format_bytes(device['memory_bytes'])})" for device in here) or "no NVIDIA GPU"
-    say("\nDense peaks, and one direction of a link. --json adds the other dtypes and every source.")
-    say(f"Here: {found}; a CPU with {format_bytes(detect.machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
+    say("\nDense peaks, and one direction of a link. --json adds the other dtypes and all sources.")
+    say(f"Here: {found}; a CPU with {format_bytes(hardware_detection.machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
 
 
 def _gpu_row(gpu: Gpu) -> list[str]:
@@ -114,7 +102,7 @@ def _gpu_row(gpu: Gpu) -> list[str]:
 
 
 def _figure(value: float | None) -> str:
-    """A dash where there is none, which is not the same as nothing per second."""
+    """Format a figure; a dash for unknown."""
     return "-" if value is None else f"{value:g}"
 
 
@@ -125,40 +113,32 @@ def _short(model: KnownModel) -> str:
 @command.command()
 @_AS_JSON
 def spaces(as_json: bool) -> None:
-    """Search spaces that come with autotune.
+    """List the search spaces that come with autotune.
 
     \b
     Example:
       autotune show spaces
     """
-    from autotune.spaces import load_space, names
+    from autotune.catalog.space_files import load_space, names
 
     loaded = [load_space(name) for name in names()]
-    rows = [
-        {
-            "name": space.name,
-            "method": space.method,
-            "framework": space.framework,
-            "objective": space.objective,
-            "about": space.about,
-        }
-        for space in loaded
-    ]
-    shown = [[space.name, space.method, space.objective, space.about] for space in loaded]
-    _show(as_json, "spaces", rows, ["name", "method", "objective", "about"], shown)
+    names_of = ("name", "method", "framework", "objective", "about")
+    rows = [{name: getattr(space, name) for name in names_of} for space in loaded]
+    columns = ["name", "method", "objective", "about"]
+    _show(as_json, "spaces", rows, columns, [[row[name] for name in columns] for row in rows])
 
 
 @command.command()
-@click.option("--space", default="grpo", show_default=True, metavar="NAME|FILE", help="The space whose knobs to list.")
+@click.option("--space", default="grpo", show_default=True, metavar="NAME|FILE", help="Shipped search space, or a YAML file.")
 @_AS_JSON
 def knobs(space: str, as_json: bool) -> None:
-    """Knobs of a search space, their choices, and what moving them changes.
+    """List the knobs of a search space with their choices and effects.
 
     \b
     Example:
       autotune show knobs --space grpo-wide
     """
-    from autotune.spaces import load_space
+    from autotune.catalog.space_files import load_space
 
     loaded = load_space(space)
     rows: list[dict[str, Any]] = [
@@ -183,7 +163,7 @@ def knobs(space: str, as_json: bool) -> None:
 
 
 def _offered(row: dict[str, Any]) -> str:
-    """Searched by itself, or only where it is named; and from how many GPUs on."""
+    """Return `searched`, `held` or `on request`, with the minimum number of GPUs."""
     words = "on request" if not row["searched"] else "searched" if len(row["choices"]) > 1 else "held"
     return f"{words}, from {row['from_gpus']} GPUs" if row["from_gpus"] > 1 else f"{words}, GPUs" if row["from_gpus"] else words
 

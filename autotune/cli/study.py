@@ -1,4 +1,4 @@
-"""`autotune study`: move a study to another machine or another database."""
+"""`autotune study`: export and import of studies."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from pathlib import Path
 
 import click
 
-from autotune.cli.exits import DONE
-from autotune.cli.words import say
+from autotune.cli.exit_codes import DONE
+from autotune.cli.formatting import say
+from autotune.cli.options import as_json_option
 
-_STORAGE = click.option("--storage", required=True, metavar="URL", help="Optuna's storage, like sqlite:///autotune-out/study.db.")
-_NAME = click.option("--study", "name", metavar="NAME", help="The study's name; needed only where there are several.")
-_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_STORAGE = click.option(
+    "--storage", required=True, metavar="URL", help="Optuna storage. Example: sqlite:///autotune-out/study.db."
+)
+_NAME = click.option("--study", "name", metavar="NAME", help="Name of the study. Needed if the storage has several.")
+_AS_JSON = as_json_option("Print one JSON document.")
 
 
-@click.group(name="study", short_help="move a study: export, import")
+@click.group(name="study", short_help="export a study into a file, or import it")
 def command() -> None:
-    """Move a study to another machine, or from one database into another.
+    """Move a study to another machine or database.
 
     \b
     Example:
@@ -37,11 +40,11 @@ def export_study(file: str, storage: str, name: str | None, as_json: bool) -> in
     Example:
       autotune study export --storage sqlite:///autotune-out/study.db study.json
     """
-    from autotune.files import write_whole
-    from autotune.study.moving import encode, packed
+    from autotune.core.files import write_output
+    from autotune.search.study_export import encode, packed
 
     moved = packed(storage, name)
-    write_whole(Path(file), encode(moved), way_out="Name another file.")
+    write_output(Path(file), encode(moved), way_out="Name another file.")
     row = {"study": moved.name, "file": file, "trials": len(moved.trials)}
     _say(as_json, row, f"Written: {file} ({len(moved.trials)} trials of study {moved.name!r})")
     return DONE
@@ -53,13 +56,13 @@ def export_study(file: str, storage: str, name: str | None, as_json: bool) -> in
 @_NAME
 @_AS_JSON
 def import_study(file: str, storage: str, name: str | None, as_json: bool) -> int:
-    """Make a study out of a file that `export` wrote. `autotune run --resume` then goes on with it.
+    """Create a study from a file of `export`. `autotune run --resume` continues it.
 
     \b
     Example:
       autotune study import --storage postgresql://me@db/autotune study.json
     """
-    from autotune.study.moving import read, unpack
+    from autotune.search.study_export import read, unpack
 
     moved = read(Path(file))
     chosen = name or moved.name

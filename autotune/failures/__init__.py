@@ -1,64 +1,78 @@
-"""From the words and the exit of a failed run to its Outcome, phase, cause and numbers. The only place that reads failure text.
+"""Classification of a failed run: message and exit status -> Outcome, phase, cause and numbers.
 
-table.py      what a row of the closed table is: one per known text; each row has a recorded sample in the tests
-rows_of_*.py   the rows, and arguments.py the names that one of them knows; rows.py is all of them in their order
-numbers.py    what a message measured itself, and what these numbers are called
-frames.py     the places in a traceback: what the memory was for, and which phase it was;  places.py  their rows
-judge.py      an exception, or an end without one -> Finding;  launched.py  the same of a program of the user's own
-remedies.py   what helps, by cause, and with it which way a setting must move
-remarks.py    what a running training says that is no failure and yet costs something
-traps.py, traps.yaml   what is known to go wrong with certain versions and settings of an environment
-log.py, tracebacks.py   from the lines of a log, which several processes printed at once, to their exceptions
+No other package reads the text of failures.
+
+table.py              rows of the closed table; each row has a recorded sample in the tests
+    patterns.py, tables/  the tables as YAML files, and their loader
+    numbers.py            figures that a message contains
+    frames.py             purpose of the memory and phase, from the frames of a traceback
+    classify.py           exception or exit status -> Finding;  launched_exit.py  the same for launched programs
+    remedies.py           remedies by cause, with the direction in which a setting must move
+    warnings_in_log.py    warnings that cost speed although the run continues
+    environment_traps.py  known conflicts of versions and settings, from traps.yaml
+    log_lines.py, tracebacks.py   interleaved lines of several processes -> exceptions
 """
 
+from autotune.failures.classify import (
+    HOST_KILLED,
+    Finding,
+    ProcessExit,
+    ReportedException,
+    classify_exception,
+    classify_exit,
+    classify_line,
+    classify_logged,
+    ended_from_outside,
+    read_log,
+)
+from autotune.failures.environment_traps import ActiveTrap, EnvironmentFacts, active_traps, traps
 from autotune.failures.frames import phase_of
-from autotune.failures.judge import Ending, Finding, Raised, judge_ending, judge_raised, judge_thrown, read_log, told_by_line
-from autotune.failures.launched import judge_launched
-from autotune.failures.log import Line, lines_of, read_line
-from autotune.failures.numbers import NEIGHBOUR, NUMBERS, Numbers, mostly_unseen, without_neighbours
-from autotune.failures.remarks import REMARKS, Remark, remarks_in
-from autotune.failures.remedies import BY_CAUSE, BY_ROW, Remedy, pushes, remedies_for
-from autotune.failures.rows import ROWS
-from autotune.failures.table import CAUSES, MEMORY_CAUSES, Row
-from autotune.failures.tracebacks import Thrown, Told, Tracebacks
-from autotune.failures.traps import Sprung, Surroundings, sprung_in, traps
+from autotune.failures.launched_exit import classify_launched
+from autotune.failures.log_lines import LogLine, lines_of, read_line
+from autotune.failures.numbers import NEIGHBOUR, NUMBERS, Numbers, mostly_unlisted, without_neighbours
+from autotune.failures.remedies import BY_CAUSE, BY_ROW, Remedy, directions_after, remedies_for
+from autotune.failures.table import CAUSES, MEMORY_CAUSES, ROWS, FailureRow
+from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
+from autotune.failures.warnings_in_log import KNOWN_WARNINGS, KnownWarning, warning_in
 
 __all__ = [
     "BY_CAUSE",
     "BY_ROW",
     "CAUSES",
+    "HOST_KILLED",
+    "KNOWN_WARNINGS",
     "MEMORY_CAUSES",
     "NEIGHBOUR",
     "NUMBERS",
-    "REMARKS",
     "ROWS",
-    "Ending",
+    "ActiveTrap",
+    "EnvironmentFacts",
+    "ExceptionChain",
+    "FailureRow",
     "Finding",
-    "Line",
+    "KnownWarning",
+    "LogLine",
+    "LoggedException",
     "Numbers",
-    "Raised",
-    "Remark",
+    "ProcessExit",
     "Remedy",
-    "Row",
-    "Sprung",
-    "Surroundings",
-    "Thrown",
-    "Told",
+    "ReportedException",
     "Tracebacks",
-    "judge_ending",
-    "judge_launched",
-    "judge_raised",
-    "judge_thrown",
+    "active_traps",
+    "classify_exception",
+    "classify_exit",
+    "classify_launched",
+    "classify_line",
+    "classify_logged",
+    "directions_after",
+    "ended_from_outside",
     "lines_of",
-    "mostly_unseen",
+    "mostly_unlisted",
     "phase_of",
-    "pushes",
     "read_line",
     "read_log",
-    "remarks_in",
     "remedies_for",
-    "sprung_in",
-    "told_by_line",
     "traps",
+    "warning_in",
     "without_neighbours",
 ]

@@ -1,8 +1,8 @@
-"""What the places in a traceback tell: what the memory was for, and which phase it was.
+"""Purpose of the memory and phase of the step, derived from the frames of a traceback.
 
-From the innermost outwards, the first place that says something decides: every training step passes through the trainer's
-log-probabilities, and yet what ran out there may have been a layer's activations. Some places stand for all that they call:
-what an engine tries out when it starts runs through a model's layers too.
+The innermost frame that matches decides: every training step passes through the trainer's log-probabilities, and what ran out
+there may still have been a layer's activations. Some frames cover everything that they call: an engine's profiling run passes
+through a model's layers too. The table is tables/frames.yaml.
 """
 
 from __future__ import annotations
@@ -11,31 +11,57 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from autotune.failures.places import CAUSES, EVALUATES, HANDS_OVER, IN_GENERAL, LAST, LATEST, PHASES, SAVES, WITHIN
-from autotune.measurement import Phase
+import msgspec
+
+from autotune.core.measurement import Phase
+from autotune.failures.patterns import expand, read_table
 
 _Word = TypeVar("_Word", bound=str)
 
 
+class _FrameTable(msgspec.Struct, forbid_unknown_fields=True):
+    """Lists of {meaning: pattern}, searched in their order."""
+
+    hands_over: str
+    saves: str
+    evaluates: str
+    within: list[dict[str, str]]
+    causes: list[dict[str, str]]
+    in_general: list[dict[str, str]]
+    phases: list[dict[Phase, str]]
+    latest: list[dict[Phase, str]]
+    last: list[dict[Phase, str]]
+
+
+def _pairs(rows: list[dict[_Word, str]]) -> tuple[tuple[str, _Word], ...]:
+    return tuple((expand(pattern), word) for row in rows for word, pattern in row.items())
+
+
+_TABLE = read_table("frames", _FrameTable)
+_WITHIN, _CAUSES, _IN_GENERAL = _pairs(_TABLE.within), _pairs(_TABLE.causes), _pairs(_TABLE.in_general)
+_PHASES, _LATEST, _LAST = _pairs(_TABLE.phases), _pairs(_TABLE.latest), _pairs(_TABLE.last)
+_HANDS_OVER, _SAVES, _EVALUATES = expand(_TABLE.hands_over), expand(_TABLE.saves), expand(_TABLE.evaluates)
+
+
 def cause_of(frames: Sequence[str]) -> str | None:
-    """What the memory was for, by frames of which the last is the innermost."""
-    hands_over = _any(HANDS_OVER, frames)
-    cause = _first(frames, CAUSES)
-    for pattern, word in WITHIN:
-        # A loader may start an engine too, with a cache of its own.
+    """Return the purpose of the memory; the last frame is the innermost."""
+    hands_over = _any(_HANDS_OVER, frames)
+    cause = _first(frames, _CAUSES)
+    for pattern, word in _WITHIN:
+        # A loader may start an engine too, which has a cache.
         if _any(pattern, frames) and not (word == "weights" and cause == "kv_cache"):
             return "weight_sync" if hands_over and word == "weights" else word
     if hands_over and cause in ("zero_gather", "weights", None):
         return "weight_sync"
-    if cause == "weight_sync" and not hands_over and _any(r":full_tensor\b", frames) and _any(SAVES, frames):
+    if cause == "weight_sync" and not hands_over and _any(r":full_tensor\b", frames) and _any(_SAVES, frames):
         return "zero_gather"
-    return cause or _first(frames, IN_GENERAL)
+    return cause or _first(frames, _IN_GENERAL)
 
 
 def phase_of(frames: Sequence[str]) -> Phase | None:
-    """Which phase it was."""
-    told = _first(frames, PHASES) or _first(frames, LATEST)
-    return told or (None if _any(EVALUATES, frames) else _first(frames, LAST))
+    """Return the phase of the step, None where no frame indicates it."""
+    phase = _first(frames, _PHASES) or _first(frames, _LATEST)
+    return phase or (None if _any(_EVALUATES, frames) else _first(frames, _LAST))
 
 
 def _any(pattern: str, frames: Sequence[str]) -> bool:

@@ -1,13 +1,13 @@
-"""The closed table of failure texts. The first row that matches decides; the order is part of the table.
+"""Closed table of failure texts. The first row that matches decides, so that the order is part of the table.
 
-    rows_of_memory.py     what ran out, of whose memory, and what only looks like it
-    rows_of_refusals.py   settings and data that are refused
-    rows_of_others.py     what is missing, unreachable, broken or waiting
-    rows_of_checks.py     where no words are known: what a framework's own check raised, by where it stands
-    rows_of_files.py      what is not there or can't be read, and what an exception's class is called
+    tables/memory.yaml     which memory ran out, and what only resembles it
+    tables/refusals.yaml   settings and data that are refused
+    tables/others.yaml     missing, unreachable, broken or waiting parts
+    tables/checks.yaml     checks of a framework, recognised by their place instead of their words
+    tables/files.yaml      files that are absent or unreadable, and classes of exceptions
 
-A row is read in the exception that was raised, at the places where it was raised; and, where its words are such that only a
-failure has them, in any line that was printed.
+A row is searched for in the exception that was raised, at its place in the code; and, where only a failure has such words, in
+every printed line.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from autotune.measurement import Phase
+import msgspec
+
+from autotune.core.measurement import Phase
+from autotune.failures.patterns import expand, read_table
 
 MEMORY_CAUSES = (
     "weights", "optimizer", "activations", "logits", "kv_cache", "engine_startup", "weight_sync", "zero_gather", "fragmentation",
@@ -29,73 +31,70 @@ OTHER_CAUSES = (
 )  # fmt: skip
 CAUSES = MEMORY_CAUSES + OTHER_CAUSES
 
+TABLES = ("memory", "refusals", "others", "checks", "files")
+"""Tables in the order in which they are searched."""
+
 Kind = Literal["memory", "host_memory", "illegal", "transient", "other"]
-"""memory: out of it, in the phase at hand. host_memory: out of the machine's own. illegal: never to be tried again.
-transient: says nothing about the candidate, to be repeated. other: a crash with a known cause."""
+"""memory: out of device memory in the current phase. host_memory: out of the machine's memory. illegal: never tried again.
+transient: no verdict on the candidate, measured again. other: crash with a known cause."""
 
-Said = Literal["anywhere", "as an error", "raised"]
-"""Where the words are believed: in any printed line; in one that its logger called an error, or that an aborting program
-printed; or only in an exception that was raised."""
+ReadIn = Literal["any line", "error line", "exception"]
+"""Texts in which a row counts: every printed line; a line that its logger marked as an error or that an aborting program
+printed; or an exception that was raised."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One known text."""
+class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Known text."""
 
     name: str
-    """What its samples are called: texts that were produced, each with the word where."""
+    """Name of its recorded samples in the tests."""
 
     pattern: str
-    """A regular expression, searched for in `Type: text` of an exception, or in a line."""
+    """Regular expression for `Type: text` of an exception, or for a line."""
 
     kind: Kind
     cause: str | None = None
-    """None: told by the frames and the phase it was raised in."""
+    """None: derived from the frames and the phase."""
 
     phase: Phase | None = None
-    """Where this text can only come from; None: wherever it happened."""
+    """Phase in which alone this text is printed; None: any phase."""
 
     secondary: bool = False
-    """True for what a process says when another one failed first."""
+    """True for the message of a process that failed because another one had failed."""
 
-    said: Said = "raised"
+    read_in: ReadIn = "exception"
 
-    places: str | None = None
-    """Words that many failures share are told apart by where they were raised: a regular expression for `file:function`."""
+    raised_at: str | None = None
+    """Regular expression for the frame `file:function statement`, where many failures share the words."""
 
-    innermost: int = 4
-    """Among so many of the innermost frames it is looked for."""
+    innermost_frames: int = 4
+    """Number of innermost frames in which `raised_at` is searched for."""
 
-    sure: bool = False
-    """True where such a line alone tells what failed first, though a traceback may follow that says less."""
+    decisive: bool = False
+    """True where such a line names the first failure even if a traceback with less information follows."""
 
     on_host: bool = False
-    """True where a process on a GPU says it of the machine's own memory."""
+    """True where a process on a GPU prints it about the machine's memory."""
 
     def search(self, text: str, frames: Sequence[str] = ()) -> re.Match[str] | None:
-        if self.places is not None and not self._is_there(frames):
+        """Return the match of the row in the text, None where it does not apply."""
+        if self.raised_at is not None and not self._is_at(frames, self.raised_at):
             return None
         return _compiled(self.pattern).search(text)
 
-    def _is_there(self, frames: Sequence[str]) -> bool:
+    def _is_at(self, frames: Sequence[str], raised_at: str) -> bool:
         if self.kind in ("illegal", "other") and self.cause != "network" and any(_REWARDS.search(frame) for frame in frames):
             return False
-        place = _compiled(self.places or "")
-        # Who asked for an attribute that is not there is to blame, not the code that looks it up.
-        asking = [frame for frame in frames if not _LOOKUP.search(frame)]
-        return any(place.search(frame) for frame in asking[-self.innermost :])
-
-
-def any_of(*patterns: str) -> str:
-    """One pattern of several texts, one to a line."""
-    return "|".join(patterns)
+        # The caller that requests a missing attribute is at fault, not the code that looks it up.
+        callers = [frame for frame in frames if not _LOOKUP.search(frame)]
+        return any(_compiled(raised_at).search(frame) for frame in callers[-self.innermost_frames :])
 
 
 _REWARDS = re.compile(
     r"\A\S*(?::_calculate_rewards|:compute_rewards?|/reward_managers?/\S*:\w+)\b"
     r"|\A\S+ .*\b(?:\w*reward_(?:fn|func|function)\w*|compute_score|compute_metrics|formatting_func|rollout_func)\("
 )
-"""Behind these a user's own functions run: where something failed says nothing there of settings, data or versions."""
+"""Frames that call the user's own functions: a failure behind them indicates nothing about settings, data or versions."""
 
 _LOOKUP = re.compile(r"\A\S*:__getattr(?:ibute)?__\b")
 
@@ -103,3 +102,14 @@ _LOOKUP = re.compile(r"\A\S*:__getattr(?:ibute)?__\b")
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE | re.DOTALL)
+
+
+def _read() -> tuple[FailureRow, ...]:
+    entries: list[dict[str, Any]] = [entry for table in TABLES for entry in read_table(table, list[dict[str, Any]])]
+    for entry in entries:
+        entry.update({key: expand(entry[key]) for key in ("pattern", "raised_at") if key in entry})
+    return msgspec.convert(entries, tuple[FailureRow, ...])
+
+
+ROWS = _read()
+"""Whole table in its order."""

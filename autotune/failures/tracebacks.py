@@ -1,4 +1,4 @@
-"""Exceptions as Python prints them, put together from the lines of several processes that print at once."""
+"""Python exceptions, assembled from the interleaved lines of several processes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from autotune.failures.log import Line
+from autotune.failures.log_lines import LogLine
 
 HEADER = "Traceback (most recent call last)"
 MOST_FRAMES = 80
-"""Innermost ones that are kept."""
+"""Number of innermost frames that are kept."""
 
 MOST_SOURCES = 4096
-"""Processes that are told apart; a log that names more is not a log."""
+"""Number of processes that are distinguished."""
 
 _MOST_TEXT = 4096
 _MOST_NOISE = 40
-"""Lines of others between the parts of one traceback, before it is given up."""
+"""Number of foreign lines inside a traceback after which it is dropped."""
 
 _FRAME = re.compile(r'[\s>]*File "([^"]{1,1000})", line \d+, in (\S{1,200})')
 _FRAME_IN_NOTEBOOK = re.compile(r"(?:File )?(/\S{1,1000}?\.py)(?::\d+, in | in )([\w.<>]{1,200})")
@@ -26,13 +26,13 @@ _FRAME_IN_BOX = re.compile(r"[│|] (\S{1,1000}?):\d+ in (\S{1,200})")
 _FRAMES = (_FRAME, _FRAME_IN_NOTEBOOK, _FRAME_IN_BOX)
 _BOX = ("│", "╭", "╰")
 _MOST_WRAPPED = 20
-"""Lines over which a box's exception is wrapped at most."""
+"""Number of lines over which the exception of a box is wrapped at most."""
 _THROWN = re.compile(r"(?:(?:[A-Za-z_]\w{0,80}\.){1,12}[A-Za-z_]|[A-Z])\w{0,120}(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
 _ALONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}\w{0,120}(?:Error|Exception|LimitForeseen)(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _ORIGINAL = "Original Traceback"
 _REMOTE = re.compile(r"RayTaskError\(|an error raised in its creation task, ray::")
-"""Ray's words for an exception of another actor, whose places and whose own words follow."""
+"""Ray's header for an exception of another actor, whose frames and text come next."""
 
 _MOST_MORE = 8
 _MOST_MORE_TEXT = 500
@@ -41,84 +41,86 @@ _NO_MORE = re.compile(
     r"|E?rror executing)"
     r"|(?:[\w./-]+: )?(?:line \d+: |error: )|\S+:\d+: "
 )
-"""What begins something else: a logger's line, a launcher's, or a metric's."""
+"""Start of something else: a logger's line, a launcher's, or a metric."""
 
 _HARMLESS = ("Exception ignored in", "--- Logging error ---")
-"""What Python says of an exception that it goes on after."""
+"""Headers of exceptions after which Python continues."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thrown:
-    """One exception: what was said, and where."""
+class LoggedException:
+    """Exception: its text and its frames."""
 
     text: str
     frames: tuple[str, ...] = ()
-    """`file:function source line`, innermost last."""
+    """Frames as `file:function source line`, innermost last."""
 
     more: str = ""
-    """Lines right behind it that may be of its words, as those of several lines are not indented; or they are another's."""
+    """Lines directly behind the exception, which may belong to its text, since further lines of a
+    message are not indented."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What a process told of its end: one exception, and those that it led to."""
+class ExceptionChain:
+    """Chain of exceptions that one process printed."""
 
     position: int
-    """Number of the line it began at."""
+    """Number of its first line."""
 
     rank: int | None
-    chain: tuple[Thrown, ...]
-    """In the order of printing: the first is the one that came first."""
+    chain: tuple[LoggedException, ...]
+    """Exceptions in the order of printing, the earliest first."""
 
     has_traceback: bool
 
 
 @dataclass(kw_only=True)
 class _Open:
-    """A traceback that is still being printed."""
+    """Traceback that is not complete yet."""
 
     position: int
     rank: int | None
     mark: str = ""
-    """What stood before the header, as containers' names do: taken off the lines that follow."""
+    """Text before the header, such as a container's name; removed from the next lines too."""
 
-    chain: list[Thrown] = field(default_factory=list)
+    chain: list[LoggedException] = field(default_factory=list)
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
     text: str = ""
     remote: str = ""
-    """Ray's words for an exception elsewhere, whose own traceback follows them."""
+    """Ray's header of a remote exception, whose traceback comes next."""
 
     harmless: bool = False
     boxed: bool = False
-    """Drawn as a box, behind which the exception's words are wrapped."""
+    """True for a traceback drawn as a box, behind which the exception's text is wrapped."""
 
     in_frames: bool = True
     noise: int = 0
     wrapped: int = 0
     more: list[str] = field(default_factory=list)
     in_more: bool = False
-    """Whether the last line was one of those that may be of its words, or another's."""
+    """True where the last line was added to `more`."""
 
     complete: bool = False
 
     def close_exception(self) -> None:
         if self.text or self.remote:
             more = "\n".join(self.more)
-            self.chain.append(Thrown(text=self.text or self.remote, frames=tuple(self.frames), more=more))
+            self.chain.append(LoggedException(text=self.text or self.remote, frames=tuple(self.frames), more=more))
         self.text = self.remote = ""
         self.frames.clear()
         self.more.clear()
         self.in_more = self.complete = False
 
-    def goes_on_with(self, line: Line, text: str) -> bool:
-        """Whether a line that is not indented may belong to the exception's words."""
+    def goes_on_with(self, line: LogLine, text: str) -> bool:
+        """Return True if a line without indentation may belong to the exception's text."""
         if not self.text or self.complete or line.level is not None or len(self.more) >= _MOST_MORE:
             return False
         return _NO_MORE.match(text) is None and _ALONE.match(text) is None
 
 
 class Tracebacks:
-    """Feed it the lines in their order; it gives each exception once it is told in full."""
+    """Assembler of tracebacks. It receives lines in order and yields each exception when it is
+    complete."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
@@ -126,10 +128,10 @@ class Tracebacks:
 
     @property
     def busy(self) -> bool:
-        """Whether some traceback is still being printed, so that every line counts."""
+        """Return True while a traceback is open, so that every line must be read."""
         return bool(self._open or self._harmless)
 
-    def feed(self, line: Line, position: int) -> Iterator[Told]:
+    def feed(self, line: LogLine, position: int) -> Iterator[ExceptionChain]:
         if any(line.text.startswith(words) for words in _HARMLESS):
             self._harmless.add(line.source)
             return
@@ -141,16 +143,16 @@ class Tracebacks:
         else:
             yield from self._alone(line, position)
 
-    def holds(self, line: Line) -> bool:
-        """Whether the line belongs to a traceback that is still being printed, and to nothing else."""
+    def holds(self, line: LogLine) -> bool:
+        """Return True if the line belongs to an open traceback and to nothing else."""
         return line.source in self._open and not self._open[line.source].in_more
 
-    def flush(self) -> Iterator[Told]:
-        """What was still open when the log ended."""
+    def flush(self) -> Iterator[ExceptionChain]:
+        """Yield the tracebacks that were open at the end of the log."""
         for source in list(self._open):
             yield from self._end(source)
 
-    def _begin(self, line: Line, position: int, open_: _Open | None) -> Iterator[Told]:
+    def _begin(self, line: LogLine, position: int, open_: _Open | None) -> Iterator[ExceptionChain]:
         if open_ is not None and open_.text and line.text.startswith(_ORIGINAL):
             # A loader's worker: what it failed with follows the words that it did.
             open_.close_exception()
@@ -170,7 +172,7 @@ class Tracebacks:
             )  # fmt: skip
         self._harmless.discard(line.source)
 
-    def _go_on(self, open_: _Open, line: Line, position: int) -> Iterator[Told]:
+    def _go_on(self, open_: _Open, line: LogLine, position: int) -> Iterator[ExceptionChain]:
         text = line.text.removeprefix(open_.mark).rstrip()
         open_.in_more = False
         if open_.in_frames:
@@ -195,7 +197,7 @@ class Tracebacks:
         else:
             open_.noise += 1
 
-    def _in_frames(self, open_: _Open, line: Line, text: str) -> Iterator[Told]:
+    def _in_frames(self, open_: _Open, line: LogLine, text: str) -> Iterator[ExceptionChain]:
         frame = next((frame for pattern in _FRAMES if (frame := pattern.match(text)) is not None), None)
         if frame is not None:
             # Places are known by their names with slashes, which Windows writes the other way.
@@ -214,8 +216,9 @@ class Tracebacks:
             if open_.noise > _MOST_NOISE:
                 yield from self._end(line.source)
 
-    def _alone(self, line: Line, position: int) -> Iterator[Told]:
-        """An exception's last line without its traceback: logs are cut, and loggers print no more than that."""
+    def _alone(self, line: LogLine, position: int) -> Iterator[ExceptionChain]:
+        """Yield an exception whose traceback is missing: logs are cut, and some loggers print the last
+        line alone."""
         text = line.text.strip()
         if _FRAME.match(line.text) is not None and len(self._open) < MOST_SOURCES:
             # A log that was cut in the middle of a traceback.
@@ -226,12 +229,14 @@ class Tracebacks:
         elif _REMOTE.search(text) is not None and len(self._open) < MOST_SOURCES:
             self._open[line.source] = _Open(position=position, rank=line.rank, remote=text[:_MOST_TEXT])
         else:
-            yield Told(position=position, rank=line.rank, chain=(Thrown(text=text[:_MOST_TEXT]),), has_traceback=False)
+            yield ExceptionChain(
+                position=position, rank=line.rank, chain=(LoggedException(text=text[:_MOST_TEXT]),), has_traceback=False
+            )
 
-    def _end(self, source: str) -> Iterator[Told]:
+    def _end(self, source: str) -> Iterator[ExceptionChain]:
         open_ = self._open.pop(source, None)
         if open_ is None:
             return
         open_.close_exception()
         if open_.chain and not open_.harmless:
-            yield Told(position=open_.position, rank=open_.rank, chain=tuple(open_.chain[:32]), has_traceback=True)
+            yield ExceptionChain(position=open_.position, rank=open_.rank, chain=tuple(open_.chain[:32]), has_traceback=True)

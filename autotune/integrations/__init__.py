@@ -1,8 +1,8 @@
-"""What runs in the user's own training process. A framework is imported by the file that is named after it, and no other.
+"""Integrations with the user's own training process. Each framework is imported by the module named
+after it.
 
-trl.py         the callback: it watches memory while the real run trains, and tells what to do when it ran out
-gauges.py      how much this rank holds, of which limit
-margin.py      whether what is left will last, by how the peak grew so far
-running.py     the running trainer's own configuration, as a candidate
-aftermath.py   out of memory: the diagnosis and the next smaller configuration, as files
+trl.py               callback: watches memory during the real run, reports on out of memory
+memory_gauges.py     memory of this rank and its nearest limit memory_margin.py     extrapolation of
+the peak to the end of the run running_trainer.py   the running trainer's configuration as a
+candidate oom_report.py        out of memory: diagnosis and the next smaller configuration, as files
 """

@@ -1,16 +1,16 @@
-"""A callback for the real run: it watches memory, warns while there is time, and leaves more behind than a traceback.
+"""TRL callback for the real run: watches memory, warns early, and reports when memory runs out.
 
     from autotune.integrations.trl import MemoryWatch
 
     trainer = GRPOTrainer(..., callbacks=[MemoryWatch()])
 
-While the run trains it warns, on each rank, when the margin gets narrow or when its trend (with steps, or with completions that
-get longer) would cross the limit. When memory runs out, `<output_dir>/out-of-memory/` gets the diagnosis and the next smaller
-configuration, and the error goes on its way as it was.
+Each rank warns when the margin becomes narrow, or when its trend (over steps, or over completion
+length) would cross the limit. When memory runs out, the diagnosis and the next smaller
+configuration are written to `<output_dir>/out-of-memory/`, and the error propagates unchanged.
 
-transformers tells callbacks nothing of exceptions. So while a run trains, those methods of its trainer in which memory is taken
-are wrapped, on this one trainer, and `sys.excepthook` hears of the rest. `with watch(trainer): trainer.train()` catches whatever
-goes through it, and is for whoever has the trainer in hand.
+transformers does not pass exceptions to callbacks. During training, the memory-critical methods of
+this one trainer are therefore wrapped, and `sys.excepthook` covers the rest. `with watch(trainer):
+trainer.train()` catches all exceptions inside the block.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
-from autotune.integrations import aftermath
-from autotune.integrations.gauges import CpuGauge, CudaGauge, Gauge, Reading
-from autotune.integrations.margin import Margin
-from autotune.integrations.running import Running, running
-from autotune.units import MIB
+from autotune.core.units import MIB
+from autotune.integrations import oom_report
+from autotune.integrations.memory_gauges import CpuGauge, CudaGauge, Gauge, GaugeReading
+from autotune.integrations.memory_margin import Margin
+from autotune.integrations.running_trainer import Running, running
 
 log = logging.getLogger("autotune")
 
 RESERVE_BYTES = 16 * MIB
-"""Held from the start and given back when memory ran out: writing down why takes some."""
+"""Host memory released when memory runs out: writing the report needs some."""
 
 GUARDED = ("training_step", "evaluate", "_save_checkpoint")
-"""Methods of the trainer in which memory is taken, beside the optimizer's step."""
+"""Memory-critical methods of the trainer; the optimizer's `step` is guarded as well."""
 
 LENGTHS = ("completions/max_length", "completion_length")
-"""What TRL logs of how long completions got, newest name first."""
+"""TRL's log keys for the longest completion, newest name first."""
 
 Warn = Callable[[str], None]
 
 
 class MemoryWatch(TrainerCallback):  # type: ignore[misc]
-    """Watches one trainer's run. `warn` gets each warning as a sentence; the logger `autotune` does otherwise."""
+    """Memory watch of one trainer. `warn` receives warnings; default: logger `autotune`."""
 
     def __init__(self, *, folder: str | Path | None = None, warn: Warn | None = None) -> None:
         self._folder = None if folder is None else Path(folder)
@@ -57,33 +57,30 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         self._running: Running | None = None
         self._gauge: Gauge | None = None
         self._margin = Margin(last_step=None, longest=None)
-        self._reading: Reading | None = None
+        self._reading: GaugeReading | None = None
         self._reserve: bytearray | None = None
-        self._told: int | None = None
+        self._reported: int | None = None
         self._undo = contextlib.ExitStack()
-        self.warnings: list[str] = []
-        """Everything that was warned of so far."""
-
-        self.written: tuple[Path, ...] = ()
-        """The files that were written when memory ran out."""
+        self.warnings: list[str] = []  # all warnings so far
+        self.written: tuple[Path, ...] = ()  # files of the out-of-memory report
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        with self._no_trouble("begin to watch"):
+        with self._errors_logged("begin to watch"):
             self._undo.close()
             self._trainer = self._trainer or _trainer_that_calls(self)
             self._gauge = _gauge(args)
             self._reading = self._gauge.read()
             self._margin = Margin(last_step=state.max_steps or None, longest=getattr(args, "max_completion_length", None))
             self._running = None if self._trainer is None else running(self._trainer, self._reading.limit_bytes)
-            self._reserve, self._told = bytearray(RESERVE_BYTES), None
+            self._reserve, self._reported = bytearray(RESERVE_BYTES), None
             self._guard(rest.get("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        with self._no_trouble("read memory"):
+        with self._errors_logged("read memory"):
             self._look(state.global_step, None)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **rest: Any) -> None:
-        with self._no_trouble("read the log"):
+        with self._errors_logged("read the log"):
             length = next((logs[name] for name in LENGTHS if name in (logs or {})), None) if logs else None
             if length is not None:
                 self._look(state.global_step, int(length))
@@ -93,26 +90,26 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         self._reserve = None
 
     def out_of_memory(self, error: BaseException) -> None:
-        """Write down what is to be known, if it is memory that ran out; never raises. Called for every error, once for each."""
-        if not isinstance(error, Exception) or self._told == id(error):
+        """Write the report for an out-of-memory error. Never raises; handles each error once."""
+        if not isinstance(error, Exception) or self._reported == id(error):
             return
-        self._told, self._reserve = id(error), None
-        with self._no_trouble("write down what happened"):
-            diagnosis = aftermath.diagnosis_of(error)
+        self._reported, self._reserve = id(error), None
+        with self._errors_logged("write down what happened"):
+            diagnosis = oom_report.diagnosis_of(error)
             if diagnosis.is_memory:
-                self.written = aftermath.write(self._place(), error, diagnosis, self._moment(), self._running)
+                self.written = oom_report.write(self._report_folder(), error, diagnosis, self._moment(), self._running)
                 log.error("Memory ran out (%s). Written: %s", diagnosis.cause, ", ".join(map(str, self.written)))
 
     def _look(self, step: int, length: int | None) -> None:
         if self._gauge is None:
             return
         self._reading = self._gauge.read()
-        for said in self._margin.look(step, self._reading, length):
-            self.warnings.append(said)
-            self._warn(f"step {step}, rank {self._rank}: {said}")
+        for warning in self._margin.look(step, self._reading, length):
+            self.warnings.append(warning)
+            self._warn(f"step {step}, rank {self._rank}: {warning}")
 
     def _guard(self, optimizer: Any) -> None:
-        """Wrap what takes memory, and listen for what nobody catches; all of it is undone when the run ends well."""
+        """Wrap the guarded methods and install an exception hook. Undone when the run ends well."""
         owners = [(self._trainer, name) for name in GUARDED] if self._trainer is not None else []
         for owner, name in [*owners, (optimizer, "step")]:
             if callable(getattr(owner, name, None)):
@@ -126,24 +123,26 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         sys.excepthook = hook
         self._undo.callback(_restore_hook, hook, before)
 
-    def _place(self) -> Path:
+    def _report_folder(self) -> Path:
         if self._folder is not None:
             return self._folder
         output = Path(self._trainer.args.output_dir) if self._trainer is not None else Path()
-        return output / aftermath.FOLDER
+        return output / oom_report.FOLDER
 
-    def _moment(self) -> aftermath.Moment:
+    def _moment(self) -> oom_report.OomMoment:
         state = getattr(self._trainer, "state", None)
         world = getattr(getattr(self._trainer, "args", None), "world_size", 1)
-        return aftermath.Moment(rank=self._rank, world_size=world, step=getattr(state, "global_step", 0), reading=self._reading)
+        return oom_report.OomMoment(
+            rank=self._rank, world_size=world, step=getattr(state, "global_step", 0), reading=self._reading
+        )
 
     @property
     def _rank(self) -> int:
         return int(getattr(getattr(self._trainer, "args", None), "process_index", 0))
 
     @contextlib.contextmanager
-    def _no_trouble(self, what: str) -> Iterator[None]:
-        """Whatever is wrong here, the run goes on as without it."""
+    def _errors_logged(self, what: str) -> Iterator[None]:
+        """Log errors of the callback itself; training continues."""
         try:
             yield
         except Exception as trouble:
@@ -152,7 +151,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def watch(trainer: Trainer, **options: Any) -> Iterator[MemoryWatch]:
-    """Within it `trainer` is watched, whatever it does: `with watch(trainer): trainer.train()`. Takes MemoryWatch's options."""
+    """Watch `trainer` inside the block. Options: MemoryWatch's."""
     callback = MemoryWatch(**options)
     callback._trainer = trainer
     trainer.add_callback(callback)
@@ -174,7 +173,7 @@ def _gauge(args: Any) -> Gauge:
 
 
 def _trainer_that_calls(callback: TrainerCallback) -> Any:
-    """The trainer is not among what a callback is given; it is who called: the first one up the stack that has this callback."""
+    """Return the calling trainer from the stack: transformers does not pass it."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -184,24 +183,24 @@ def _trainer_that_calls(callback: TrainerCallback) -> Any:
     return None
 
 
-def _wrap(owner: Any, name: str, told: Callable[[BaseException], None]) -> Callable[[], None]:
-    """Put a method in the place of one object's own that tells of errors and lets them go on; what is returned undoes that."""
+def _wrap(owner: Any, name: str, report: Callable[[BaseException], None]) -> Callable[[], None]:
+    """Wrap one object's method: report and re-raise errors. Return the undo function."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
-    def telling(*args: Any, **named: Any) -> Any:
+    def reporting(*args: Any, **named: Any) -> Any:
         try:
             return method(*args, **named)
         except BaseException as error:
-            told(error)
+            report(error)
             raise
 
-    had = vars(owner).get(name, telling)
-    setattr(owner, name, telling)
+    had = vars(owner).get(name, reporting)
+    setattr(owner, name, reporting)
 
     def undo() -> None:
-        if vars(owner).get(name) is telling:  # whoever wrapped it after us keeps what they wrapped
-            setattr(owner, name, had) if had is not telling else delattr(owner, name)
+        if vars(owner).get(name) is reporting:  # a later wrapper of another library stays
+            setattr(owner, name, had) if had is not reporting else delattr(owner, name)
 
     return undo
 

@@ -1,1 +1,1 @@
-"""Before every run: does this very configuration fit here, and if not, which one does?"""
+"""Preflight: proof that a configuration fits on this machine, and a search if it does not."""

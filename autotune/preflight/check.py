@@ -1,10 +1,11 @@
-"""Before a run is started: does this very configuration fit here, and if not, which one does?
+"""Preflight check: proves that a configuration fits here, or searches for one that does.
 
     found = preflight("train.yaml", tune=True)
     if found.use is not None:
         subprocess.run(["trl", "grpo", "--config", str(found.use)])
 
-Answered from the record where it was measured under the same circumstances before, else by one short probe of its worst case.
+The answer comes from the record if the same was measured under the same circumstances, else from
+one short worst-case probe.
 """
 
 from __future__ import annotations
@@ -19,64 +20,55 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from autotune import trainers
-from autotune.answering.opening import open_executor
-from autotune.answering.recall import Record
-from autotune.api import Tuned, run_flags
-from autotune.asking.flags import Flags, held_by
-from autotune.asking.keywords import Common, flags_of
-from autotune.asking.understanding import Understood, candidate_in_question, understand
-from autotune.candidate import Candidate
-from autotune.errors import BadInput, RigError
-from autotune.events import Begun, Listener, Note, ProbeEnded, ProbeStarted, unheard
-from autotune.executors.base import Executor
+from autotune import frameworks
+from autotune.api import RunAnswer, run_flags
+from autotune.core.answer import Trial
+from autotune.core.candidate import Candidate
+from autotune.core.errors import BadInput, ProbeError
+from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeStarted, ignore_events
+from autotune.core.job import Job
+from autotune.core.verdict import judge
 from autotune.preflight.proofs import PROOF, Missed, Proof, Proofs, decided, longest_prompt
-from autotune.question import Question
-from autotune.recommendation import Trial
-from autotune.verdict import judge
+from autotune.probe.executors.base import Executor
+from autotune.request.assignments import held_by
+from autotune.request.flags import CommonOptions, Flags, flags_of
+from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.search.executor_choice import open_executor
+from autotune.search.record import Record
 
 SCHEMA = 1
 RECOMMENDED = "recommended"
 
 Status = Literal["fits", "tuned", "does_not_fit", "nothing_fits", "undecided", "interrupted"]
-"""`tuned`: another one was found and certified; `nothing_fits`: none was; `undecided`: it ended otherwise than by fitting or by
-running out of memory, or the search's time was over before its best was certified."""
+"""`tuned`: another configuration was found and certified; `nothing_fits`: none was; `undecided`:
+the probe failed for another reason than memory, or the budget ended before the best candidate was
+certified."""
 
-TRIES = 2
-"""A fault of the machine is tried once more, and then told."""
+MAX_TRIES = 2
+"""Attempts after faults of the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """Whether the configuration fits here, by what, and what to train with."""
+    """Result of a preflight: proof, and the configuration to train with."""
 
-    question: Question
-    candidate: Candidate
-    """The configuration, its longest prompt included."""
-
+    job: Job
+    candidate: Candidate  # the configuration with its longest prompt
     proof: Proof
-    from_record: bool
-    """Whether it was measured earlier, and not now."""
-
-    missed: str | None
-    """Why the record did not answer; None where it did."""
-
-    tuned: Tuned | None
-    """What the search found in its place; None where it fits, or nobody asked for one."""
-
-    use: Path | None
-    """What to train with: the configuration itself, or the tuned one; None where nothing is known to fit."""
-
+    from_record: bool  # measured earlier
+    missed: str | None  # reason for measuring again; None: the record answered
+    tuned: RunAnswer | None  # search for another configuration; None: not needed or not requested
+    use: Path | None  # file to train with: the configuration or the tuned one; None: nothing fits
     elapsed_seconds: float
 
     @property
     def fits(self) -> bool | None:
-        """Of the configuration itself; None where it ended otherwise than well or by running out of memory."""
+        """Result for the configuration itself; None: undecided."""
         return decided(self.proof.trial)
 
     @property
     def status(self) -> Status:
-        """The answer in a word."""
+        """Result in one word."""
         if self.fits is None:
             return "undecided"
         if self.fits:
@@ -92,7 +84,7 @@ class Preflight:
 
     @property
     def document(self) -> dict[str, Any]:
-        """All of it as plain data: what `preflight --json` prints."""
+        """Document of `preflight --json`."""
         return _document(self)
 
 
@@ -103,39 +95,39 @@ def preflight(
     out: str | PathLike[str] = "autotune-out",
     budget: str = "20m",
     fresh: bool = False,
-    listener: Listener = unheard,
-    **asked: Unpack[Common],
+    listener: Listener = ignore_events,
+    **options: Unpack[CommonOptions],
 ) -> Preflight:
-    """Prove that a configuration fits on this machine; with `tune`, find one that does where it doesn't.
+    """Prove that a configuration fits on this machine; with `tune`, search for one that does.
 
-    What is searched then are settings that leave what is learned alone; `autotune.run` moves more.
+    The search changes neutral settings only; `autotune.run` changes more.
     """
     ours = {"config": str(config), "out": str(out), "budget": budget, "fresh": fresh}
-    # Nothing else: what is proven must be what the file says.
-    flags = flags_of({**asked, **ours}, known={*Common.__annotations__, *ours})
+    # No other flags: the proof must refer to the file.
+    flags = flags_of({**options, **ours}, known={*CommonOptions.__annotations__, *ours})
     return preflight_flags(flags, tune=tune, listener=listener)
 
 
-def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = unheard) -> Preflight:
-    """The same for flags that are put together already."""
+def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = ignore_events) -> Preflight:
+    """Run a preflight for parsed flags."""
     began = time.monotonic()
-    flags = dataclasses.replace(flags, mode="probe")
-    understood = understand(flags)
-    _refuse_another_number_of_processes(understood.question)
-    with contextlib.closing(open_executor(understood.question, understood.trainer)) as executor:
+    flags = flags.replace(mode="probe")
+    request = parse_request(flags)
+    _refuse_another_number_of_processes(request.job)
+    with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
         versions = executor.prepare()
-        understood = _at_its_longest(understood, versions)
-        candidate = candidate_in_question(understood)
-        listener(Begun(question=understood.question, candidates=(candidate,), assumed=understood.assumed, notes=understood.notes))
-        proofs = Proofs(understood.question, understood.trainer, candidate, versions)
+        request = _at_its_longest(request, versions)
+        candidate = candidate_of_job(request)
+        listener(JobStarted(job=request.job, candidates=(candidate,), assumed=request.assumed, notes=request.notes))
+        proofs = Proofs(request.job, request.trainer, candidate, versions)
         found = proofs.find()
         missed = found.why if isinstance(found, Missed) else None
         if isinstance(found, Missed):
             listener(Note(text=f"Not on record: {found.why}. Measuring its worst case."))
-            trial = _measured(understood.question, candidate, versions, executor, listener)
-            found = proofs.keep(trial, _certificate(understood.question, trial))
+            trial = _measured(request.job, candidate, versions, executor, listener)
+            found = proofs.keep(trial, _certificate(request.job, trial))
     known = Preflight(
-        question=understood.question, candidate=candidate, proof=found, from_record=missed is None, missed=missed, tuned=None,
+        job=request.job, candidate=candidate, proof=found, from_record=missed is None, missed=missed, tuned=None,
         use=None, elapsed_seconds=0.0,
     )  # fmt: skip
     if known.fits is False and tune:
@@ -145,68 +137,60 @@ def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = un
     return dataclasses.replace(known, elapsed_seconds=time.monotonic() - began)
 
 
-def _refuse_another_number_of_processes(question: Question) -> None:
-    """What is proven must be what is then started."""
-    named, hardware = question.job.workload.user_settings.get("num_processes"), question.job.hardware
+def _refuse_another_number_of_processes(job: Job) -> None:
+    """Refuse a file that starts another number of processes than is proven."""
+    named, hardware = job.task.workload.user_settings.get("num_processes"), job.task.hardware
     if isinstance(named, int) and named != hardware.count:
         what = "cpu" if hardware.kind == "cpu" else "local"
         raise BadInput(
             f"The configuration starts {named} processes, and {hardware} are {hardware.count}.",
-            way_out=f"Say --gpus {named}x{what}, or correct num_processes.",
+            way_out=f"Type --gpus {named}x{what}, or correct num_processes.",
         )
 
 
-def _at_its_longest(understood: Understood, versions: Mapping[str, str]) -> Understood:
-    """TRL cuts no prompt: the longest one of the data is the configuration's own, unless it is given."""
-    question = understood.question
-    workload = question.job.workload
+def _at_its_longest(request: ParsedRequest, versions: Mapping[str, str]) -> ParsedRequest:
+    """Set the longest prompt of the data unless given: TRL truncates no prompt."""
+    job = request.job
+    workload = job.task.workload
     if "max_prompt_length" in workload.held:
-        return understood
-    longest = longest_prompt(question, understood.trainer, versions)
+        return request
+    longest = longest_prompt(job, request.trainer, versions)
     held = {**workload.held, "max_prompt_length": longest}
-    job = dataclasses.replace(question.job, workload=dataclasses.replace(workload, held=held))
-    return dataclasses.replace(understood, question=dataclasses.replace(question, job=job))
+    task = dataclasses.replace(job.task, workload=dataclasses.replace(workload, held=held))
+    return dataclasses.replace(request, job=dataclasses.replace(job, task=task))
 
 
-def _alone(question: Question, candidate: Candidate) -> Question:
-    """The question about this candidate and no other."""
-    only = {name: (value,) for name, value in candidate.knobs.items()}
-    return dataclasses.replace(question, space=question.space.with_choices(only))
-
-
-def _measured(
-    question: Question, candidate: Candidate, versions: Mapping[str, str], executor: Executor, listener: Listener
-) -> Trial:
-    """One probe of the worst case. What it finds is kept for later searches too."""
-    told = Record(question, versions).keep_probes(listener)
-    told(ProbeStarted(number=0, purpose="confirm", candidate=candidate, loads=True, seconds_left=PROOF.deadline_seconds))
-    for attempt in range(TRIES):
+def _measured(job: Job, candidate: Candidate, versions: Mapping[str, str], executor: Executor, listener: Listener) -> Trial:
+    """Probe the worst case. The measurement is stored for later searches, too."""
+    record = Record(job, versions).storing_probes(listener)
+    record(ProbeStarted(number=0, purpose="confirm", candidate=candidate, loads=True, seconds_left=PROOF.deadline_seconds))
+    for attempt in range(MAX_TRIES):
         try:
             measurement = executor.open(candidate).measure(candidate, PROOF)
-            break
-        except RigError as fault:
-            if attempt + 1 == TRIES:
+            if not measurement.ended_from_outside:
+                break
+        except ProbeError as fault:
+            if attempt + 1 == MAX_TRIES:
                 raise
             listener(Note(text=f"{fault} Trying again."))
     trial = Trial(number=0, purpose="confirm", candidate=candidate, measurement=measurement, verdict=judge(measurement))
-    told(ProbeEnded(trial=trial, best=trial if trial.verdict.fits else None, seconds_left=0.0))
+    record(ProbeEnded(trial=trial, best=trial if trial.verdict.fits else None, seconds_left=0.0))
     return trial
 
 
-def _certificate(question: Question, trial: Trial) -> Mapping[str, object]:
+def _certificate(job: Job, trial: Trial) -> Mapping[str, object]:
     from autotune.report import certificate_row
 
-    return certificate_row(question, trial) or {}
+    return certificate_row(job, trial) or {}
 
 
 def _tuned(known: Preflight, flags: Flags, study: str, listener: Listener) -> Preflight:
-    """A search with everything held that is learned, the longest prompt of the data among it."""
-    # Of the same study, if there was one before: nothing is measured twice, whatever ended it.
-    asked = dataclasses.replace(
-        flags, hold=(*flags.hold, *_learning(known, flags)), study=flags.study or study, resume=not flags.fresh
-    )
+    """Search with all learning settings held, including the longest prompt."""
+    # Resume an earlier study of this preflight: nothing is measured twice.
+    hold = (*flags.hold, *_learning(known, flags))
+    search = flags.replace(hold=hold, study=flags.study or study, resume=not flags.fresh)
     settings = known.candidate.settings
-    found = run_flags(asked, listener=listener, pinned=frozenset(settings) | frozenset(known.question.space.relax))
+    found = run_flags(search, listener=listener, pinned=frozenset(settings) | frozenset(known.job.space.relax))
     answer = found.recommendation
     certified = answer is not None and answer.certificate is not None and not answer.interrupted
     use = next((file for file in found.files if file.stem == RECOMMENDED), None)
@@ -214,13 +198,13 @@ def _tuned(known: Preflight, flags: Flags, study: str, listener: Listener) -> Pr
 
 
 def _learning(known: Preflight, flags: Flags) -> list[str]:
-    """What the configuration says about learning, or takes from the framework's defaults, where no flag says it already."""
-    settings, words = known.candidate.settings, trainers.trainer(flags.framework, flags.method).canonical
+    """Return learning settings of the configuration that no flag gives."""
+    settings, words = known.candidate.settings, frameworks.trainer(flags.framework, flags.method).canonical
     given = held_by(flags, words)
-    names = {knob.name for knob in known.question.space.learning_knobs(settings)} | {"max_prompt_length"}
-    # A knob that is left open follows another one: what it came to here must not hold that one still.
-    told = {name: known.candidate.knobs.get(name, settings.get(name)) for name in sorted(names - set(given))}
-    return [f"{name}={json.dumps(value)}" for name, value in told.items() if value is not None]
+    names = {knob.name for knob in known.job.space.learning_knobs(settings)} | {"max_prompt_length"}
+    # A knob left at None derives from another one, which must stay free.
+    learned = {name: known.candidate.knobs.get(name, settings.get(name)) for name in sorted(names - set(given))}
+    return [f"{name}={json.dumps(value)}" for name, value in learned.items() if value is not None]
 
 
 def _document(found: Preflight) -> dict[str, Any]:
@@ -231,7 +215,7 @@ def _document(found: Preflight) -> dict[str, Any]:
         "status": found.status,
         "fits": found.fits,
         "basis": "measured",
-        "config": str(found.question.job.workload.config_file),
+        "config": str(found.job.task.workload.config_file),
         "use": None if found.use is None else str(found.use),
         "outcome": str(trial.measurement.outcome),
         "why": trial.verdict.why,

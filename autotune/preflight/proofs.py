@@ -1,8 +1,9 @@
-"""What earlier preflights proved, and whether it still holds: the same configuration, asked to the same environment, on the same
-GPUs, with the same neighbours.
+"""Stored proofs of earlier preflights, valid for the same configuration, environment, GPUs and
+other processes.
 
-A proof is found by a hash of everything that is handed to the probe (the framework's own requests) and of the circumstances
-(versions, device and driver, the model's config, the limit). Who else uses the GPUs is looked at anew each time.
+Key of a proof: hash of the probe's inputs (the framework's own requests) and of the circumstances
+(versions, device, driver, model config, limit). Memory held by other processes is checked each
+time.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from autotune.answering.recall import circumstances, files_named, strings_in
-from autotune.candidate import Candidate, fingerprint
-from autotune.errors import BadInput
-from autotune.measurement import Outcome
-from autotune.question import Question
-from autotune.recommendation import Trial
-from autotune.rig.neighbours import WORTH_NAMING_BYTES
-from autotune.rig.others import held_by_others
-from autotune.stamps import stamp
-from autotune.store import Store
-from autotune.trainers.base import ProbePlan, PromptLengths, Trainer
-from autotune.units import format_bytes
+from autotune.core.answer import Trial
+from autotune.core.candidate import Candidate, fingerprint
+from autotune.core.errors import BadInput
+from autotune.core.job import Job
+from autotune.core.measurement import Outcome
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.units import format_bytes
+from autotune.frameworks.base import Trainer
+from autotune.machine.file_stamp import stamp
+from autotune.probe.gpu_notes import held_by_others
+from autotune.probe.process_names import MIN_REPORTED_BYTES
+from autotune.search.measurement_store import Store
+from autotune.search.record import circumstances, files_named, strings_in
 
 SCHEMA = 1
 PROOFS, LENGTHS = "proofs", "lengths"
@@ -31,32 +33,29 @@ PROOFS, LENGTHS = "proofs", "lengths"
 PROOF = ProbePlan(
     optimizer_steps=3, warmup_cycles=1, timed_cycles=2, save_checkpoint=True, evaluate=True, deadline_seconds=1800.0
 )
-"""The shortest probe that goes through everything a certificate asks for."""
+"""Shortest probe that covers all items of a certificate."""
 
-MOST_COMPARED = 50
-"""So many earlier proofs are looked at to say what has changed."""
+MAX_COMPARED = 50
+"""Earlier proofs that are compared to name the changes."""
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """One configuration, measured at its worst case."""
+    """Worst-case measurement of one configuration."""
 
     schema: int
     when: str
-    where: str
-    """The machine's own name."""
-
+    where: str  # host name
     facts: Mapping[str, object]
     trial: Trial
-    certificate: Mapping[str, object] | None
-    """Item by item, as `recommendation.json` has it."""
+    certificate: Mapping[str, object] | None  # as in `recommendation.json`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Missed:
-    """Nothing on record holds here."""
+    """No valid proof on record."""
 
     why: str
 
@@ -68,28 +67,28 @@ class _Longest:
 
 
 class Proofs:
-    """The record, for one configuration under the present circumstances."""
+    """Record of proofs for one configuration under the present circumstances."""
 
     def __init__(
-        self, question: Question, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str], store: Store | None = None
+        self, job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str], store: Store | None = None
     ) -> None:
         self._store = Store() if store is None else store
-        self._question = question
-        self.facts = facts_of(question, trainer, candidate, versions)
+        self._job = job
+        self.facts = facts_of(job, trainer, candidate, versions)
         self.key = fingerprint({"schema": SCHEMA, "facts": self.facts})
 
     def find(self) -> Proof | Missed:
-        """What was proven of this very configuration, where it still holds."""
-        if self._question.fresh:
+        """Return the proof of this configuration if it is still valid."""
+        if self._job.fresh:
             return Missed(why="--fresh measures again")
         known = self._store.kept(PROOFS, self.key, Proof)
         if known is None or known.schema != SCHEMA:
             return Missed(why=self._what_changed())
-        why = neighbours_changed(self._question, known.trial)
+        why = neighbours_changed(self._job, known.trial)
         return known if why is None else Missed(why=why)
 
     def keep(self, trial: Trial, certificate: Mapping[str, object] | None) -> Proof:
-        """For the next time. Only what the candidate itself decided is kept: whether it fits, or ran out of memory."""
+        """Store the proof. Outcomes other than fitting or running out of memory are not stored."""
         proof = Proof(
             schema=SCHEMA, when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), where=platform.node(), facts=self.facts,
             trial=trial, certificate=certificate,
@@ -99,55 +98,54 @@ class Proofs:
         return proof
 
     def _what_changed(self) -> str:
-        """Against the proof that is nearest to this configuration, what is different."""
+        """Name the differences from the nearest stored proof."""
         here = dict(_flat(self.facts))
-        changes = [_difference(dict(_flat(one.facts)), here) for one in self._store.newest(PROOFS, Proof, MOST_COMPARED)]
+        changes = [_difference(dict(_flat(one.facts)), here) for one in self._store.newest(PROOFS, Proof, MAX_COMPARED)]
         nearest = min(changes, key=len, default=[])
         if not nearest:
             return "nothing like it was measured here before"
-        more = f" and {len(nearest) - MOST_NAMED} more" if len(nearest) > MOST_NAMED else ""
-        return f"since the nearest that was measured here, {', '.join(nearest[:MOST_NAMED])}{more} changed"
+        more = f" and {len(nearest) - MAX_NAMED} more" if len(nearest) > MAX_NAMED else ""
+        return f"since the nearest that was measured here, {', '.join(nearest[:MAX_NAMED])}{more} changed"
 
 
 def decided(trial: Trial) -> bool | None:
-    """Whether it fits; None where it ended otherwise than well or by running out of memory, which decides nothing."""
+    """Return True or False for fits; None if the trial ended for another reason than memory."""
     outcome, verdict = trial.measurement.outcome, trial.verdict
     if verdict.fits or outcome.is_out_of_memory:
         return verdict.fits
     return False if outcome is Outcome.OK and verdict.margin_bytes is not None else None
 
 
-def facts_of(question: Question, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str]) -> dict[str, object]:
-    """Everything that decides what the probe would measure. Of a dataset it is the longest prompt, and that is in the request."""
-    job = question.job
-    load = dict(trainer.load_request(candidate, job))
-    if isinstance(
-        model := load.get("model"), Mapping
-    ):  # its config and its weights are facts of their own; the path says nothing
+def facts_of(job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str]) -> dict[str, object]:
+    """Return all inputs of the measurement; of a dataset only the longest prompt matters."""
+    task = job.task
+    load = dict(trainer.load_request(candidate, task))
+    if isinstance(model := load.get("model"), Mapping):
+        # Config and weights are separate facts; the path is irrelevant.
         load["model"] = {name: value for name, value in model.items() if name not in ("name", "folder")}
-    probe = {name: value for name, value in trainer.probe_request(candidate, job, PROOF).items() if name != "dataset"}
-    settings = {name: value for name, value in job.workload.user_settings.items() if name not in _data_names(question)}
-    shared = {name: value for name, value in circumstances(question, versions).facts.items() if name != "files"}
+    probe = {name: value for name, value in trainer.probe_request(candidate, task, PROOF).items() if name != "dataset"}
+    settings = {name: value for name, value in task.workload.user_settings.items() if name not in _data_names(job)}
+    shared = {name: value for name, value in circumstances(job, versions).facts.items() if name != "files"}
     return {**shared, "files": files_named(*strings_in(settings)), "load": load, "probe": probe}
 
 
-def _data_names(question: Question) -> set[str]:
-    """Settings that name data or the model, which have facts of their own."""
-    named = set(question.job.workload.user_settings)
+def _data_names(job: Job) -> set[str]:
+    """Return settings that name data or the model; these are separate facts."""
+    named = set(job.task.workload.user_settings)
     return {name for name in named if name.startswith("dataset")} | {"model_name_or_path", "output_dir"}
 
 
-def neighbours_changed(question: Question, then: Trial) -> str | None:
-    """Why a proof of then says nothing about now: others hold more or less of the devices. None where nothing changed."""
-    memory, hardware = then.measurement.memory, question.job.hardware
+def neighbours_changed(job: Job, then: Trial) -> str | None:
+    """Return why other processes invalidate a proof; None: unchanged memory."""
+    memory, hardware = then.measurement.memory, job.task.hardware
     if hardware.kind == "cpu":
         return _machine_is_fuller(memory.peak_bytes)
-    now = held_by_others(hardware, question.memory_limit_bytes)
+    now = held_by_others(hardware, job.memory_limit_bytes)
     before = tuple(device.others_bytes for device in memory.devices)
     if now is None or not before or None in before:
         return "it can't be told who else uses these GPUs"
     for index, (held, was) in enumerate(zip(now, before, strict=False)):
-        if was is None or abs(held - was) > WORTH_NAMING_BYTES:
+        if was is None or abs(held - was) > MIN_REPORTED_BYTES:
             return f"others hold {format_bytes(held)} of GPU {index} now, and held {format_bytes(was or 0)} when it was measured"
     return None if len(now) == len(before) else "the number of GPUs changed"
 
@@ -161,49 +159,45 @@ def _machine_is_fuller(peak_bytes: int | None) -> str | None:
     return f"others leave {format_bytes(free)} of this machine's memory, and {format_bytes(peak_bytes or 0)} were needed"
 
 
-def longest_prompt(question: Question, trainer: Trainer, versions: Mapping[str, str], store: Store | None = None) -> int:
-    """Tokens of the longest prompt in the configuration's own dataset, measured once for each state of its files."""
+def longest_prompt(job: Job, trainer: Trainer, versions: Mapping[str, str], store: Store | None = None) -> int:
+    """Return the longest prompt of the dataset in tokens, cached per state of its files."""
     store = Store() if store is None else store
-    key = _lengths_key(question, versions)
-    known = None if key is None or question.fresh else store.kept(LENGTHS, key, _Longest)
+    key = _lengths_key(job, versions)
+    known = None if key is None or job.fresh else store.kept(LENGTHS, key, _Longest)
     if known is not None and known.schema == SCHEMA:
         return known.tokens
-    found = trainer.prompt_lengths(question.job)
+    found = trainer.prompt_lengths(job.task)
     if found is None:
         raise BadInput(
             "The longest prompt of the training data isn't known: the configuration names no dataset that can be read here.",
             way_out="Say how long prompts get: --max-prompt-length 512",
         )
-    tokens = _longest(found)
+    tokens = found.percentiles[100]
     if key is not None:
         store.keep(LENGTHS, key, _Longest(schema=SCHEMA, tokens=tokens))
     return tokens
 
 
-def _longest(found: PromptLengths) -> int:
-    return found.percentiles[100]
-
-
-def _lengths_key(question: Question, versions: Mapping[str, str]) -> str | None:
-    """None where it can't be told whether the data are still the same."""
-    workload = question.job.workload
-    data = [stamp(name, repository="datasets") for name in _datasets(question)]
+def _lengths_key(job: Job, versions: Mapping[str, str]) -> str | None:
+    """Return the cache key; None if changes of the data cannot be detected."""
+    workload = job.task.workload
+    data = [stamp(name, repository="datasets") for name in _datasets(job)]
     tokenizer = stamp(str(workload.model.folder)) if workload.model.folder is not None else None
     if not data or None in data or tokenizer is None:
         return None
-    told = {
+    facts = {
         "data": data,
         "tokenizer": tokenizer,
         "named": {**dict(workload.user_settings), "dataset": workload.dataset},
         "held": {name: value for name, value in workload.held.items() if name in ("model_revision", "trust_remote_code")},
         "versions": dict(versions),
     }
-    return fingerprint({"schema": SCHEMA, **told})
+    return fingerprint({"schema": SCHEMA, **facts})
 
 
-def _datasets(question: Question) -> list[str]:
-    """As the framework would load them: a name each."""
-    workload = question.job.workload
+def _datasets(job: Job) -> list[str]:
+    """Return the names of the datasets, as the framework loads them."""
+    workload = job.task.workload
     if workload.dataset is not None:
         return [workload.dataset]
     parts = workload.user_settings.get("datasets")
@@ -221,7 +215,7 @@ def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _difference(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """`versions.torch (2.8.0, now 2.9.0)` and the like, in the order of the facts."""
+    """Return differences like `versions.torch (2.8.0, now 2.9.0)`, in the order of the facts."""
     names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
     return [f"{name} ({_short(before.get(name))}, now {_short(now.get(name))})" for name in names]
 

@@ -1,37 +1,40 @@
-"""What a person or a program reads: prose and JSON made from a Recommendation or a Forecast, and nothing judged anew."""
+"""Report of an answer: JSON document, terminal text and HTML page. All of them render; none
+evaluates."""
 
-from autotune.report.best import head_lines, keeping_the_best
+from autotune.report.answer_document import document, prediction_document
+from autotune.report.best_so_far import best_so_far_listener, head_lines
 from autotune.report.certificate import certificate_lines, certificate_row
-from autotune.report.document import document
-from autotune.report.folder import DOCUMENT, annotate, check_folder, publish
-from autotune.report.forecast_document import forecast_document, prediction_document
+from autotune.report.file_section import FinalFiles, show_file
+from autotune.report.folder_claim import claimed_folder
 from autotune.report.forecast_text import show_forecast, show_prediction, show_ways
-from autotune.report.page import PAGE, figures_of, markdown, read_document, render, write_page
+from autotune.report.html import PAGE, figures_of, markdown, read_document, render, write_page
+from autotune.report.output_folder import DOCUMENT, check_folder, publish
 from autotune.report.progress import Progress
-from autotune.report.text import show_answer, show_question
+from autotune.report.terminal import show_answer, show_job
 
 __all__ = [
     "DOCUMENT",
     "PAGE",
+    "FinalFiles",
     "Progress",
-    "annotate",
+    "best_so_far_listener",
     "certificate_lines",
     "certificate_row",
     "check_folder",
+    "claimed_folder",
     "document",
     "figures_of",
-    "forecast_document",
     "head_lines",
-    "keeping_the_best",
     "markdown",
     "prediction_document",
     "publish",
     "read_document",
     "render",
     "show_answer",
+    "show_file",
     "show_forecast",
+    "show_job",
     "show_prediction",
-    "show_question",
     "show_ways",
     "write_page",
 ]

@@ -1,18 +1,19 @@
-"""Predictions as pictures and words for a person at a terminal: bars against the limit, and what would help."""
+"""Terminal output of predictions: verdict, memory bars against the limit, speed, and ways to
+fit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.advice import as_flags
-from autotune.candidate import Candidate
-from autotune.forecast import Forecast, Foreseen, WayToFit
-from autotune.prediction import Estimate, Prediction
-from autotune.question import Question
-from autotune.report.lines import tell
-from autotune.report.rows_of_data import data_lines
-from autotune.units import GIB, format_bytes
+from autotune.core.answer import Forecast, PredictedCandidate, WayToFit, setting_text
+from autotune.core.candidate import Candidate
+from autotune.core.job import Job
+from autotune.core.prediction import Estimate, Prediction
+from autotune.core.units import GIB, format_bytes
+from autotune.report.dataset_rows import data_lines
+from autotune.report.line_wrapping import print_line
+from autotune.search.advice import as_flags
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,28 +23,28 @@ LABEL = 14
 FIGURE = 11
 
 SURE, UNSURE, LIMIT = "█", "░", "│"
-"""What is needed at least, what may be needed on top, and where the limit is."""
+"""Bar characters: expected need, upper end of the interval, limit."""
 
 
 def show_prediction(
     console: Console,
-    question: Question,
+    job: Job,
     candidate: Candidate,
     prediction: Prediction,
     *,
     assumed: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> None:
-    """The answer first, then where the memory goes."""
-    workload = question.job.workload
+    """Print the verdict of one candidate, then its memory by phase and part."""
+    workload = job.task.workload
     model = workload.model
-    console.print(f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {question.job.hardware}")
-    tell(console, f"settings {_knobs(candidate.knobs)}")
-    tell(console, f"basis    predicted, nothing was measured; {_followed(prediction)}")
+    console.print(f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {job.task.hardware}")
+    print_line(console, f"settings {_knobs(candidate.knobs)}")
+    print_line(console, f"basis    predicted, nothing was measured; {_basis(prediction)}")
     for taken in dict.fromkeys((*assumed, *prediction.assumptions)):
-        tell(console, f"assumed  {taken}")
-    for note in (*data_lines(question.data), *(f"note     {note}" for note in notes)):
-        tell(console, note)
+        print_line(console, f"assumed  {taken}")
+    for note in (*data_lines(job.data), *(f"note     {note}" for note in notes)):
+        print_line(console, note)
     console.print()
     _show_verdict(console, prediction)
     _show_picture(console, prediction)
@@ -51,10 +52,9 @@ def show_prediction(
     _show_engine(console, prediction)
 
 
-def show_forecast(
-    console: Console, question: Question, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str
-) -> None:
-    """The predicted recommendation, or why there is none; and the command that measures it."""
+def show_forecast(console: Console, job: Job, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str) -> None:
+    """Print the predicted recommendation, or the reason that there is none, and the command that
+    measures it."""
     console.print("Predicted, nothing was measured.")
     if answer.winner is None:
         _show_no_winner(console, answer)
@@ -62,32 +62,32 @@ def show_forecast(
         _show_winner(console, answer, answer.winner)
     if answer.undecided is not None:
         rate = _rate(answer.undecided.prediction.tokens_per_second)
-        console.print(f"Could be better, and may or may not fit ({rate}): {_knobs(answer.undecided.candidate.knobs)}")
+        console.print(f"Possibly better, fit undecided ({rate}): {_knobs(answer.undecided.candidate.knobs)}")
     files = (described["recommendation"] or {}).get("files") or []
     if files:
         console.print(f"Written: {', '.join(files)}")
-    console.print(_how_many(answer))
+    console.print(_coverage(answer))
     console.print(f"To confirm it, where the hardware is: {confirm_with}")
 
 
-def _how_many(answer: Forecast) -> str:
+def _coverage(answer: Forecast) -> str:
     spent = f"in {answer.elapsed_seconds:.0f} s, {answer.screened:,} of them cannot fit. None was run."
     if not answer.ended_by_budget:
         return f"{answer.candidates:,} candidates predicted {spent}"
     return (
         f"--budget ended it: {answer.predicted:,} of {answer.candidates:,} candidates predicted {spent} "
-        "This is the best of these; a longer --budget looks at the others."
+        "This is the best of these; a longer --budget covers the others."
     )
 
 
-def _show_winner(console: Console, answer: Forecast, winner: Foreseen) -> None:
+def _show_winner(console: Console, answer: Forecast, winner: PredictedCandidate) -> None:
     if answer.relaxed:
-        console.print("Nothing surely fits at the preferred settings. This had to give way, and changes what is learned:")
+        console.print("Nothing surely fits at the preferred settings. Relaxed, which changes what is learned:")
         console.print(f"  {_knobs(answer.relaxed)}")
     console.print(f"recommended  {_knobs(winner.candidate.knobs)}")
     if answer.baseline is not None:
         console.print(f"baseline     {_knobs(answer.baseline.candidate.knobs)}")
-        console.print(f"             {_in_a_line(answer.baseline.prediction)}")
+        console.print(f"             {_summary(answer.baseline.prediction)}")
     for change in answer.changes:
         learning = ", changes what is learned" if change.effect == "learning" else ""
         console.print(f"  {change.name}: {change.baseline} -> {change.recommended}{learning} ({change.why})")
@@ -97,18 +97,16 @@ def _show_winner(console: Console, answer: Forecast, winner: Foreseen) -> None:
     _show_speed(console, winner.prediction)
     _show_engine(console, winner.prediction)
     for other in answer.runner_ups:
-        console.print(f"next best    {_in_a_line(other.prediction)}: {_difference(winner, other)}")
+        console.print(f"next best    {_summary(other.prediction)}: {_difference(winner, other)}")
     for other in answer.trade_offs:
-        console.print(f"trade-off    {_in_a_line(other.prediction)}: {_difference(winner, other)}")
+        console.print(f"trade-off    {_summary(other.prediction)}: {_difference(winner, other)}")
 
 
 def _show_no_winner(console: Console, answer: Forecast) -> None:
     surely = answer.screened == answer.candidates
-    console.print(
-        "Nothing fits." if surely else "Nothing surely fits; whether something does can't be decided without measuring."
-    )
+    console.print("Nothing fits." if surely else "Nothing surely fits; measure to decide about the undecided candidates.")
     if answer.nearest_miss is not None:
-        console.print(f"What comes closest: {_knobs(answer.nearest_miss.candidate.knobs)}")
+        console.print(f"Nearest miss: {_knobs(answer.nearest_miss.candidate.knobs)}")
         console.print()
         _show_verdict(console, answer.nearest_miss.prediction)
         _show_picture(console, answer.nearest_miss.prediction)
@@ -133,7 +131,7 @@ def _show_verdict(console: Console, prediction: Prediction) -> None:
     if phase is not None:
         counted = prediction.torch_peak_reserved_bytes
         beyond = (
-            "it counts what sleeps" if counted.value > prediction.peak_memory_bytes.value else "the rest only the device shows"
+            "it counts offloaded memory" if counted.value > prediction.peak_memory_bytes.value else "the rest is outside torch"
         )
         allocated = _span(prediction.torch_peak_allocated_bytes)
         console.print(
@@ -143,7 +141,7 @@ def _show_verdict(console: Console, prediction: Prediction) -> None:
 
 
 def _show_picture(console: Console, prediction: Prediction) -> None:
-    """Bars on one scale, so that phases and parts can be compared with each other and with the limit."""
+    """Print phases and parts as bars on one scale, with the limit."""
     top = max(prediction.limit_bytes, *(phase.peak_bytes.high for phase in prediction.phases), prediction.peak_memory_bytes.high)
     label = max(LABEL, *(len(name) + 1 for name in prediction.breakdown)) if prediction.breakdown else LABEL
     width = max(10, min(WIDEST_BAR, console.width - label - FIGURE - 4))
@@ -175,20 +173,20 @@ def _gib(count: float) -> str:
 
 def _show_speed(console: Console, prediction: Prediction) -> None:
     if prediction.tokens_per_second is None:
-        console.print("speed    not known for this hardware before something was measured on it")
+        console.print("speed    unknown for this hardware until a measurement on it")
         return
     known = [(phase.name, phase.seconds) for phase in prediction.phases if phase.seconds is not None]
     total = sum(seconds.value for _, seconds in known)
     shares = ", ".join(
         f"{name} {seconds.value / total:.0%}" for name, seconds in known if total and seconds.value / total >= 0.005
     )
-    tell(console, f"speed    {_rate(prediction.tokens_per_second)} at the longest completions; {shares}")
+    print_line(console, f"speed    {_rate(prediction.tokens_per_second)} at the longest completions; {shares}")
 
 
 def _show_engine(console: Console, prediction: Prediction) -> None:
     engine = prediction.engine
     if engine is not None:
-        tell(
+        print_line(
             console,
             f"engine   KV cache {_span(engine.kv_cache_bytes)}: {engine.kv_cache_tokens:,} tokens,"
             f" {engine.concurrency:.1f} sequences of the longest length at a time",
@@ -196,11 +194,11 @@ def _show_engine(console: Console, prediction: Prediction) -> None:
 
 
 def show_ways(console: Console, ways: Sequence[WayToFit]) -> None:
-    """What would make it fit."""
+    """Print the changes that make the candidate fit."""
     if not ways:
-        console.print("No change of one or two settings was found that would make it surely fit.")
+        console.print("No change of one or two settings makes it surely fit.")
         return
-    console.print("What would make it fit, the cheapest first:")
+    console.print("Changes that make it fit, the cheapest first:")
     for way in ways:
         console.print(f"  {as_flags(way.change)}")
         console.print(f"      {', '.join(_consequences(way))}")
@@ -215,7 +213,7 @@ def _consequences(way: WayToFit) -> Iterator[str]:
         yield "changes what is learned"
 
 
-def _difference(winner: Foreseen, other: Foreseen) -> str:
+def _difference(winner: PredictedCandidate, other: PredictedCandidate) -> str:
     names = {**winner.candidate.knobs, **other.candidate.knobs}
     differing = {
         name: other.candidate.knobs.get(name)
@@ -225,19 +223,19 @@ def _difference(winner: Foreseen, other: Foreseen) -> str:
     return _knobs({name: value for name, value in differing.items() if name in other.candidate.knobs})
 
 
-def _in_a_line(prediction: Prediction) -> str:
+def _summary(prediction: Prediction) -> str:
     verdict = {True: "fits", False: "does not fit", None: "may fit"}[prediction.fits]
     why = f" (it would stop with: {prediction.failure})" if prediction.failure else ""
     return f"{verdict}, {_span(prediction.peak_memory_bytes)}, {_rate(prediction.tokens_per_second)}{why}"
 
 
-def _followed(prediction: Prediction) -> str:
+def _basis(prediction: Prediction) -> str:
     versions = " ".join(
         f"{name} {prediction.versions[name]}" for name in ("trl", "transformers", "peft", "torch") if name in prediction.versions
     )
     if prediction.basis == "generic":
-        return f"a plain Hugging Face step stood in for the framework's own ({versions})"
-    return f"the training step of {versions} was followed"
+        return f"a plain Hugging Face step replaces the framework's own ({versions})"
+    return f"traced from the training step of {versions}"
 
 
 def _span(estimate: Estimate) -> str:
@@ -253,8 +251,4 @@ def _rate(estimate: Estimate | None) -> str:
 
 
 def _knobs(knobs: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={_word(value)}" for name, value in knobs.items() if value is not None)
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return " ".join(f"{name}={setting_text(value)}" for name, value in knobs.items() if value is not None)

@@ -1,4 +1,4 @@
-"""What a person sees while the search runs, on stderr: one live line on a terminal, plain lines elsewhere."""
+"""Progress of the search on stderr: one live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from autotune.candidate import Candidate, KnobValue
-from autotune.events import Event, Note, ProbeEnded, ProbeStarted, Settled
-from autotune.recommendation import Trial
-from autotune.report.lines import cut, tell
-from autotune.space import SearchSpace
-from autotune.units import format_bytes, format_seconds
+from autotune.core.answer import Trial, setting_text
+from autotune.core.candidate import Candidate
+from autotune.core.events import CandidatesPruned, Event, Note, ProbeEnded, ProbeStarted
+from autotune.core.space import SearchSpace
+from autotune.core.units import format_bytes, format_seconds
+from autotune.report.line_wrapping import print_line, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-MOST_LETTERS = 120
+MAX_CHARACTERS = 120
 
 
 class Progress:
-    """A listener: `with Progress(space) as progress: tune(..., listener=progress)`."""
+    """Listener: `with Progress(space) as progress: run_search(..., listener=progress)`."""
 
     def __init__(self, space: SearchSpace, *, stream: TextIO | None = None) -> None:
         from rich.console import Console
 
         self._moving = tuple(knob.name for knob in space.knobs if len(knob.choices) > 1)
-        # markup and highlight are off: knob values are data, not formatting.
         where = stream or sys.stderr
-        # A program that reads along gets whole lines; a person's terminal has the width that it has.
+        # No markup or highlight: knob values are data. Whole lines in a pipe, wrapped ones on a
+        # terminal.
         self._console: Console = Console(file=where, markup=False, highlight=False, emoji=False, soft_wrap=not where.isatty())
         self._live: Live | None = None
         self._probes = 0
         self._line = ""
         self._running: dict[int, int] = {}
-        """Trials that run, and what they are called here."""
+        """Running trials -> probe number on this display."""
         self._best = ""
         self._deadline: float | None = None
 
@@ -54,50 +54,50 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Settled():
-                self._settled(event)
+            case CandidatesPruned():
+                self._search_begins(event)
             case ProbeStarted():
                 self._started(event)
             case ProbeEnded():
                 self._ended(event)
             case Note(text=text):
-                self._say(text)
+                self._print(text)
 
-    def _settled(self, event: Settled) -> None:
-        self._remember_time(event.budget_seconds)
+    def _search_begins(self, event: CandidatesPruned) -> None:
+        self._set_deadline(event.budget_seconds)
         resumed = f"; {event.resumed_trials} already measured" if event.resumed_trials else ""
         budget = format_seconds(event.budget_seconds)
-        self._say(f"{event.candidates} candidates{resumed}; at most {event.max_probes} probes in {budget}.")
+        self._print(f"{event.candidates} candidates{resumed}; at most {event.max_probes} probes in {budget}.")
 
     def _started(self, event: ProbeStarted) -> None:
-        self._remember_time(event.seconds_left)
+        self._set_deadline(event.seconds_left)
         self._probes += 1
         self._running[event.number] = self._probes
         load = ", loading first" if event.loads else ""
         self._line = f"probe {self._probes} ({event.purpose}{load}): {self._short(event.candidate)}"
         if self._live is None:
-            self._say(f"{self._line} [{_left(event.seconds_left)}]")
+            self._print(f"{self._line} [{_left(event.seconds_left)}]")
 
     def _ended(self, event: ProbeEnded) -> None:
-        self._remember_time(event.seconds_left)
+        self._set_deadline(event.seconds_left)
         self._best = f"best so far {_speed(event.best)}" if event.best else "nothing fits yet"
-        told = f"   {self._short(event.trial.candidate)}" if self._live is not None else ""
+        candidate = f"   {self._short(event.trial.candidate)}" if self._live is not None else ""
         several = len(self._running) > 1
         name = self._running.pop(event.trial.number, None)
         which = f"probe {name}: " if several and name is not None else ""
-        self._say(f"  {which}{_outcome(event.trial)}{told}")
+        self._print(f"  {which}{_outcome(event.trial)}{candidate}")
         self._line = f"{len(self._running)} probes at a time" if self._running else ""
 
     def _short(self, candidate: Candidate) -> str:
         return (
-            " ".join(f"{name}={_plain(value)}" for name, value in candidate.knobs.items() if name in self._moving)
+            " ".join(f"{name}={setting_text(value)}" for name, value in candidate.knobs.items() if name in self._moving)
             or "the only candidate"
         )
 
-    def _say(self, text: str) -> None:
-        tell(self._console, text)
+    def _print(self, text: str) -> None:
+        print_line(self._console, text)
 
-    def _remember_time(self, seconds_left: float) -> None:
+    def _set_deadline(self, seconds_left: float) -> None:
         self._deadline = self._console.get_time() + seconds_left
 
     def _status(self) -> str:
@@ -108,27 +108,24 @@ class Progress:
         return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def _plain(value: KnobValue) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _left(seconds: float) -> str:
     return f"{format_seconds(seconds)} left"
 
 
 def _speed(trial: Trial) -> str:
     speed = trial.measurement.ranking_speed
-    return f"{speed.tokens_per_second:.0f} tokens/s" if speed else "of unknown speed"
+    predicted = "predicted " if trial.measurement.emulated else ""
+    return f"{predicted}{speed.tokens_per_second:.0f} tokens/s" if speed else "of unknown speed"
 
 
 def _outcome(trial: Trial) -> str:
     measured = trial.measurement
     peak = measured.memory.peak_bytes
-    memory = f", peak {format_bytes(peak)}" if peak is not None else ""
+    memory = f", {'emulated ' if measured.emulated else ''}peak {format_bytes(peak)}" if peak is not None else ""
     seconds = format_seconds(measured.cost.total_seconds)
     if trial.verdict.fits:
         early = " (stopped early: slower than the best)" if measured.worst and measured.worst.cut_short else ""
         return f"fits: {_speed(trial)}{memory}, took {seconds}{early}"
     failed = measured.failure if not measured.outcome.is_out_of_memory else None
-    why = f": {cut(failed.evidence, MOST_LETTERS)}" if failed else ""
+    why = f": {shorten(failed.evidence, MAX_CHARACTERS)}" if failed else ""
     return f"{measured.outcome}{memory}, took {seconds}{why}"

@@ -1,1 +1,0 @@
-"""From what was typed, on a command line or in Python, to a Question."""

@@ -1,0 +1,103 @@
+"""Offline catalogue with sources: GPUs (gpus.yaml) and model shapes (models/*.json)."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Literal
+
+import msgspec
+
+from autotune.core.units import MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """Kind of GPU."""
+
+    name: str  # value of `--gpus`; includes the memory size where a family has several
+    memory_mib: int  # memory visible to a job
+    seen_by: Literal["nvidia-smi", "torch", "nominal"]  # nominal: vendor figure
+    source: str  # public page with the memory figure
+    names: tuple[str, ...]  # lower-case words of the driver's name; any of them identifies the GPU
+    family: str | None = None  # ambiguous name shared by several sizes: `A100`
+    aliases: tuple[str, ...] = ()  # other spellings
+    compute_capability: str | None = None  # `8.0`; determines kernels and workspaces
+    multiprocessors: int | None = None  # NVIDIA: streaming multiprocessors; AMD: compute units
+    bandwidth_gb_per_second: float | None = None  # own memory, vendor figure; GB = 10^9 bytes
+    tflops: Mapping[str, float] = field(default_factory=dict)
+    """Dense peak by dtype with float32 accumulation: float32 (no tensor cores), tf32, float16,
+    bfloat16, float8. A dtype that the tensor cores do not support is absent."""
+
+    link: Literal["nvlink", "pcie", "infinity-fabric"] | None = None  # usual GPU-to-GPU connection
+    link_gb_per_second: float | None = None  # to one or all peers, one direction, vendor figure
+    speed_source: str | None = None  # page with the speeds: the vendor's, or a collection
+    probes: bool = True  # False: prediction only (not an NVIDIA GPU)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mib * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownModel:
+    """Shape of a model."""
+
+    ids: tuple[str, ...]  # hub ids with this config; the first is the source's
+    parameters_billions: float  # published figure; a test recomputes it from the config
+    source: str  # public files of the shape, with the entry in each
+    page: str  # the model's page with the whole config.json
+    config: Mapping[str, object]  # fields of config.json that determine shape, memory and speed
+
+    @property
+    def layers(self) -> int:
+        """Number of decoder layers of the text part."""
+        return self._number("num_hidden_layers", "n_layer")
+
+    @property
+    def hidden(self) -> int:
+        """Hidden size of the text part."""
+        return self._number("hidden_size", "n_embd")
+
+    @property
+    def vocabulary(self) -> int:
+        return self._number("vocab_size")
+
+    @property
+    def context(self) -> int:
+        """Longest sequence that the config allows."""
+        return self._number("max_position_embeddings", "n_positions")
+
+    def _number(self, *names: str) -> int:
+        """Return the first present field; of a multimodal model, from its text part."""
+        inner = self.config.get("text_config")
+        config = inner if isinstance(inner, Mapping) else self.config
+        value = next(config[name] for name in names if name in config)
+        assert isinstance(value, int)
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GpusFile:
+    schema: Literal[1]
+    gpus: tuple[Gpu, ...]
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """Return the known GPUs in the file's order."""
+    import msgspec.yaml
+
+    text = resources.files(__name__).joinpath("gpus.yaml").read_bytes()
+    return msgspec.yaml.decode(text, type=_GpusFile).gpus
+
+
+@functools.cache
+def models() -> tuple[KnownModel, ...]:
+    """Return the known models by file name."""
+    folder = resources.files(__name__).joinpath("models")
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".json")), key=lambda entry: entry.name)
+    return tuple(msgspec.convert(json.loads(entry.read_text()), KnownModel) for entry in files)

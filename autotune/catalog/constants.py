@@ -1,0 +1,42 @@
+"""Constants from public sources: memory that no trace contains (constants.yaml)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """Figure with its range and sources."""
+
+    name: str
+    unit: str
+    low: float
+    value: float
+    high: float
+    why: str  # observation, and the reason for the spread
+    sources: tuple[str, ...]  # public pages
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ConstantsFile:
+    schema: Literal[1]
+    constants: tuple[Constant, ...]
+
+
+@functools.cache
+def constants(file: str = "constants.yaml") -> Mapping[str, Constant]:
+    """Return all constants of a catalogue file by name."""
+    import msgspec.yaml
+
+    text = resources.files("autotune.catalog").joinpath(file).read_bytes()
+    return {constant.name: constant for constant in msgspec.yaml.decode(text, type=_ConstantsFile).constants}
+
+
+def constant(name: str) -> Constant:
+    """Return a memory constant that no trace contains."""
+    return constants()[name]

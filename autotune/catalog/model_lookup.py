@@ -1,0 +1,142 @@
+"""Lookup of `--model`: a local folder, a hub id or a short name, without a network."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune import catalog
+from autotune.core.errors import BadInput, UnknownName
+from autotune.core.files import read_loose_json, read_text
+from autotune.core.units import MIB
+from autotune.core.workload import Model
+
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+MAX_CONFIG_BYTES = 16 * MIB
+REAL_CONFIG = "Give the config.json of a real model."
+
+LARGEST_SIZES = {
+    "num_hidden_layers": 2_000, "n_layer": 2_000, "hidden_size": 2**20, "n_embd": 2**20, "intermediate_size": 2**24,
+    "num_attention_heads": 2**14, "n_head": 2**14, "num_key_value_heads": 2**14, "vocab_size": 2**28,
+    "decoder_sparse_step": 2_000, "sliding_window_pattern": 2_000, "patch_size": 2**14, "image_size": 2**14,
+    "max_position_embeddings": 2**30,
+}  # fmt: skip
+"""Field of a config.json -> largest value; the smallest is 1."""
+
+LARGEST_INTEGER = 2**63
+"""Bound of all other integers."""
+
+
+def find_model(text: str) -> Model:
+    """Find a model: local folder, then the hub cache (original config), then the catalogue."""
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        return _local(text, folder)
+    if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
+        raise BadInput(
+            f"There is no folder {text!r}.",
+            way_out="Give a folder with config.json, a hub id or a name of `autotune show models`.",
+        )
+    hub_id = _hub_id(text)
+    cached = _cached_folder(hub_id)
+    if cached is not None:
+        return Model(name=hub_id, config=_config(cached), folder=cached, origin="hub cache")
+    for known in catalog.models():
+        if hub_id in known.ids:
+            return Model(name=hub_id, config=known.config, folder=None, origin="catalogue")
+    raise BadInput(
+        f"Model {hub_id!r} is neither in the catalogue nor in this machine's hub cache.",
+        way_out=f"Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or see `autotune show models`.",
+    )
+
+
+def has_weights(folder: Path | None) -> bool:
+    """Return True if the folder contains weights."""
+    return folder is not None and any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
+
+
+def short_names() -> dict[str, list[str]]:
+    """Return lower-case short name -> hub ids."""
+    names: dict[str, list[str]] = {}
+    for hub_id in (hub_id for known in catalog.models() for hub_id in known.ids):
+        names.setdefault(_short(hub_id), []).append(hub_id)
+    return names
+
+
+def _hub_id(text: str) -> str:
+    """Return the hub id in its own spelling, or the single id of a short name."""
+    ids = {hub_id.lower(): hub_id for known in catalog.models() for hub_id in known.ids}
+    if "/" in text:
+        return ids.get(text.lower(), text)
+    meant = short_names().get(text.lower(), [])
+    if len(meant) == 1:
+        return meant[0]
+    begins = meant or [hub_id for hub_id in ids.values() if re.match(rf"{re.escape(text.lower())}(?![a-z0-9])", _short(hub_id))]
+    if begins:
+        raise BadInput(f"{text!r} could be several models.", way_out=f"Name one: {' or '.join(_nearest(text, begins))}.")
+    raise UnknownName("model", text, [hub_id.split("/")[1] for hub_id in ids.values()], listing="autotune show models")
+
+
+def _nearest(text: str, hub_ids: list[str]) -> list[str]:
+    names = sorted(hub_id.split("/")[1] for hub_id in hub_ids)
+    return difflib.get_close_matches(text, names, n=4, cutoff=0.0) if len(names) > 4 else names
+
+
+def _short(hub_id: str) -> str:
+    return hub_id.split("/", 1)[1].lower()
+
+
+def _local(text: str, folder: Path) -> Model:
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"The folder {text!r} holds no config.json.", way_out="Give the folder that `save_pretrained` wrote.")
+    return Model(name=text, config=_config(folder), folder=folder.resolve(), origin="local folder")
+
+
+def _config(folder: Path) -> dict[str, object]:
+    path = folder / "config.json"
+    config = read_loose_json(path, largest_bytes=MAX_CONFIG_BYTES, way_out="Save or download the model again.")
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise BadInput(f"{path} names no model_type.", way_out="Give a transformers model folder.")
+    _check_sizes(config, path)
+    return config
+
+
+def _check_sizes(config: Mapping[str, object], path: Path) -> None:
+    """Refuse sizes that no model has, before anything counts up to them."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_sizes(value, path)
+        elif name in LARGEST_SIZES and isinstance(value, int | float | str):
+            if not isinstance(value, int) or not 1 <= value <= LARGEST_SIZES[name]:
+                raise BadInput(f"{path}: {name} is no whole number from 1 to {LARGEST_SIZES[name]}.", way_out=REAL_CONFIG)
+        elif isinstance(value, float) and not math.isfinite(value) and name.endswith("factor"):
+            raise BadInput(f"{path}: {name} is {value}.", way_out=REAL_CONFIG)
+        elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            raise BadInput(f"{path}: {name} is an integer of more than 64 bits.", way_out=REAL_CONFIG)
+    kinds, layers = config.get("layer_types"), config.get("num_hidden_layers")
+    if isinstance(kinds, list) and isinstance(layers, int) and len(kinds) != layers:
+        raise BadInput(f"{path}: layer_types has {len(kinds)} entries for {layers} layers.", way_out=REAL_CONFIG)
+
+
+def _cached_folder(hub_id: str) -> Path | None:
+    """Return the newest snapshot with a config in the hub cache, read without the hub library."""
+    repo = hub_cache() / f"models--{hub_id.replace('/', '--')}"
+    ref = repo / "refs" / "main"
+    names = [read_text(ref, largest_bytes=1024, way_out="Download the model again.").strip()] if ref.is_file() else []
+    if (repo / "snapshots").is_dir():
+        names += [
+            entry.name for entry in sorted((repo / "snapshots").iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
+        ]
+    return next((repo / "snapshots" / name for name in names if (repo / "snapshots" / name / "config.json").is_file()), None)
+
+
+def hub_cache() -> Path:
+    """Return the cache folder of huggingface_hub."""
+    if "HF_HUB_CACHE" in os.environ:
+        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
+    return Path(home).expanduser() / "hub"

@@ -1,0 +1,86 @@
+"""Exit codes, and the message on failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import click
+
+from autotune.cli.formatting import say
+from autotune.core.errors import AutotuneError, BadInput, TrainingEnvironmentError
+from autotune.core.files import describe_full_disk
+
+DONE = 0
+FAULT = 1
+BAD_INPUT = 2
+NOTHING_FITS = 3
+NO_ENVIRONMENT = 4
+UNDECIDED = 5
+INTERRUPTED = 130
+
+
+def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
+    """Print the error on stderr and return its exit code. Tracebacks go to a file."""
+    match error:
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else FAULT
+        case BrokenPipeError():
+            # The reader of our output has closed it (`autotune show models | head`).
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAULT
+        case click.exceptions.Exit():
+            return int(error.exit_code)
+        case KeyboardInterrupt() | click.Abort():
+            return _report(INTERRUPTED, "Interrupted.", "", as_json)
+        case click.ClickException():
+            return _report(BAD_INPUT, *_usage(error), as_json)
+        case BadInput():
+            return _report(BAD_INPUT, error.what, error.way_out, as_json)
+        case RecursionError():
+            return _report(BAD_INPUT, "A given file or stored study is nested too deeply.", "Give the original one.", as_json)
+        case TrainingEnvironmentError():
+            return _report(NO_ENVIRONMENT, str(error), "", as_json)
+        case AutotuneError():
+            return _report(FAULT, str(error), f"The details are in {_write_traceback(error)}.", as_json)
+        case OSError() if (full := describe_full_disk(error)) is not None:
+            return _report(FAULT, full, "", as_json)
+        case _:
+            what = f"internal error of autotune: {type(error).__name__}: {_first_line(error)}."
+            return _report(FAULT, what, f"The traceback is in {_write_traceback(error)}.", as_json)
+
+
+def _report(code: int, what: str, way_out: str, as_json: bool) -> int:
+    say(f"Error: {what} {way_out}".rstrip(), sys.stderr)
+    if as_json:
+        error = {"exit_code": code, "what": what, "way_out": way_out}
+        print(json.dumps({"schema": 1, "status": "error", "error": error}))
+    return code
+
+
+def _usage(error: click.ClickException) -> tuple[str, str]:
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "autotune"
+    return message, f"`{command} --help` shows what it takes."
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+
+
+def _write_traceback(error: BaseException) -> str:
+    try:
+        return str(_traceback_file(error))
+    except OSError as full:
+        return f"no file, because none can be written ({full.strerror})"
+
+
+def _traceback_file(error: BaseException) -> Path:
+    with tempfile.NamedTemporaryFile("w", prefix="autotune-traceback-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        file.writelines(traceback.format_exception(error))
+    return Path(file.name)

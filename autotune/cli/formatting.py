@@ -1,0 +1,100 @@
+"""Text output: wrapped to the terminal's width, unwrapped in pipes and files."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TextIO
+
+import click
+
+MIN_COLUMNS = 60
+DEFAULT_COLUMNS = 80
+
+
+def room(stream: TextIO) -> int | None:
+    """Return the terminal's columns; None without a terminal. COLUMNS overrides the terminal."""
+    if not stream.isatty():
+        return None
+    named = os.environ.get("COLUMNS", "")
+    if named.isdigit() and int(named) > 0:
+        return max(MIN_COLUMNS, int(named))
+    try:
+        found = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        found = 0
+    return max(MIN_COLUMNS, found or DEFAULT_COLUMNS)
+
+
+def wrapped(text: str, columns: int | None, *, indent: str = "") -> str:
+    """Wrap to `columns`; None: unchanged."""
+    if columns is None:
+        return indent + text
+    return "\n".join(
+        textwrap.fill(
+            line, columns, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False
+        )
+        for line in text.split("\n")
+    )
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a sentence on stdout or another stream."""
+    where = stream or sys.stdout
+    print(wrapped(text, room(where)), file=where)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table aligned by spaces: importing rich would take longer than the rest of a command.
+
+    Columns beyond the terminal's width are printed below each row.
+    """
+    cells = [list(columns), *([str(value) for value in row] for row in rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    wide = room(sys.stdout)
+    beside = [index for index in range(len(widths)) if wide is None or sum(widths[: index + 1]) + 2 * index <= wide] or [0]
+    below = [index for index in range(len(widths)) if index not in beside]
+    for number, row in enumerate(cells):
+        print("  ".join(row[index].ljust(widths[index]) for index in beside).rstrip())
+        if below and number:
+            print(wrapped("; ".join(f"{columns[index]}: {row[index]}" for index in below), wide, indent="    "))
+
+
+class Formatter(click.HelpFormatter):
+    """Help formatter that folds example commands with a backslash, so that they stay copyable."""
+
+    def write_text(self, text: str) -> None:
+        wide = max(self.width - self.current_indent, 30)
+        super().write_text("\n\n".join(_folded(paragraph, wide) for paragraph in text.split("\n\n")))
+
+
+class Context(click.Context):
+    formatter_class = Formatter
+
+
+def _folded(paragraph: str, wide: int) -> str:
+    """Fold the lines of a preformatted paragraph, which starts with a line `\\b`."""
+    lines = paragraph.split("\n")
+    if lines[0].strip() != "\b":
+        return paragraph
+    return "\n".join(["\b", *(piece for line in lines[1:] for piece in _pieces(line, wide))])
+
+
+def _pieces(line: str, wide: int) -> list[str]:
+    if len(line) <= wide:
+        return [line]
+    indent = re.match(r" *", line)[0]  # type: ignore[index]
+    command, _, comment = line.partition("  # ")
+    if comment:
+        return [*_pieces(f"{indent}# {comment.strip()}", wide), *_pieces(command.rstrip(), wide)]
+    made, rest = [], line
+    while len(rest) > wide:
+        cut = rest.rfind(" ", len(indent) + 1, wide - 1)
+        if cut <= len(indent):
+            break
+        made.append(f"{rest[:cut]} \\")
+        rest = f"{indent}  {rest[cut + 1 :]}"
+    return [*made, rest]

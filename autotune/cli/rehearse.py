@@ -1,0 +1,170 @@
+"""`autotune rehearse`: any training command on emulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autotune.cli.exit_codes import DONE, FAULT, NOTHING_FITS
+from autotune.cli.interruption import interruptible
+from autotune.cli.options import as_json_option, declared_option
+from autotune.core.errors import BadInput
+from autotune.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from autotune.diagnosis import Diagnosis
+    from autotune.emulator.rehearsal import Rehearsed
+    from autotune.emulator.reports import ProcessReport
+
+SCHEMA = 1
+EXITS = {"fits": DONE, "out_of_memory": NOTHING_FITS, "failed": FAULT}
+"""Status of the document -> exit code."""
+
+_PYTHON = "Python interpreter of the training environment. Default: the one beside COMMAND's program, else the first python."
+_EDGES = ("start", "end")
+"""Phases outside the command's own work."""
+
+
+@click.command(name="rehearse", short_help="run a training command on emulated GPUs")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@declared_option("gpus", default=None, show_default=False, help="Emulated GPUs: a model with a count. Example: 4xA100-80G.")
+@declared_option("python", help=_PYTHON)
+@click.option("--late", is_flag=True, help="Work finishes as late as a GPU allows: the upper end of what torch reserves.")
+@as_json_option("Print one JSON document on stdout; COMMAND's output goes to stderr.")
+def command(words: tuple[str, ...], gpus: str | None, python: str | None, late: bool, as_json: bool) -> int:
+    """Run COMMAND unchanged on GPUs that this machine does not have, with a CUDA build of torch.
+    Memory is accounted for as torch and the driver do it; nothing is computed. It ends with the
+    peak of every rank and phase, or with the error, its place and remedies.
+
+    Exit codes: 0 it ran to its end, 1 it failed, 2 bad input, 3 it ran out of memory, 4 the
+    training environment can't be emulated.
+
+    \b
+    Examples:
+      autotune rehearse --gpus 4xA100-80G -- torchrun --nproc-per-node 4 train.py
+      autotune rehearse --gpus A100-40G --python .venv/bin/python -- bash launch.sh
+
+    """
+    # Imported here so that --help answers at once.
+    from autotune.diagnosis import diagnose_lines
+    from autotune.emulator.cards import LONGEST_LAG, emulated_machine
+    from autotune.emulator.rehearsal import rehearse
+
+    if gpus is None:
+        raise BadInput("No GPUs were named.", way_out="Say which are emulated, like --gpus 2xA100-40G.")
+    machine = emulated_machine(gpus, lag=LONGEST_LAG if late else 0)
+    environment = _interpreter(words, python)
+    stream = sys.stderr if as_json else sys.stdout
+    with interruptible():
+        found = rehearse(words, machine, environment, lambda line: (stream.write(line), stream.flush()))
+    diagnosis = diagnose_lines(found.output) if found.code else None
+    print(json.dumps(_document(found, diagnosis)) if as_json else _text(found, diagnosis))
+    return EXITS[_status(found, diagnosis)]
+
+
+def _interpreter(words: tuple[str, ...], named: str | None) -> Path:
+    """Return the interpreter of the command, which is next to `torchrun`, `trl` or `accelerate`."""
+    from autotune.machine.environment import interpreter
+
+    if not words:
+        raise BadInput("No command was given.", way_out="Write it behind two dashes: -- torchrun train.py")
+    program = shutil.which(words[0])
+    if program is None:
+        raise BadInput(f"COMMAND {words[0]!r} is no program.", way_out="Write what starts the training behind the two dashes.")
+    if named is not None:
+        return interpreter(named)
+    path = Path(program).absolute()
+    beside = path if path.name.startswith("python") else path.parent / "python"
+    return beside if beside.exists() else interpreter(shutil.which("python") or "python3")
+
+
+def _status(found: Rehearsed, diagnosis: Diagnosis | None) -> str:
+    if diagnosis is None:
+        return "fits"
+    return "out_of_memory" if diagnosis.is_memory else "failed"
+
+
+def _text(found: Rehearsed, diagnosis: Diagnosis | None) -> str:
+    from autotune.diagnosis.diagnosis_text import in_words
+    from autotune.emulator.reports import LIMITATIONS
+
+    cards = found.machine.cards
+    lines = [f"Rehearsed on {len(cards)} emulated {cards[0].gpu.name}: {_verdict(found)}", *_table(found)]
+    if found.failure is not None and found.failure.place:
+        lines.append(f"Raised in {found.failure.place}.")
+    if diagnosis is not None:
+        lines.append(in_words(diagnosis, min(120, max(60, shutil.get_terminal_size((100, 24)).columns))))
+    return "\n".join([*lines, *found.report.sentences(), LIMITATIONS])
+
+
+def _verdict(found: Rehearsed) -> str:
+    if found.code == 0:
+        return "it ran to its end."
+    ended = f"it was ended by signal {-found.code}." if found.code < 0 else f"it ended with exit code {found.code}."
+    return f"{ended} {found.failure.words.partition('. ')[0].rstrip('.')}." if found.failure else ended
+
+
+def _table(found: Rehearsed) -> list[str]:
+    lines = []
+    for process in _by_card(found):
+        for card, peak in process.peak_bytes.items():
+            size = found.machine.cards[card].memory_mib * 2**20
+            who = f"process {process.pid}" if process.rank is None else f"rank {process.rank}, process {process.pid}"
+            lines.append(f"card {card}, {who}: peak {format_bytes(peak)} of {format_bytes(size)}{_torch(process, card)}")
+            lines += [f"  {phase:12} {format_bytes(held)}" for phase, held in _phases(process, card)]
+    return lines or ["No process used a card."]
+
+
+def _by_card(found: Rehearsed) -> list[ProcessReport]:
+    return sorted(found.report.processes, key=lambda process: (min(process.peak_bytes, default=0), process.pid))
+
+
+def _phases(process: ProcessReport, card: int) -> Iterator[tuple[str, int]]:
+    for phase, peaks in process.phase_peak_bytes.items():
+        if card in peaks and phase not in _EDGES:
+            yield phase, peaks[card]
+
+
+def _torch(process: ProcessReport, card: int) -> str:
+    if card not in process.torch_reserved_bytes:
+        return ""
+    allocated = format_bytes(process.torch_allocated_bytes.get(card, 0))
+    return f" (torch: {allocated} allocated, {format_bytes(process.torch_reserved_bytes[card])} reserved)"
+
+
+def _document(found: Rehearsed, diagnosis: Diagnosis | None) -> dict[str, Any]:
+    from autotune.diagnosis import as_document
+    from autotune.emulator.reports import LIMITATIONS
+
+    failure = found.failure
+    return {
+        "schema": SCHEMA,
+        "status": _status(found, diagnosis),
+        "basis": "emulated",
+        "exit_code": found.code,
+        "gpus": [card.gpu.name for card in found.machine.cards],
+        "processes": [_row(found, process, card) for process in _by_card(found) for card in process.peak_bytes],
+        "error": failure and {"words": failure.words, "place": failure.place},
+        "diagnosis": diagnosis and as_document(diagnosis),
+        "caveats": [*found.report.sentences(), LIMITATIONS],
+    }
+
+
+def _row(found: Rehearsed, process: ProcessReport, card: int) -> dict[str, Any]:
+    """Return one process on one card."""
+    return {
+        "card": card,
+        "rank": process.rank,
+        "pid": process.pid,
+        "memory_bytes": found.machine.cards[card].memory_mib * 2**20,
+        "peak_bytes": process.peak_bytes[card],
+        "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
+        "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
+        "phase_peak_bytes": dict(_phases(process, card)),
+    }

@@ -1,0 +1,56 @@
+"""Terminal output of a search: the parsed job, then its progress."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from autotune.cli.options import console
+from autotune.core.events import Event, JobStarted
+
+if TYPE_CHECKING:
+    from autotune.core.events import Listener
+
+
+class Terminal:
+    """Listener for `autotune.run`, used as a context manager."""
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        self.words = console(to_stderr=to_stderr)
+        self._open = contextlib.ExitStack()
+        self._started: JobStarted | None = None
+        self._progress: Listener | None = None
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.quiet()
+
+    def quiet(self) -> None:
+        """Stop the progress display; later output stays on screen."""
+        self._progress = None
+        self._open.close()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, JobStarted):
+            self.quiet()
+            self._started = event
+            self.show(event)
+        elif self._started is not None and self._started.job.mode != "predict":
+            if self._progress is None:
+                self._progress = self._measuring(self._started)
+            self._progress(event)
+
+    def _measuring(self, started: JobStarted) -> Listener:
+        """Start the progress display. Imported late: an answer from the record needs none."""
+        from autotune.report import Progress
+
+        return self._open.enter_context(Progress(started.job.space))
+
+    def show(self, event: JobStarted) -> None:
+        """Show the parsed job."""
+        from autotune.report import show_job
+
+        show_job(self.words, event.job, event.candidates, assumed=event.assumed, notes=event.notes)

@@ -1,0 +1,208 @@
+"""Answer of a job: the winner and its evidence, measured (`Recommendation`) or predicted
+(`Forecast`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.interference import Disturbance
+from autotune.core.measurement import Measurement
+from autotune.core.memory_growth import Soak
+from autotune.core.prediction import Estimate, Prediction
+from autotune.core.run_spread import RunSpread
+from autotune.core.verdict import Verdict
+
+Purpose = Literal["baseline", "anchor", "search", "refused", "confirm"]
+"""`refused`: probe of a candidate that prediction ruled out, to check the prediction."""
+
+Proven = Literal["no better candidate possible", "stopped improving", "budget spent", "not proven infeasible"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """Predicted figures that a report compares with the measured ones."""
+
+    peak_memory_bytes: Estimate
+    tokens_per_second: Estimate | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Measured candidate."""
+
+    number: int  # number in the Optuna study
+    purpose: Purpose
+    candidate: Candidate
+    measurement: Measurement
+    verdict: Verdict
+    expected: Expected | None = None  # uncorrected prediction; None if there was none
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedCandidate:
+    """Predicted candidate."""
+
+    candidate: Candidate
+    prediction: Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayToFit:
+    """Change that makes a candidate fit, or fit with more room."""
+
+    change: Mapping[str, KnobValue]
+    learning: bool  # changes what is learned
+    prediction: Prediction
+    speed_ratio: float | None
+    """Predicted speed / speed of the unchanged candidate; None if either is unknown or they
+    differ in learning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Setting that differs from the baseline, and the reason."""
+
+    name: str
+    baseline: KnobValue
+    recommended: KnobValue
+    effect: Literal["neutral", "learning"]
+    why: str
+
+
+Evidence = TypeVar("Evidence", Trial, PredictedCandidate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Generic[Evidence]):
+    """Winner and its alternatives, each with its evidence."""
+
+    winner: Evidence | None
+    """Fastest candidate that fits, at the most preferred learning knobs; None if nothing fits."""
+
+    baseline: Evidence | None
+    changes: tuple[Change, ...] = ()  # winner against baseline, learning knobs first
+    relaxed: Mapping[str, KnobValue] = field(default_factory=dict)
+    """Learning knobs below their most preferred value, because nothing fits there."""
+
+    runner_ups: tuple[Evidence, ...] = ()  # next best that fit, with the winner's learning knobs
+    trade_offs: tuple[Evidence, ...] = ()
+    """Best candidates with other learning knobs: offered, never chosen."""
+
+    elapsed_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast(Answer[PredictedCandidate]):
+    """Answer by prediction alone."""
+
+    undecided: PredictedCandidate | None = None
+    """Candidate preferred to the winner that may fit: worth a probe on the target."""
+
+    nearest_miss: PredictedCandidate | None = None  # candidate closest to fitting, if nothing fits
+    candidates: int
+    predicted: int  # predicted candidates; fewer than `candidates` if the budget ended
+    screened: int  # candidates that cannot fit, by the lower bound of their prediction
+
+    @property
+    def ended_by_budget(self) -> bool:
+        return self.predicted < self.candidates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Numbers of candidates and probes."""
+
+    candidates: int  # legal candidates of the space
+    screened: int
+    implied: int
+    probed: int
+    out_of_memory: int
+    failed: int
+    loads: int
+    confirmations: int = 0
+    """Longer probes of finalists, not included above except in `out_of_memory`, `failed` and
+    `loads`."""
+
+    refused_probed: int = 0  # measured candidates that prediction had ruled out
+    false_refusals: int = 0  # those among them that fitted
+
+
+AdvantageKind = Literal["measurably faster", "within the noise", "not confirmed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantage:
+    """Measured speed of one candidate divided by the baseline's; each bound with 95 % confidence."""
+
+    candidate_id: str
+    """The winner; where the baseline was kept, the fastest other candidate."""
+
+    why: AdvantageKind
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSource:
+    """Origin of an answer that was measured earlier."""
+
+    when: str
+    where: str  # host name
+    versions: Mapping[str, str]
+    elapsed_seconds: float  # duration of that search
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation(Answer[Trial]):
+    """Answer by measurement."""
+
+    certificate: Trial | None  # longer worst-case probe that confirmed the winner
+    learning: Mapping[str, KnobValue] = field(default_factory=dict)
+    """Learning knobs of the winner: speeds are comparable at equal values."""
+
+    refuted: tuple[Trial, ...] = ()
+    """Failed confirmations of candidates that looked better than the winner."""
+
+    counts: Counts
+    proven: Proven
+    interrupted: bool = False  # ended by the user or the system
+    fault: str | None = None  # reason for which the machine ended the search; None: it did not
+    rows_left_out: int | None = None
+    """Dataset rows with prompts beyond a relaxed limit; None if it was not relaxed, or unknown."""
+
+    from_record: AnswerSource | None = None  # None: measured now
+    probe_seconds: float  # seconds of probes times devices
+    trials: tuple[Trial, ...] = ()  # all measurements in order
+    advantage: Advantage | None = None
+    """Comparison with the baseline; None if it was not measured at the winner's learning knobs, or
+    is the fastest itself."""
+
+    run_spread: RunSpread | None = None
+    """Spread between runs, part of every speed's interval."""
+
+    disturbance: Disturbance | None = None
+    """Interference of concurrent probes; None if they ran one after another."""
+
+    soaks: tuple[Soak, ...] = ()  # long runs of the winner, and of finalists that did not hold
+
+
+def plain(value: object) -> Any:
+    """Return a value of these types as JSON data: the serialised form of trials in studies, in
+    the store and in benchmarks."""
+    return msgspec.to_builtins(
+        value, str_keys=True, enc_hook=lambda one: dict(one) if isinstance(one, MappingProxyType) else str(one)
+    )
+
+
+def setting_text(value: object) -> str:
+    """Return a setting as YAML."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,103 @@
+"""Composition: resident models of a training job with their placement, sharding and active phases.
+
+Trainers build it from a candidate. Prediction reads it and depends on no framework.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.core.measurement import Phase
+
+Role = Literal["policy", "reference", "critic", "reward", "engine"]
+Sharding = Literal["none", "optimizer", "gradients", "parameters", "tensor"]
+Generation = Literal["none", "trainer", "engine", "server"]
+"""Source of completions: dataset, trainer, engine on the same devices, or remote server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resident:
+    """Model that occupies device memory."""
+
+    role: Role
+    model: str  # model name; reward functions are not residents
+    ranks: tuple[int, ...]  # ranks that hold the model or a shard of it
+    dtype: str  # precision of the weights
+    trains: bool  # has gradients and optimizer state (its own or its adapter's)
+    adapter_rank: int | None = None  # LoRA rank; None: full tuning or frozen
+    quantised_bits: int | None = None  # bits per weight; None: not quantised
+    sharding: Sharding = "none"  # `none`: replica on each rank; `tensor`: each layer is split
+    shares_weights_with: Role | None = None
+    """Owner of the weights, which count once (reference: policy without adapter)."""
+
+    claims_share: float | None = None  # share of the device reserved at start (rollout engines)
+    awake: tuple[Phase, ...] | None = None  # phases with its memory on the device; None: all
+    weight_bytes: int | None = None  # per rank; None: same as the policy, or unknown
+    state_bytes_per_weight: int = 8
+    """Optimizer bytes per weight of a trained model other than the policy: two Adam moments,
+    plus a master copy for weights below float32; 0 where the state is offloaded while the policy
+    trains."""
+
+    offloaded_bytes_per_weight: int = 0  # state on the device only during its own training turn
+    trains_concurrently: bool = False  # at the same time as the policy, with separate activations
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Settings of a rollout engine on the training devices."""
+
+    utilization: float  # share of the device that the engine reserves
+    max_model_length: int  # longest prompt + completion, tokens
+    max_num_seqs: int  # sequences decoded at a time
+    tensor_parallel: int = 1
+    sleep: bool = False  # releases its memory between rollouts
+    eager: bool = False  # no CUDA graphs
+    quantised_bits: int | None = None
+    max_num_batched_tokens: int | None = None  # tokens per pass; None: TRL's default
+    apart: bool = False  # separate process: own CUDA context and own torch cache
+    shares_weights: bool = False
+    """The policy's weights; the engine starts before the trainer allocates."""
+
+    wakes_at_once: bool = False  # restores the KV cache with the weights, before the weight update
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """Shape of the training step that runs over the resident models."""
+
+    ranks: int
+    micro_batch: int  # completions per rank and forward/backward pass
+    accumulation: int  # micro-steps per optimizer step
+    generation_batch: int  # completions generated together, over all ranks
+    prompt_length: int
+    completion_length: int
+    checkpointing: bool  # activations are recomputed in the backward pass
+    optimizer: str
+    generation: Generation = "none"
+    gathers_per_token: bool = False  # gathers sharded weights per token instead of once per rollout
+    engine: EngineSettings | None = None  # None: no engine on the training devices
+    attention: str | None = None  # attention implementation; None: the framework's default
+    sharded_by: str = "none"  # `none`, `ddp`, `fsdp1`, `fsdp2`, `zero1`, `zero2` or `zero3`
+    processes: int = 1  # processes with a CUDA context per device
+    offloaded_in_rollout: tuple[str, ...] = ()  # parts of the policy: `weights`, `optimizer` ...
+    fused_parts: tuple[str, ...] = ()  # parts that fused kernels may avoid; not in the lower bound
+    syncs_adapter_only: bool = False  # False: full weights with the adapter merged
+    sync_parts: int = 1  # sequential parts in which full weights are sent
+    generation_micro_batch: int | None = None  # per rank; None: its share of the generation batch
+    retained_logits: int = 0  # completions per rank with float32 logits kept until the next rollout
+    empties_rollout_cache: bool = False  # empties torch's cache before and after each rollout
+    notes: tuple[str, ...] = ()  # assumptions about the framework's step, for the reader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composition(StepShape):
+    """Resident models and the shape of the step."""
+
+    residents: tuple[Resident, ...]
+
+    def __getitem__(self, role: Role) -> Resident:
+        return next(resident for resident in self.residents if resident.role == role)
+
+    def __contains__(self, role: object) -> bool:
+        return any(resident.role == role for resident in self.residents)

@@ -1,0 +1,94 @@
+"""Exceptions that autotune raises on purpose.
+
+AutotuneError                     base class
+├── BadInput                      invalid request: the rule, the value, the fix
+│   ├── UnknownName               unknown model, GPU, knob or space, with the nearest names
+│   ├── IllegalConfiguration      the framework rejects this combination of settings
+│   ├── HardwareNotHere           the requested GPUs are not on this machine
+│   ├── MissingExtra              an optional dependency is not installed, with the pip line
+│   ├── CannotPredict             a step that cannot be traced without a GPU, with the operation or module
+│   └── StudyMismatch             the storage holds a study of this name for another request
+├── TrainingEnvironmentError      the interpreter of --python cannot run the framework
+├── StorageLost                   the study's database does not answer any more
+└── ProbeError                    failure of the machine, not of the candidate (retried, then reported)
+    └── SlotLost                  the slot is lost as well; other slots continue
+
+Exit codes are defined in `autotune.cli.exit_codes` alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AutotuneError(Exception):
+    """Base of all exceptions that autotune raises on purpose."""
+
+
+class BadInput(AutotuneError):
+    """Invalid value: `what` names the problem, `way_out` the fix."""
+
+    def __init__(self, what: str, *, way_out: str = "") -> None:
+        self.what = what
+        self.way_out = way_out
+        super().__init__(f"{what} {way_out}".strip())
+
+
+class UnknownName(BadInput):
+    """Unknown name; the message offers the nearest known names."""
+
+    def __init__(self, kind: str, name: str, choices: Iterable[str], *, listing: str = "") -> None:
+        known = sorted(choices)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:6]
+        way_out = f"Did you mean {_or(near)}?" if near else ""
+        if listing:
+            way_out = f"{way_out} `{listing}` lists them all.".strip()
+        super().__init__(f"Unknown {kind} {name!r:.100}.", way_out=way_out)
+
+
+class IllegalConfiguration(BadInput):
+    """Combination of settings that the framework rejects."""
+
+
+class HardwareNotHere(BadInput):
+    """Requested hardware that is not on this machine and cannot be measured here."""
+
+
+class MissingExtra(BadInput):
+    """Optional dependency that is not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs the extra {extra!r}, which is not installed.",
+            way_out=f"Install it with: pip install 'grpo-autotune[{extra}]'",
+        )
+
+
+class CannotPredict(BadInput):
+    """Configuration without a reliable prediction."""
+
+
+class StudyMismatch(BadInput):
+    """Study of this name that belongs to another request."""
+
+
+class TrainingEnvironmentError(AutotuneError):
+    """Interpreter that cannot run the training loop, or with an unsupported framework version."""
+
+
+class StorageLost(AutotuneError):
+    """Study database that did not come back in time."""
+
+
+class ProbeError(AutotuneError):
+    """Probe failure with a cause other than the candidate."""
+
+
+class SlotLost(ProbeError):
+    """Slot that cannot measure any more: its machine or device was lost."""
+
+
+def _or(names: list[str]) -> str:
+    quoted = [repr(name) for name in names]
+    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]

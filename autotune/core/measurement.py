@@ -1,0 +1,265 @@
+"""Measurement: measured facts of one probe.
+
+Unmeasured values are None, with the reason in a neighbouring field; never 0 and never infinity.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal
+
+Phase = Literal["load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")
+
+
+class Outcome(StrEnum):
+    """Result of a probe. An out-of-memory outcome names the phase."""
+
+    OK = "ok"
+    OOM_LOAD = "oom_load"
+    OOM_ROLLOUT = "oom_rollout"
+    OOM_SYNC = "oom_sync"
+    OOM_REWARD = "oom_reward"
+    OOM_SCORE = "oom_score"
+    OOM_FORWARD = "oom_forward"
+    OOM_BACKWARD = "oom_backward"
+    OOM_OPTIMIZER = "oom_optimizer"
+    OOM_UNKNOWN = "oom_unknown"  # phase unknown: `--framework command` reports none
+    OOM_HOST = "oom_host"
+    ILLEGAL = "illegal"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    INTERRUPTED = "interrupted"
+    IMPLIED = "implied"
+    SCREENED = "screened"
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.startswith("oom_")
+
+    @classmethod
+    def out_of_memory_in(cls, phase: Phase) -> Outcome:
+        return cls(f"oom_{phase}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Timing of whole generation cycles after the warm-up."""
+
+    completion_tokens: int  # longest forced completion, tokens
+    cycle_seconds: tuple[float, ...]  # wall seconds per timed cycle, slowest rank
+    cycle_loss_tokens: tuple[int, ...]  # completion tokens in the loss per cycle, over all ranks
+    prompt_tokens: int  # prompt tokens of the timed cycles; not part of the speed
+    phase_seconds: Mapping[str, float]  # exclusive, with `other`; sum: seconds of all cycles
+    user_reward_seconds: float = 0.0  # user's reward functions; part of `reward`
+    cut_short: bool = False  # stopped early because the candidate could not become the best
+    borrowed_seconds: float = 0.0  # rollouts reused from an earlier candidate
+    runs: int = 1  # runs whose cycles these are; more than one after pooling
+
+    @cached_property
+    def tokens_per_second(self) -> float:
+        """Median over cycles of (loss tokens / wall seconds). Cached: read very often."""
+        return statistics.median(self.rates)
+
+    @cached_property
+    def scatter(self) -> float | None:
+        """Standard deviation of the log rate of single cycles; None for fewer than two cycles."""
+        rates = self.rates
+        return statistics.stdev(map(math.log, rates)) if len(rates) > 1 and min(rates) > 0 else None
+
+    @property
+    def spread(self) -> float | None:
+        """(max - min) / 2 of the cycles' rates, relative to the median; None for a single cycle."""
+        rates = self.rates
+        return (max(rates) - min(rates)) / 2 / self.tokens_per_second if len(rates) > 1 else None
+
+    @property
+    def rates(self) -> list[float]:
+        """Loss tokens per second of each cycle."""
+        return [tokens / seconds for tokens, seconds in zip(self.cycle_loss_tokens, self.cycle_seconds, strict=True)]
+
+
+MeasuredBy = Literal["nvml-processes", "nvml-device", "torch"]
+"""Source of a device memory figure. nvml-processes: used bytes of the device minus other processes
+in NVML's list. nvml-device: used bytes minus those before the probe, where the list has no bytes.
+torch: the ranks, without NVML."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """Memory of one GPU during one probe. None: unknown."""
+
+    index: int  # driver index; CUDA index where the driver was not queried
+    uuid: str | None
+    name: str | None
+    peak_bytes: int | None  # peak of the probe, CUDA contexts and non-torch memory included
+    measured_by: MeasuredBy
+    why: str | None = None  # reason for a less exact source than nvml-processes
+    phase_peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    processes_peak_bytes: int | None = None  # sum over NVML's list of processes
+    others_bytes: int | None = None  # other processes at the start, without ballast
+    others: tuple[str, ...] = ()  # descriptions: `python (pid 4711, ada): 3 GiB`
+    ballast_bytes: int | None = None  # allocated to emulate a smaller card; None: no need
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchMemory:
+    """torch's allocator statistics of one phase: peaks of the worst rank, counts over all ranks."""
+
+    allocated_bytes: int
+    reserved_bytes: int | None  # None under vLLM's sleep mode: torch counts offloaded memory
+    retries: int  # cache flushes followed by a retry
+    out_of_memory: int  # failed allocations, caught or not
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelMemory:
+    """Bytes of one rank's model tensors after an optimizer step; each storage counts once."""
+
+    rank: int
+    bytes: Mapping[str, int]
+    """Bytes by part, named as in a prediction's breakdown: `weights`, `adapters`, `gradients`,
+    `optimizer` of the policy, `<role>_weights` of other models, suffix `_on_host` for offloaded
+    parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySample:
+    """Memory of one time interval of a probe, sampled from outside."""
+
+    seconds: float  # end of the interval, since the start of the probe
+    peak_bytes: int  # process tree (CPU) or fullest device (GPU)
+    phase: Phase | None  # phase of the peak; None between phases
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Peak memory of one probe."""
+
+    peak_bytes: int | None
+    """CPU: anonymous + shared memory of the process tree; GPU: worst device."""
+
+    limit_bytes: int  # the requested limit, or the GPU's free memory where that is less
+    bound_by: str
+    """Mechanism of the limit, joined by `+`: `cgroup-v1`, `cgroup-v2`, `rlimit`; on GPUs `device`
+    (its own size), `ballast` (autotune allocates the rest), `torch` (cap of torch's allocator)."""
+
+    phase_peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Sum over ranks (CPU) or worst device (GPU); phases that never ran are absent."""
+
+    devices: tuple[DeviceMemory, ...] = ()  # empty on a CPU
+    torch_by_phase: Mapping[str, TorchMemory] = field(default_factory=dict)  # empty on a CPU
+    # torch's counters on the worst rank; None on a CPU.
+    torch_allocated_bytes: int | None = None
+    torch_reserved_bytes: int | None = None  # also None where it is misleading, see TorchMemory
+    torch_reserved_why: str | None = None  # reason for None on a GPU
+    allocation_retries: int | None = None
+    allocation_failures: int | None = None
+    models: tuple[ModelMemory, ...] = ()
+    """Ranks whose models were inspected; empty for `--framework command`. A framework with one
+    process group per model numbers the ranks of each group from zero."""
+
+    timeline: tuple[MemorySample, ...] = ()
+    """Samples, coarser for long probes; exact peaks may exceed them."""
+
+
+Watched = Literal["online", "offline", "outside"]
+"""online: loop with rollouts; offline: loop over rows; outside: command seen through its logs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopActivity:
+    """Events of one probe as its ranks counted them; the minimum over ranks."""
+
+    watched: Watched = "online"
+    optimizer_steps: int = 0
+    generations: int = 0  # rollouts that were run
+    borrowed_generations: int = 0  # rollouts reused from an earlier candidate
+    weight_syncs: int | None = None  # weight updates of the engine; None: no engine
+    sleeps: int | None = None  # None: no engine with a sleep mode
+    wakes: int | None = None
+    checkpoint_saves: int = 0
+    evaluations: int | None = None  # None: the user's configuration never evaluates
+    shortest_prompt: int | None = None  # tokens
+    longest_prompt: int | None = None
+    shortest_completion: int | None = None
+    longest_completion: int | None = None
+    seconds: float = 0.0  # wall seconds in the training loop, saving and evaluation included
+    cycles: tuple[CycleMemory, ...] = ()  # intervals of whole cycles, in order; worst rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleMemory:
+    """Memory of one process over an interval of whole generation cycles."""
+
+    steps: int  # optimizer steps done at its end
+    seconds: float  # since training began
+    peak_bytes: int  # GPU: torch's reserved bytes plus device memory outside torch
+    held_bytes: int  # at the end of the interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Cause of a failed probe, quoted from the failing process."""
+
+    evidence: str  # the decisive line
+    phase: Phase | None = None
+    cause: str | None = None  # a cause of `autotune.failures`
+    rank: int | None = None  # first rank that failed
+    row: str | None = None  # matching row of the failure table
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
+    """Names: `autotune.failures.NUMBERS`."""
+
+    excerpt: str = ""  # last lines of the traceback or log
+    from_outside: bool = False  # ended by a signal of another process: no verdict on the candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Time that a measurement took."""
+
+    total_seconds: float  # request to reply, including a load caused by this candidate
+    load_seconds: float  # 0 when the model was already loaded
+    setup_seconds: float = 0.0  # building and tearing down the trainer
+    loop_seconds: float = 0.0  # inside the training loop, warm-up included
+    device_seconds: float | None = None  # wall seconds x GPUs; None on a CPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Results of one probe of one candidate."""
+
+    candidate_id: str
+    outcome: Outcome
+    memory: Memory
+    cost: Cost
+    worst: Speed | None = None  # all completions forced to the longest length
+    typical: Speed | None = None  # completions forced to the typical length, where known
+    optimizer_steps: int = 0  # steps at worst-case lengths
+    effective: Mapping[str, object] = field(default_factory=dict)  # reported by the trainer
+    exercised: LoopActivity | None = None  # None: not reported by the ranks
+    failure: Failure | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)  # of the training environment
+    beside: int | None = None  # maximum of concurrent probes on the machine; None: not counted
+    printed: str = ""  # end of the probe's output, secrets removed
+    caveats: tuple[str, ...] = ()  # restrictions of these figures, one sentence each
+    emulated: bool = False  # memory on emulated GPUs, speed by prediction; nothing was measured
+
+    @property
+    def basis(self) -> Literal["measured", "emulated"]:
+        return "emulated" if self.emulated else "measured"
+
+    @property
+    def ended_from_outside(self) -> bool:
+        """Return True if another process ended the probe, so that it must be measured again."""
+        return self.outcome is Outcome.INTERRUPTED and self.failure is not None and self.failure.from_outside
+
+    @property
+    def ranking_speed(self) -> Speed | None:
+        """Speed at typical lengths where known, else at worst-case lengths."""
+        return self.typical or self.worst

@@ -1,0 +1,96 @@
+"""Prediction: computed figures of a candidate, always with an interval.
+
+No conversion to Measurement exists: the two types stay separate in storage and in print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autotune.core.measurement import Phase
+
+Basis = Literal["traced", "generic"]
+"""`traced`: the framework's own step; `generic`: a plain Hugging Face step in its place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Figure with its interval: low <= value <= high."""
+
+    value: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.value <= self.high:
+            raise ValueError(f"an estimate lies within its own interval, and {self.value} is not in {self.low}..{self.high}")
+
+    @classmethod
+    def exactly(cls, value: float) -> Estimate:
+        return cls(value=value, low=value, high=value)
+
+    def __add__(self, other: Estimate) -> Estimate:
+        """Add values and bounds: errors are assumed fully correlated."""
+        return Estimate(value=self.value + other.value, low=self.low + other.low, high=self.high + other.high)
+
+    def scaled(self, factor: float) -> Estimate:
+        return Estimate(value=self.value * factor, low=self.low * factor, high=self.high * factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasePrediction:
+    """Predicted memory and time of one phase."""
+
+    name: Phase
+    peak_bytes: Estimate  # peak device memory
+    seconds: Estimate | None  # per generation cycle; None: no speed known for this hardware
+    parts: Mapping[str, int] = field(default_factory=dict)  # sum: `peak_bytes.value`
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFit:
+    """KV cache of the rollout engine by vLLM's own arithmetic."""
+
+    kv_cache_bytes: Estimate  # remaining for the cache inside the engine's reservation
+    kv_cache_tokens: int
+    concurrency: float  # sequences of the longest length that fit at a time
+    longest_length: int  # longest sequence that the cache can hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Prediction for one candidate on one kind of hardware."""
+
+    candidate_id: str
+    basis: Basis
+    fits: bool | None  # None: the limit is inside the interval, or a deciding fact is unknown
+    depends_on: tuple[str, ...] = ()  # facts that would decide it, in words
+    failure: str | None = None  # the engine's own error message, if it would refuse to start
+    limit_bytes: int
+    peak_memory_bytes: Estimate  # device memory (NVML) per GPU, worst rank
+    torch_peak_allocated_bytes: Estimate
+    torch_peak_reserved_bytes: Estimate
+    host_memory_bytes: Estimate | None = None
+    phases: tuple[PhasePrediction, ...] = ()  # in the order of a cycle
+    breakdown: Mapping[str, int] = field(default_factory=dict)  # sum: `peak_memory_bytes.value`
+    engine: EngineFit | None = None
+    tokens_per_second: Estimate | None = None  # loss tokens at the longest lengths
+    effective: Mapping[str, object] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()  # defaults assumed without a statement of the user
+    versions: Mapping[str, str] = field(default_factory=dict)  # packages whose code was traced
+
+    @property
+    def margin_bytes(self) -> Estimate:
+        """Limit minus peak; the bounds swap."""
+        peak = self.peak_memory_bytes
+        return Estimate(value=self.limit_bytes - peak.value, low=self.limit_bytes - peak.high, high=self.limit_bytes - peak.low)
+
+    @property
+    def peak_phase(self) -> PhasePrediction | None:
+        """Phase with the highest peak; among equals the one with the least fragmentation.
+
+        The others inherit that peak through torch's cache and use less of it.
+        """
+        return max(self.phases, key=lambda phase: (phase.peak_bytes.value, -phase.parts.get("fragmentation", 0)), default=None)

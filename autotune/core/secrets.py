@@ -1,0 +1,110 @@
+"""Redaction of secrets in everything that is shown or written.
+
+Redacted: values of environment variables and settings with secret names (`core/secret_names.py`),
+passwords and tokens in URLs, and tokens of a known form (`hf_...`, PEM blocks) from any source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from autotune.core.secret_names import is_secret, is_secret_in_url
+
+HIDDEN = "***"
+
+MIN_SECRET_LENGTH = 8
+"""Shorter values would match inside ordinary words."""
+
+MAX_SECRET_LENGTH = 4096
+"""Overlap of text chunks that keeps a secret in one piece."""
+
+# 1. URLs.
+
+_PASSWORD = re.compile(r"(://[^:/@\s]*):[^\s\"'<>,]*@")
+"""Matches up to the last @ of a word: a password may contain an unescaped @ or slash."""
+
+_TOKEN_AS_USER = re.compile(r"(://)[^:/@\s\"'<>]{16,}(?=@)")
+"""User names of the length of a token, as in https://TOKEN@host."""
+
+_QUERY = re.compile(r"([?&]([\w.~-]+)=)([^&\s\"'<>]+)")
+
+# 2. Forms. Each begins with a text that is looked for first: the expressions are slow.
+
+_FORMS = {
+    "hf_": r"\bhf_[A-Za-z0-9]{20,}",  # Hugging Face
+    "api_org_": r"\bapi_org_[A-Za-z0-9]{20,}",
+    "github_pat_": r"\bgithub_pat_\w{20,}",
+    **{f"gh{kind}_": rf"\bgh{kind}_[A-Za-z0-9]{{20,}}" for kind in "oprsu"},  # GitHub
+    "gl": r"\bgl(?:agent|cbt|dt|ft|imt|oas|pat|ptt|rt|soat)-[\w.-]{16,}",  # GitLab
+    "sk-": r"\bsk-[\w-]{20,}",  # OpenAI and compatible services
+    "k_": r"\b[rs]k_(?:live|test)_\w{16,}",  # Stripe
+    "AKIA": r"\bAKIA[A-Z0-9]{16}\b",  # AWS
+    "ASIA": r"\bASIA[A-Z0-9]{16}\b",
+    "AIza": r"\bAIza[\w-]{30,}",  # Google
+    "ya29.": r"\bya29\.[\w-]{20,}",
+    "xox": r"\bxox[abeoprs]-[\w-]{10,}",  # Slack
+    "nvapi-": r"\bnvapi-[\w-]{20,}",  # NVIDIA
+    "pypi-": r"\bpypi-[\w-]{40,}",
+    "npm_": r"\bnpm_[A-Za-z0-9]{30,}",
+    "eyJ": r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*",  # JSON web tokens
+    "earer ": r"(?<=[Bb]earer )[\w.~+/=-]{8,}",
+    "PRIVATE KEY": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?s:.*?)-----END [A-Z0-9 ]*PRIVATE KEY-----",
+}
+
+_PLAIN = re.compile(r"true|false|yes|no|none|null|enabled|disabled|\d+", re.IGNORECASE)
+
+
+def without_password(url: str) -> str:
+    """Redact the secrets of a storage URL; other text is returned unchanged."""
+    url = _TOKEN_AS_USER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}@", url))
+    return _QUERY.sub(lambda found: f"{found[1]}{HIDDEN}" if is_secret_in_url(found[2]) else found[0], url)
+
+
+class Secrets:
+    """Redacts the secrets of one environment in texts."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        named = {value for name, value in environment.items() if is_secret(name) and not _is_plain(value)}
+        urls = {found[1] for value in environment.values() if (found := re.search(r"://[^:/@\s]*:([^@/\s]*)@", value))}
+        long = {value.strip() for value in named | urls if len(value.strip()) >= MIN_SECRET_LENGTH}
+        # Longest first: a secret can be a prefix of another.
+        self._values = sorted(long | {quote(value, safe="") for value in long}, key=len, reverse=True)
+        self._forms = {start: re.compile(form) for start, form in _FORMS.items()}
+
+    def hide(self, text: str) -> str:
+        """Return the text with all secrets replaced."""
+        for value in self._values:
+            text = text.replace(value, HIDDEN)
+        for start, form in self._forms.items():
+            if start in text:
+                text = form.sub(HIDDEN, text)
+        return without_password(text) if "://" in text or "?" in text else text
+
+    def hide_all(self, value: Any) -> Any:
+        """Redact nested lists and mappings; settings with a secret name are replaced whole."""
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, Mapping):
+            return {name: self._setting(name, inner) for name, inner in value.items()}
+        return [self.hide_all(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    def _setting(self, name: Any, value: Any) -> Any:
+        secret = isinstance(name, str) and isinstance(value, str) and value and is_secret(name)
+        return HIDDEN if secret else self.hide_all(value)
+
+
+def _is_plain(value: str) -> bool:
+    """Return True for switches and paths. A secret may begin with a slash, so that a path must exist, or its folder."""
+    if _PLAIN.fullmatch(value):
+        return True
+    if not value.startswith(("/", "~", "./", "../")):
+        return False
+    try:
+        path = Path(value).expanduser()
+        return path.exists() or (len(path.parts) > 2 and path.parent.is_dir())
+    except (OSError, ValueError, RuntimeError):
+        return False

@@ -1,0 +1,134 @@
+"""Trace: allocations of a training step that ran on fake tensors, in order.
+
+`worker/tracing` records it in the training environment; prediction replays it. Sizes are requested
+bytes; the allocator's rounding and caching belong to prediction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from autotune.core.measurement import Phase
+
+Part = Literal[
+    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs", "kv_cache", "communication"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Position of the step from one event on."""
+
+    event: int  # index of the first event
+    phase: Phase
+    step: int  # optimizer step from 0; Adam's state exists from the end of step 0
+    layer: int | None = None  # running decoder layer; None outside the layers, or unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Computation of one phase of the last step on one rank."""
+
+    phase: Phase
+    flops: Mapping[str, float]  # matrix products and attention, by dtype
+    moved_bytes: float  # bytes read and written; operands count once per operation
+    kernels: int  # operations that launch a kernel
+    in_layers: Mapping[str, float] = field(default_factory=dict)  # inside decoder layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """Model parameters as the trainer prepared them, on one rank and unsharded."""
+
+    parameters: int
+    trainable_parameters: int
+    weight_bytes: int  # all parameters and buffers, adapters included
+    trainable_bytes: int
+    layer_bytes: tuple[int, ...]  # by decoder layer; rest of `weight_bytes`: outside
+    layer_trainable: tuple[int, ...]  # trainable parameter count by decoder layer
+    largest_parameter: int  # element count: size of the largest single gather
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """Parameter of the model, unsharded."""
+
+    count: int
+    size: int  # bytes
+    trains: bool
+    layer: int | None  # decoder layer; None outside the layers
+    number: int | None  # allocation; None: shares another one's
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleUse:
+    """Times of parameter use and gradient readiness: input of the sharding models."""
+
+    parameters: tuple[Parameter, ...]
+    modules: tuple[tuple[int, ...], ...]  # module -> indices of its own parameters
+    uses: tuple[tuple[int, ...], ...]
+    """(event, kind, index[, allocation]), in order. Kinds: 0 whole-model pass begins; 1/2 module
+    forward begins/ends; 3/4 module backward begins/ends; 5 gradient of a parameter is ready, with
+    its allocation; 6 parameter is read by a module that does not own it."""
+
+    keeps_recomputed: bool = False  # `use_reentrant=False` keeps recomputed tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Training step of one rank."""
+
+    schema: Literal[1] = 1
+    basis: Literal["traced", "generic"]
+    versions: Mapping[str, str]
+    device: Literal["cpu", "cuda"]  # kernels and defaults that the step used
+    layers: int  # traced decoder layers; may be fewer than the model has
+    sizes: tuple[int, ...]  # bytes by allocation number
+    parts: tuple[int, ...]  # index into `part_names` by allocation number
+    part_names: tuple[Part, ...]
+    events: tuple[int, ...]  # n+1: allocation n is made; -(n+1): it is freed
+    marks: tuple[Mark, ...]  # in event order; the first is at event 0
+    work: tuple[Work, ...]
+    inventory: Inventory
+    streams: Mapping[int, int] = field(default_factory=dict)  # stream from 1; absent: compute
+    returns: Mapping[int, int] = field(default_factory=dict)
+    """Allocation freed while another stream reads it -> first one that may reuse its block."""
+
+    notes: tuple[str, ...] = ()  # approximations of the trace, for the reader
+    high_extra_bytes: int = 0  # possible increase that depends on data (expert imbalance)
+    effective: Mapping[str, object] = field(default_factory=dict)  # reported by the trainer
+    usage: ModuleUse | None = None  # None: not required by the sharding
+    seconds: float = 0.0  # duration of tracing
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of requested bytes."""
+        live = peak = 0
+        for event in self.events:
+            live += self.sizes[event - 1] if event > 0 else -self.sizes[-event - 1]
+            peak = max(peak, live)
+        return peak
+
+    def stretches(self) -> Iterator[tuple[Mark, range]]:
+        """Yield each mark with the range of its events."""
+        ends = [mark.event for mark in self.marks[1:]] + [len(self.events)]
+        for mark, end in zip(self.marks, ends, strict=True):
+            yield mark, range(mark.event, end)
+
+    def live_parts_at(self, event: int) -> dict[Part, int]:
+        """Return live bytes by part after an event."""
+        live: Counter[Part] = Counter()
+        for entry in self.events[: event + 1]:
+            number = abs(entry) - 1
+            live[self.part_names[self.parts[number]]] += self.sizes[number] if entry > 0 else -self.sizes[number]
+        return {part: size for part, size in live.items() if size}
+
+    @cached_property
+    def last_step(self) -> tuple[Phase, ...]:
+        """Phases of the last step's marks, in order. Cached: read very often."""
+        last = max((mark.step for mark in self.marks), default=0)
+        return tuple(mark.phase for mark in self.marks if mark.step == last)

@@ -1,0 +1,32 @@
+"""The user's own launch script: the training command in it, with the place of each setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedSetting:
+    """One setting of the command line, as expanded."""
+
+    text: str | None  # None: a switch without a value
+    line: int
+    span: tuple[int, int] | None  # of the value, or of the word `name=value`; None: not one word of the file
+    option: tuple[int, int] | None = None  # of the word `--name`
+    prefix: str = ""  # `+` and `++` of Hydra
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchScript:
+    """Script with its one training command."""
+
+    path: str
+    text: str
+    framework: str
+    method: str
+    line: int
+    end: int  # offset behind the command's last word
+    dotted: bool  # `name=value`, else `--name value`
+    stated: Mapping[str, StatedSetting]
+    environment: Mapping[str, str] = field(default_factory=dict)

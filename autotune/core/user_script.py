@@ -1,0 +1,82 @@
+"""The user's training script with the results of `frameworks/trl/script_inspection.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Rewards = Literal["real", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSite:
+    """Source position of a call in the user's files."""
+
+    file: str
+    line: int
+    span: tuple[int, int, int, int] | None = None
+    """(first line, last line, first column, end column), in bytes; None before 3.11."""
+
+    maker: str | None = None  # calling library function, if any
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptModel:
+    """Model that the script passes to its trainer, by name or loaded."""
+
+    name: str | None
+    given: bool  # loaded by the script itself
+    config: Mapping[str, Any] | None
+    dtype: str | None
+    attn_implementation: str | None
+    load_in_4bit: bool
+    load_in_8bit: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptInspection:
+    """Arguments that the script passes to its trainer."""
+
+    method: str
+    trainer: str  # class name, possibly a subclass in the script
+    model: ScriptModel
+    settings: Mapping[str, Any]  # configuration values that differ from the class's defaults
+    left: tuple[str, ...]  # of these, names without a plain value
+    raw: Mapping[str, Any]  # all plain fields: given, default or assigned later
+    changed: tuple[str, ...]  # fields assigned after the configuration was built
+    expanded: tuple[str, ...]  # names from a `**mapping` in the call; `*`: unknown names
+    adapter: Mapping[str, Any] | None
+    optimizers: bool
+    rewards: tuple[str, ...]
+    callbacks: tuple[str, ...]
+    special: tuple[str, ...]  # given ones of `tools`, `rollout_func`, `environment_factory`
+    rows: int | None
+    prompts: Mapping[str, int] | None  # percentile of the rows -> prompt tokens; None: unknown
+    trainer_place: CallSite
+    train_place: CallSite | None
+    config_place: CallSite | None
+    ended_by: str | None  # trainer method that the script calls before `train`
+    modules: tuple[str, ...]  # the script and the user's own files that it imports
+    prompts_why: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserScript:
+    """Script with its arguments and inspection."""
+
+    path: str  # as typed
+    arguments: tuple[str, ...]
+    rewards: Rewards  # `skip`: no reward function is called
+    look: ScriptInspection
+    fingerprint: str  # hash of the script and the user's files that it imports
+
+    @property
+    def takes_flags(self) -> bool:
+        """Return True if a parser of TRL's settings builds the script's configuration."""
+        place = self.look.config_place
+        return place is not None and (place.maker or "").endswith((".parse_args_and_config", ".parse_args_into_dataclasses"))

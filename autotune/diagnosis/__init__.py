@@ -1,0 +1,36 @@
+"""Diagnosis of a training log: the first failure, and its remedies.
+
+log_reader.py      lines -> exceptions, known messages and echoes -> the decisive failure
+    log_endings.py     logs without a failure message: finished, not a number, gave up
+    gpu_neighbours.py  other processes on the failing GPU
+    diagnosis.py       the result and its JSON
+    advice_table.py    remedies from the failure table
+    remedy_changes.py  remedies as values of one configuration
+    remedy_effects.py  predicted effect of each remedy
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+
+from autotune.diagnosis.advice_table import advice_for
+from autotune.diagnosis.diagnosis import SCHEMA, Advice, Diagnosis, as_document
+from autotune.diagnosis.log_reader import LogReader
+
+__all__ = ["SCHEMA", "Advice", "Diagnosis", "as_document", "diagnose", "diagnose_lines"]
+
+
+def diagnose(text: str) -> Diagnosis:
+    """Return the first failure in a whole log."""
+    return diagnose_lines(re.split(r"\r\n|\n|\r", text))
+
+
+def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
+    """Return the first failure in a log that is read line by line."""
+    reader = LogReader()
+    for position, raw in enumerate(lines):
+        reader.feed(raw, position)
+    found = reader.conclude()
+    return dataclasses.replace(found, remedies=advice_for(found))

@@ -1,0 +1,25 @@
+"""Remedies from the failure table: directions, bounded by the figures of the message where it has
+them."""
+
+from __future__ import annotations
+
+from autotune.diagnosis.diagnosis import Advice, Diagnosis
+from autotune.failures import Numbers, Remedy, remedies_for
+
+
+def advice_for(diagnosis: Diagnosis) -> tuple[Advice, ...]:
+    """Return two or three changes; none where nothing is known, or nothing failed."""
+    if diagnosis.cause is None:
+        return ()
+    return tuple(_advice(remedy, diagnosis.numbers) for remedy in remedies_for(diagnosis.cause, diagnosis.row))
+
+
+def _advice(remedy: Remedy, numbers: Numbers) -> Advice:
+    bound = numbers.get(remedy.bounded_by or "")
+    return Advice(change={name: _bounded(way, bound) for name, way in remedy.change.items()}, why=remedy.why)
+
+
+def _bounded(direction: str, bound: int | float | None) -> str:
+    if bound is None:
+        return direction
+    return f"{direction}, to at most {bound if isinstance(bound, int) else format(bound, '.2f')}"

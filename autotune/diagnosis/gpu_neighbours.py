@@ -1,0 +1,66 @@
+"""Other processes on the failing GPU, as far as a log names them: foreign ones, or other roles of the
+same job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from autotune.core.units import GIB
+from autotune.failures import NEIGHBOUR, Finding, mostly_unlisted
+
+_PID = re.compile(r"(?:\x1b\[\d+m)?\(\w[^()]{0,80}\bpid=(\d{1,10})")
+_MOST_PIDS = 4096
+
+_SHARES_GPUS = re.compile(r"/(?:verl|openrlhf|orz|slime|areal|skyrl_train|nemo_rl|open_instruct)/")
+"""Trainers that run several roles of one job on the same GPU, each in a process."""
+
+_LISTED = re.compile(r"^\|\s+\d+\s+\S+\s+\S+\s+(\d{1,10})\s+C(?:\+G)?\s+\S.*?\s(\d{1,8})MiB\s*\|")
+"""Process in the output of nvidia-smi."""
+
+_BEGUN = ("%|", "info", "pid=", "traceback", "loss")
+"""Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes from
+before the run."""
+
+
+class GpuNeighbours:
+    """Collector of process numbers. It receives every line; its size does not grow with the log."""
+
+    def __init__(self) -> None:
+        self._own: set[str] = set()
+        self._earlier: dict[str, int] = {}
+        self._begun = False
+
+    def feed(self, raw: str, lowered: str) -> None:
+        if "pid=" in raw and (pid := _PID.match(raw)) is not None and len(self._own) < _MOST_PIDS:
+            self._own.add(pid[1])
+        if self._begun:
+            return
+        if (listed := _LISTED.match(raw)) is not None and len(self._earlier) < _MOST_PIDS:
+            self._earlier[listed[1]] = int(listed[2]) * 2**20
+        self._begun = any(word in lowered for word in _BEGUN) and "nvidia" not in lowered
+
+    def are_own(self, evidence: str, frames: Sequence[str], phase: str | None) -> bool:
+        """Return True if the listed processes belong to the job: they print into the same log, or
+        share its GPUs as actors.
+
+        Containers number processes anew, so that torch's numbers may be in no line of the log.
+        While the job loads and does not hold its share yet, a foreign process is the better guess.
+        """
+        if self._own.issuperset(NEIGHBOUR.findall(evidence)):
+            return True
+        return bool(self._own) and phase != "load" and any(_SHARES_GPUS.search(frame) for frame in frames)
+
+    def hold_most_unseen(self, finding: Finding, frames: Sequence[str]) -> bool:
+        """Return True if processes that torch does not list hold most of a device that no other role
+        of the job shares."""
+        plain = finding.row == "cuda_out_of_memory" and mostly_unlisted(finding.numbers)
+        return plain and not any(_SHARES_GPUS.search(frame) for frame in frames)
+
+    def leave_too_little(self, finding: Finding) -> bool:
+        """Return True if memory that others held before the run is the memory that vLLM lacked at its
+        start."""
+        others = sum(held for pid, held in self._earlier.items() if pid not in self._own)
+        free, asked = finding.numbers.get("free_bytes"), finding.numbers.get("asked_bytes")
+        started = finding.row == "vllm_reservation" and free is not None and asked is not None
+        return started and others >= GIB and (free or 0) + others >= (asked or 0)

@@ -1,0 +1,99 @@
+"""Log files: refused with an alternative where they are no text, and read without holding them in
+memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from autotune.core.errors import BadInput
+from autotune.core.units import GIB, format_bytes
+from autotune.failures import lines_of
+from autotune.failures.log_lines import Readable
+
+LARGEST_BYTES = 4 * GIB
+"""Size limit. A larger file takes minutes to read, and its last part is enough."""
+
+_HEAD_BYTES = 2**16
+_MAGIC = {
+    b"\x1f\x8b": "gzip -dc",
+    b"BZh": "bzip2 -dc",
+    b"\xfd7zXZ": "xz -dc",
+    b"(\xb5/\xfd": "zstd -dc",
+    b"PK\x03\x04": "unzip -p",
+}
+_CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\x08\x1b\x0c")
+_MOST_CONTROL = 0.1
+
+
+def lines_of_file(log: str) -> Iterator[str]:
+    """Yield the lines. Raises BadInput at the first line where the file can't be read as a log."""
+    _refuse_what_is_no_file(log)
+    try:
+        with Path(log).open("rb") as stream:
+            yield from lines_of_stream(stream, repr(log), log)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadInput(f"{log!r} can't be read: {reason}.", way_out="Name a log file, or - to read standard input.") from error
+
+
+def lines_of_stream(stream: Readable, name: str, log: str = "-") -> Iterator[str]:
+    """Yield the lines of an open stream; `name` is used in messages, `log` in the command that they
+    suggest."""
+    head = stream.read(_HEAD_BYTES)
+    _refuse_what_is_no_text(name, log, head)
+    empty = True
+    for line in lines_of(_Joined(head, stream)):
+        empty = empty and not line.strip()
+        yield line
+    if empty:
+        raise BadInput(
+            f"{name} holds no text.",
+            way_out="Errors go to standard error: collect both, as in `python train.py > train.log 2>&1`.",
+        )
+
+
+def _refuse_what_is_no_file(log: str) -> None:
+    path = Path(log)
+    try:
+        is_folder, size = path.is_dir(), path.stat().st_size if path.is_file() else 0
+    except (OSError, ValueError):
+        return
+    if is_folder:
+        raise BadInput(
+            f"{log!r} is a folder, and a log is a file.",
+            way_out=f"Name one file in it, or read all of them: cat {log.rstrip('/')}/*.log | autotune diagnose -",
+        )
+    if size > LARGEST_BYTES:
+        raise BadInput(
+            f"{log!r} has {format_bytes(size)}, and files of up to {format_bytes(LARGEST_BYTES)} are read.",
+            way_out=f"Read its end: tail -c 500M {log} | autotune diagnose -",
+        )
+
+
+def _refuse_what_is_no_text(name: str, log: str, head: bytes) -> None:
+    program = next((program for magic, program in _MAGIC.items() if head.startswith(magic)), None)
+    if program is not None:
+        raise BadInput(f"{name} is compressed, and a log is text.", way_out=f"Unpack it: {program} {log} | autotune diagnose -")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise BadInput(
+            f"{name} is text in UTF-16, and logs are read as UTF-8.",
+            way_out=f"Convert it: iconv -f UTF-16 -t UTF-8 {log} | autotune diagnose -",
+        )
+    control = len(head) - len(head.translate(None, _CONTROL))
+    if control > _MOST_CONTROL * max(len(head), 1):
+        raise BadInput(
+            f"{name} is binary: {control} of its first {len(head)} bytes are no text.",
+            way_out="Name the file that holds what the training printed.",
+        )
+
+
+class _Joined:
+    """Stream that continues after the part already read."""
+
+    def __init__(self, head: bytes, rest: Readable) -> None:
+        self._head, self._rest = head, rest
+
+    def read(self, size: int, /) -> bytes:
+        head, self._head = self._head, b""
+        return head or self._rest.read(size)

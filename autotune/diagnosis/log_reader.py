@@ -1,0 +1,363 @@
+"""First failure in a training log of any framework.
+
+Several processes print at once, and when one exits the others report that. Therefore each exception
+is assembled from the lines of its own process and classified by `failures/`. The earliest finding
+of the best tier decides:
+
+exception, or out-of-memory message  >  known error without a traceback  >  lost peer  >  wrapper
+
+An error after which the run continued (more steps were logged, or training finished) did not end
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+from autotune.core.measurement import Outcome, Phase
+from autotune.diagnosis.diagnosis import Diagnosis
+from autotune.diagnosis.gpu_neighbours import GpuNeighbours
+from autotune.diagnosis.log_endings import PROGRESS, LogEndings
+from autotune.failures import (
+    MEMORY_CAUSES,
+    ROWS,
+    ExceptionChain,
+    Finding,
+    LoggedException,
+    LogLine,
+    Tracebacks,
+    classify_line,
+    classify_logged,
+    phase_of,
+    read_line,
+    warning_in,
+    without_neighbours,
+)
+
+STEPS_SURVIVED = 3
+"""Number of steps logged after an error that show that it was handled. Fewer may come from other
+ranks, printed late."""
+
+MOST_REMARKS = 5
+
+
+class _Tier(IntEnum):
+    """Information content of a finding, best first."""
+
+    ROOT = 0
+    BARE = 1
+    """Known error other than memory, without a traceback: perhaps printed and handled."""
+
+    ECHO = 2
+    """Lost peer: another process probably failed first."""
+
+    WRAPPER = 3
+    """Message that something failed, and no more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    tier: _Tier
+    position: int
+    rank: int | None
+    finding: Finding
+    phase: Phase | None
+    thrown: LoggedException | None = None
+    """Exception with its frames."""
+
+
+# Only a line with one of these words can begin or end anything: most are settled by this alone.
+_TELLING = (
+    "error", "exception", "traceback", "memory", "killed", "terminate called", "watchdog", "nccl", "exitcode", "return code",
+    "exit code", "exit status", "no module named", "mismatched input", "primary config", "hydra.cc", "could not find '",
+    "signal", "interrupt", "limitforeseen", "worker exit", "fault", "bus err", "broken pipe", "failures:", "root cause",
+    "rank   ", "====", 'file "', "cancelled", "xid", "gpu has", "not used by", "oom", "resource", "could not override", "╭",
+    "in struct", "call to target", "failure", "137", "evict", "low on resource", "no such option", "could not consume",
+    "can't open file", "unrecognized", "assertion", "reaped", "ended by", "exceeded", "select device",
+    "loss is", "norm is", "loss became", "loss was", "insufficient", "command not found", "/usr/bin/env", "server socket",
+    "loaded_weight", "attempted to load", "terminating the process",
+)  # fmt: skip
+_REMARKABLE = ("preempt", "unsloth", "standby")
+_WRAPPERS = re.compile(
+    r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError|RayTaskError(?:\(\w+\))?|ActorDiedError|RayActorError|ActorUnavailableError"
+    r"|WorkerCrashedError|ProcessRaisedException|ProcessExitedException|SignalException|SystemExit|TrainingFailedError|BrokenProcessPool)\b"
+)
+_OF_ANOTHER = re.compile(
+    r"\b(?:worker|process|subprocess|child|actor|rank|node|engine|server)(?:s|\(s\)|es)?\b.{0,60}"
+    r"\b(?:exited|died|has died|was killed|is killed|were killed|terminated|crashed|is dead|stopped unexpectedly)\b",
+    re.IGNORECASE,
+)
+"""Message of one process about the end of another, whose reason is elsewhere in the log."""
+
+_FAULT = re.compile(
+    r"failed \(exitcode: -(?:4|7|8|11)\)|^(?:Segmentation fault|Bus error|Illegal instruction|Fatal Python error: (?!Aborted))"
+    r"|^(?:malloc|free|realloc|double free|corrupted size|munmap_chunk)\b.{0,20}(?:: |corruption|prev_size)"
+    r"|\*\*\* SIG(?:SEGV|ILL|FPE|BUS) received|signal: (?:Segmentation fault|Illegal instruction|Floating point exception)"
+    r"|CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|job killed: (?:walltime|cput)|TERM_RUNLIMIT"
+)
+"""Fault or scheduler's kill that ended a process without an exception. Messages of its peers are
+echoes of it."""
+
+_ABORT = re.compile(
+    r"terminate called without an active exception|exitcode: -6\b|exit code: -6\b|\bSIGABRT\b|\bSignal 6\b|\bAborted\b"
+)
+ABORTED_AT_EXIT = (
+    "A process aborted while it ended, after the training was complete: its results are written. Calling "
+    "torch.distributed.destroy_process_group() at the end of the script avoids most of these."
+)
+"""Remark about threads that were still running when Python had ended."""
+
+_CELLS = ("│", "┃", "║")
+
+_INSTALLED = re.compile(r"\A\S*(?:(?:site|dist)-packages/|/lib/python3|<frozen )")
+
+_LAUNCHERS_RANK = re.compile(r"\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
+_LAUNCHERS_WORD = re.compile(
+    r"failed \(exitcode: -?\d+\) local_rank: (\d{1,6}) |^srun: error: \S+ tasks? (\d{1,6}): (?!Terminated|Killed)"
+)
+"""Rank whose end a launcher reported first."""
+
+_RANK_IN_WORDS = re.compile(r"\[(?:PG .{0,60} )?Rank (\d{1,6})\]", re.IGNORECASE)
+
+
+class LogReader:
+    """Single pass over the lines. It keeps the earliest finding of each tier, so that its size does
+    not grow with the log."""
+
+    def __init__(self) -> None:
+        self._tracebacks = Tracebacks()
+        self._found: dict[_Tier, _Found] = {}
+        self._survived: dict[_Tier, _Found] = {}
+        self._steps_since = 0
+        self._ends = LogEndings()
+        self._neighbours = GpuNeighbours()
+        self._last = ""
+        self._last_position = 0
+        self._section = ""
+        self._first_to_fail: int | None = None
+        self._aborted = False
+        self._remarks: dict[str, None] = {}
+
+    def feed(self, raw: str, position: int) -> None:
+        if raw.strip():
+            self._last, self._last_position = raw, position
+        lowered = raw.lower()
+        self._neighbours.feed(raw, lowered)
+        if self._tracebacks.busy or any(word in lowered for word in _TELLING):
+            self._read(read_line(raw), position)
+        if any(word in lowered for word in PROGRESS) and self._ends.feed(raw, position):
+            self._go_on()
+        if any(word in lowered for word in _REMARKABLE) and len(self._remarks) < MOST_REMARKS:
+            self._remarks |= {message: None for message in [warning_in(raw)] if message is not None}
+
+    def _read(self, line: LogLine, position: int) -> None:
+        self._aborted = self._aborted or _ABORT.search(line.text) is not None
+        if self._in_launchers_summary(line.text):
+            return
+        if self._first_to_fail is None and (ended := _LAUNCHERS_WORD.search(line.text)) is not None:
+            self._first_to_fail = int(ended[1] or ended[2])
+        for reported in self._tracebacks.feed(line, position):
+            self._keep(_judge(reported))
+        if line.level == "lower" or self._tracebacks.holds(line):
+            return
+        if line.text.lstrip().startswith(_CELLS):
+            # A table with generated text, which may contain anything.
+            return
+        finding = classify_line(line.text, is_error=line.level == "error")
+        if _FAULT.search(line.text) is not None:
+            finding = Finding(outcome=Outcome.CRASH, evidence=line.text)
+            self._keep(_Found(tier=_Tier.ROOT, position=position, rank=line.rank, finding=finding, phase=None))
+        elif finding is not None:
+            self._keep(_found_in_line(finding, line, position))
+
+    def conclude(self) -> Diagnosis:
+        for reported in self._tracebacks.flush():
+            self._keep(_judge(reported))
+        remarks = tuple(self._remarks)
+        if not self._found:
+            return self._without_failure(remarks)
+        best = self._found[min(self._found)]
+        if best.tier >= _Tier.ECHO and _Tier.ROOT in self._survived:
+            # Logs of several ranks, concatenated: the first failure is before the steps of the other ranks.
+            best = self._survived[_Tier.ROOT]
+        caught = self._ends.caught_before(best.position) if best.finding.cause is None else ""
+        if caught:
+            return _given_up(caught, remarks)
+        of_the_end = best.tier is _Tier.WRAPPER or _ABORT.search(best.finding.evidence) is not None
+        if self._aborted and of_the_end and best.finding.cause is None and self._ends.without_failure:
+            return Diagnosis(
+                known=True, is_memory=False, cause="none", rank=best.rank, evidence=one_line(self._ends.without_failure),
+                remarks=(ABORTED_AT_EXIT, *remarks),
+            )  # fmt: skip
+        best = self._with_neighbours(best)
+        return _diagnosis(best, best.rank if best.rank is not None else self._first_to_fail, remarks)
+
+    def _with_neighbours(self, found: _Found) -> _Found:
+        """Return the finding with the owner of the missing memory: a foreign process, or another role
+        of the job."""
+        finding, thrown = found.finding, found.thrown
+        frames = () if thrown is None else thrown.frames
+        if self._neighbours.leave_too_little(finding) or self._neighbours.hold_most_unseen(finding, frames):
+            return dataclasses.replace(found, finding=dataclasses.replace(finding, cause="gpu_other_process"))
+        if finding.cause != "gpu_other_process" or finding.row != "cuda_other_process" or thrown is None:
+            return found
+        if not self._neighbours.are_own(finding.evidence, frames, found.phase):
+            return found
+        alone = dataclasses.replace(thrown, text=without_neighbours(thrown.text))
+        reported = ExceptionChain(position=found.position, rank=found.rank, chain=(alone,), has_traceback=True)
+        finding = dataclasses.replace(_judge(reported).finding, evidence=finding.evidence, numbers=finding.numbers)
+        return dataclasses.replace(found, finding=finding)
+
+    def _without_failure(self, remarks: tuple[str, ...]) -> Diagnosis:
+        if line := self._ends.without_numbers:
+            return Diagnosis(known=True, is_memory=False, cause="numeric", evidence=one_line(line), remarks=remarks)
+        if line := self._ends.without_failure:
+            return Diagnosis(known=True, is_memory=False, cause="none", evidence=one_line(line), remarks=remarks)
+        if line := self._ends.caught_before(self._last_position):
+            return _given_up(line, remarks)
+        return Diagnosis(known=False, evidence=one_line(self._last), remarks=remarks)
+
+    def _keep(self, found: _Found) -> None:
+        self._steps_since = 0
+        known = self._found.get(found.tier)
+        if known is None or found.position < known.position:
+            self._found[found.tier] = found
+        elif known.phase is None and known.thrown is None and found.thrown is not None and _is_the_same(known, found):
+            # A library printed the message shortly before the exception with its frames.
+            rank = found.rank if known.rank is None else known.rank
+            self._found[found.tier] = dataclasses.replace(found, position=known.position, rank=rank)
+
+    def _go_on(self) -> None:
+        """Record one more step, or the end of training: earlier errors did not end the run."""
+        self._steps_since += 1
+        if self._found and (self._ends.finished_last or self._steps_since >= STEPS_SURVIVED):
+            self._survived = {**self._found, **self._survived}
+            self._found = {}
+
+    def _in_launchers_summary(self, text: str) -> bool:
+        """Return True inside torchrun's list of failed processes, of which the first to fail alone is
+        of interest."""
+        stripped = text.strip()
+        if stripped == "Failures:":
+            self._section = "others"
+        elif stripped.startswith("Root Cause (first observed failure)"):
+            self._section = "first"
+        elif stripped.startswith("====") or not self._section:
+            self._section = ""
+        elif self._section == "first" and (match := _LAUNCHERS_RANK.match(text)) is not None and self._first_to_fail is None:
+            self._first_to_fail = int(match[1])
+        return self._section == "others"
+
+
+def _is_the_same(printed: _Found, raised: _Found) -> bool:
+    words = " ".join(printed.finding.evidence.split())
+    reported = "" if raised.thrown is None else f"{raised.thrown.text}\n{raised.thrown.more}"
+    if printed.finding.row == raised.finding.row:
+        return True
+    return bool(words) and any(words in " ".join(text.split()) for text in (raised.finding.evidence, reported))
+
+
+def _judge(reported: ExceptionChain) -> _Found:
+    """Return the decisive finding of a chain: memory, else the first known one, else the first that is
+    no wrapper.
+
+    A handled exception may be harmless, such as the import of an optional package. Running out of
+    memory never is.
+    """
+    judged = [_judge_one(reported, thrown) for thrown in reported.chain]
+    known = [found for found in judged if found.tier is _Tier.ROOT and found.finding.row is not None]
+    known.sort(
+        key=lambda found: (not _is_memory(found.finding), not _says_what_for(found.finding), _told_by_place_alone(found.finding))
+    )
+    if known and not (_told_by_place_alone(known[0].finding) and _began_with_the_user(reported.chain[0], judged[0])):
+        return known[0]
+    return sorted(judged, key=lambda found: found.tier is _Tier.WRAPPER)[0]
+
+
+def _began_with_the_user(first: LoggedException, judged: _Found) -> bool:
+    """Return True if a framework's message is about a fault in the user's own code."""
+    return judged.finding.row is None and bool(first.frames) and _INSTALLED.search(first.frames[-1]) is None
+
+
+def _judge_one(reported: ExceptionChain, thrown: LoggedException) -> _Found:
+    phase = phase_of(thrown.frames)
+    finding = classify_logged(thrown, phase, "cuda")
+    return _Found(
+        tier=_tier(finding, thrown.text, reported.has_traceback),
+        position=reported.position,
+        rank=reported.rank,
+        finding=finding,
+        # Not the finding's phase: a probe without a reported phase is loading, but a log may contain no phase at all.
+        phase=_phase_of_row(finding) or phase,
+        thrown=thrown,
+    )
+
+
+def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
+    if finding.row is None:
+        of_another = _WRAPPERS.match(text) or _OF_ANOTHER.search(text.partition("\n")[0])
+        return _Tier.WRAPPER if of_another or not has_traceback else _Tier.ROOT
+    if finding.secondary:
+        return _Tier.ECHO if finding.cause is not None else _Tier.WRAPPER
+    sure = _is_memory(finding) or any(row.decisive for row in ROWS if row.name == finding.row)
+    return _Tier.ROOT if has_traceback or sure else _Tier.BARE
+
+
+def _found_in_line(finding: Finding, line: LogLine, position: int) -> _Found:
+    rank = _RANK_IN_WORDS.search(line.text)
+    return _Found(
+        tier=_tier(finding, line.text, has_traceback=False),
+        position=position,
+        rank=line.rank if line.rank is not None or rank is None else int(rank[1]),
+        finding=finding,
+        phase=_phase_of_row(finding),
+    )
+
+
+def _phase_of_row(finding: Finding) -> Phase | None:
+    return next((row.phase for row in ROWS if row.name == finding.row), None)
+
+
+def _told_by_place_alone(finding: Finding) -> bool:
+    """Return True if the row matched by its place: other messages of the same chain count for more."""
+    return any(row.raised_at is not None for row in ROWS if row.name == finding.row)
+
+
+def _says_what_for(finding: Finding) -> bool:
+    """Return True if the message itself names the purpose of the memory, which is more exact than a place in the code."""
+    row = next((row for row in ROWS if row.name == finding.row), None)
+    return row is not None and row.kind == "memory" and row.cause not in (None, "unknown_memory") and row.raised_at is None
+
+
+def _is_memory(finding: Finding) -> bool:
+    return finding.cause in MEMORY_CAUSES and not finding.transient
+
+
+def _given_up(line: str, remarks: tuple[str, ...]) -> Diagnosis:
+    """Return the diagnosis of a loop that caught the error itself, so that its place is unknown."""
+    return Diagnosis(known=True, is_memory=True, cause="unknown_memory", evidence=one_line(line), remarks=remarks)
+
+
+def _diagnosis(found: _Found, rank: int | None, remarks: tuple[str, ...]) -> Diagnosis:
+    finding = found.finding
+    known = finding.cause is not None
+    return Diagnosis(
+        known=known,
+        is_memory=_is_memory(finding) if known else None,
+        cause=finding.cause,
+        phase=found.phase,
+        rank=rank,
+        evidence=one_line(finding.evidence),
+        numbers=dict(finding.numbers) if known else {},
+        remarks=remarks,
+        row=finding.row if known else None,
+    )
+
+
+def one_line(text: str) -> str:
+    """Return the text as one printable line without prefixes."""
+    line = " ".join(read_line(text).text.split())
+    return "".join(letter for letter in line if letter.isprintable())[:600].removesuffix(":")

@@ -1,0 +1,24 @@
+"""Emulated GPUs: CUDA builds of torch and of training frameworks run unmodified on a machine without a
+GPU.
+
+A preloaded library replaces NVIDIA's. It accounts for memory like a driver (capacity per card,
+contexts, out-of-memory errors, all processes of a machine together) and computes nothing. The host
+code, from the caching allocator to the trainer, is the installed one. Values of small tensors and
+of integers are kept true (`inject/`).
+
+cards.py            cards from the catalog, and the file that describes them to the library
+    installation.py     the training environment: its torch, its CUDA libraries, its defects
+    elf.py              names that a shared library defines and needs
+    entry_points.py     names that the library must define
+    judgements.py       generated entry points for which success is a right answer
+    stubs.py            C text of the generated entry points
+    build.py            compilation, and its cache
+    launch.py           a command on emulated cards
+    management_library.py  NVML of the cards, for the process that watches
+    reports.py          peaks of its processes, and reasons for doubt
+    csrc/               the library
+    inject/             code inside the training processes
+
+Not emulated: time, numerics, existence of a kernel for a card, real sizes of a driver.
+docs/emulated-gpus.md has the list.
+"""

@@ -1,0 +1,109 @@
+"""Code that runs right after certain modules were imported: the values of tensors, the phases of a step."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+After = Callable[[ModuleType], None]
+
+_kept: list[Any] = []
+"""The main thread's mode: torch takes modes off and puts them on again without holding on to them itself."""
+
+
+class _TorchImportHook(importlib.abc.MetaPathFinder):
+    """Import hook that finds a module like the other finders, and runs code after its import.
+
+    A mere `find_spec`, the usual test for a package, changes nothing: the import after it passes
+    through here again.
+    """
+
+    def __init__(self, after: dict[str, After]) -> None:
+        self._after = after
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        after = self._after.get(name)
+        spec = None if after is None else self._found_by_others(name, path, target)
+        if after is None or spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_go_on(module: ModuleType) -> None:
+            execute(module)
+            after(module)
+
+        spec.loader.exec_module = execute_and_go_on  # type: ignore[method-assign]
+        return spec
+
+    def _found_by_others(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+
+def begin() -> None:
+    """Install the hooks in a process on emulated cards: for torch, and for modules with phases if
+    these are requested."""
+    if not os.environ.get("AUTOTUNE_EMULATED_MACHINE"):
+        return
+    _note_rank()
+    after: dict[str, After] = {"torch": _keep_values}
+    if os.environ.get("AUTOTUNE_EMULATOR_PHASES"):
+        emulator_phases = importlib.import_module("emulator_phases")
+        after.update(emulator_phases.AFTER)
+        after["torch"] = _both(_keep_values, emulator_phases.watch_torch)
+    if os.environ.get("AUTOTUNE_EMULATOR_STRIDE"):
+        for name in ("transformers.generation.utils", "vllm.entrypoints.llm"):
+            after[name] = _both(_shorten_rollouts, after[name]) if name in after else _shorten_rollouts
+    sys.meta_path.insert(0, _TorchImportHook(after))
+
+
+def _shorten_rollouts(module: ModuleType) -> None:
+    importlib.import_module("emulator_rollouts").AFTER[module.__name__](module)
+
+
+def _note_rank() -> None:
+    """Record the rank that a launcher gave this process, beside the report of its memory."""
+    rank, folder = os.environ.get("RANK", ""), os.environ.get("AUTOTUNE_EMULATOR_REPORT")
+    if rank.isdigit() and folder is not None:
+        with open(os.path.join(folder, f"{os.getpid()}.rank"), "w") as file:  # noqa: PTH118, PTH123
+            file.write(rank)
+
+
+def _both(first: After, second: After) -> After:
+    def after(module: ModuleType) -> None:
+        first(module)
+        second(module)
+
+    return after
+
+
+def _keep_values(torch: ModuleType) -> None:
+    """Enter the dispatch mode in this thread and in all that start later: it belongs to one thread."""
+    if getattr(torch.version, "cuda", None) is None:
+        return
+    emulator_values = importlib.import_module("emulator_values")
+    emulator_values.print_what_is_there()
+    _kept.append(emulator_values.TrueValues())
+    _kept[0].__enter__()
+    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def with_values(thread: Any) -> None:
+        with emulator_values.TrueValues():
+            bootstrap(thread)
+
+    threading.Thread._bootstrap_inner = with_values  # type: ignore[attr-defined]

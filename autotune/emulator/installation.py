@@ -1,0 +1,127 @@
+"""The training environment as the emulator needs it: its torch, where its CUDA libraries lie, and what is in the way."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.core.errors import TrainingEnvironmentError
+from autotune.emulator.elf import ElfError, needed_by
+
+_LOOK = """
+import importlib.util, json, re, sys, sysconfig
+spec = importlib.util.find_spec("torch")
+folder = None if spec is None else spec.submodule_search_locations[0]
+version = "" if folder is None else open(folder + "/version.py").read()
+told = dict(re.findall(r"^(__version__|cuda)[^=]*= *'?([^'\\n]*)'?", version, re.M))
+print(json.dumps({"torch": folder, "told": told, "site": sysconfig.get_path("purelib"), "prefix": sys.prefix}))
+"""
+"""Without importing torch, which takes seconds. `version.py` is written by its build."""
+
+_LIBRARIES = re.compile(
+    r"lib(cudart|cuda|nvidia-ml|nccl|cublas|cublasLt|cudnn|cusparse|cusparseLt|cusolver|curand|cufft|cupti)(-[0-9a-f]+)?\.so(\.|$)"
+)
+"""Whose entry points are taken over, also under the names that auditwheel makes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """Environment with a CUDA build of torch."""
+
+    python: Path
+    torch_version: str
+    cuda: tuple[int, int]
+    libraries: tuple[Path, ...]
+    """NVIDIA's that are taken over."""
+
+    headers: tuple[Path, ...]
+    """Folders with NVIDIA's headers, the one of cuda_runtime_api.h first."""
+
+    folders: tuple[Path, ...]
+    """Folders of its shared libraries, for look-ups by name."""
+
+
+def look(python: Path) -> Installation:
+    """Return the installation behind this interpreter; TrainingEnvironmentError with the way out where it cannot be emulated."""
+    told = _asked(python)
+    folder = told["torch"]
+    if folder is None:
+        raise TrainingEnvironmentError(f"{python} has no torch. {_install(python)}")
+    version, cuda = str(told["told"].get("__version__", "?")), _version(str(told["told"].get("cuda", "")))
+    if cuda is None:
+        raise TrainingEnvironmentError(
+            f"{python} has torch {version}, which is no CUDA build, and only those can be emulated. {_install(python)}"
+        )
+    if cuda[0] not in (12, 13):
+        raise TrainingEnvironmentError(
+            f"{python} has torch {version} for CUDA {cuda[0]}; 12 and 13 can be emulated. {_install(python)}"
+        )
+    _refuse_a_static_runtime(python, Path(folder), version)
+    roots = [Path(told["site"]) / "nvidia", Path(folder) / "lib", Path(told["prefix"]) / "lib"]
+    libraries = _libraries(roots)
+    return Installation(
+        python=python,
+        torch_version=version,
+        cuda=cuda,
+        libraries=libraries,
+        headers=_headers(python, roots, Path(told["prefix"]), cuda),
+        folders=tuple(dict.fromkeys(library.parent for library in libraries)),
+    )
+
+
+def _asked(python: Path) -> dict[str, Any]:
+    try:
+        answer = subprocess.run([str(python), "-c", _LOOK], capture_output=True, text=True, timeout=60, check=True)
+        found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
+        raise TrainingEnvironmentError(f"{python} can't be started as a Python interpreter: {error}.") from error
+    return found
+
+
+def _install(python: Path) -> str:
+    return f"Install one: {python} -m pip install --force-reinstall torch --index-url https://pypi.org/simple"
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _refuse_a_static_runtime(python: Path, torch: Path, version: str) -> None:
+    """A runtime inside torch's own libraries is out of reach of a preloaded one."""
+    library = torch / "lib" / "libc10_cuda.so"
+    try:
+        shared = any(name.startswith("libcudart") for name in needed_by(library))
+    except (OSError, ElfError) as error:
+        raise TrainingEnvironmentError(
+            f"{library} can't be read ({error}), so torch {version} can't be emulated. {_install(python)}"
+        ) from error
+    if not shared:
+        raise TrainingEnvironmentError(
+            f"torch {version} of {python} has CUDA's runtime linked into itself, which can't be emulated. {_install(python)}"
+        )
+
+
+def _libraries(roots: list[Path]) -> tuple[Path, ...]:
+    found: dict[Path, None] = {}
+    for root in roots:
+        pattern = "**/lib/lib*.so*" if root.name == "nvidia" else "lib*.so*"
+        for path in sorted(root.glob(pattern)):
+            if _LIBRARIES.match(path.name):
+                found[path.resolve()] = None
+    return tuple(found)
+
+
+def _headers(python: Path, roots: list[Path], prefix: Path, cuda: tuple[int, int]) -> tuple[Path, ...]:
+    folders = [*sorted(roots[0].glob("**/include")), prefix / "include", prefix / "targets/x86_64-linux/include"]
+    with_runtime = [folder for folder in folders if (folder / "cuda_runtime_api.h").is_file()]
+    if not with_runtime:
+        package = "nvidia-cuda-runtime" if cuda[0] >= 13 else f"nvidia-cuda-runtime-cu{cuda[0]}"
+        raise TrainingEnvironmentError(
+            f"{python} has no headers of CUDA. Install them: {python} -m pip install '{package}=={cuda[0]}.{cuda[1]}.*'"
+        )
+    return tuple(dict.fromkeys([*with_runtime, *(folder for folder in folders if folder.is_dir())]))

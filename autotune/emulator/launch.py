@@ -1,0 +1,99 @@
+"""A command on emulated cards: the environment that makes its processes see them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.emulator.build import Built
+from autotune.emulator.cards import EmulatedMachine
+from autotune.emulator.installation import Installation
+
+INJECTED = Path(__file__).parent / "inject"
+
+_DEFAULTS = {
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "DS_BUILD_OPS": "0",
+    "RAY_LD_PRELOAD_ON_WORKERS": "1",
+}
+"""Defaults that the user's environment overrides. vLLM's second runner counts tokens inside a Triton
+kernel, so that generation never ends; FlashInfer compiles its sampler with nvcc; DeepSpeed's
+operators need nvcc too; Ray removes preloaded libraries from workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stand:
+    """Files of a running machine; processes that name the same one share its cards."""
+
+    folder: Path
+
+    @property
+    def machine(self) -> Path:
+        return self.folder / "machine"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def reports(self) -> Path:
+        return self.folder / "reports"
+
+
+@contextmanager
+def stand(machine: EmulatedMachine, installation: Installation) -> Iterator[Stand]:
+    """A machine for as long as the block lasts."""
+    made = set_up(machine, installation, Path(tempfile.mkdtemp(prefix="autotune-emulated-")))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made.folder, ignore_errors=True)
+
+
+def set_up(machine: EmulatedMachine, installation: Installation, folder: Path) -> Stand:
+    """Return a machine in this folder, with nothing on its cards yet."""
+    made = Stand(folder=folder)
+    made.reports.mkdir(parents=True, exist_ok=True)
+    made.machine.write_text(machine.text(installation.cuda))
+    made.state.unlink(missing_ok=True)
+    return made
+
+
+def environment(
+    ours: Mapping[str, str], built: Built, stand: Stand, *, phases: bool = False, stride: int | None = None
+) -> dict[str, str]:
+    """Return the environment of a command whose processes are to see the emulated cards.
+
+    `stride`: number of tokens for which a decoded one stands (`inject/emulator_rollouts.py`).
+    """
+    added = {
+        "LD_PRELOAD": _before(built.library, ours.get("LD_PRELOAD")),
+        "LD_LIBRARY_PATH": _before(built.folder, ours.get("LD_LIBRARY_PATH")),
+        "PYTHONPATH": _before(INJECTED, ours.get("PYTHONPATH")),
+        "TRITON_LIBCUDA_PATH": str(built.folder),
+        **variables(stand),
+    }
+    if phases:
+        added["AUTOTUNE_EMULATOR_PHASES"] = "1"
+    if stride is not None:
+        added["AUTOTUNE_EMULATOR_STRIDE"] = str(stride)
+    return {**_DEFAULTS, **ours, **added}
+
+
+def variables(stand: Stand) -> dict[str, str]:
+    """Return the variables by which the library finds its machine."""
+    return {
+        "AUTOTUNE_EMULATED_MACHINE": str(stand.machine),
+        "AUTOTUNE_EMULATED_STATE": str(stand.state),
+        "AUTOTUNE_EMULATOR_REPORT": str(stand.reports),
+    }
+
+
+def _before(path: Path, others: str | None) -> str:
+    return os.pathsep.join([str(path), *([others] if others else [])])

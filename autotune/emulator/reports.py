@@ -1,0 +1,143 @@
+"""Reports of a run's processes: their peaks by card and phase, and reasons for doubt."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.emulator.stubs import Stub
+
+CARDS, PHASES, NAME = 16, 32, 32
+MAGIC, VERSION = 0x454D5532, 1
+LIMITATIONS = (
+    "Emulated, not measured: memory is accounted for as torch and the driver do it, with a context, kernels and NCCL of typical "
+    "size; time, values of large tensors and what a kernel may need are not. See docs/emulated-gpus.md."
+)
+_HEAD = struct.Struct("<IIiiii5q")
+_PEAKS = struct.Struct(f"<{CARDS}q")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessReport:
+    """Process that used CUDA."""
+
+    pid: int
+    peak_bytes: Mapping[int, int]
+    """Peak by card, as the driver counts: torch's segments, contexts and everything else."""
+
+    torch_allocated_bytes: Mapping[int, int]
+    torch_reserved_bytes: Mapping[int, int]
+    """torch's own peaks; empty where its phases were not watched."""
+
+    phase_peak_bytes: Mapping[str, Mapping[int, int]]
+    """Peak by phase in the order of their first occurrence, then by card."""
+
+    refused: int
+    """Allocations for which a card had no room."""
+
+    launches: int
+    skipped_copies: int
+    skipped_bytes: int
+    calls: Mapping[int, int]
+    """Number of calls by position of the generated entry point."""
+
+    rank: int | None = None
+    """Global rank that its launcher gave it; None without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """Processes of a run."""
+
+    processes: tuple[ProcessReport, ...]
+    unjudged: Mapping[str, int]
+    """Calls of entry points without a judgement."""
+
+    skipped: tuple[str, ...] = field(default=())
+    """Operators on integers or booleans that were too large to be computed."""
+
+    failed: tuple[str, ...] = field(default=())
+    """Operators that the CPU could not compute in their place."""
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return what narrows the meaning of this run; nothing where all is well."""
+        found = []
+        if self.unjudged:
+            names = ", ".join(f"{name} ({count} times)" for name, count in self.unjudged.items())
+            found.append(f"CUDA functions were called whose emulated answer nobody has checked: {names}.")
+        if self.skipped:
+            found.append(
+                f"Integers or booleans were not computed, so another path of the code may have run: {_listed(self.skipped)}."
+            )
+        if self.failed:
+            found.append(f"Operators have no true values, since the CPU could not compute them: {_listed(self.failed)}.")
+        return tuple(found)
+
+
+def read(folder: Path, stubs: Sequence[Stub]) -> RunReport:
+    """Return what is in this folder; a file that is not whole is passed over."""
+    processes = tuple(report for path in sorted(folder.glob("*.report")) if (report := read_process(path)) is not None)
+    calls: Counter[int] = Counter()
+    for process in processes:
+        calls.update(process.calls)
+    unjudged = {stubs[place].name: count for place, count in calls.most_common() if stubs[place].judged is None}
+    lines = {line for path in folder.glob("*.values") for line in path.read_text(errors="replace").splitlines()}
+    return RunReport(processes=processes, unjudged=unjudged, skipped=_of_kind("skipped", lines), failed=_of_kind("failed", lines))
+
+
+def read_process(path: Path) -> ProcessReport | None:
+    """Return one process's report."""
+    data = path.read_bytes()
+    try:
+        magic, version, pid, _, stubs, phases, launches, _, skipped, skipped_bytes, refused = _HEAD.unpack_from(data)
+        if (magic, version) != (MAGIC, VERSION):
+            return None
+        at = _HEAD.size
+        peak, allocated, reserved = (_by_card(data, at + index * _PEAKS.size) for index in range(3))
+        at += 3 * _PEAKS.size
+        by_phase = dict(_phase(data, at + index * (NAME + _PEAKS.size)) for index in range(min(phases, PHASES)))
+        at += PHASES * (NAME + _PEAKS.size)
+        counts = struct.unpack_from(f"<{stubs}I", data, at)
+    except struct.error:
+        return None
+    return ProcessReport(
+        pid=pid,
+        peak_bytes=peak,
+        torch_allocated_bytes=allocated,
+        torch_reserved_bytes=reserved,
+        phase_peak_bytes={name: peaks for name, peaks in by_phase.items() if peaks},
+        refused=refused,
+        launches=launches,
+        skipped_copies=skipped,
+        skipped_bytes=skipped_bytes,
+        calls={place: count for place, count in enumerate(counts) if count},
+        rank=_rank(path.parent / f"{pid}.rank"),
+    )
+
+
+def _rank(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _by_card(data: bytes, at: int) -> dict[int, int]:
+    return {card: peak for card, peak in enumerate(_PEAKS.unpack_from(data, at)) if peak}
+
+
+def _phase(data: bytes, at: int) -> tuple[str, dict[int, int]]:
+    name = data[at : at + NAME].split(b"\0")[0].decode(errors="replace")
+    return name, _by_card(data, at + NAME)
+
+
+def _of_kind(kind: str, lines: set[str]) -> tuple[str, ...]:
+    return tuple(sorted(what for line in lines if line.startswith(f"{kind}\t") for _, what in [line.split("\t", 1)]))
+
+
+def _listed(words: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return "; ".join(words[:most]) + more

@@ -1,0 +1,363 @@
+"""Replay of torch's caching allocator: allocated and reserved bytes after each request.
+
+The rules are those of torch's native CUDA allocator. Each stream has its own pools: a block freed
+on one stream serves no other. Three figures, as in torch:
+
+- requested: bytes that the operations requested;
+- allocated: size of the blocks handed out. Block = request rounded up to 512 bytes, or larger if
+  the remainder is too small to split off. Its peak is `torch.cuda.max_memory_allocated`;
+- reserved: size of the segments taken from the driver, cached blocks included. Its peak is
+  `torch.cuda.max_memory_reserved`.
+
+A memory fraction (`set_per_process_memory_fraction`) acts like a smaller device: pass it as the
+capacity. `garbage_collection_threshold` is not modelled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autotune.core.trace import Trace
+from autotune.core.units import MIB
+
+# c10/cuda/CUDACachingAllocator.cpp has the same constants (kMinBlockSize, kSmallSize ...).
+MIN_BLOCK = 512  # requests are rounded up to a multiple of it
+SMALL_REQUEST = MIB  # largest request of the small pool
+SMALL_SEGMENT = 2 * MIB
+LARGE_SEGMENT = 20 * MIB  # segment for requests in (SMALL_REQUEST, EXACT_FROM)
+EXACT_FROM = 10 * MIB  # from here on, one segment per request, rounded up to SEGMENT_ROUNDING
+SEGMENT_ROUNDING = 2 * MIB
+LEAST_LARGE_REMAINDER = MIB  # large pool: smaller remainders are not split off
+ADDRESS_SPACE_BYTES = 1 << 50  # of an expandable segment: more than any device has
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSettings:
+    """Options of `PYTORCH_CUDA_ALLOC_CONF` that change the placement of blocks."""
+
+    expandable_segments: bool = False  # one growing segment per pool, mapped page by page
+    max_split_bytes: int | None = None  # blocks from this size on are never split
+
+    @classmethod
+    def of(cls, text: str) -> AllocatorSettings:
+        """Parse `PYTORCH_CUDA_ALLOC_CONF`; other options are ignored."""
+        given = dict(part.strip().split(":", 1) for part in text.split(",") if ":" in part)
+        split = given.get("max_split_size_mb", "").strip()
+        return cls(
+            expandable_segments=given.get("expandable_segments", "").strip().lower() in ("true", "1"),
+            max_split_bytes=int(split) * MIB if split.isdigit() else None,
+        )
+
+
+class OutOfMemory(Exception):
+    """No room for a segment, even with an empty cache."""
+
+    def __init__(self, *, request_bytes: int, reserved_bytes: int, allocated_bytes: int) -> None:
+        super().__init__(f"requested {request_bytes} with {reserved_bytes} reserved and {allocated_bytes} allocated")
+        self.request_bytes, self.reserved_bytes, self.allocated_bytes = request_bytes, reserved_bytes, allocated_bytes
+
+
+IN_USE, FREE, UNMAPPED = range(3)
+
+
+class AllocatorBlock:
+    """Address range of one segment, linked to its neighbours."""
+
+    __slots__ = ("address", "after", "before", "pool", "size", "state")
+
+    def __init__(self, address: int, size: int, state: int, pool: Pool) -> None:
+        self.address, self.size, self.state, self.pool = address, size, state, pool
+        self.before: AllocatorBlock | None = None
+        self.after: AllocatorBlock | None = None
+
+    @property
+    def is_whole_segment(self) -> bool:
+        return self.before is None and self.after is None
+
+
+class Pool:
+    """Free blocks of one stream and kind, ordered by (size, address)."""
+
+    def __init__(self, *, small: bool) -> None:
+        self.small = small
+        self.page_bytes = SMALL_SEGMENT if small else LARGE_SEGMENT  # unit of an expandable segment
+        self.free: list[tuple[int, int, AllocatorBlock]] = []
+        self.first: AllocatorBlock | None = None  # of the expandable segment
+
+    def add(self, block: AllocatorBlock) -> None:
+        block.state = FREE
+        insort(self.free, (block.size, block.address, block))
+
+    def remove(self, block: AllocatorBlock) -> None:
+        self.free.pop(bisect_left(self.free, (block.size, block.address)))  # a shorter tuple sorts before its extension
+
+    def unmapped(self) -> Iterator[AllocatorBlock]:
+        """Yield unmapped ranges, lowest address first."""
+        block = self.first
+        while block is not None:
+            if block.state == UNMAPPED:
+                yield block
+            block = block.after
+
+    def take_in_neighbours(self, block: AllocatorBlock) -> None:
+        """Merge free neighbours into the block."""
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.state == FREE:
+                self.remove(neighbour)
+                _join(block, neighbour, self)
+
+
+class CachingAllocator:
+    """Serves requests within `capacity_bytes` of driver memory; None: unlimited."""
+
+    def __init__(self, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.capacity_bytes = capacity_bytes
+        self.requested = self.allocated = self.reserved = 0
+        self.retries = 0  # cache flushes for want of room: torch's `num_alloc_retries`
+        self._pools: dict[int, tuple[Pool, Pool]] = {}  # stream -> (large, small)
+        self._in_use: dict[int, tuple[AllocatorBlock, int]] = {}
+        self._deferred: dict[int, AllocatorBlock] = {}
+        self._next_address = 0
+        self._max_split = self.settings.max_split_bytes or (1 << 62)
+
+    def malloc(self, number: int, size: int, stream: int = 0) -> None:
+        """Allocate `size` bytes under this number."""
+        if size == 0:
+            return  # torch hands out no block for an empty tensor
+        rounded = -(-size // MIN_BLOCK) * MIN_BLOCK
+        pools = self._pools.get(stream) or self._pools.setdefault(stream, (Pool(small=False), Pool(small=True)))
+        pool = pools[rounded <= SMALL_REQUEST]
+        block = self._cached(pool, rounded) or self._fresh(pool, rounded)
+        if self._splits(block, rounded):
+            pool.add(_cut(block, rounded))
+        block.state = IN_USE
+        self._in_use[number] = (block, size)
+        self.requested += size
+        self.allocated += block.size
+
+    def free(self, number: int) -> None:
+        """Return a block to the cache, merged with free neighbours."""
+        block = self._remove_from_use(number)
+        if block is not None:
+            self._to_cache(block)
+
+    def defer_free(self, number: int) -> None:
+        """Free a block that another stream may still read: unusable until `finish_free`."""
+        block = self._remove_from_use(number)
+        if block is not None:
+            self._deferred[number] = block
+
+    def finish_free(self, number: int) -> None:
+        """Return a deferred block to the cache: the other stream has passed."""
+        if number in self._deferred:
+            self._to_cache(self._deferred.pop(number))
+
+    def _remove_from_use(self, number: int) -> AllocatorBlock | None:
+        if number not in self._in_use:
+            return None
+        block, size = self._in_use.pop(number)
+        self.requested -= size
+        self.allocated -= block.size
+        return block
+
+    def _to_cache(self, block: AllocatorBlock) -> None:
+        block.pool.take_in_neighbours(block)
+        block.pool.add(block)
+
+    def empty_cache(self) -> None:
+        """Return unused segments (or pages) to the driver, after all streams passed."""
+        for number in list(self._deferred):
+            self.finish_free(number)
+        for pool in [pool for pools in self._pools.values() for pool in pools]:
+            for _, _, block in list(pool.free):
+                if self.settings.expandable_segments:
+                    self._unmap(pool, block)
+                elif block.is_whole_segment:
+                    self._release(pool, block)
+
+    # Search for room.
+
+    def _cached(self, pool: Pool, size: int) -> AllocatorBlock | None:
+        """Take the best fit: the smallest free block of at least `size` bytes."""
+        at = bisect_left(pool.free, (size,))
+        if at == len(pool.free):
+            return None
+        if self.settings.expandable_segments:
+            # A free block that can still grow counts with the size that it could reach.
+            while at + 1 < len(pool.free) and _growable_size(pool.free[at + 1][2]) < _growable_size(pool.free[at][2]):
+                at += 1
+        found = pool.free[at][2]
+        if size < self._max_split <= found.size:
+            return None
+        if size >= self._max_split and found.size >= size + LARGE_SEGMENT:
+            return None
+        del pool.free[at]
+        return found
+
+    def _fresh(self, pool: Pool, size: int) -> AllocatorBlock:
+        """Take a new segment from the driver; the cache is emptied if there is no room."""
+        if self.settings.expandable_segments:
+            return self._grown(pool, size)
+        segment = _segment_bytes(size)
+        if not self._take(segment) and not (self._release_oversized(pool, size) and self._take(segment)):
+            self._count_retry()
+            if not self._take(segment):
+                raise self._out_of_memory(size)
+        block = AllocatorBlock(self._next_address, segment, FREE, pool)
+        self._next_address += segment
+        return block
+
+    def _has_room(self, size: int) -> bool:
+        return self.capacity_bytes is None or self.reserved + size <= self.capacity_bytes
+
+    def _take(self, size: int) -> bool:
+        if not self._has_room(size):
+            return False
+        self.reserved += size
+        return True
+
+    def _count_retry(self) -> None:
+        self.empty_cache()
+        self.retries += 1
+
+    def _out_of_memory(self, size: int) -> OutOfMemory:
+        return OutOfMemory(request_bytes=size, reserved_bytes=self.reserved, allocated_bytes=self.allocated)
+
+    def _release_oversized(self, pool: Pool, size: int) -> bool:
+        """Release unsplittable cached blocks: the smallest sufficient, else the largest."""
+        if self.settings.max_split_bytes is None:
+            return False
+        wanted = max(size, self._max_split)
+        at = bisect_left(pool.free, (wanted,))
+        if at < len(pool.free):
+            self._release(pool, pool.free[at][2])
+            return True
+        released = 0
+        while released < wanted and pool.free and pool.free[-1][0] >= self._max_split:
+            released += pool.free[-1][0]
+            self._release(pool, pool.free[-1][2])
+        return released >= wanted
+
+    def _release(self, pool: Pool, block: AllocatorBlock) -> None:
+        pool.remove(block)
+        self.reserved -= block.size
+
+    def _splits(self, block: AllocatorBlock, size: int) -> bool:
+        remainder = block.size - size
+        if block.pool.small or self.settings.expandable_segments:
+            return remainder >= MIN_BLOCK
+        return size < self._max_split and remainder > LEAST_LARGE_REMAINDER
+
+    # Expandable segments.
+
+    def _grown(self, pool: Pool, size: int) -> AllocatorBlock:
+        """Map the pages behind a free block until it is large enough."""
+        while True:
+            stretch, missing = self._growth_place(pool, size)
+            pages = -(-missing // pool.page_bytes) * pool.page_bytes
+            if self._take(pages):
+                break
+            self._count_retry()  # afterwards another place may be the first that is large enough
+            _, missing = self._growth_place(pool, size)
+            if not self._has_room(-(-missing // pool.page_bytes) * pool.page_bytes):
+                raise self._out_of_memory(size)
+        if stretch.size > pages:
+            _cut(stretch, pages).state = UNMAPPED
+        pool.take_in_neighbours(stretch)
+        return stretch
+
+    def _growth_place(self, pool: Pool, size: int) -> tuple[AllocatorBlock, int]:
+        """Return the first unmapped range that suffices, and the bytes to map in it."""
+        if pool.first is None:
+            pool.first = AllocatorBlock(0, ADDRESS_SPACE_BYTES, UNMAPPED, pool)
+        for stretch in pool.unmapped():
+            before = stretch.before.size if stretch.before is not None and stretch.before.state == FREE else 0
+            after = stretch.after.size if stretch.after is not None and stretch.after.state == FREE else 0
+            if before + stretch.size + after >= size:
+                return stretch, min(size - before, stretch.size)
+        raise AssertionError("the last unmapped range has no end")
+
+    def _unmap(self, pool: Pool, block: AllocatorBlock) -> None:
+        """Return the whole pages inside a free block; its ends stay free."""
+        start = -(-block.address // pool.page_bytes) * pool.page_bytes
+        end = (block.address + block.size) // pool.page_bytes * pool.page_bytes
+        if end <= start:
+            return
+        pool.remove(block)
+        middle = block
+        if start > block.address:
+            middle = _cut(block, start - block.address)
+            pool.add(block)
+        if middle.address + middle.size > end:
+            pool.add(_cut(middle, end - middle.address))
+        middle.state = UNMAPPED
+        self.reserved -= middle.size
+        for neighbour in (middle.before, middle.after):
+            if neighbour is not None and neighbour.state == UNMAPPED:
+                _join(middle, neighbour, pool)
+
+
+class StreamAllocator(CachingAllocator):
+    """Allocator of a trace with several streams, behind the interface of a single stream.
+
+    torch defers the reuse of a block that another stream may still read (`record_stream`). How
+    far the device is behind depends on the points where the process waits for it: `trace.returns`
+    holds the allocation before which each such block is free again.
+    """
+
+    def __init__(self, trace: Trace, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None) -> None:
+        super().__init__(settings, capacity_bytes=capacity_bytes)
+        self._streams, self._returns = trace.streams, trace.returns
+        self._due: dict[int, list[int]] = defaultdict(list)
+        for number, before in trace.returns.items():
+            self._due[before].append(number)
+
+    def malloc(self, number: int, size: int, stream: int = 0) -> None:
+        for returned in self._due.get(number, ()):
+            self.finish_free(returned)
+        super().malloc(number, size, self._streams.get(number, stream))
+
+    def free(self, number: int) -> None:
+        if number in self._returns:
+            self.defer_free(number)
+        else:
+            super().free(number)
+
+
+def _segment_bytes(size: int) -> int:
+    if size <= SMALL_REQUEST:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < EXACT_FROM else -(-size // SEGMENT_ROUNDING) * SEGMENT_ROUNDING
+
+
+def _growable_size(block: AllocatorBlock) -> int:
+    return block.size + (block.after.size if block.after is not None and block.after.state == UNMAPPED else 0)
+
+
+def _cut(block: AllocatorBlock, size: int) -> AllocatorBlock:
+    """Shrink the block to `size` bytes; return the rest, linked behind it."""
+    rest = AllocatorBlock(block.address + size, block.size - size, block.state, block.pool)
+    rest.before, rest.after = block, block.after
+    if block.after is not None:
+        block.after.before = rest
+    block.after, block.size = rest, size
+    return rest
+
+
+def _join(block: AllocatorBlock, neighbour: AllocatorBlock, pool: Pool) -> None:
+    """Merge the neighbour into the block."""
+    if neighbour is block.before:
+        block.address, block.before = neighbour.address, neighbour.before
+        if block.before is not None:
+            block.before.after = block
+    else:
+        block.after = neighbour.after
+        if block.after is not None:
+            block.after.before = block
+    block.size += neighbour.size
+    if pool.first is neighbour:
+        pool.first = block

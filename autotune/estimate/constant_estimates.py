@@ -1,0 +1,54 @@
+"""Constants of the catalogue as estimates, for one GPU."""
+
+from __future__ import annotations
+
+from autotune.catalog import Gpu
+from autotune.catalog.constants import Constant, constant
+from autotune.core.prediction import Estimate
+from autotune.core.units import MIB
+
+HOPPER = 9  # compute capability, major
+
+
+def as_estimate(known: Constant) -> Estimate:
+    return Estimate(value=known.value, low=known.low, high=known.high)
+
+
+def estimate(name: str, unit: float = MIB) -> Estimate:
+    """Return a constant in bytes; `unit`: bytes of one."""
+    known = constant(name)
+    return Estimate(value=round(known.value * unit), low=round(known.low * unit), high=round(known.high * unit))
+
+
+def percent(name: str) -> Estimate:
+    """Return a constant in percent as a share."""
+    known = constant(name)
+    return Estimate(value=known.value / 100, low=known.low / 100, high=known.high / 100)
+
+
+def context(gpu: Gpu | None) -> Estimate:
+    """Bytes of the CUDA context and its loaded kernels, outside torch's allocator."""
+    if gpu is None or gpu.multiprocessors is None:
+        bare = estimate("context_mib_unknown_gpu")
+    else:
+        bare = estimate("context_mib_per_multiprocessor", MIB * gpu.multiprocessors)
+    return bare + estimate("kernels_mib")
+
+
+def cublas_workspace(gpu: Gpu | None) -> int:
+    """Bytes that torch allocates per cuBLAS handle and stream."""
+    known = gpu is not None and gpu.compute_capability is not None
+    large = known and int(gpu.compute_capability.split(".")[0]) >= HOPPER  # type: ignore[union-attr]
+    return int(estimate("cublas_workspace_mib_from_hopper_on" if large else "cublas_workspace_mib").value)
+
+
+def communication(gpu: Gpu | None, ranks: int, communicators: int = 1) -> Estimate:
+    """Bytes of NCCL's buffers on each GPU."""
+    if ranks < 2 or communicators < 1:
+        return Estimate.exactly(0)
+    pcie, nvlink = estimate("nccl_mib_pcie"), estimate("nccl_mib_two_nvlink" if ranks == 2 else "nccl_mib_many_nvlink")
+    if gpu is None or gpu.link is None:
+        one = Estimate(value=nvlink.value, low=pcie.low, high=nvlink.high)
+    else:
+        one = nvlink if gpu.link == "nvlink" else pcie
+    return one.scaled(communicators)

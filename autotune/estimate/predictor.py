@@ -1,0 +1,298 @@
+"""Prediction of one candidate: peaks, parts, speed, and whether it fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from autotune.catalog import Gpu
+from autotune.core.composition import Composition
+from autotune.core.hardware import Hardware
+from autotune.core.measurement import Phase
+from autotune.core.prediction import Estimate, Prediction
+from autotune.core.trace import Trace
+from autotune.estimate import cpu_memory, device_memory, explanations, memory_pressure, throughput, timeline, vllm_engine
+from autotune.estimate.allocator import AllocatorSettings
+from autotune.estimate.device_memory import whole_bytes
+from autotune.estimate.other_models import other_model_bytes
+from autotune.estimate.phase_usage import StepStage, TraceUsage
+from autotune.estimate.step_context import step_context
+from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint
+from autotune.estimate.trace_context import TraceContext
+from autotune.estimate.vllm_engine import EngineUse
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionInput:
+    """Candidate on one kind of hardware, with everything that decides its memory."""
+
+    candidate_id: str
+    composition: Composition
+    hardware: Hardware
+    gpu: Gpu | None  # catalogue entry of the hardware; None: not in the catalogue, or a CPU
+    limit_bytes: int  # per GPU; on a CPU for all ranks together
+    config: Mapping[str, object]  # the model's config.json
+    trace: Trace  # of the rank with the highest peak, already sharded
+    stage: StepStage | None = None  # the trace in its context, if its sizes differ from the trace's own
+    settings: Mapping[str, object] = field(default_factory=dict)
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+    host_bytes: int = 0  # per rank, offloaded
+    notes: tuple[str, ...] = ()
+
+
+def predict(given: PredictionInput) -> Prediction:
+    """Return memory and verdict, and speed if the device's is known."""
+    return with_speed(given, memory(given))
+
+
+def memory(given: PredictionInput) -> Prediction:
+    """Return memory and verdict: functions of the composition and the context."""
+    return _on_cpu(given) if given.hardware.kind == "cpu" else _on_gpu(given)
+
+
+def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
+    """Add speed, if the device's is known."""
+    whole = throughput.with_throughput(
+        memory,
+        given.trace,
+        given.composition,
+        gpu=given.gpu,
+        config=given.config,
+        iterations=_count(given.settings.get("num_iterations")),
+        num_generations=_count(given.settings.get("num_generations")),
+    )
+    return dataclasses.replace(whole, tokens_per_second=None) if given.composition.generation == "none" else whole
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def stage_of(given: PredictionInput) -> StepStage:
+    """Return the trace in this candidate's context, ready to be replayed."""
+    return given.stage or StepStage(given.trace, trace_context_of(given))
+
+
+def trace_context_of(given: PredictionInput) -> TraceContext:
+    return step_context(
+        given.composition,
+        given.config,
+        gpu=given.gpu,
+        trace=given.trace,
+        settings=given.settings,
+        allocator=given.allocator,
+        on_cpu=given.hardware.kind == "cpu",
+    )
+
+
+# On GPUs.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Engine:
+    use: EngineUse
+    uncertain: bool  # its start depends on other memory of the device, known only within an interval
+    apart: bool = False  # in a process of its own
+
+
+def _on_gpu(given: PredictionInput) -> Prediction:
+    # 1. The trainer and the other models.
+    given = dataclasses.replace(given, stage=stage_of(given))
+    composition, used = given.composition, stage_of(given).usage()
+    tensor_parallel = composition.engine is not None and composition.engine.tensor_parallel > 1
+    communicators = max(composition.processes, 2 if tensor_parallel else 1)
+    outside = device_memory.outside(given.gpu, composition.ranks, communicators=communicators)
+    scene = Scene(
+        usage=used,
+        basis=given.trace.basis,
+        high_extra_bytes=given.trace.high_extra_bytes,
+        outside=dataclasses.replace(outside, context=outside.context.scaled(composition.processes)),
+        others=other_model_bytes(given.trace, composition, used, given.config),
+        away=composition.offloaded_in_rollout,
+        fused_parts=composition.fused_parts,
+    )
+    # 2. The engine, in the memory that is left.
+    engine = _engine(given, scene)
+    scene = dataclasses.replace(scene, engine=None if engine is None else _share(engine.use, composition))
+    # 3. The phases; under pressure, those of an allocator with this capacity.
+    points = timeline.timeline_points(scene)
+    room, tight = _room(given), None
+    if timeline.peak(points).device_bytes.value > room.value:
+        tight = memory_pressure.squeezed(stage_of(given), scene, room)
+    return _prediction(given, scene, tight or points, engine, retried=tight is not None)
+
+
+def _engine(given: PredictionInput, scene: Scene) -> _Engine | None:
+    """Fit the engine beside the other memory's value; uncertain if its ends disagree."""
+    settings = given.composition.engine
+    if settings is None:
+        return None
+    if settings.shares_weights:  # it loads them, and the trainer takes them from it
+        return _Engine(use=_fitted(given, round(scene.outside.context.value)), uncertain=False)
+    others = sum(scene.others.get("rollout", {}).values()) - min(scene.away_bytes, scene.usage.loaded_bytes)
+    held = scene.outside.context + Estimate.exactly(max(0, scene.usage.loaded_bytes + others))
+    whole = given.hardware.memory_bytes  # upper bound of anything held
+    low, middle, high = (_fitted(given, min(round(other), whole)) for other in (held.low, held.value, held.high))
+    return _Engine(use=middle, uncertain=(low.failure is None) != (high.failure is None), apart=settings.apart)
+
+
+def _fitted(given: PredictionInput, other_bytes: int) -> EngineUse:
+    settings = given.composition.engine
+    assert settings is not None
+    return vllm_engine.fit(
+        given.config,
+        dtype=given.composition["engine"].dtype,
+        gpu=given.gpu,
+        device_memory_bytes=given.hardware.memory_bytes,
+        utilization=settings.utilization,
+        max_model_length=settings.max_model_length,
+        max_num_seqs=settings.max_num_seqs,
+        tensor_parallel=settings.tensor_parallel,
+        sleep=settings.sleep,
+        eager=settings.eager,
+        other_bytes=other_bytes,
+        quantised_bits=settings.quantised_bits,
+        max_num_batched_tokens=settings.max_num_batched_tokens or vllm_engine.TRL_BATCHED_TOKENS,
+        on_cpu=given.hardware.kind == "cpu",
+    )
+
+
+def _share(use: EngineUse, composition: Composition) -> EngineShare:
+    """Split off its temporary activations, which come out of the shared cache."""
+    settings = composition.engine
+    assert settings is not None
+    passing = 0 if settings.apart else use.parts.get("activations", 0)
+    cache = use.parts.get("kv_cache", 0)
+    awake, asleep = use.reserved_bytes, use.asleep_bytes
+    if settings.shares_weights:
+        value, low, high = (max(0.0, end - use.weights_bytes) for end in (awake.value, awake.low, awake.high))
+        awake, asleep = Estimate(value=value, low=low, high=high), Estimate.exactly(0)
+    value = max(0.0, awake.value - passing)
+    standing = Estimate(value=value, low=min(value, awake.low), high=max(value, awake.high - passing))
+    loading = (
+        Estimate(value=value - cache, low=max(0.0, standing.low - cache), high=standing.high - cache)
+        if value >= cache
+        else standing
+    )
+    return EngineShare(
+        awake=standing,
+        loading=loading,
+        asleep=asleep,
+        kv_cache_bytes=cache,
+        weights_bytes=use.weights_bytes,
+        passing_bytes=passing,
+        sleeps=settings.sleep,
+        wakes_at_once=settings.wakes_at_once,
+    )
+
+
+def _prediction(
+    given: PredictionInput, scene: Scene, points: tuple[TimelinePoint, ...], engine: _Engine | None, *, retried: bool
+) -> Prediction:
+    top = timeline.peak(points)
+    total = device_memory.highest(point.device_bytes for point in points)
+    failure = engine.use.failure if engine is not None and not engine.uncertain else None
+    room = _room(given)
+    fits = False if failure is not None else device_memory.verdict(total, room)
+    if engine is not None and engine.uncertain and fits is not False:
+        fits = None
+    startup = engine.use.failure if engine is not None and engine.uncertain else None
+    if fits is None and startup is None and memory_pressure.certainly_fits(stage_of(given), scene, points, room):
+        fits, retried = True, True
+        total = Estimate(value=total.value, low=total.low, high=max(total.value, min(total.high, room.high)))
+    # torch counts an engine's weights and cache while they have addresses, also offloaded ones.
+    in_torch = 0 if engine is None or engine.apart else engine.use.weights_bytes + engine.use.parts.get("kv_cache", 0)
+    own_allocated = device_memory.highest(
+        device_memory.allocated(use, scene.basis, scene.high_extra_bytes)
+        + device_memory.other_models(scene.others.get(use.phase, {}), scene.basis)
+        for use in scene.usage.phases
+    )
+    own_reserved = device_memory.highest(point.torch_reserved for point in points)
+    ranks = given.composition.ranks
+    return Prediction(
+        candidate_id=given.candidate_id,
+        basis=given.trace.basis,
+        fits=fits,
+        depends_on=tuple(explanations.deciding(scene, top, room, engine_may_refuse=startup is not None)) if fits is None else (),
+        failure=failure,
+        limit_bytes=given.limit_bytes,
+        peak_memory_bytes=total,
+        torch_peak_allocated_bytes=whole_bytes(own_allocated + Estimate.exactly(in_torch)),
+        torch_peak_reserved_bytes=whole_bytes(own_reserved + Estimate.exactly(in_torch)),
+        host_memory_bytes=whole_bytes(cpu_memory.processes(1).scaled(ranks) + Estimate.exactly(given.host_bytes * ranks)),
+        phases=tuple(point.prediction for point in points),
+        breakdown=top.parts,
+        engine=None if engine is None else engine.use.kv,
+        effective=given.trace.effective,
+        assumptions=(
+            *_assumed(given, total, room, startup, retried=retried),
+            *given.composition.notes,
+            *given.trace.notes,
+            *given.notes,
+        ),
+        versions=given.trace.versions,
+    )
+
+
+def _room(given: PredictionInput) -> Estimate:
+    """Return the memory that a job may use: min(limit, memory that CUDA offers)."""
+    offered = device_memory.offered(given.hardware.memory_bytes, given.gpu)
+    limit = given.limit_bytes
+    return Estimate(value=min(limit, offered.value), low=min(limit, offered.low), high=min(limit, offered.high))
+
+
+def _assumed(given: PredictionInput, peak: Estimate, room: Estimate, startup: str | None, *, retried: bool) -> Iterator[str]:
+    if given.gpu is None:
+        yield f"{given.hardware.name} is not in the catalogue: its CUDA context is known only roughly"
+    yield from explanations.crowding(peak, room, given.hardware.memory_bytes, retried=retried)
+    if given.composition.ranks > 1 and (given.gpu is None or given.gpu.link is None):
+        yield "the GPU interconnect, which decides NCCL's buffers, is unknown"
+    if startup is not None:
+        yield f"the engine may refuse to start: {startup}"
+    if given.composition.generation == "server":
+        yield "the engine runs on other devices, which are not included"
+    yield from explanations.stand_ins(given.trace)
+
+
+# On CPUs.
+
+
+def _on_cpu(given: PredictionInput) -> Prediction:
+    used = stage_of(given).usage()
+    engine = None if given.composition.engine is None else _fitted(given, used.loaded_bytes)
+    others = other_model_bytes(given.trace, given.composition, used, given.config)
+    phases = cpu_memory.phases(used, given.trace, given.composition, engine, others)
+    total = device_memory.highest(phase.peak_bytes for phase in phases)
+    fits = device_memory.verdict(total, Estimate.exactly(given.limit_bytes))
+    requested = _requested(used, given, others)
+    return Prediction(
+        candidate_id=given.candidate_id,
+        basis=given.trace.basis,
+        fits=fits,
+        depends_on=() if fits is not None else ("memory of the processes and the C library's heap beside the tensors",),
+        limit_bytes=given.limit_bytes,
+        peak_memory_bytes=total,
+        torch_peak_allocated_bytes=requested,
+        torch_peak_reserved_bytes=requested,
+        host_memory_bytes=total,
+        phases=phases,
+        breakdown=max(phases, key=lambda phase: phase.peak_bytes.value).parts,
+        engine=None if engine is None else engine.kv,
+        effective=given.trace.effective,
+        assumptions=(
+            "on a CPU the peak is that of all processes; tensors are one part of it",
+            *given.trace.notes,
+            *given.notes,
+        ),
+        versions=given.trace.versions,
+    )
+
+
+def _requested(used: TraceUsage, given: PredictionInput, others: Mapping[Phase, Mapping[str, int]]) -> Estimate:
+    """Per rank: without a caching allocator, requested = allocated = reserved."""
+    basis = given.trace.basis
+    beside = {use.phase: device_memory.other_models(others.get(use.phase, {}), basis) for use in used.phases}
+    top = max(used.phases, key=lambda use: use.requested_bytes + beside[use.phase].value)
+    own = device_memory.around(top.requested_bytes, device_memory.error_bytes(top, basis), given.trace.high_extra_bytes)
+    return whole_bytes(own + beside[top.phase])

@@ -1,0 +1,234 @@
+"""Exact formulas of sizes: sums of products of batch and lengths, found from a few examples.
+
+A tensor's size is a product of its dimensions. Over micro-batch B, prompt P, completion C and
+micro-steps per generation N it is a sum of few of the terms below. The shortest sum that reproduces
+every example exactly is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.estimate.screening.blocks import Floats
+
+Flags = NDArray[np.bool_]
+
+AXES = "BPCNSR"
+"""Batch, prompt, completion, micro-steps, S = P + C, and R = S rounded up to a tile."""
+
+TILE = 128
+"""Rounding of FlashAttention's query-gradient accumulator (`flash_api.cpp`, `round_multiple`)."""
+
+COMMONEST_FIRST = (
+    "", "B", "BS", "BC", "BP", "BR", "BN", "BNS", "BNC", "BNP", "S", "C", "P", "N", "BSS", "BCC", "BPP", "BPC", "SS", "CC",
+)  # fmt: skip
+
+MAX_TERMS = 3
+"""B x (P + C - 1) has two terms; (S - 1) squared has three."""
+
+MAX_APPROXIMATE_TERMS = 2
+"""Limit without an exact sum: long sums go astray between examples."""
+
+EXACT = 1e-9
+"""Relative: examples are integers below 2**53."""
+
+MIN_EXAMPLES_TO_FIT = 4
+"""Number of examples from which the closest short sum beats the closest known one."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A product of axes; or a sum of products up to a cap, the amount of a loop's iteration."""
+
+    products: tuple[tuple[str, float], ...]
+    cap: float | None = None
+    rounds: bool = False
+    """Count iterations, ceil(sum / cap), instead of the amount, min(sum, cap)."""
+
+    each: str = ""
+    """Axes whose product multiplies the value."""
+
+    def values(self, axes: Floats) -> Floats:
+        total = np.zeros(len(axes))
+        for product, times in self.products:
+            total = total + times * _product(axes, product)
+        if self.cap is not None:
+            total = np.ceil(total / self.cap) if self.rounds else np.minimum(total, self.cap)
+        return total * _product(axes, self.each)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Terms that are distinguishable over the points of a space."""
+
+    terms: tuple[Term, ...]
+
+    @classmethod
+    def of(cls, points: Floats) -> Basis:
+        """Return the products of those axes that vary."""
+        axes = _axes(points)
+        moving = {axis for place, axis in enumerate(AXES) if np.ptp(axes[:, place]) > 0}
+        return cls(tuple(Term(((product, 1.0),)) for product in COMMONEST_FIRST if set(product) <= moving))
+
+    def values(self, points: Floats) -> Floats:
+        """Return each term at each point, shape (points, terms)."""
+        axes = _axes(points)
+        return np.stack([term.values(axes) for term in self.terms], axis=1)
+
+    def widened(self, coefficients: Floats, wider: Basis) -> Floats:
+        """Return the coefficients (terms last) in a basis that contains these terms."""
+        found = np.zeros((*coefficients.shape[:-1], len(wider.terms)))
+        if len(self.terms):
+            found[..., [wider.terms.index(term) for term in self.terms]] = coefficients
+        return found
+
+    def with_caps(self, points: Floats, examples: Floats) -> Basis:
+        """Add capped sums: rows that reach their maximum several times, a plain sum elsewhere."""
+        found: dict[Term, None] = {}
+        for row in np.abs(examples):
+            full = row >= row.max() * (1 - EXACT)
+            if full.sum() >= 2 and (term := self._capped(points, row, full)) is not None:
+                found[term] = None
+        return replace(self, terms=(*self.terms, *found))
+
+    def _capped(self, points: Floats, row: Floats, full: Flags) -> Term | None:
+        """Fit a sum to the values below the cap; it must exceed the cap at the others."""
+        at, top = self.values(points), row.max()
+        for terms in short_sums(range(len(self.terms)), min(MAX_APPROXIMATE_TERMS, int((~full).sum()) - 1)):
+            here = at[:, terms]
+            solved, error = solve(here[~full], row[~full, np.newaxis])
+            if error[0] <= EXACT * top and (here[full] @ solved[0] >= top * (1 - EXACT)).all():
+                unit = float(solved[0].max())
+                axes = [self.terms[term].products[0][0] for term in terms]
+                products = zip(axes, (round(float(times) / unit, 9) for times in solved[0]), strict=True)
+                return Term(tuple(products), cap=round(float(top) / unit, 6))
+        return None
+
+    def fit(self, points: Floats, examples: Floats) -> tuple[Floats, Flags]:
+        """Return coefficients for each row (one column per point), and True if exact."""
+        at = self.values(points)
+        coefficients = np.zeros((len(examples), len(self.terms)))
+        left = np.arange(len(examples))
+        for terms in short_sums(range(len(self.terms)), min(MAX_TERMS, len(points) - 1)):
+            if not len(left):
+                break
+            solved, error = solve(at[:, terms], examples[left].T)
+            exact = error <= EXACT * np.maximum(1.0, np.abs(examples[left]).max(axis=1))
+            coefficients[np.ix_(left[exact], np.array(terms))] = solved[exact]
+            left = left[~exact]
+        coefficients[left] = self._closest(at, examples[left])
+        exactly = np.ones(len(examples), dtype=bool)
+        exactly[left] = False
+        return coefficients, exactly
+
+    def _closest(self, at: Floats, rows: Floats) -> Floats:
+        """Minimise the largest error over the examples; a check trace measures others."""
+        best, least = np.zeros((len(rows), len(self.terms))), np.full(len(rows), np.inf)
+        for terms in short_sums(range(len(self.terms)), MAX_APPROXIMATE_TERMS) if len(rows) else ():
+            solved, error = solve(at[:, terms], rows.T)
+            better = error < least * (1 - EXACT)
+            best[better] = 0.0
+            best[np.ix_(better, np.array(terms))] = solved[better]
+            least = np.where(better, error, least)
+        return best
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedRows:
+    """Rows of examples as formulas."""
+
+    coefficients: Floats
+    exactly: Flags
+    formulas: KnownFormulas
+    """The known formulas with those of these rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownFormulas:
+    """Formulas found in one family, so that other families of the same model need fewer examples.
+
+    The same tensors occur with and without recomputation and with any engine: a size that equals a
+    known formula at every example is that formula. A trace at the far corner checks this.
+    """
+
+    basis: Basis
+    coefficients: Floats
+    """A row of the basis' terms for each formula."""
+
+    @classmethod
+    def empty(cls) -> KnownFormulas:
+        return cls(basis=Basis(()), coefficients=np.zeros((0, 0)))
+
+    def fit(self, points: Floats, rows: Floats) -> FittedRows:
+        """Express each row (a column per point) as a known formula or the shortest sum."""
+        # 1. Rows that equal a known formula.
+        places = self._recognised(points, rows)
+        left = np.flatnonzero(places < 0)
+        # 2. The others: shortest exact sums, if necessary with caps.
+        own = Basis.of(points)
+        fitted, exactly = own.fit(points, rows[left])
+        if not exactly.all():
+            own = own.with_caps(points, rows[left][~exactly])
+            fitted, exactly = own.fit(points, rows[left])
+        basis = replace(self.basis, terms=tuple(dict.fromkeys((*self.basis.terms, *own.terms))))
+        known = self.basis.widened(self.coefficients, basis)
+        coefficients = np.zeros((len(rows), len(basis.terms)))
+        coefficients[places >= 0] = known[places[places >= 0]]
+        coefficients[left] = own.widened(fitted, basis)
+        # 3. Inexact rows with few examples: the closest known formula.
+        if len(points) < MIN_EXAMPLES_TO_FIT and len(known):
+            vague = left[~exactly]
+            at = self._values(points)
+            closest = [np.abs(at - row).max(axis=1).argmin() for row in rows[vague]]
+            coefficients[vague] = known[np.array(closest, dtype=np.int64)]
+        exact = np.ones(len(rows), dtype=bool)
+        exact[left] = exactly
+        formulas = np.unique(np.concatenate([known, coefficients[left]]), axis=0)
+        return FittedRows(coefficients=coefficients, exactly=exact, formulas=KnownFormulas(basis=basis, coefficients=formulas))
+
+    def _recognised(self, points: Floats, rows: Floats) -> NDArray[np.int64]:
+        """Return the known formula of each row; -1 for none."""
+        places: dict[tuple[int, ...], int] = {}
+        for place, values in enumerate(_rounded(self._values(points))):
+            places.setdefault(tuple(values), place)
+        return np.array([places.get(tuple(row), -1) for row in _rounded(rows)], dtype=np.int64)
+
+    def _values(self, points: Floats) -> Floats:
+        if not len(self.coefficients):
+            return np.zeros((0, len(points)))
+        return self.coefficients @ self.basis.values(points).T
+
+
+def short_sums(terms: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    """Yield sets of terms, small ones first."""
+    for count in range(1, most + 1):
+        yield from itertools.combinations(terms, count)
+
+
+def solve(at: Floats, targets: Floats) -> tuple[Floats, Floats]:
+    """Return coefficients of each target and its largest error; infinite if rank-deficient."""
+    scale = np.abs(at).max(axis=0)  # a length squared times a batch is a million times a batch
+    solved, _, rank, _ = np.linalg.lstsq(at / scale, targets, rcond=1e-10)
+    if rank < at.shape[1]:
+        return solved.T, np.full(targets.shape[1:], np.inf)
+    return solved.T / scale, np.abs(at / scale @ solved - targets).max(axis=0)
+
+
+def _product(values: Floats, axes: str) -> Floats:
+    return np.asarray(np.prod([values[:, AXES.index(axis)] for axis in axes], axis=0, initial=1.0), dtype=np.float64)
+
+
+def _axes(points: Floats) -> Floats:
+    """Return a column for each of AXES."""
+    row = points[:, 1] + points[:, 2]
+    return np.column_stack([points, row, np.ceil(row / TILE) * TILE])
+
+
+def _rounded(values: Floats) -> list[list[int]]:
+    found: list[list[int]] = np.rint(values).astype(np.int64).tolist()
+    return found

@@ -1,0 +1,60 @@
+"""Memory of one rank of a sharded model: a plain trace rewritten into the trace of one rank.
+
+FSDP2 is traced sharded. For the other kinds, a rewriter repeats what the library does at each
+module and gradient of a plain trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autotune.core.trace import Inventory, Trace
+from autotune.estimate.sharding.ddp import Ddp
+from autotune.estimate.sharding.fsdp1 import Fsdp1
+from autotune.estimate.sharding.sharding_options import Kind, Sharding
+from autotune.estimate.sharding.zero3 import Zero3
+from autotune.estimate.sharding.zero12 import Zero12
+
+__all__ = ["Kind", "Sharded", "Sharding", "apply", "gather_for_generation_bytes", "worst_rank"]
+
+REWRITERS = {"ddp": Ddp, "fsdp1": Fsdp1, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharded:
+    """Trace of one rank."""
+
+    trace: Trace
+    host_bytes: int = 0  # offloaded
+    notes: tuple[str, ...] = ()
+
+
+def apply(trace: Trace, sharding: Sharding) -> Sharded:
+    """Return the trace of one rank, from a plain trace (FSDP2: a trace of a sharded step)."""
+    alone = sharding.ranks == 1 and not (sharding.kind == "fsdp1" and sharding.master_bytes)
+    if sharding.kind in ("none", "fsdp2") or alone:  # FSDP1 with masters keeps separate weights on one rank, too
+        return Sharded(trace=trace)
+    if trace.usage is None:
+        raise ValueError(
+            f"{sharding.kind}: the trace has no parameter uses by module. Trace it with sharding kind {sharding.kind}."
+        )
+    rewriter = REWRITERS[sharding.kind](trace, trace.usage, sharding)
+    rewritten = rewriter.rewritten()
+    return Sharded(trace=rewritten, host_bytes=rewriter.host_bytes)
+
+
+def worst_rank(trace: Trace, sharding: Sharding) -> Sharded:
+    """Return the higher of first and last rank; with `begins_on_meta`, the last."""
+    if sharding.begins_on_meta and sharding.ranks > 1:
+        return apply(trace, replace(sharding, rank=sharding.ranks - 1))
+    both = [apply(trace, replace(sharding, rank=rank)) for rank in sorted({0, sharding.ranks - 1})]
+    return max(both, key=lambda one: one.trace.peak_bytes)
+
+
+def gather_for_generation_bytes(inventory: Inventory, sharding: Sharding, *, whole: bool, bytes_per_parameter: float) -> int:
+    """Bytes gathered for the rollout: other ranks' weights, or one parameter at a time."""
+    if sharding.kind not in ("zero3", "fsdp1", "fsdp2") or sharding.ranks == 1:
+        return 0
+    if whole:
+        return round(inventory.parameters * bytes_per_parameter * (sharding.ranks - 1) / sharding.ranks)
+    return round(inventory.largest_parameter * bytes_per_parameter)

@@ -1,0 +1,365 @@
+"""torch's FSDP1: flat parameters by decoder layer, gathered and reduced on own streams.
+
+The order of allocations and their streams is that of torch/distributed/fsdp/_runtime_utils.py and
+_flat_param.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from autotune.core.trace import Mark, ModuleUse, Part, Trace
+from autotune.estimate.sharding.rewriter import Rewriter, Writer, optimizer_of
+from autotune.estimate.sharding.sharding_options import Sharding
+
+COMPUTING, GATHERING, CASTING, REDUCING = range(4)
+"""torch's default, unshard, pre-unshard and post-backward streams."""
+
+BROADCAST_BYTES = 250 << 20
+"""Bytes of one initial broadcast; two are in flight (`PARAM_BROADCAST_BUCKET_SIZE`)."""
+
+IN_FLIGHT = 2
+"""Gathered units in flight before the process waits for the device (_limiter_utils.py)."""
+
+
+class RateLimiter:
+    """FSDP1's `limit_all_gathers`: the distance by which the process runs ahead of the device.
+
+    A block that another stream reads is freed with `record_stream`: unusable until the device has
+    passed that point. The process records an event whenever a gathered unit is resharded, and waits
+    for the oldest event before it gathers the next unit.
+    """
+
+    def __init__(self, book: Writer, *, on_streams: bool) -> None:
+        self._book, self._on_streams = book, on_streams
+        self._pending: deque[tuple[int, int]] = deque()
+        self._events: deque[int] = deque()
+        self._freed = 0
+
+    def free(self, number: int | None) -> None:
+        """Free a block that another stream still reads."""
+        self._book.free(number)
+        if number is not None and self._on_streams:
+            self._pending.append((self._freed, number))
+            self._freed += 1
+
+    def record_event(self) -> None:
+        self._events.append(self._freed)
+
+    def before_gathering(self) -> None:
+        if len(self._events) >= IN_FLIGHT:
+            self.wait_for_oldest()
+
+    def wait_for_oldest(self) -> None:
+        if self._events:
+            self._passed(self._events.popleft())
+
+    def synchronise(self) -> None:
+        """Wait for the whole device, as reading a loss or a norm does."""
+        self._passed(self._freed)
+        self._events.clear()
+
+    def _passed(self, until: int) -> None:
+        done = []
+        while self._pending and self._pending[0][0] < until:
+            done.append(self._pending.popleft()[1])
+        self._book.returned(done)
+
+
+class Fsdp1(Rewriter):
+    """Units of accelerate: decoder layers, and a root (layer -1) with the rest."""
+
+    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+        super().__init__(trace, usage)
+        self.sharding = sharding
+        self.optimizer = optimizer_of(trace, usage)
+        self.units: dict[tuple[int, bool], list[int]] = {}  # (layer, trainable) -> parameters
+        for index, parameter in enumerate(usage.parameters):
+            self.units.setdefault((self._layer(index), parameter.trains), []).append(index)
+        self.open: dict[int, list[int]] = {}  # layer -> gathered blocks
+        self.shards: dict[tuple[int, bool], int] = {}
+        # Shards before widening: parameters are views of them until the first reshard.
+        self.narrow: dict[int, list[int]] = {}
+        self.seen: dict[int, int] = {}
+        self.states: list[int] = []
+        self.announcers = self._announcers()
+        self.current: int | None = None
+        self.recomputing: int | None = None  # layer whose whole forward pass runs again before its backward pass
+        self.turned: int | None = None  # layer whose backward pass has begun
+        self.recomputes = False  # layers recompute their whole forward pass in this backward pass
+        self.on_streams = trace.device == "cuda" and sharding.ranks > 1
+        self.limiter = RateLimiter(self.book, on_streams=self.on_streams)
+        if trace.device == "cuda":
+            self.gone |= {one.number for one in usage.parameters if one.number is not None and not self._ignored(one.trains)}
+
+    def _layer(self, index: int) -> int:
+        layer = self.usage.parameters[index].layer
+        return -1 if layer is None else layer
+
+    def _trains(self, unit: Sequence[int]) -> bool:
+        """Trainable and frozen parameters are flattened separately."""
+        return self.usage.parameters[unit[0]].trains
+
+    def _ignored(self, trains: bool) -> bool:
+        """Parameters outside FSDP are whole on every rank, as in the trace."""
+        return trains and self.sharding.ignores_trainable
+
+    def _announcers(self) -> dict[int, int]:
+        """Return layer -> module whose backward prefetches the layer below.
+
+        Prefetched is the unit that ran before. If adapters are units of their own, a layer's frozen
+        part runs after its last adapter, and only its first adapter runs after the layer below.
+        """
+        frozen = {layer for layer, trains in self.units if not trains}
+        found: dict[int, int] = {}
+        for module, held in enumerate(self.usage.modules):
+            if held and self._trains(held) and self._layer(held[0]) in frozen:
+                found.setdefault(self._layer(held[0]), module)
+        return {} if self.sharding.ignores_trainable else found
+
+    # Elements of a unit (padded), of a rank's shard, and bytes per element.
+
+    def _count(self, unit: list[int]) -> int:
+        count = sum(self.usage.parameters[index].count for index in unit)
+        return -(-count // self.sharding.ranks) * self.sharding.ranks
+
+    def _shard(self, unit: list[int]) -> int:
+        return self._count(unit) // self.sharding.ranks
+
+    def _width(self, unit: list[int]) -> int:
+        parameter = self.usage.parameters[unit[0]]
+        return max(1, parameter.size // max(1, parameter.count))
+
+    def _master_width(self, unit: list[int]) -> int:
+        stated = self.sharding.master_bytes if self._trains(unit) else self.sharding.frozen_master_bytes
+        return stated or self._width(unit)
+
+    # Load.
+
+    def loaded(self) -> None:
+        """Wrap units from the inside out, the root last; then widen the trainable ones."""
+        units = [key for key in self.units if not self._ignored(key[1])]
+        shards = []
+        for at, key in enumerate(sorted(units, key=lambda key: (key[0] < 0, key[0]))):
+            # Copies from the host wait for the device. Ranks that begin on meta copy nothing
+            # and run ahead of the broadcasts: assumed half of the time.
+            if self.sharding.rank == 0 or not self.sharding.begins_on_meta:
+                self.limiter.synchronise()
+            elif at % 2 == 0:
+                self.limiter.wait_for_oldest()
+            shards.append(self._wrapped(self.units[key]))
+            self.limiter.record_event()
+        for number, unit in [shards[-1], *shards[:-1]]:
+            if self._master_width(unit) != self._width(unit):
+                self.book.allocate(self._shard(unit) * self._master_width(unit), "weights")
+                self.narrow.setdefault(self._layer(unit[0]), []).append(number)
+        for _, unit in [shards[-1], *shards[:-1]] if self.on_streams else ():
+            # Gather buffers are made and freed once (`init_flat_param_attributes`).
+            width, master = self._width(unit), self._master_width(unit)
+            if master != width:
+                self.book.passing(self._shard(unit) * width, "communication")
+            self.book.passing(self._count(unit) * width, "communication")
+            if master != width:
+                self.book.passing(self._count(unit) * master, "communication")
+
+    def _wrapped(self, unit: list[int]) -> tuple[int, list[int]]:
+        """Move a unit to the device (copied or empty), broadcast, flatten and shard it."""
+        parameters = [self.usage.parameters[index] for index in unit]
+        whole = self.on_streams and self.sharding.sync_module_states
+        moved = [self.book.allocate(parameter.size, "weights") for parameter in parameters] if whole else []
+        for size in _broadcasts([parameter.size for parameter in parameters]) if whole else ():
+            self.limiter.free(self.book.allocate(size, "communication"))
+        flat = self.book.allocate(self._count(unit) * self._width(unit), "weights") if whole else None
+        for number in moved:
+            self.book.free(number)
+        shard = self.book.allocate(self._shard(unit) * self._width(unit), "weights")
+        self.book.free(flat)
+        for parameter in parameters:
+            self.give_up(parameter.number)
+        return shard, unit
+
+    # Gathering.
+
+    def _unshard(self, layer: int) -> None:
+        if layer in self.open:
+            return
+        self.open[layer] = []
+        for (where, trains), unit in self.units.items():
+            if where != layer or self._ignored(trains):
+                continue
+            count, width = self._count(unit), self._width(unit)
+            casts = self._master_width(unit) != width
+            cast = self._allocate(count // self.sharding.ranks * width, "communication", CASTING) if casts else None
+            self.limiter.before_gathering()
+            self.open[layer].append(self._allocate(count * width, "communication", GATHERING))
+            if self.trace.device == "cpu":  # gloo gathers into a buffer of its own first
+                self.book.passing(count * width, "communication")
+            self.limiter.free(cast)
+
+    def _allocate(self, size: int, part: Part, stream: int) -> int:
+        return self.book.allocate(size, part, stream if self.on_streams else COMPUTING)
+
+    def _reshard(self, layer: int, *, read_elsewhere: bool = True) -> None:
+        for number in self.narrow.pop(layer, []) if layer in self.open else ():
+            self.book.free(number)
+        for number in self.open.pop(layer, []):
+            if read_elsewhere:
+                self.limiter.free(number)
+            else:
+                self.book.free(number)
+            self.limiter.record_event()
+
+    def pass_begins(self) -> None:
+        self._finish_backward()
+        self.limiter.synchronise()
+        self._unshard(-1)
+
+    def forward_begins(self, module: int) -> None:
+        layer = self._reach(module)
+        if self.phase == "backward" and layer is not None and layer >= 0 and self.turned != layer:
+            self.recomputing = layer
+
+    def backward_begins(self, module: int) -> None:
+        layer = self._reach(module)
+        if layer is None:
+            return
+        if layer == self.recomputing:
+            # FSDP reshards after the recomputed forward pass and gathers anew. No prefetch: a unit
+            # needs an output with a gradient (`_needs_pre_backward_unshard`), and the layer
+            # below has none until its own forward pass runs again.
+            self.recomputes = True
+            if self.sharding.reshards_after_forward:
+                self._reshard(layer)
+                self._unshard(layer)
+        elif self.announcers.get(layer, module if self.turned != layer else None) == module:
+            prefetches = self.phase == "backward" and self.sharding.prefetches_backward and not self.recomputes
+            if prefetches and layer > 0:
+                self._unshard(layer - 1)
+        self.recomputing, self.turned = None, layer
+
+    def _reach(self, module: int) -> int | None:
+        """Gather the layer of this module, if it is the layer's first."""
+        if not self.usage.modules[module]:
+            return None
+        layer = self._layer(self.usage.modules[module][0])
+        if layer != self.current:
+            self._leave()
+        self.current = layer
+        self._unshard(layer)
+        return layer
+
+    def _leave(self) -> None:
+        """Reshard the current layer; the root stays gathered for the backward pass."""
+        stays = self.phase != "backward" and not self.sharding.reshards_after_forward
+        if self.current is not None and self.current >= 0 and not stays:
+            self._reshard(self.current)
+
+    def _enter(self, mark: Mark) -> None:
+        if self.phase != "backward" and mark.layer is None and self.current is not None and self.current >= 0:
+            self._leave()
+            self.current = None
+        super()._enter(mark)
+
+    # Gradients.
+
+    def gradient(self, parameter: int, number: int, *, last: bool) -> None:
+        if not self.sharding.ignores_trainable:
+            layer = self._layer(parameter)
+            held = self.held(number)
+            self.seen[parameter] = -1 if held is None else held
+            unit = self.units[layer, True]
+            if all(index in self.seen for index in unit):
+                self._reduce(layer, unit)
+        if last:
+            self._finish_backward()
+
+    def _reduce(self, layer: int, unit: list[int]) -> None:
+        """Flatten the gradients, reshard the layer, reduce into this rank's part.
+
+        autograd runs a node on the stream of its forward. A unit is split into parameters on the
+        gathering stream, so its gradients are flattened there and the unit is resharded there:
+        gradients are read by another stream, gathered weights are not.
+        """
+        count, width, master = self._count(unit), self._width(unit), self._master_width(unit)
+        wide = self.sharding.reduce_bytes or width
+        flat = self._allocate(count * width, "gradients", GATHERING)
+        for index in unit:
+            number = self.seen.pop(index)
+            if self.gives_up(number):
+                self.limiter.free(number)
+        self._reshard(layer, read_elsewhere=False)
+        cast = self._allocate(count * wide, "communication", REDUCING) if wide != width else None
+        part = self._allocate(count // self.sharding.ranks * wide, "gradients", REDUCING)
+        if (layer, True) in self.shards:
+            self.limiter.free(part)
+        elif master == wide:
+            self.shards[layer, True] = part
+        else:
+            self.shards[layer, True] = self._allocate(count // self.sharding.ranks * master, "gradients", REDUCING)
+            self.limiter.free(part)
+        self.limiter.free(cast)
+        self.limiter.free(flat)
+
+    def _finish_backward(self) -> None:
+        for layer in [layer for layer in self.open if self.phase in ("backward", "optimizer")]:
+            self._reshard(layer)
+        self.current = self.recomputing = self.turned = None
+        self.recomputes = False
+
+    # Optimizer step.
+
+    def optimizer_begins(self) -> None:
+        self._finish_backward()
+        self.limiter.synchronise()
+        sizes = [(count, width) for _, count, width in sorted(self._trained())]
+        if not self.states:
+            kept = [one for size in sizes for one in self.optimizer.state_tensors(*size)]
+            self.states = [self.book.allocate(size, "optimizer") for size in kept]
+        if not self.optimizer.listed:
+            largest = max(count * width for count, width in sizes)
+            self.book.passing(largest * self.optimizer.temporary_copies, "optimizer")
+            return
+        copies = [count * width for _ in range(self.optimizer.temporary_copies) for count, width in sizes]
+        for number in [self.book.allocate(size, "optimizer") for size in copies]:
+            self.book.free(number)
+
+    def _trained(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the optimizer's tensors: parameter, elements and width of this rank's piece."""
+        for (_, trains), unit in self.units.items():
+            for place, count in self._pieces(unit) if trains else ():
+                yield place, count, self._master_width(unit)
+
+    def _pieces(self, unit: list[int]) -> Iterator[tuple[int, int]]:
+        """Yield this rank's piece of each original parameter, or of the flat one."""
+        counts = [(index, self.usage.parameters[index].count) for index in unit]
+        shard = self._shard(unit)
+        if self.sharding.ignores_trainable:
+            yield from counts
+        elif not self.sharding.use_orig_params:
+            yield unit[0], shard
+        else:
+            start, at = self.sharding.rank * shard, 0
+            for index, count in counts:
+                held = min(start + shard, at + count) - max(start, at)
+                at += count
+                if held > 0:
+                    yield index, held
+
+    def optimizer_ends(self) -> None:
+        """Free the gradients: zero_grad sets them to None."""
+        for number in self.shards.values():
+            self.book.free(number)
+        self.shards.clear()
+
+
+def _broadcasts(sizes: list[int]) -> Iterator[int]:
+    """Yield the sizes of buckets that are flattened and broadcast together."""
+    filled = 0
+    for size in sizes:
+        filled += size
+        if filled >= BROADCAST_BYTES:
+            yield filled
+            filled = 0
+    if filled:
+        yield filled

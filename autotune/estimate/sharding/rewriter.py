@@ -1,0 +1,286 @@
+"""Rewriting of a trace: a sharding library adds, removes and moves allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+from autotune.core.trace import Mark, ModuleUse, Part, Trace
+
+PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
+_ENDINGS = (FORWARD_DONE, BACKWARD_DONE, GRADIENT)
+
+RECENT_EVENTS = 12
+"""Events to look back for the end of a gradient when its parameter's hook runs."""
+
+SMALL_BYTES = 64
+"""Upper bound of step counts, norms and learning rates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Memory of the traced optimizer, per parameter, to scale to other tensors."""
+
+    state_copies: float | None  # tensors of a parameter's size and dtype; None: the state has its own dtype
+    state_bytes_per_count: float  # bytes per element, if the state has its own dtype
+    temporary_copies: int  # temporary tensors of the updated size; 0 for fused kernels
+    listed: bool  # all parameters are updated at once (foreach)
+
+    def state_bytes(self, count: int, width: int) -> int:
+        """Return the state of `count` elements with masters of `width` bytes."""
+        return round(count * (self.state_bytes_per_count if self.state_copies is None else self.state_copies * width))
+
+    def state_tensors(self, count: int, width: int) -> list[int]:
+        """Return the same by tensor, if the tensors are like the parameter."""
+        whole = self.state_bytes(count, width)
+        copies = 0 if self.state_copies is None else round(self.state_copies)
+        alike = [count * width] * copies
+        return [*alike, whole - sum(alike)] if copies and whole > sum(alike) else alike or [whole]
+
+
+class Writer:
+    """The new trace, under construction."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._old = trace
+        self.sizes = list(trace.sizes)
+        self.parts = list(trace.parts)
+        self.part_names = list(trace.part_names)
+        self.events: list[int] = []
+        self.marks: list[Mark] = []
+        self.streams: dict[int, int] = {}
+        self._returned: list[tuple[int, list[int]]] = []
+
+    def allocate(self, size: int, part: Part, stream: int = 0) -> int:
+        if stream:
+            self.streams[len(self.sizes)] = stream
+        if part not in self.part_names:
+            self.part_names.append(part)
+        self.sizes.append(max(0, size))
+        self.parts.append(self.part_names.index(part))
+        self.events.append(len(self.sizes))
+        return len(self.sizes) - 1
+
+    def free(self, number: int | None) -> None:
+        if number is not None:
+            self.events.append(-(number + 1))
+
+    def passing(self, size: int, part: Part) -> None:
+        """Allocate and free at once."""
+        self.free(self.allocate(size, part))
+
+    def delete_event(self, event: int) -> None:
+        del self.events[event]
+        self.marks = [replace(mark, event=mark.event - (mark.event > event)) for mark in self.marks]
+        self._returned = [(at - (at > event), numbers) for at, numbers in self._returned]
+
+    def returned(self, numbers: list[int]) -> None:
+        """Record that these freed blocks are usable on their own streams from here on."""
+        if numbers:
+            self._returned.append((len(self.events), numbers))
+
+    def finished(self) -> Trace:
+        returns: dict[int, int] = {}  # each block -> the next allocation after its return
+        for event, numbers in self._returned:
+            following = next((entry - 1 for entry in self.events[event:] if entry > 0), len(self.sizes))
+            returns.update(dict.fromkeys(numbers, following))
+        return replace(
+            self._old,
+            sizes=tuple(self.sizes),
+            parts=tuple(self.parts),
+            part_names=tuple(self.part_names),
+            events=tuple(self.events),
+            marks=tuple(self.marks),
+            streams=self.streams,
+            returns=returns,
+            usage=None,
+        )
+
+
+class Rewriter:
+    """Walk through a plain trace; subclasses repeat their library's actions at each use."""
+
+    replaces_optimizer = True
+    """The plain optimizer phase's allocations are dropped; `optimizer_begins` allocates instead."""
+
+    def __init__(self, trace: Trace, usage: ModuleUse) -> None:
+        self.trace, self.usage = trace, usage
+        self.book = Writer(trace)
+        self.gone: set[int] = set()  # allocations whose remaining events are dropped
+        self.host_bytes = 0
+        self.phase, self.step_number = "load", 0
+        self._last_gradient = _last_gradients(usage)
+        self._held: set[int] = set()  # allocations that the rewriter frees itself
+
+    # Hooks for subclasses.
+
+    def loaded(self) -> None: ...
+
+    def pass_begins(self) -> None: ...
+
+    def forward_begins(self, module: int) -> None: ...
+
+    def forward_ends(self, module: int) -> None: ...
+
+    def backward_begins(self, module: int) -> None: ...
+
+    def backward_ends(self, module: int) -> None: ...
+
+    def gradient(self, parameter: int, number: int, *, last: bool) -> None: ...
+
+    def read(self, parameter: int) -> None:
+        """Handle a read by the forward of a module that does not own the parameter."""
+
+    def optimizer_begins(self) -> None: ...
+
+    def optimizer_ends(self) -> None: ...
+
+    # The walk.
+
+    def rewritten(self) -> Trace:
+        for event, turn in self._turns():
+            if isinstance(turn, Mark):
+                self._enter(turn)
+            elif turn is not None:
+                self._use(turn)
+            else:
+                self._copy(self.trace.events[event])
+        if self.phase == "optimizer":
+            self.optimizer_ends()
+        return self.book.finished()
+
+    def _turns(self) -> Iterator[tuple[int, Mark | tuple[int, ...] | None]]:
+        """Yield marks and uses before their event: ends, then marks, then beginnings."""
+        marks, uses = list(self.trace.marks), list(self.usage.uses)
+        mark = use = 0
+        for event in range(len(self.trace.events) + 1):
+            while use < len(uses) and uses[use][0] <= event and uses[use][1] in _ENDINGS:
+                yield event, uses[use]
+                use += 1
+            while mark < len(marks) and marks[mark].event <= event:
+                yield event, marks[mark]
+                mark += 1
+            while use < len(uses) and uses[use][0] <= event:
+                yield event, uses[use]
+                use += 1
+            if event < len(self.trace.events):
+                yield event, None
+
+    def _enter(self, mark: Mark) -> None:
+        changed = (mark.phase, mark.step) != (self.phase, self.step_number)
+        if changed and self.phase == "load" and mark.phase != "load":
+            self.loaded()
+        if changed and self.phase == "optimizer":
+            self.optimizer_ends()
+        self.phase, self.step_number = mark.phase, mark.step
+        self.book.marks.append(replace(mark, event=len(self.book.events)))
+        if changed and mark.phase == "optimizer":
+            self.optimizer_begins()
+
+    def _use(self, use: tuple[int, ...]) -> None:
+        _, kind, which, *rest = use
+        if kind == PASS:
+            self.pass_begins()
+        elif kind == GRADIENT:
+            self.gradient(which, rest[0], last=use in self._last_gradient)
+        else:
+            hooks = {
+                FORWARD: self.forward_begins, FORWARD_DONE: self.forward_ends, READ: self.read,
+                BACKWARD: self.backward_begins, BACKWARD_DONE: self.backward_ends,
+            }  # fmt: skip
+            hooks[kind](which)
+
+    def _copy(self, entry: int) -> None:
+        number = abs(entry) - 1
+        if entry > 0 and self.phase == "optimizer" and self.replaces_optimizer:
+            self.gone.add(number)
+        if number not in self.gone and not (entry < 0 and number in self._held):
+            self.book.events.append(entry)
+
+    def held(self, number: int) -> int | None:
+        """Take over the gradient's memory, to give it up later.
+
+        In a later micro-step the plain trace accumulates a gradient and frees it at once: it is the
+        latest block of its size, and its free event is deleted.
+        """
+        if number < 0 or number not in self.gone:
+            return None if number < 0 else number
+        events = self.book.events
+        for back in range(1, min(RECENT_EVENTS, len(events)) + 1):
+            recent = abs(events[-back]) - 1
+            if recent >= len(self.trace.sizes) or self.trace.sizes[recent] != self.trace.sizes[number] or recent in self.gone:
+                continue
+            if events[-back] < 0:
+                self.book.delete_event(len(events) - back)
+            self._held.add(recent)
+            return recent
+        return None
+
+    def give_up(self, number: int | None) -> None:
+        """Free an allocation of the plain trace here, and drop its own free event."""
+        if self.gives_up(number):
+            self.book.free(number)
+
+    def gives_up(self, number: int | None) -> TypeGuard[int]:
+        """Return True if it is still allocated; the caller frees it from now on."""
+        if number is None or number < 0 or number in self.gone:
+            return False
+        self.gone.add(number)
+        return True
+
+
+def _last_gradients(usage: ModuleUse) -> set[tuple[int, ...]]:
+    """Return the last gradient of each backward pass."""
+    last: set[tuple[int, ...]] = set()
+    pending: tuple[int, ...] | None = None
+    for use in usage.uses:
+        if use[1] == GRADIENT:
+            pending = use
+        elif use[1] == PASS and pending is not None:
+            last.add(pending)
+            pending = None
+    return last if pending is None else last | {pending}
+
+
+def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
+    """Derive the optimizer from the plain trace's own optimizer phase."""
+    trained = [parameter for parameter in usage.parameters if parameter.trains]
+    if not trained:
+        raise ValueError("a model without trainable parameters has no optimizer to shard")
+    kept, passing = _optimizer_phase(trace)
+    if not kept:
+        raise ValueError("the trace has no optimizer state to shard. Trace at least one optimizer step.")
+    count, size = sum(parameter.count for parameter in trained), sum(parameter.size for parameter in trained)
+    largest = max(parameter.size for parameter in trained)
+    mirrors = max(kept) == largest
+    listed = len(set(passing)) > 1 or sum(passing) > 4 * largest
+    copies = sum(passing) / (size if listed else passing[0]) if passing else 0
+    return Optimizer(
+        state_copies=sum(kept) / size if mirrors else None,
+        state_bytes_per_count=sum(kept) / count,
+        temporary_copies=round(copies),
+        listed=listed,
+    )
+
+
+def _optimizer_phase(trace: Trace) -> tuple[list[int], list[int]]:
+    """Return the first optimizer step's sizes: kept tensors, and temporary ones.
+
+    With parameters updated one by one these are one parameter's own; later the last parameter's
+    may still be allocated.
+    """
+    first = min((mark.step for mark in trace.marks if mark.phase == "optimizer"), default=0)
+    spans = [span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("optimizer", first)]
+    inside = [trace.events[event] for span in spans for event in span]
+    freed = {-entry - 1 for entry in inside if entry < 0}
+    kept = [trace.sizes[entry - 1] for entry in inside if entry > 0 and entry - 1 not in freed]
+    passing: dict[int, int] = {}
+    begun = next((at for at, entry in enumerate(inside) if entry > 0 and entry - 1 not in freed), 0)
+    for entry in inside[begun:]:  # allocations before the first state belong to gradient clipping
+        number = abs(entry) - 1
+        if entry < 0 and number in passing:
+            break
+        if entry > 0 and number in freed and trace.sizes[number] > SMALL_BYTES:
+            passing[number] = trace.sizes[number]
+    return kept, list(passing.values())

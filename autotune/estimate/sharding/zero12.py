@@ -1,0 +1,203 @@
+"""DeepSpeed's ZeRO-1 and ZeRO-2: flat weights, float32 masters of a partition, bucketed gradients.
+
+The order of allocations is that of deepspeed/runtime/zero/stage_1_and_2.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from autotune.core.trace import ModuleUse, Part, Trace
+from autotune.estimate.sharding.rewriter import GRADIENT, PASS, Rewriter, optimizer_of
+from autotune.estimate.sharding.sharding_options import Sharding
+
+NORM_BYTES = 8  # norms of gradients are computed in double precision, tensor by tensor
+MASTER_BYTES = 4
+
+
+class Zero(Rewriter):
+    """Gradient buckets and optimizer of all stages."""
+
+    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+        super().__init__(trace, usage)
+        self.sharding = sharding
+        self.optimizer = optimizer_of(trace, usage)
+        self.trained = [index for index, parameter in enumerate(usage.parameters) if parameter.trains]
+        first = usage.parameters[self.trained[0]]
+        self.width = first.size // first.count if first.count else 1
+        self.bucket: list[int] = []
+        self.filled = 0
+        self.oversized: list[int | None] = []  # gradients that stay outside the contiguous bucket
+
+    def _add_to_bucket(self, parameter: int, number: int, *, outside: bool) -> None:
+        if outside:
+            self.oversized.append(self.held(number))
+        else:
+            self.give_up(number)
+        self.bucket.append(parameter)
+        self.filled += self.usage.parameters[parameter].count
+
+    def _clear_bucket(self) -> None:
+        for number in self.oversized:
+            self.give_up(number)
+        self.oversized.clear()
+        self.bucket.clear()
+        self.filled = 0
+
+    def _gradients_to_masters(self, count: int) -> int:
+        """Flatten the partition's gradients and widen them to float32; return the block."""
+        flat = self.book.allocate(count * self.width, "gradients")
+        gradients = flat if self.width == MASTER_BYTES else self.book.allocate(count * MASTER_BYTES, "gradients")
+        if self.width != MASTER_BYTES:
+            self.book.free(flat)
+        return gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """This rank's part of one trainable parameter."""
+
+    parameter: int
+    count: int  # elements in this rank's partition
+    first: int  # partition in which the parameter begins
+    last: int  # partition in which it ends
+
+
+class Zero12(Zero):
+    """Stage 1 keeps gradients until the last micro-step; stage 2 reduces them at once."""
+
+    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+        super().__init__(trace, usage, sharding)
+        self.stage = int(sharding.kind[-1])
+        self.partition, slices = self._partition()
+        self.layout = {piece.parameter: piece for piece in slices}
+        self.owned = {piece.parameter: piece for piece in slices if piece.count}
+        self.buffers: list[int] = []
+        self.whole: dict[int, int] = {}
+        self.kept: int | None = None
+        self.fresh: int | None = None
+        self.state: int | None = None
+        self._boundary = _boundaries(trace, usage)
+        self._passes = -1
+
+    def _partition(self) -> tuple[int, list[Slice]]:
+        """Divide the concatenated trainable parameters into equal, padded partitions."""
+        ranks, rank = self.sharding.ranks, self.sharding.rank
+        counts = [self.usage.parameters[index].count for index in self.trained]
+        share = -(-sum(counts) // (2 * ranks)) * 2
+        pieces = []
+        for index, start, count in zip(self.trained, [0, *accumulate(counts)], counts, strict=False):
+            end = start + count
+            inside = max(0, min(end, (rank + 1) * share) - max(start, rank * share))
+            pieces.append(Slice(parameter=index, count=inside, first=start // share, last=max(start, end - 1) // share))
+        return share, pieces
+
+    def loaded(self) -> None:
+        """Move the weights into one flat tensor, then make this rank's float32 masters."""
+        part: Part = "weights" if len(self.trained) == len(self.usage.parameters) else "adapters"
+        self.book.allocate(self.partition * self.sharding.ranks * self.width, part)
+        for index in self.trained:
+            self.give_up(self.usage.parameters[index].number)
+        cloned = self.book.allocate(self.partition * self.width, "optimizer") if self.width != MASTER_BYTES else None
+        if not self.sharding.offload_optimizer:
+            self.book.allocate(self.partition * MASTER_BYTES, "optimizer")
+            self.book.free(cloned)
+            self.book.passing(self.partition * MASTER_BYTES, "gradients")
+            return
+        self.book.free(cloned)
+        # On the host, pinned: masters, 16-bit weights to copy back, gradients, one in
+        # transit. On the device: another one in transit.
+        largest = max(self.usage.parameters[index].count for index in self.trained)
+        self.host_bytes += self.partition * (MASTER_BYTES + self.width + 4) + largest * self.width
+        self.book.allocate(largest * self.width, "communication")
+
+    # Micro-step.
+
+    def pass_begins(self) -> None:
+        self._passes += 1
+
+    def gradient(self, parameter: int, number: int, *, last: bool) -> None:
+        if not self.buffers and self.sharding.contiguous_gradients:
+            for _ in range(2 if self.sharding.overlap_comm else 1):
+                self.buffers.append(self.book.allocate(self.sharding.reduce_bucket_size * self.width, "communication"))
+        if self.stage == 2 or (self.sharding.overlap_comm and self._passes in self._boundary):
+            self._into_bucket(parameter, number)
+        else:
+            self.whole.setdefault(parameter, number)
+        if last:
+            self._end_of_backward()
+
+    def _into_bucket(self, parameter: int, number: int) -> None:
+        count = self.usage.parameters[parameter].count
+        if self.filled + count > self.sharding.reduce_bucket_size:
+            self._reduce()
+        outside = count > self.sharding.reduce_bucket_size or not self.sharding.contiguous_gradients
+        self._add_to_bucket(parameter, number, outside=outside)
+
+    def _reduce(self) -> None:
+        """Reduce a copy of the bucket (or the bucket, if one piece); copy this rank's part."""
+        # Pieces: stretches of the bucket that go to one rank each.
+        owners = [owner for index in self.bucket for owner in range(self.layout[index].first, self.layout[index].last + 1)]
+        if sum(owner != before for owner, before in zip(owners, [-1, *owners], strict=False)) > 1:
+            self.book.passing(self.filled * self.width, "communication")
+        for index in self.bucket:
+            if index not in self.owned:
+                continue
+            if self.sharding.offload_optimizer:  # norms of offloaded gradients are computed on the device
+                self.book.passing(self.owned[index].count * NORM_BYTES, "workspaces")
+            elif self.fresh is None:
+                total = sum(self.usage.parameters[one].count for one in self.owned)
+                self.fresh = self.book.allocate(total * self.width, "gradients")
+        self._clear_bucket()
+
+    def _end_of_backward(self) -> None:
+        if self.stage == 1 and not self.sharding.overlap_comm:
+            if self._passes not in self._boundary:
+                return  # the buffers stay for the micro-step that reduces
+            for index, number in sorted(self.whole.items()):
+                self._into_bucket(index, number)
+            self.whole.clear()
+        self._reduce()
+        if self.kept is None:
+            self.kept, self.fresh = self.fresh, None
+        self.book.free(self.fresh)
+        self.fresh = None
+        for number in self.buffers:
+            self.book.free(number)
+        self.buffers.clear()
+
+    # Optimizer step.
+
+    def optimizer_begins(self) -> None:
+        if self.sharding.offload_optimizer:
+            if self.state is None:
+                self.state = -1
+                self.host_bytes += self.optimizer.state_bytes(self.partition, MASTER_BYTES)
+            return
+        for piece in self.owned.values():
+            self.book.passing(piece.count * NORM_BYTES, "workspaces")
+        gradients = self._gradients_to_masters(self.partition)
+        self.book.free(self.kept)
+        self.kept = None
+        if self.state is None:
+            self.state = self.book.allocate(self.optimizer.state_bytes(self.partition, MASTER_BYTES), "optimizer")
+        self.book.passing(self.partition * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
+        self.book.free(gradients)
+
+
+def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:
+    """Return the numbers of the last passes with gradients before each optimizer step."""
+    steps = [mark.event for mark in trace.marks if mark.phase == "optimizer"]
+    found: set[int] = set()
+    number, pending, at = -1, None, 0
+    for event, kind, *_ in usage.uses:
+        while at < len(steps) and steps[at] <= event and kind == PASS:
+            if pending is not None:
+                found.add(pending)
+            pending, at = None, at + 1
+        if kind == PASS:
+            number += 1
+        elif kind == GRADIENT:
+            pending = number
+    return found if pending is None else found | {pending}

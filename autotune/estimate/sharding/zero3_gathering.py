@@ -1,0 +1,264 @@
+"""DeepSpeed's ZeRO-3 gathering: parameters that are whole at each time, module by module.
+
+As in deepspeed/runtime/zero/partitioned_param_coordinator.py, one pass records the order of the
+modules; later passes prefetch parameters, and keep those that are used again soon.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from autotune.core.trace import ModuleUse
+from autotune.estimate.sharding.rewriter import Writer
+from autotune.estimate.sharding.sharding_options import Sharding
+
+NEVER = -1
+
+
+@dataclass
+class Gather:
+    """Gather in flight: one parameter in place, or several in a common buffer."""
+
+    parameters: list[int]
+    buffer: int | None
+    complete: bool = False
+    waiting: set[int] = field(default_factory=set)
+
+
+class Gathering:
+    """The coordinator's actions, written to a trace."""
+
+    def __init__(
+        self,
+        usage: ModuleUse,
+        book: Writer,
+        sharding: Sharding,
+        *,
+        widths: list[int],
+        persistent: frozenset[int],
+        through_gloo: bool,
+    ) -> None:
+        self._usage, self._book, self._sharding, self._widths = usage, book, sharding, widths
+        self._persistent, self._through_gloo = persistent, through_gloo
+        self._held: dict[int, int] = {}  # gathered parameter -> its block
+        self._flying: dict[int, Gather] = {}
+        self._users: dict[int, set[int]] = defaultdict(set)
+        self._recomputed: dict[int, set[int]] = defaultdict(set)
+        # Parameter -> modules that were recomputed with it and whose backward is not over.
+        self._awaited: dict[int, set[int]] = defaultdict(set)
+        # Released weights that checkpointing keeps for the backward of these modules.
+        self._saved: list[tuple[int, set[int]]] = []
+        self._running: list[int] = []  # modules in their forward, the innermost last
+        # Module -> parameters of other modules that it reads: they count as its own afterwards.
+        self._others: dict[int, set[int]] = defaultdict(set)
+        self._in_backward: dict[int, None] = {}
+        self._mode = "unknown"
+        self._order: list[int] = []
+        self._parameter_order: list[tuple[int, int]] = []
+        self._queue: deque[tuple[int, int]] = deque()
+        self._fetched_for: dict[int, int] = {}
+        self._at = self._live = 0
+        self._release_plans: dict[tuple[int, int], frozenset[int]] = {}
+
+    # A pass and its modules.
+
+    def begin_pass(self) -> None:
+        self._land_all()
+        if self._mode == "recording":
+            self._parameter_order = [(held, at) for at, module in enumerate(self._order) for held in self._of(module)]
+            self._mode = "known"
+        elif self._mode == "unknown":
+            self._mode = "recording"
+        self._queue = deque(self._parameter_order if self._mode == "known" else ())
+        self._fetched_for.clear()
+        self._at = self._live = 0
+
+    def fetch(self, module: int, *, forward: bool, recomputing: bool = False) -> None:
+        self._check_order(module)
+        if forward:
+            self._running.append(module)
+        else:
+            self._in_backward[module] = None
+        wanted = self._of(module)
+        self._gather([held for held in wanted if self._is_apart(held)])
+        for held in wanted:
+            self._users[held].add(module)
+            trains = self._usage.parameters[held].trains
+            if recomputing and self._in_backward and not trains:
+                owner = next(reversed(self._in_backward))  # frozen ones stay until its backward is over
+                self._recomputed[owner].add(held)
+                self._users[held].add(owner)
+            # Checkpointing keeps the memory of detached trainable weights alone.
+            if recomputing and trains and self._usage.keeps_recomputed and held in self._usage.modules[module]:
+                self._awaited[held].add(module)
+            if held in self._flying:
+                self._land(held)
+        if self._mode == "known":
+            self._look_ahead(wanted)
+        self._at += 1
+
+    def read(self, held: int) -> None:
+        """Gather another module's parameter for the running module at once, uncounted."""
+        if self._running and self._is_apart(held):
+            self._others[self._running[-1]].add(held)
+            self._gather_alone(held)
+
+    def release(self, module: int, *, forward: bool) -> None:
+        while forward and self._running and self._running.pop() != module:
+            pass  # recomputation stops early: no hook reports the end of the modules inside
+        touched = set(self._of(module))
+        plan = set(self._plan(module, self._at) if self._mode == "known" else touched)
+        if not forward:
+            self._end_awaiting(module)
+            again = self._recomputed.pop(module, set())
+            plan |= again - self._persistent
+            touched |= again
+            self._in_backward.pop(module, None)
+        for held in sorted(touched):
+            self._users[held].discard(module)
+            if held in plan:
+                self._let_go(held)
+
+    def end_backward(self) -> None:
+        """End the backward of modules whose inputs need no gradient: no hook reports it."""
+        while self._in_backward:
+            module, _ = self._in_backward.popitem()
+            for held in sorted({*self._of(module), *self._recomputed.pop(module, set())}):
+                self._users[held].discard(module)
+                if held not in self._persistent:
+                    self._let_go(held)
+        for module in set().union(*self._awaited.values()):
+            self._end_awaiting(module)
+
+    def release_all(self) -> None:
+        self._users.clear()
+        for held in list(self._flying):
+            self._land(held)
+        for held in list(self._held):
+            self._let_go(held)
+
+    def gather_persistent(self) -> None:
+        """Gather small parameters after each step, to stay."""
+        for held in sorted(self._persistent):
+            if self._is_apart(held):
+                self._gather_alone(held)
+
+    # The order of modules.
+
+    def _check_order(self, module: int) -> None:
+        if self._mode == "known" and (self._at >= len(self._order) or self._order[self._at] != module):
+            self._mode = "unknown"
+            self._order, self._parameter_order = [], []
+            self._fetched_for.clear()
+            self._queue.clear()
+            self._land_all()
+        elif self._mode == "recording":
+            self._order.append(module)
+
+    def _look_ahead(self, wanted: list[int]) -> None:
+        """Remove this module's parameters from the queue, and prefetch the next ones."""
+        due = {held for held in wanted if self._fetched_for.get(held, NEVER) < self._at}
+        struck: set[int] = set()
+        while self._queue and len(struck) < len(due):
+            held, last_used = self._queue.popleft()
+            self._fetched_for[held] = last_used
+            struck.add(held)
+        room = min(self._sharding.max_live_parameters - self._live, self._sharding.prefetch_bucket_size)
+        ahead: list[int] = []
+        count = 0
+        while self._queue and count < room:
+            held, last_used = self._queue.popleft()
+            fetch = self._is_apart(held) and held not in ahead
+            self._fetched_for[held] = max(self._fetched_for.get(held, NEVER), last_used)
+            if fetch:
+                ahead.append(held)
+                count += self._usage.parameters[held].count
+        self._gather(ahead)
+
+    def _plan(self, module: int, at: int) -> frozenset[int]:
+        """Return the parameters to release: not prefetched, not reused soon. Fixed per place."""
+        known = self._release_plans.get((module, at))
+        if known is not None:
+            return known
+        plan = {held for held in self._of(module) if held not in self._persistent and self._fetched_for.get(held, NEVER) <= at}
+        distance = 0
+        for later in self._order[at:]:
+            if distance >= self._sharding.max_reuse_distance:
+                break
+            for held in self._of(later):
+                plan.discard(held)
+                distance += self._usage.parameters[held].count
+        self._release_plans[module, at] = frozenset(plan)
+        return self._release_plans[module, at]
+
+    # Memory.
+
+    def _of(self, module: int) -> list[int]:
+        return sorted({*self._usage.modules[module], *self._others[module]})
+
+    def _is_apart(self, held: int) -> bool:
+        return held not in self._held and held not in self._flying
+
+    def _padded(self, held: int) -> int:
+        ranks = self._sharding.ranks
+        return -(-self._usage.parameters[held].count // ranks) * ranks * self._widths[held]
+
+    def _gather(self, wanted: list[int]) -> None:
+        if not wanted:
+            return
+        self._live += sum(self._usage.parameters[held].count for held in wanted)
+        size = sum(self._padded(held) for held in wanted)
+        if self._sharding.offload_parameters:  # the shards come up from the host first
+            self._book.passing(size // self._sharding.ranks, "communication")
+        number = self._allocate(size)
+        self._flying.update(dict.fromkeys(wanted, Gather(parameters=wanted, buffer=number, waiting=set(wanted))))
+
+    def _gather_alone(self, held: int) -> None:
+        """Gather outside the coordinator, uncounted."""
+        self._held[held] = self._allocate(self._padded(held))
+
+    def _allocate(self, size: int) -> int:
+        number = self._book.allocate(size, "communication")
+        if self._through_gloo:
+            self._book.passing(size, "communication")
+        return number
+
+    def _land(self, held: int) -> None:
+        gather = self._flying.pop(held)
+        gather.waiting.discard(held)
+        if len(gather.parameters) == 1:
+            assert gather.buffer is not None
+            self._held[held] = gather.buffer
+            return
+        if not gather.complete:
+            gather.complete = True
+            for each in gather.parameters:
+                size = self._usage.parameters[each].count * self._widths[each]
+                self._held[each] = self._book.allocate(size, "communication")
+        if not gather.waiting:
+            self._book.free(gather.buffer)
+
+    def _land_all(self) -> None:
+        for held in list(self._flying):
+            self._land(held)
+            self._let_go(held)
+
+    def _let_go(self, held: int) -> None:
+        if held in self._held and held not in self._flying and not self._users.get(held):
+            number = self._held.pop(held)
+            if self._awaited.get(held):
+                self._saved.append((number, self._awaited.pop(held)))
+            else:
+                self._book.free(number)
+            self._live -= self._usage.parameters[held].count
+
+    def _end_awaiting(self, module: int) -> None:
+        """Free the weights that checkpointing saved for this module's backward alone."""
+        for awaiting in self._awaited.values():
+            awaiting.discard(module)
+        for number, awaiting in self._saved:
+            awaiting.discard(module)
+            if not awaiting:
+                self._book.free(number)
+        self._saved = [one for one in self._saved if one[1]]

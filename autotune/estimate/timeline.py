@@ -1,0 +1,155 @@
+"""Timeline: models on the device in each phase, and device memory by part.
+
+The trainer's part comes from the replay of its trace. The engine shares the trainer's process, its
+CUDA context and torch's cache. Its weights, KV cache and graphs are added while it is awake;
+temporary activations of its forward passes come out of the cache that the trainer's step leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from autotune.core.measurement import PHASES, Phase
+from autotune.core.prediction import Basis, Estimate, PhasePrediction
+from autotune.estimate import device_memory
+from autotune.estimate.device_memory import Outside
+from autotune.estimate.phase_usage import TraceUsage
+from autotune.estimate.replay import PhaseUse
+
+POLICY_PARTS = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs")
+OTHER_MODEL_PARTS = tuple(
+    f"{role}_{part}"
+    for role in ("reference", "critic", "reward")
+    for part in ("weights", "gradients", "optimizer", "activations", "inputs")
+)
+PARTS = (*POLICY_PARTS, *OTHER_MODEL_PARTS, "kv_cache", "engine", "fragmentation", "context", "communication")
+"""Parts of a breakdown, in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineShare:
+    """Rollout engine on one of the training devices."""
+
+    awake: Estimate  # while it generates, without its forward passes' temporary activations
+    loading: Estimate  # while weights are pushed to it: less than `awake` if it wakes in two steps
+    asleep: Estimate
+    kv_cache_bytes: int
+    weights_bytes: int
+    passing_bytes: int  # temporary activations, out of the cache that it shares with the trainer
+    sleeps: bool
+    wakes_at_once: bool = False  # its cache is back when weights are pushed to it
+
+    def held(self, phase: Phase) -> Estimate:
+        if self.has_cache(phase):
+            return self.awake
+        return self.loading if phase == "sync" else self.asleep
+
+    def has_cache(self, phase: Phase) -> bool:
+        return not self.sleeps or phase in ("load", "rollout") or (phase == "sync" and self.wakes_at_once)
+
+    def passes(self, phase: Phase) -> int:
+        return self.passing_bytes if phase in ("load", "rollout") else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Everything on one device."""
+
+    usage: TraceUsage
+    basis: Basis
+    high_extra_bytes: int
+    outside: Outside
+    engine: EngineShare | None = None
+    others: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)  # models outside the step, by phase and part
+    away: tuple[str, ...] = ()  # parts of the trainer's state that are offloaded during the rollout
+    fused_parts: tuple[str, ...] = ()  # parts that may be nearly empty
+
+    @property
+    def away_bytes(self) -> int:
+        return sum(size for part, size in self.usage.resting.parts.items() if part in self.away)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelinePoint:
+    """Peak of one phase."""
+
+    phase: Phase
+    torch_reserved: Estimate  # the trainer's part of torch's cache, the engine's activations included
+    device_bytes: Estimate
+    parts: Mapping[str, int]
+
+    @property
+    def prediction(self) -> PhasePrediction:
+        return PhasePrediction(name=self.phase, peak_bytes=self.device_bytes, seconds=None, parts=self.parts)
+
+
+def timeline_points(scene: Scene) -> tuple[TimelinePoint, ...]:
+    """Return every phase that runs, in the order of `PHASES`."""
+    uses = {use.phase: use for use in scene.usage.phases}
+    if scene.engine is not None:
+        for phase in ("rollout", "sync"):
+            uses.setdefault(phase, _resting(scene, phase))
+    return tuple(_point(scene, uses[phase]) for phase in PHASES if phase in uses)
+
+
+def peak(several: tuple[TimelinePoint, ...]) -> TimelinePoint:
+    """Return the highest point; of equals the least fragmented one, which filled the cache."""
+    return max(several, key=lambda point: (point.device_bytes.value, -point.parts.get("fragmentation", 0)))
+
+
+def _resting(scene: Scene, phase: Phase) -> PhaseUse:
+    """Return the trainer between two steps: state, and cache unless an engine emptied it."""
+    uses, resting = scene.usage.phases, scene.usage.resting
+    cached = 0 if scene.engine is not None and scene.engine.sleeps else max(use.reserved_bytes for use in uses)
+    cached_high = 0 if not cached else max(use.reserved_high_bytes for use in uses)
+    away = scene.away_bytes if phase == "rollout" else 0
+    return PhaseUse(
+        phase=phase,
+        requested_bytes=max(0, resting.requested_bytes - away),
+        allocated_bytes=max(0, resting.allocated_bytes - away),
+        reserved_bytes=max(resting.reserved_bytes - away, cached, 0),
+        reserved_high_bytes=max(resting.reserved_high_bytes - away, cached_high, 0),
+        parts={part: size for part, size in resting.parts.items() if not away or part not in scene.away},
+    )
+
+
+def _point(scene: Scene, use: PhaseUse) -> TimelinePoint:
+    """Sum of trainer, engine's activations beyond the free cache, other models, CUDA, engine."""
+    free = use.reserved_bytes - use.allocated_bytes
+    passing = 0 if scene.engine is None else max(0, scene.engine.passes(use.phase) - free)
+    held = device_memory.reserved(use, scene.basis, scene.high_extra_bytes)
+    others = device_memory.other_models(scene.others.get(use.phase, {}), scene.basis)
+    reserved = held + Estimate.exactly(passing) + others
+    total = reserved + scene.outside.total
+    if scene.engine is not None:
+        total = total + scene.engine.held(use.phase)
+    fused_parts = sum(size for part, size in use.parts.items() if part in scene.fused_parts)
+    total = Estimate(value=total.value, low=max(0.0, total.low - fused_parts), high=total.high)
+    return TimelinePoint(
+        phase=use.phase,
+        torch_reserved=reserved,
+        device_bytes=device_memory.whole_bytes(total),
+        parts=_parts(scene, use, passing, round(total.value)),
+    )
+
+
+def _parts(scene: Scene, use: PhaseUse, passing: int, total: int) -> dict[str, int]:
+    """Return bytes by part; fragmentation is the remainder, so that they sum to the total."""
+    parts: dict[str, int] = {str(name): size for name, size in use.parts.items()}
+    for name, size in scene.others.get(use.phase, {}).items():
+        parts[name] = parts.get(name, 0) + size
+    parts["context"] = round(scene.outside.context.value)
+    parts["communication"] = parts.get("communication", 0) + round(scene.outside.communication.value)
+    for name, size in _engine_parts(scene.engine, use.phase, passing):
+        parts[name] = parts.get(name, 0) + size
+    parts["fragmentation"] = total - sum(parts.values())
+    return {name: parts[name] for name in PARTS if parts.get(name)}
+
+
+def _engine_parts(engine: EngineShare | None, phase: Phase, passing: int) -> Iterator[tuple[str, int]]:
+    if engine is None:
+        return
+    cache = engine.kv_cache_bytes if engine.has_cache(phase) else 0
+    yield "kv_cache", cache
+    yield "engine", round(engine.held(phase).value) - cache + passing

@@ -1,0 +1,178 @@
+"""Context of a traced step: inserted allocations, and points where the cache is emptied."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from autotune.core.measurement import Phase
+from autotune.core.trace import Mark, Part, Trace
+from autotune.estimate.allocator import AllocatorSettings
+from autotune.estimate.insertion import Insertion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """Rollout in the trainer's allocator. Sizes: at the longest length, over all layers."""
+
+    kv_cache_bytes: int
+    logits_bytes: int
+    prefill_bytes: int  # activations beside the prompts' cache while it is made
+    decode_bytes: int  # activations beside the cache and the logits
+    layers: int
+    prompt_length: int
+    completion_length: int
+    gathered_bytes: int = 0  # other ranks' weights, held here meanwhile
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceContext:
+    """Memory events around the traced step, on its device."""
+
+    cublas_workspace_bytes: int = 0
+    generation: Generation | None = None
+    merge_bytes: int = 0  # temporary memory of the weight sync: largest merged adapter, gathered parameter
+    loads_at_once: bool = False  # one block for all weights is requested and freed before they are loaded
+    empties_before_rollout: bool = False  # cache emptied before and after each rollout, as an offloaded engine does
+    empty_cache_steps: int | None = None  # cache emptied before the backward passes of every n-th step
+    settings: AllocatorSettings = dataclasses.field(default_factory=AllocatorSettings)
+
+
+def loaded_once(trace: Trace) -> Trace:
+    """Assign work that is marked as loading between two phases to the phase before it."""
+    marks: list[Mark] = []
+    for mark in trace.marks:
+        before = next((one.phase for one in reversed(marks) if one.phase != "load"), None)
+        marks.append(mark if mark.phase != "load" or before is None else dataclasses.replace(mark, phase=before))
+    return dataclasses.replace(trace, marks=tuple(marks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Events of a step at which contexts insert; the same for every context."""
+
+    loaded_bytes: int
+    multiplying: tuple[int, ...]  # events after which a thread has a cuBLAS workspace
+    cycle: int | None  # event of the next rollout
+    step: int  # step of that event
+
+
+def places_in(trace: Trace) -> Places:
+    cycle = second_cycle(trace)
+    return Places(
+        loaded_bytes=_loaded_weights(trace),
+        multiplying=tuple(_first_products(trace)),
+        cycle=cycle,
+        step=0 if cycle is None else next(mark.step for mark in reversed(trace.marks) if mark.event <= cycle),
+    )
+
+
+def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
+    if context.loads_at_once and places.loaded_bytes:
+        yield Insertion(event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load")
+    for event in places.multiplying if context.cublas_workspace_bytes else ():
+        yield Insertion(event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,))
+    if places.cycle is None:
+        return
+    if context.merge_bytes:
+        merged = (context.merge_bytes,)
+        yield Insertion(event=places.cycle, sizes=merged, parts=("workspaces",), order=(1, -1), phase="sync", step=places.step)
+    if context.generation is not None:
+        yield _rollout(context.generation, places.cycle, places.step)
+
+
+def _loaded_weights(trace: Trace) -> int:
+    """Return the weights held after loading; adapters, made later, excluded."""
+    end = next((span.stop for mark, span in trace.stretches() if mark.phase == "load"), 0)
+    return trace.live_parts_at(end - 1).get("weights", 0) if end else 0
+
+
+def _first_products(trace: Trace) -> Iterator[int]:
+    """Yield the first product of each cuBLAS thread: the forward pass's and autograd's."""
+    for phases in (("score", "forward"), ("backward",)):
+        first = next((span for mark, span in trace.stretches() if mark.phase in phases and len(span)), None)
+        if first is not None:
+            yield first.start + 1
+
+
+def second_cycle(trace: Trace) -> int | None:
+    """Return the event of the next rollout; the end if one step was traced."""
+    loaded = False
+    for mark in trace.marks:
+        if mark.step >= 1 and mark.phase != "load":
+            return mark.event
+        loaded = loaded or mark.phase == "load"
+    return len(trace.events) if loaded and len(trace.marks) > 1 else None
+
+
+GROWTH_LENGTHS = 64  # lengths at which a growing cache is replayed: steps of a few percent at most
+PIECES = 8  # allocations that stand for a sum whose parts are unknown
+
+
+def _rollout(generation: Generation, event: int, step: int) -> Insertion:
+    """Return a rollout: prompts in one pass, then a cache that grows by `cat` per token.
+
+    Keys or values of one layer at length l: kv_cache · l / (prompt + completion) / (2 · layers).
+    The copies of one layer replace each other exactly as they do from token to token.
+    """
+    tensors = 2 * max(1, generation.layers)
+    lengths = min(GROWTH_LENGTHS, max(1, generation.completion_length))
+    gathered, passing = _pieces(generation.gathered_bytes), _pieces(generation.prefill_bytes)
+    longest = generation.prompt_length + generation.completion_length
+    # Sizes in the order of `_growth_events`.
+    sizes: list[int] = [*gathered, *passing]
+    for at in range(lengths + 1):
+        length = generation.prompt_length + at / lengths * generation.completion_length
+        sizes += [int(generation.kv_cache_bytes * length / longest) // tensors] * tensors
+        sizes += (generation.logits_bytes, generation.decode_bytes) if at else ()
+    parts, order = _growth_events(tensors, lengths, len(gathered), len(passing))
+    return Insertion(event=event, sizes=tuple(sizes), parts=parts, order=order, phase="rollout", step=step)
+
+
+@cache
+def _growth_events(tensors: int, lengths: int, gathered: int, passing: int) -> tuple[tuple[Part, ...], tuple[int, ...]]:
+    """Return a rollout's parts and events; thousands of them, the same for all sizes."""
+    parts: list[Part] = []
+    order: list[int] = []
+
+    def make(count: int, part: Part) -> list[int]:
+        made = list(range(len(parts) + 1, len(parts) + 1 + count))
+        parts.extend([part] * count)
+        order.extend(made)
+        return made
+
+    others = make(gathered, "communication")
+    temporary = make(passing, "activations")
+    held = make(tensors, "kv_cache")
+    order.extend(-one for one in temporary)
+    for _ in range(lengths):
+        for at, old in enumerate(held):
+            (held[at],) = make(1, "kv_cache")
+            order.append(-old)
+        order.extend(-one for one in [*make(1, "logits"), *make(1, "activations")])
+    order.extend(-one for one in (*held, *others))
+    return tuple(parts), tuple(order)
+
+
+def _pieces(size: int) -> list[int]:
+    return [size // PIECES + (1 if piece < size % PIECES else 0) for piece in range(PIECES)] if size else []
+
+
+def emptied(whole: Trace, context: TraceContext) -> Iterator[int]:
+    """Yield the events before which the cache is emptied."""
+    previous: Phase | None = None
+    begun: set[int] = set()
+    for mark, span in whole.stretches():
+        if not len(span) or mark.phase == previous:
+            continue
+        begins = mark.phase != "load" and mark.step not in begun
+        generated = previous in ("rollout", "sync") and mark.phase not in ("rollout", "sync")
+        if context.empties_before_rollout and (begins or generated):
+            yield span.start
+        every = context.empty_cache_steps
+        if mark.phase == "backward" and every and mark.step % every == 0:
+            yield span.start
+        begun |= {mark.step} if begins else set()
+        previous = mark.phase

@@ -1,0 +1,135 @@
+"""Memory of transformers' own `generate` beside the model, if no engine generates.
+
+The peak is the largest of three:
+- prefill: one layer over all prompts at once;
+- last decoding steps, one layer at work: the cache at its longest, and it grows by `cat`, so a
+  layer's old and new keys exist together;
+- last decoding steps, logits of one token: sampling keeps float32 scores and probabilities until
+  the next token's are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.estimate import model_shape
+from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
+
+# Bytes per logit beside the model's own logits.
+KEPT_PER_LOGIT = 4 + 4  # scores and probabilities, kept from token to token
+MADE_PER_LOGIT = 4  # the next token's scores, then its probabilities, while the last one's are held
+TEMPERATURE_COPY = 4  # each processor writes new scores while its input is still held
+TOP_K_COPY = 4 + 1  # new scores, and a mask
+SORTED = 4 + 8  # top-p: sorted scores and their 64-bit positions
+AFTER_SORTING = 4 + 1 + 1 + 4  # then running sums, masks in order and in place, new scores
+SORTING_ON_CUDA = 20  # temporary memory of torch's segmented sort
+
+TOKEN_BYTES = 3 * 8  # per token of the sequence: ids, attention mask, one more copy while it grows (int64)
+
+
+def transformers_generation(
+    config: Mapping[str, object],
+    *,
+    dtype: str,
+    batch: int,
+    prompt: int,
+    completion: int,
+    padded: bool = True,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    on_cpu: bool = False,
+) -> Mapping[str, int]:
+    """Return the parts (kv_cache, activations, logits) that sum to the peak.
+
+    `padded`: prompts differ in length. Attention then gets a mask, as it does for a window shorter
+    than the prompt, and with a mask each key head is repeated for its queries.
+    """
+    shape, size = model_shape.shape(config), dtype_bytes(dtype)
+    length = prompt + completion - 1
+    sorting = SORTED + max(AFTER_SORTING, 0 if on_cpu else SORTING_ON_CUDA)
+    processed = (temperature != 1.0) * TEMPERATURE_COPY + (top_k > 0) * TOP_K_COPY + (top_p < 1.0) * sorting
+    cache, tokens = cache_bytes(shape, size, batch, length), batch * length * TOKEN_BYTES
+    one_token = max(_one_more_token(shape, layer, size, batch, length, padded=padded) for layer in set(shape.layers))
+    candidates = [
+        _prefill(shape, size, batch, prompt, padded=padded),
+        {"kv_cache": cache, "activations": one_token + tokens, "logits": batch * shape.vocabulary * KEPT_PER_LOGIT},
+        {
+            "kv_cache": cache,
+            "activations": tokens,
+            "logits": batch * shape.vocabulary * (size + KEPT_PER_LOGIT + MADE_PER_LOGIT + processed),
+        },
+    ]
+    return max(candidates, key=lambda parts: sum(parts.values()))
+
+
+def cache_bytes(shape: Shape, size: int, batch: int, length: int) -> int:
+    """Bytes of the growing cache at this length; a windowed layer caches its window."""
+    return sum(batch * _cached_length(layer, length) * _cached_elements(shape, layer) * size for layer in shape.layers)
+
+
+def _prefill(shape: Shape, size: int, batch: int, prompt: int, *, padded: bool) -> dict[str, int]:
+    """Widest layer + keys and values of all layers over the whole prompt."""
+    tokens = batch * prompt
+    widest = max(_layer_prefill(shape, layer, size, batch, prompt, padded=padded) for layer in set(shape.layers))
+    return {
+        "kv_cache": sum(tokens * size * _cached_elements(shape, layer) for layer in shape.layers),
+        "activations": widest + tokens * size * 2 * shape.rotary_dim,
+        "logits": 0,
+    }
+
+
+def _layer_prefill(shape: Shape, layer: Layer, size: int, batch: int, prompt: int, *, padded: bool) -> int:
+    """max(MLP, attention) of one layer over the prompts."""
+    tokens, masked = batch * prompt, padded or _is_windowed(layer, prompt)
+    mask = batch * prompt * prompt if masked else 0
+    mlp = tokens * (size * (4 * shape.hidden + _mlp_width(shape, layer)) + _routing_bytes(layer, size)) + mask
+    heads = shape.heads * shape.head_dim  # rotated queries and the result; with repeated keys and values, twice that
+    width = 3 * shape.hidden + (4 if _repeats(shape, masked=masked) else 2) * heads
+    return max(mlp, tokens * size * width + _mask_bytes(size, mask))
+
+
+def _one_more_token(shape: Shape, layer: Layer, size: int, batch: int, length: int, *, padded: bool) -> int:
+    """Bytes of one layer for one more token of the longest completions."""
+    cached, masked = batch * _cached_length(layer, length), padded or _is_windowed(layer, length)
+    growing = cached * _cached_elements(shape, layer) * size // 2  # the old keys; the values grow after these are freed
+    repeated = cached * 2 * shape.heads * shape.head_dim * size if _repeats(shape, masked=masked) else 0
+    reading = repeated + (_mask_bytes(size, cached) if masked else 0)
+    return max(growing, reading) + batch * size * (4 * shape.hidden + _mlp_width(shape, layer))
+
+
+def _is_windowed(layer: Layer, length: int) -> bool:
+    return layer.window is not None and layer.window < length
+
+
+def _mlp_width(shape: Shape, layer: Layer) -> int:
+    """Elements per token: gate, up projection, product; or copies of tokens for experts."""
+    copies = layer.experts_per_token * max(shape.hidden + 3 * layer.expert_width, 4 * shape.hidden)
+    return max(3 * layer.width, copies)
+
+
+def _routing_bytes(layer: Layer, size: int) -> int:
+    """Bytes per token: router scores, also in float32, and four 64-bit lists."""
+    if not layer.experts:
+        return 0
+    count = layer.experts * layer.experts_per_token // layer.experts_used
+    return count * (size + 4) + layer.experts_per_token * 4 * 8
+
+
+def _repeats(shape: Shape, *, masked: bool) -> bool:
+    """Masked attention takes as many key heads as query heads."""
+    return masked and shape.heads > shape.key_value_heads
+
+
+def _mask_bytes(size: int, elements: int) -> int:
+    """Booleans, and the same added to the scores in their dtype."""
+    return elements * (1 + size)
+
+
+def _cached_elements(shape: Shape, layer: Layer) -> int:
+    """Elements per token and layer: transformers caches a latent unfolded into heads."""
+    return layer.cached if layer.key_value else shape.unfolded
+
+
+def _cached_length(layer: Layer, length: int) -> int:
+    return length if layer.window is None else min(length, layer.window)

@@ -1,0 +1,271 @@
+"""Memory of a vLLM engine on a GPU by vLLM's own rules, and its error messages.
+
+share = utilization · device
+cache = share - weights - activations - outside torch - CUDA graphs (since 0.21)
+
+Activations are the peak of a profiling run: one forward pass at the largest permitted batch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autotune.catalog import Gpu
+from autotune.catalog.constants import constant
+from autotune.catalog.efficiency import efficiency
+from autotune.core.prediction import EngineFit, Estimate
+from autotune.core.units import KIB, MIB
+from autotune.estimate import model_shape
+from autotune.estimate.constant_estimates import as_estimate
+from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
+from autotune.estimate.vllm_blocks import Pages, gib, pages
+
+TRL_BATCHED_TOKENS = 4096  # set by TRL for an engine in its own processes
+
+# First releases with: filtering of logits in place, CUDA graphs inside the share, the second model
+# runner; and the release assumed if the version is unknown.
+FILTERS_IN_PLACE, GRAPHS_IN_SHARE, SECOND_RUNNER, CURRENT = (0, 17), (0, 21), (0, 31), (0, 31)
+
+MAX_CACHED = 256  # results per function: thousands of candidates share a few shapes and settings
+VOCABULARY_MULTIPLE = 64  # vLLM pads the vocabulary to it
+
+NOTHING = Estimate.exactly(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineUse:
+    """Engine on one rank."""
+
+    reserved_bytes: Estimate  # awake, inside torch and outside
+    asleep_bytes: Estimate  # offloaded; as much as awake if it cannot be
+    weights_bytes: int  # this rank's part, with the rotary tables
+    kv: EngineFit | None  # memory left for the cache; None: none
+    failure: str | None  # vLLM's error message at start; None: it starts
+    sure: bool  # start or failure is the same at both ends of the cache's interval
+    parts: Mapping[str, int]  # weights, activations, kv_cache, cuda_graphs, outside_torch: sum to `reserved_bytes`
+
+
+def fit(
+    config: Mapping[str, object],
+    *,
+    dtype: str,
+    gpu: Gpu | None,
+    device_memory_bytes: int,
+    utilization: float,
+    max_model_length: int,
+    max_num_seqs: int,
+    tensor_parallel: int,
+    sleep: bool,
+    eager: bool,
+    other_bytes: int,
+    quantised_bits: int | None,
+    max_num_batched_tokens: int = TRL_BATCHED_TOKENS,
+    vllm: str | None = None,
+    on_cpu: bool = False,
+) -> EngineUse:
+    """Return the engine's memory.
+
+    `other_bytes`: memory of the device in use when the engine starts. `vllm`: its version; None: a
+    current one. On a CPU there are no graphs, no driver and no CUDA context.
+    """
+    # 1. Components of the share.
+    shape, size = model_shape.shape(config), dtype_bytes(dtype)
+    total = device_memory_bytes if on_cpu else offered_bytes(device_memory_bytes, gpu)
+    claimed = math.ceil(total * utilization)
+    method = quantisation(config)
+    weights = weight_bytes(shape, dtype=dtype, tensor_parallel=tensor_parallel, quantised_bits=quantised_bits, method=method)
+    graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
+    activations = activation_bytes(shape, size, tensor_parallel, max_num_batched_tokens, max_num_seqs, vllm=vllm)
+    graphs = NOTHING if eager or on_cpu else graph_bytes(shape, size, tensor_parallel, max_num_seqs, max_num_batched_tokens)
+    outside = NOTHING if on_cpu else outside_torch_bytes(tensor_parallel)
+    # 2. Cache: the rest.
+    taken = (activations, outside, graphs if graphs_in_share else NOTHING)
+    rest = Estimate(
+        value=claimed - weights - sum(one.value for one in taken),
+        low=claimed - weights - sum(one.high for one in taken),
+        high=claimed - weights - sum(one.low for one in taken),
+    )
+    cache = int(rest.value)
+    paged = pages(shape, element_bytes=size, tensor_parallel=tensor_parallel, max_num_batched_tokens=max_num_batched_tokens)
+    kv = None if rest.value <= 0 else EngineFit(
+        kv_cache_bytes=Estimate(value=rest.value, low=max(0.0, rest.low), high=rest.high),
+        kv_cache_tokens=paged.tokens(cache, max_model_length),
+        concurrency=paged.concurrency(cache, max_model_length),
+        longest_length=paged.longest(cache, shape.positions),
+    )  # fmt: skip
+    # 3. Failures at start.
+    early = _refused_at_start(total, other_bytes, claimed, utilization) or _refused_weights(total - other_bytes, weights)
+    parts = _parts(claimed, weights, activations, rest, graphs, outside, graphs_in_share=graphs_in_share)
+    # The activations need not reach their peak; the profiling run misses up to `slack`.
+    used, beyond = sum(parts.values()), 0.0 if graphs_in_share else graphs.high - graphs.value
+    slack = efficiency("engine_slack_mib").high * MIB
+    awake = Estimate(value=used, low=max(0.0, used - activations.value), high=used + slack + beyond)
+    return EngineUse(
+        reserved_bytes=awake,
+        asleep_bytes=graphs + outside if sleep else awake,
+        weights_bytes=weights,
+        kv=kv,
+        failure=early or paged.refusal(cache, max_model_length),
+        sure=early is not None or _same_at_both_ends(paged, rest, max_model_length),
+        parts=parts,
+    )
+
+
+@lru_cache(MAX_CACHED)
+def weight_bytes(
+    shape: Shape, *, dtype: str, tensor_parallel: int, quantised_bits: int | None = None, method: str | None = None
+) -> int:
+    """Bytes of this rank's weights in vLLM's layout, with its rotary tables."""
+    size = dtype_bytes(dtype)
+    vocabulary = -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    table = vocabulary * shape.hidden // tensor_parallel
+    outside = table * (2 if shape.head else 1) + shape.final_norm + shape.towers + shape.rotary_rows * shape.rotary_dim
+    per_weight = size if quantised_bits is None else quantised_bytes(quantised_bits, method)
+    return outside * size + sum(_layer_bytes(layer, size, tensor_parallel, per_weight) for layer in shape.layers)
+
+
+def _layer_bytes(layer: Layer, size: int, ranks: int, per_weight: float) -> int:
+    heads = max(1, layer.cache_heads // ranks) / layer.cache_heads
+    here = layer.split / ranks + layer.key_value * heads + layer.copied
+    matrices = here * layer.matrices / layer.parameters
+    return round(matrices * per_weight + (here - matrices) * size)
+
+
+def quantised_bytes(bits: int, method: str | None = None) -> float:
+    """Bytes per weight with scales: AWQ and GPTQ: half precision and a zero point per 128 weights;
+    bitsandbytes: float32 per 64 after loading; 8 bits: one per channel (not counted)."""
+    if bits != 4:
+        return bits / 8
+    return bits / 8 + ((2 + 0.5) / 128 if method in ("awq", "gptq") else 4 / 64)
+
+
+def quantisation(config: Mapping[str, object]) -> str | None:
+    """Return the quantisation method that the model's own config names."""
+    stated = config.get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    return method if isinstance(method, str) else None
+
+
+@lru_cache(MAX_CACHED)
+def activation_bytes(shape: Shape, size: int, ranks: int, tokens: int, sequences: int, *, vllm: str | None = None) -> Estimate:
+    """Profiling run: max(forward pass over `tokens`, sampler over one token per sequence)."""
+    per_logit = efficiency(_sampling(vllm))
+    kept = tokens * shape.hidden * size
+    logits = min(sequences, tokens) * shape.vocabulary
+    forward = max(_layer_activation(shape, layer, size, ranks, tokens) for layer in set(shape.layers))
+    return Estimate(
+        value=max(forward, kept + logits * per_logit.value),
+        low=max(0.8 * forward, kept + logits * per_logit.low),
+        high=max(forward + kept, kept + logits * per_logit.high),
+    )
+
+
+def release(version: str | None) -> tuple[int, int]:
+    """Return major and minor; those of a current release if unknown or unreadable."""
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return (int(found[1]), int(found[2])) if found else CURRENT
+
+
+def _sampling(vllm: str | None) -> str:
+    if release(vllm) >= SECOND_RUNNER:
+        return "engine_bytes_per_logit"
+    return "engine_bytes_per_logit_filtering" if release(vllm) >= FILTERS_IN_PLACE else "engine_bytes_per_logit_sorting"
+
+
+def _layer_activation(shape: Shape, layer: Layer, size: int, ranks: int, tokens: int) -> float:
+    """tokens · size · (residual + input + max(MLP or experts, attention))"""
+    stream = 2 * shape.hidden
+    dense = 3 * layer.width / ranks
+    width = layer.expert_width / ranks
+    experts = layer.experts_per_token * (max(width, shape.hidden) + max(2 * width, shape.hidden)) if width else 0.0
+    attention = 2 * (shape.heads + 2 * shape.key_value_heads) * shape.head_dim / ranks
+    return tokens * size * (stream + max(dense + experts + (shape.hidden if width else 0), attention))
+
+
+@lru_cache(MAX_CACHED)
+def graph_bytes(shape: Shape, size: int, ranks: int, sequences: int, tokens: int) -> Estimate:
+    """CUDA graphs: activations of the largest batch + nodes per batch size and layer."""
+    sizes = captured_sizes(sequences, tokens)
+    if not sizes:
+        return NOTHING
+    pool = max(_layer_activation(shape, layer, size, ranks, sizes[-1]) for layer in set(shape.layers))
+    full = [captured for captured in sizes if captured <= sequences]
+    pieces = (len(sizes) + len(full)) * len(shape.layers) * KIB
+    known = efficiency("engine_graph_piece_kib")
+    return Estimate(value=pool + pieces * known.value, low=pieces * known.low, high=2 * pool + pieces * known.high)
+
+
+def captured_sizes(sequences: int, tokens: int, *, ceiling: int = 512) -> list[int]:
+    """Batch sizes for which vLLM captures graphs by default."""
+    largest = min(2 * sequences, ceiling, tokens)
+    sizes = [size for size in (1, 2, 4) if size <= largest]
+    return sizes + list(range(8, min(largest + 1, 256), 8)) + list(range(256, largest + 1, 16))
+
+
+@lru_cache(MAX_CACHED)
+def outside_torch_bytes(tensor_parallel: int) -> Estimate:
+    """Memory outside torch beyond that of the process itself."""
+    known = as_estimate(constant("vllm_non_torch_mib"))
+    if tensor_parallel > 1:
+        known = known + as_estimate(efficiency("engine_non_torch_per_peer_mib"))
+    return known.scaled(MIB)
+
+
+def sync_bytes(config: Mapping[str, object], *, dtype: str, tensor_parallel: int = 1) -> int:
+    """Temporary memory of pushing weights: the slice of the largest fused parameter.
+
+    Adapters are merged in place, and a whole parameter needs no copy. A parameter that is cut to a
+    rank's part, or fused with its neighbours, is copied.
+    """
+    shape = model_shape.shape(config)
+    largest = max([shape.embedding, *(layer.width * shape.hidden for layer in shape.layers)])
+    return largest // tensor_parallel * dtype_bytes(dtype) if tensor_parallel > 1 else 0
+
+
+def offered_bytes(device_memory_bytes: int, gpu: Gpu | None) -> int:
+    """Memory that CUDA offers, of the device memory (NVML)."""
+    if gpu is not None and gpu.seen_by == "torch":
+        return device_memory_bytes
+    return device_memory_bytes - round(efficiency("driver_reserve_mib").value * MIB)
+
+
+def _refused_at_start(total: int, other: int, claimed: int, utilization: float) -> str | None:
+    free = total - other
+    if free >= claimed:
+        return None
+    return (
+        f"Free memory on device cuda:0 ({gib(free)}/{gib(total)} GiB) on startup is less than desired GPU memory utilization "
+        f"({utilization}, {gib(claimed)} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+    )
+
+
+def _refused_weights(free: int, weights: int) -> str | None:
+    if weights <= free:
+        return None
+    return f"CUDA out of memory while loading {gib(weights)} GiB of weights into {gib(free)} GiB of free memory."
+
+
+def _same_at_both_ends(paged: Pages, rest: Estimate, length: int) -> bool:
+    return (paged.refusal(int(rest.low), length) is None) == (paged.refusal(int(rest.high), length) is None)
+
+
+def _parts(
+    claimed: int,
+    weights: int,
+    activations: Estimate,
+    rest: Estimate,
+    graphs: Estimate,
+    outside: Estimate,
+    *,
+    graphs_in_share: bool,
+) -> dict[str, int]:
+    cache = max(0, round(rest.value))
+    parts = {"weights": weights, "activations": round(activations.value), "kv_cache": cache}
+    parts |= {"cuda_graphs": round(graphs.value), "outside_torch": round(outside.value)}
+    if cache and graphs_in_share:
+        parts["kv_cache"] = claimed - sum(parts.values()) + cache  # the parts sum to the share to the byte
+    return parts

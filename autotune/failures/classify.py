@@ -1,0 +1,285 @@
+"""Classification of a run that failed: an exception, or an exit without one."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from autotune.core.hardware import DeviceKind
+from autotune.core.measurement import Outcome, Phase
+from autotune.failures.frames import cause_of
+from autotune.failures.log_lines import read_line
+from autotune.failures.numbers import Numbers, numbers_of
+from autotune.failures.table import ROWS, FailureRow
+from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
+
+FRAGMENTED_SHARE = 0.1
+"""Share of the device from which idle reserved memory, enough for the request, counts as
+fragmentation. Every GPU that is full has up to this share of idle pieces."""
+
+_BY_PHASE: Mapping[str, str] = {
+    "load": "weights", "rollout": "unknown_memory", "sync": "weight_sync", "reward": "unknown_memory", "score": "activations",
+    "forward": "activations", "backward": "activations", "optimizer": "optimizer",
+}  # fmt: skip
+
+
+_LOUD_ROWS = tuple(row for row in ROWS if row.read_in == "any line")
+_ERROR_ROWS = tuple(row for row in ROWS if row.read_in != "exception")
+_BY_PLACE = frozenset(row.name for row in ROWS if row.raised_at is not None)
+_LINE_WORDS = (
+    "memory", "kv cache", "killed", "-9", "sigkill", "alloc", "oom", "worker unexpectedly", "watchdog", "peer", "broken pipe",
+    "timeout", "timed out", "nccl", "cuda", "device-side", "launch failure", "ecc", "remote process", "engine", "workerproc",
+    ": error: ", "not used by", "override", "struct", "config", "hydra", "mandatory", "resource", "xid", "gpu", "cudnn", "cublas",
+    "target", "failure", "triton", "misaligned", "illegal instruction", "objectstore", "shm", "workers killed", "137", "signal 9",
+    "no such option", "error: ", "could not consume", "unrecognized", "can't open file", "assertion", "oom", "reaped", "low on",
+    "memlimit", "device driver", "connection refused", "pair closure", "dump signal", "mem", "background loop", "shutting down",
+    "no module named", "mismatched input", "could not find '", "no available node",
+    "loss is", "norm is", "loss became", "loss was", "insufficient", "command not found", "/usr/bin/env", "container-cli",
+    "server socket", "ccl_error", "oneccl", "hccl", "loaded_weight", "attempted to load",
+)  # fmt: skip
+"""Words of which every line that a row matches contains at least one. Most lines are skipped by this
+test."""
+
+OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that a process does not send to itself: from an operator, a scheduler or the kernel."""
+
+HOST_KILLED = "host_killed"
+"""Row of the messages about a killed process, which do not name a memory limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedException:
+    """Exception as a rank reported it."""
+
+    chain: Sequence[tuple[str, str]]
+    """Type and text of the exception, then of its cause, and so on."""
+
+    frames: Sequence[str] = ()
+    """Frames as `file:function`, innermost last."""
+
+    phase: Phase | None = None
+    device: DeviceKind = "cpu"
+    limit_hit: bool = False
+    """True where the kernel killed a process of the tree for lack of memory meanwhile."""
+
+    printed: str = ""
+    """Output of the probe's processes, which holds the first error when a wrapper was raised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessExit:
+    """Exit of a process without a message."""
+
+    signal: int | None = None
+    exit: int | None = None
+    phase: Phase | None = None
+    device: DeviceKind = "cpu"
+    out_of_memory: Literal["limit", "machine", "others"] | None = None
+    """Memory that ran out according to the kernel: the limit's, the machine's for what this process
+    used, or the machine's for what others used."""
+
+    printed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Result of the classification."""
+
+    outcome: Outcome
+    evidence: str
+    """Line that decided it."""
+
+    cause: str | None = None
+    phase: Phase | None = None
+    numbers: Numbers = field(default_factory=dict)
+    """Figures of the message; `numbers.NUMBERS` describes them."""
+
+    row: str | None = None
+    """Name of the row that matched."""
+
+    secondary: bool = False
+    """True where another process probably failed first."""
+
+    transient: bool = False
+    """True where the failure is no verdict on the candidate."""
+
+    from_outside: bool = False
+    """True where a signal of another process ended it: no verdict on the candidate either."""
+
+
+def classify_exception(raised: ReportedException) -> Finding:
+    """Return the finding of the first row that matches; a text without a row is a crash."""
+    texts = [f"{kind}: {text}" for kind, text in raised.chain]
+    found = _first_match(texts, frames=raised.frames)
+    if found is None or found[0].secondary:
+        found = _from_print(raised.printed, only_memory=found is None) or found
+    if raised.limit_hit and (found is None or found[0].secondary):
+        words = "the kernel ended a process of the tree for want of memory"
+        if raised.device == "cuda":  # no kernel counts a device's memory: it was the machine's
+            host = Finding(outcome=Outcome.OOM_HOST, evidence=words, cause="host_ram", phase=raised.phase)
+            return replace(host, secondary=found is not None)
+        blamed = _memory(None, words, raised.phase, raised.device, raised.frames, {})
+        return replace(blamed, secondary=found is not None)
+    if found is None:
+        return Finding(
+            outcome=Outcome.CRASH, evidence=_one_line(texts[0] if texts else "no error was reported"), phase=raised.phase
+        )
+    row, match = found
+    return _finding(row, match, raised)
+
+
+def classify_logged(thrown: LoggedException, phase: Phase | None, device: DeviceKind) -> Finding:
+    """Return the finding of an exception read from a log. The lines behind it are added when the
+    exception alone is not decisive."""
+    kind, _, words = thrown.text.partition(": ")
+    found = classify_exception(ReportedException(chain=((kind, words),), frames=thrown.frames, phase=phase, device=device))
+    if not thrown.more or not (found.row is None or found.secondary or found.row in _BY_PLACE):
+        return found
+    words = f"{words}\n{thrown.more}"
+    longer = classify_exception(ReportedException(chain=((kind, words),), frames=thrown.frames, phase=phase, device=device))
+    if longer.row is None or longer.secondary or longer.row in _BY_PLACE:
+        return found
+    # Of an echo only memory is believed to be its root: what libraries list behind it are their general remarks.
+    return found if found.secondary and not longer.outcome.is_out_of_memory else longer
+
+
+def classify_exit(ending: ProcessExit) -> Finding:
+    """Return the finding of an exit: the kernel's report comes first, then the last output."""
+    if ending.out_of_memory == "limit":
+        return _memory(None, f"{_how(ending)}: the memory limit was reached", ending.phase, ending.device, (), {})
+    if ending.out_of_memory == "machine" and ending.signal in (None, signal.SIGKILL):
+        evidence = f"{_how(ending)}: the machine ran out of memory"
+        return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=ending.phase)
+    found = _from_print(ending.printed, only_memory=True)
+    if found is not None and ending.signal != signal.SIGKILL:
+        return _finding(*found, ReportedException(chain=(), phase=ending.phase, device=ending.device))
+    if ending.signal in OUTSIDE_SIGNALS:
+        return ended_from_outside(_how(ending), ending)
+    return Finding(outcome=Outcome.CRASH, evidence=_how(ending), phase=ending.phase)
+
+
+def ended_from_outside(words: str, ending: ProcessExit) -> Finding:
+    """Return the finding of a process that another one ended: an operator, a scheduler, or the
+    kernel for the memory of others."""
+    why = "the machine's memory was used up by others" if ending.out_of_memory == "others" else "sent from outside the probe"
+    return Finding(outcome=Outcome.INTERRUPTED, evidence=f"{words}, {why}", phase=ending.phase, from_outside=True)
+
+
+def read_log(text: str, device: DeviceKind = "cuda") -> Finding | None:
+    """Return the first known failure in a text, None where there is none."""
+    raised = [thrown for reported in _exceptions_in(text) if reported.has_traceback for thrown in reported.chain]
+    for thrown in raised:
+        found = _first_match([thrown.text], frames=thrown.frames)
+        if found is not None:
+            return _finding(*found, ReportedException(chain=(), frames=thrown.frames, device=device))
+    found = _first_match([text])
+    return None if found is None else _finding(*found, ReportedException(chain=(), device=device))
+
+
+def _exceptions_in(text: str) -> Iterator[ExceptionChain]:
+    tracebacks = Tracebacks()
+    for position, line in enumerate(text.splitlines()):
+        yield from tracebacks.feed(read_line(line), position)
+    yield from tracebacks.flush()
+
+
+def classify_line(line: str, *, is_error: bool) -> Finding | None:
+    """Return the known failure that a single printed line reports.
+
+    A line that its logger did not mark as an error must have words that a failure alone has.
+    """
+    lowered = line.lower()
+    if not any(word in lowered for word in _LINE_WORDS):
+        return None
+    aborted = line.startswith(("terminate called", "  what():"))
+    found = _first_match([line], _ERROR_ROWS if is_error or aborted else _LOUD_ROWS)
+    return None if found is None else _finding(*found, ReportedException(chain=(), device="cuda"))
+
+
+def _first_match(
+    texts: Sequence[str], rows: Sequence[FailureRow] = ROWS, frames: Sequence[str] = ()
+) -> tuple[FailureRow, re.Match[str]] | None:
+    for row in rows:
+        for text in texts:
+            match = row.search(text, frames)
+            if match is not None:
+                return row, match
+    return None
+
+
+def _from_print(printed: str, *, only_memory: bool) -> tuple[FailureRow, re.Match[str]] | None:
+    """Search the output for the failure behind a wrapper. Otherwise memory rows alone count, because
+    logs contain many warnings."""
+    rows = [row for row in ROWS if not row.secondary and (row.kind == "memory" or not only_memory)]
+    return _first_match([printed], rows)
+
+
+def _finding(row: FailureRow, match: re.Match[str], raised: ReportedException) -> Finding:
+    evidence, phase = _line_around(match), row.phase or raised.phase
+    numbers = numbers_of(match, evidence)
+    on_host = row.kind == "host_memory" or (row.on_host and raised.device == "cuda")
+    if row.kind == "memory" and not on_host:
+        return _memory(row, evidence, phase, raised.device, raised.frames, numbers)
+    if on_host:
+        return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=phase, numbers=numbers, row=row.name)
+    return Finding(
+        outcome=Outcome.ILLEGAL if row.kind == "illegal" else Outcome.CRASH,
+        evidence=evidence,
+        cause=row.cause,
+        phase=phase,
+        numbers=numbers,
+        row=row.name,
+        secondary=row.secondary,
+        transient=row.kind == "transient",
+    )
+
+
+def _memory(
+    row: FailureRow | None, evidence: str, phase: Phase | None, device: DeviceKind, frames: Sequence[str], numbers: Numbers
+) -> Finding:
+    cause = (row.cause if row else None) or _cause(phase, frames, numbers)
+    if row is not None and row.name == "cuda_other_process":
+        cause = "gpu_other_process"
+    # Before the first phase is heard of, what runs is the building of the trainer: part of the load.
+    outcome = Outcome.out_of_memory_in(phase or "load")
+    return Finding(
+        outcome=outcome, evidence=evidence, cause=cause, phase=phase or "load", numbers=numbers, row=row.name if row else None
+    )
+
+
+def _cause(phase: Phase | None, frames: Sequence[str], numbers: Numbers) -> str:
+    idle, asked, total = (numbers.get(name) for name in ("idle_bytes", "asked_bytes", "total_bytes"))
+    needs = cause_of(frames)
+    if needs == "kv_cache":
+        # A cache that is joined anew at each token leaves its former pieces idle behind: they come with it.
+        return needs
+    if idle and asked and total and idle >= max(asked, FRAGMENTED_SHARE * total):
+        return "fragmentation"
+    return needs or _BY_PHASE.get(phase or "", "unknown_memory")
+
+
+def _line_around(match: re.Match[str]) -> str:
+    text = match.string
+    start = text.rfind("\n", 0, match.start()) + 1
+    end = text.find("\n", match.end())
+    return _one_line(text[start : end if end >= 0 else len(text)])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:600]
+
+
+def _name_of(number: int) -> str:
+    """Return the name of a signal; real-time signals have a number instead."""
+    return signal.Signals(number).name if number in {known.value for known in signal.Signals} else f"signal {number}"
+
+
+def _how(ending: ProcessExit) -> str:
+    if ending.signal is not None:
+        return f"the process was ended by {_name_of(ending.signal)}"
+    if ending.exit is not None:
+        return f"the process ended with exit code {ending.exit} and no result"
+    return "the process ended with no result"

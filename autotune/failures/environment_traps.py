@@ -1,0 +1,220 @@
+"""Known conflicts in an environment, read from traps.yaml and compared with an interpreter.
+
+Versions, requirements and variables are compared; no package is imported or run.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Literal
+
+import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from autotune.core.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentFacts:
+    """Facts about an interpreter's environment."""
+
+    packages: Mapping[str, str]
+    """Version by canonical package name."""
+
+    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Requirements that each of these packages declares."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    shm_bytes: int | None = None
+    """Size of /dev/shm, None where it does not exist or can't be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveTrap:
+    """Trap that applies to an environment."""
+
+    name: str
+    says: str
+    helps: str
+    sources: tuple[str, ...]
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    pass
+
+
+class _GoesWith(_Strict, frozen=True):
+    """Rule: `package` MAJOR.N belongs to `of` OF_MAJOR.(N - minor_offset)."""
+
+    package: str
+    major: int
+    of: str
+    of_major: int
+    minor_offset: int
+
+
+class _Extra(_Strict, frozen=True):
+    """Requirement that an extra of one package declares for another."""
+
+    of: str
+    extra: str
+    package: str
+
+
+class _When(_Strict, frozen=True):
+    packages: dict[str, str] = {}
+    """Installed packages, each with a range of versions; an empty range is any version."""
+
+    variables: dict[str, str] = {}
+    """Variables that are set, each with a regular expression for its value."""
+
+    unset: tuple[str, ...] = ()
+    goes_with: _GoesWith | None = None
+    """Pair of packages; the condition holds where they do not belong together."""
+
+    one_is_cpu_build: tuple[str, str] | None = None
+    outside_extra: _Extra | None = None
+    broken_requirement_of: tuple[str, ...] = ()
+    """Packages; the condition holds where a requirement of one of them is not met."""
+
+    shm_below_bytes: int | None = None
+
+
+class _Trap(_Strict, frozen=True):
+    name: str
+    says: str
+    helps: str
+    sources: tuple[str, ...]
+    when: _When
+
+
+class _TrapsFile(_Strict, frozen=True):
+    schema: Literal[1]
+    traps: tuple[_Trap, ...]
+
+
+@functools.cache
+def traps() -> tuple[_Trap, ...]:
+    """Return every known trap in the file's order."""
+    import msgspec.yaml
+
+    text = resources.files(__package__).joinpath("traps.yaml").read_bytes()
+    return msgspec.yaml.decode(text, type=_TrapsFile).traps
+
+
+def active_traps(surroundings: EnvironmentFacts) -> tuple[ActiveTrap, ...]:
+    """Return the traps that apply."""
+    found = ((trap, _holds(trap.when, surroundings)) for trap in traps())
+    return tuple(
+        ActiveTrap(name=trap.name, says=trap.says.format_map(words), helps=trap.helps, sources=trap.sources)
+        for trap, words in found
+        if words is not None
+    )
+
+
+def _holds(when: _When, around: EnvironmentFacts) -> dict[str, str] | None:
+    """Return the values for the trap's message if every part of the condition holds, else None."""
+    words = {name.replace("-", "_"): version for name, version in around.packages.items()}
+    for part in _parts(when, around):
+        if part is None:
+            return None
+        words |= part
+    return words
+
+
+def _parts(when: _When, around: EnvironmentFacts) -> Iterator[dict[str, str] | None]:
+    """Yield for each part of the condition the values to insert, or None where it does not hold."""
+    yield from (_if(_in_range(around, name, versions)) for name, versions in when.packages.items())
+    yield from (_if(_is_set(around, name, pattern)) for name, pattern in when.variables.items())
+    yield from (_if(name not in around.variables) for name in when.unset)
+    if when.goes_with is not None:
+        yield _mismatch(when.goes_with, around)
+    if when.one_is_cpu_build is not None:
+        yield _if(_one_is_cpu_build(when.one_is_cpu_build, around))
+    if when.outside_extra is not None:
+        yield _outside(when.outside_extra, around)
+    if when.broken_requirement_of:
+        broken = [message for name in when.broken_requirement_of for message in _broken(name, around)]
+        yield {"broken": "; ".join(broken)} if broken else None
+    if when.shm_below_bytes is not None:
+        small = around.shm_bytes is not None and around.shm_bytes < when.shm_below_bytes
+        yield {"shm": format_bytes(around.shm_bytes)} if small and around.shm_bytes is not None else None
+
+
+def _if(holds: bool) -> dict[str, str] | None:
+    return {} if holds else None
+
+
+def _version(around: EnvironmentFacts, name: str) -> Version | None:
+    try:
+        return Version(around.packages[canonicalize_name(name)])
+    except (KeyError, InvalidVersion):
+        return None
+
+
+def _in_range(around: EnvironmentFacts, name: str, versions: str) -> bool:
+    version = _version(around, name)
+    # Without its local part: 2.9.1+cu128 is 2.9.1.
+    return version is not None and SpecifierSet(versions).contains(Version(version.public), prereleases=True)
+
+
+def _is_set(around: EnvironmentFacts, name: str, pattern: str) -> bool:
+    return name in around.variables and re.search(pattern, around.variables[name]) is not None
+
+
+def _mismatch(rule: _GoesWith, around: EnvironmentFacts) -> dict[str, str] | None:
+    package, of = _version(around, rule.package), _version(around, rule.of)
+    if package is None or of is None or (package.major, of.major) != (rule.major, rule.of_major):
+        return None
+    wanted = package.minor - rule.minor_offset
+    return None if wanted == of.minor else {"wanted": str(wanted)}
+
+
+def _one_is_cpu_build(names: tuple[str, str], around: EnvironmentFacts) -> bool:
+    versions = [_version(around, name) for name in names]
+    local = [version.local == "cpu" for version in versions if version is not None]
+    return len(local) == 2 and local[0] != local[1]
+
+
+def _outside(rule: _Extra, around: EnvironmentFacts) -> dict[str, str] | None:
+    installed = _version(around, rule.package)
+    for requirement in _requirements(rule.of, around, extra=rule.extra):
+        wanted = requirement.name == rule.package and installed is not None
+        if wanted and not requirement.specifier.contains(_public(installed), prereleases=True):
+            return {"wanted": f"{requirement.name} {requirement.specifier}"}
+    return None
+
+
+def _broken(name: str, around: EnvironmentFacts) -> Iterator[str]:
+    for requirement in _requirements(name, around):
+        there = _version(around, requirement.name)
+        if there is not None and not _satisfied(requirement, there):
+            wanted = f"{requirement.name}{requirement.specifier}"
+            yield f"{name} {around.packages[canonicalize_name(name)]} requires {wanted}, and {there} is installed"
+
+
+def _satisfied(requirement: Requirement, there: Version) -> bool:
+    return any(requirement.specifier.contains(version, prereleases=True) for version in (there, _public(there)))
+
+
+def _public(version: Version | None) -> Version:
+    assert version is not None
+    return Version(version.public)
+
+
+def _requirements(name: str, around: EnvironmentFacts, extra: str = "") -> Iterator[Requirement]:
+    for text in around.requires.get(canonicalize_name(name), ()):
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if applies and (not extra or requirement.marker is not None):
+            yield requirement

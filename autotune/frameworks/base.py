@@ -1,0 +1,137 @@
+"""Interface of a framework, and helpers that several frameworks share.
+
+A trainer maps knobs to settings, checks their legality, words the requests of a probe and of
+a trace, and writes the winner in the framework's own files. It never imports the framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from autotune.core.candidate import Candidate, Knobs, KnobValue
+from autotune.core.composition import Composition
+from autotune.core.dataset_lengths import PromptLengths, RowLengths
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.space import SearchSpace
+from autotune.core.task import Task
+from autotune.frameworks.settings_table import Field
+
+Settings = Mapping[str, KnobValue]
+
+
+class Trainer(Protocol):
+    """Training method of a framework."""
+
+    name: str
+    """Value of `--framework`."""
+
+    method: str
+    """Value of `--method`."""
+
+    adapter: str
+    """Module of `autotune.worker` that runs this framework's loop."""
+
+    trace_adapter: str
+    """Module of `autotune.worker` that traces a step without a GPU."""
+
+    needs: tuple[str, ...]
+    """Packages that the training environment must contain."""
+
+    space: str
+    """Default search space."""
+
+    measures: bool
+    """True if probes can run the framework. Prediction does not require it."""
+
+    canonical: Mapping[str, str]
+    """Framework settings behind autotune's own flags (`max_prompt_length`, `max_completion_length`,
+    `num_generations`, `lora_r`). Other flags are refused."""
+
+    equivalent_settings: Mapping[str, tuple[str, ...]]
+    """Knob -> settings that determine the same value. The knob is not searched if all are given."""
+
+    def fields(self) -> Mapping[str, Field]:
+        """Return the settings of this method with their defaults."""
+        ...
+
+    def complete(self, knobs: Knobs, task: Task) -> Candidate:
+        """Return the candidate of these knobs, with derived settings and defaults filled in."""
+        ...
+
+    def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
+        """Return the first framework rule that the candidate breaks; None: legal. Uses no GPU."""
+        ...
+
+    def baseline(self, space: SearchSpace, task: Task) -> Knobs:
+        """Return the user's configuration, else the framework's defaults at the held learning knobs."""
+        ...
+
+    def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
+        """Measure the dataset's prompts and count those within `limit`; None: no readable dataset."""
+        ...
+
+    def row_lengths(self, task: Task) -> RowLengths | None:
+        """Measure the dataset's rows if the method trains on rows; None: no dataset.
+
+        Raises BadInput for an unreadable dataset."""
+        ...
+
+    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        """Return the request to load this candidate, as JSON."""
+        ...
+
+    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+        """Return the request to run and measure this candidate, as JSON."""
+        ...
+
+    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        """Return the request to trace a step without a GPU, as specified in `worker/tracing`."""
+        ...
+
+    def lower_bound_candidate(self, candidate: Candidate, task: Task) -> Candidate | None:
+        """Return the variant with one row of the longest length per micro-batch.
+
+        It bounds memory from below if micro-batches contain only real tokens. None: the size of a
+        micro-batch does not depend on the data."""
+        ...
+
+    def compose(self, candidate: Candidate, task: Task) -> Composition:
+        """Return the resident models and the shape of the step."""
+        ...
+
+    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
+        """Write the framework's own files for the final run, complete and ready to use.
+
+        `destination` is the folder to which they will be moved, and the one that they name; None:
+        they stay in `folder`."""
+        ...
+
+
+def other_global_batch(task: Task, product: str, total: int) -> str | None:
+    """Return the conflict with the requested global batch; None: equal, or none requested."""
+    held = task.workload.global_batch
+    return None if held in (None, total) else f"the global batch is held at {held}, and {product} makes {total}."
+
+
+def count_of(settings: Mapping[str, object], name: str) -> int:
+    """Return an integer setting; 0 if it is missing or has another type."""
+    value = settings.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def share_of(settings: Mapping[str, object], name: str) -> float:
+    """Return a fraction among the settings; 0.0 if it is missing or has another type."""
+    value = settings.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def as_word(value: object) -> str:
+    """Return a value as a command-line word."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def model_path(task: Task) -> str:
+    """Return the model's folder, or its name on the hub."""
+    return str(task.workload.model.folder or task.workload.model.name)

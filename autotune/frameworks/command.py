@@ -1,0 +1,95 @@
+"""Any training command: its placeholders are the knobs.
+
+Memory is measured from outside, an out-of-memory error is recognised by exit status and log,
+and speed is read from the command's own output. Prediction and legality rules are impossible.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from autotune.core.candidate import Candidate, Knobs, KnobValue, fingerprint
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.space import SearchSpace
+from autotune.core.task import Task
+from autotune.frameworks.base import as_word
+from autotune.frameworks.launched_run import OUT, Figures, Launch, Launched
+
+NAME = "command"
+METHOD = "training"
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+OWN_PLACEHOLDERS = frozenset({"out"})
+"""Placeholders that autotune fills in: `{out}` is the run's own folder."""
+
+
+def placeholders(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the names in braces in order. Other braces, as in JSON, belong to the command."""
+    found = dict.fromkeys(name for word in argv for name in _PLACEHOLDER.findall(word))
+    return tuple(name for name in found if name not in OWN_PLACEHOLDERS)
+
+
+def filled(argv: Sequence[str], settings: Mapping[str, KnobValue]) -> tuple[str, ...]:
+    """Return the command line with every placeholder replaced, except `{out}`."""
+
+    def value(match: re.Match[str]) -> str:
+        return as_word(settings[match[1]]) if match[1] in settings else match[0]
+
+    return tuple(_PLACEHOLDER.sub(value, word) for word in argv)
+
+
+class Command(Launched):
+    """Command line of the user."""
+
+    name = NAME
+    method = METHOD
+    space = NAME
+
+    def load_of(self, settings: Mapping[str, KnobValue], task: Task) -> dict[str, KnobValue]:
+        return {"command": fingerprint(task.workload.user_settings), "ranks": 1, "device": task.hardware.kind}
+
+    def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
+        unknown = [name for name in placeholders(argv_of(task)) if candidate.settings.get(name) is None]
+        return f"{{{unknown[0]}}} has no value." if unknown else None
+
+    def baseline(self, space: SearchSpace, task: Task) -> Knobs:
+        """Return the first value of each knob."""
+        return {knob.name: task.workload.held.get(knob.name, knob.choices[0]) for knob in space.knobs}
+
+    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+        """Return the same command for a probe and for the final run. The runner ends a probe."""
+        return Launch(
+            argv=filled(argv_of(task), candidate.settings),
+            figures=figures_of(task),
+            environment=_environment(task),
+            folder=str(task.workload.user_settings["folder"]),
+        )
+
+
+def argv_of(task: Task) -> tuple[str, ...]:
+    return tuple(cast("Sequence[str]", task.workload.user_settings["command"]))
+
+
+def figures_of(task: Task) -> Figures:
+    """Return the speed source: JSON lines (`tokens_per_second`, or `tokens` and `seconds`), or a pattern."""
+    settings = task.workload.user_settings
+    metrics, pattern = settings.get("metrics"), settings.get("speed_pattern")
+    if metrics is None:
+        return Figures(kind="pattern", line=str(pattern))
+    if metrics == "-":
+        return Figures(kind="json")
+    file = str(metrics)
+    return Figures(kind="json", file=file if file.startswith(OUT) else str(Path(str(settings["folder"])) / file))
+
+
+def _environment(task: Task) -> dict[str, str]:
+    """Put the interpreter's folder first in PATH: it contains torchrun, accelerate and deepspeed."""
+    if not task.workload.user_settings.get("python_named"):
+        return {}
+    return {"PATH": os.pathsep.join([str(task.workload.python.parent), os.environ.get("PATH", os.defpath)])}
+
+
+TRAINERS = (Command(),)

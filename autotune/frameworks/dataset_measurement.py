@@ -1,0 +1,99 @@
+"""Lengths of a dataset's prompts and rows, measured by a script in the training environment."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from autotune.core.dataset_lengths import PromptLengths, RowLengths
+from autotune.core.errors import BadInput, TrainingEnvironmentError
+from autotune.core.task import Task
+from autotune.frameworks.base import model_path
+
+_WORKER = Path(__file__).resolve().parent.parent / "worker"
+PROMPTS_TIMEOUT_S = 1800.0
+ROWS_TIMEOUT_S = 300.0
+
+
+def row_lengths(task: Task, dataset: Mapping[str, object] | None) -> RowLengths | None:
+    """Measure the rows; None: no dataset. Raises BadInput for an unreadable dataset."""
+    if dataset is None or not dataset.get("dataset_name"):
+        return None
+    return msgspec.json.decode(_measure("row", task, dataset, {}, ROWS_TIMEOUT_S), type=RowLengths)
+
+
+def prompt_lengths(task: Task, dataset: Mapping[str, object] | None, limit: int | None) -> PromptLengths | None:
+    """Measure the prompts; None: no dataset, or an unreadable one."""
+    if dataset is None:
+        return None
+    try:
+        return msgspec.convert(measure_prompts(task, dataset, limit=limit, out=None), PromptLengths, strict=False)
+    except BadInput:
+        return None
+
+
+def measure_prompts(
+    task: Task, dataset: Mapping[str, object], *, limit: int | None, out: Path | None, timeout_seconds: float = PROMPTS_TIMEOUT_S
+) -> dict[str, object]:
+    """Measure the prompts. With `out`, also write the dataset without prompts longer than `limit`."""
+    extra = {"limit": limit, "out": None if out is None else str(out)}
+    answer: dict[str, object] = json.loads(_measure("prompt", task, dataset, extra, timeout_seconds))
+    return answer
+
+
+def _measure(
+    unit: str, task: Task, dataset: Mapping[str, object], extra: Mapping[str, object], timeout_seconds: float
+) -> str:  # fmt: skip
+    workload = task.workload
+    name = repr(dataset.get("dataset_name") or "the datasets of the configuration")
+    request = {
+        "model": model_path(task),
+        "dataset": dict(dataset),
+        "trust_remote_code": workload.trust_remote_code,
+        "model_revision": workload.held.get("model_revision"),
+        "chat_template_kwargs": workload.user_settings.get("chat_template_kwargs"),
+        **extra,
+    }
+    try:
+        done = subprocess.run(
+            [str(workload.python), str(_WORKER), f"{unit}s"],
+            input=json.dumps(request), capture_output=True, text=True, timeout=timeout_seconds, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise TrainingEnvironmentError(f"{workload.python} cannot be started: {error}.") from error
+    except subprocess.TimeoutExpired as error:
+        raise BadInput(
+            f"Measuring the {unit}s of {name} took more than {timeout_seconds:.0f} s.", way_out="Use a smaller dataset."
+        ) from error
+    if done.returncode != 0:
+        (reason,) = done.stderr.strip().splitlines()[-1:] or ["no reason was given"]
+        raise BadInput(
+            f"The {unit}s of {name} could not be measured with the tokenizer of {request['model']}: {reason}.",
+            way_out="Both must be readable in the training environment.",
+        )
+    return done.stdout
+
+
+_filtered: dict[str, tuple[dict[str, object], tempfile.TemporaryDirectory[str]]] = {}
+
+
+def filter_prompts(task: Task, dataset: Mapping[str, object], *, limit: int, out: Path) -> dict[str, object]:
+    """Write the dataset without longer prompts into the folder `out`.
+
+    Cached per process and limit: every better recommendation is written anew.
+    """
+    place = Path(str(dataset.get("dataset_name")))
+    files = sorted((str(file), file.stat().st_mtime_ns) for file in place.rglob("*")) if place.is_dir() else []
+    key = json.dumps([str(task.workload.python), model_path(task), dict(dataset), files, limit], default=str)
+    if key not in _filtered:
+        cached = tempfile.TemporaryDirectory(prefix="autotune-dataset-")
+        _filtered[key] = measure_prompts(task, dataset, limit=limit, out=Path(cached.name)), cached
+    found, cached = _filtered[key]
+    shutil.copytree(cached.name, out, dirs_exist_ok=True)
+    return {**found, "dataset_name": str(out)}

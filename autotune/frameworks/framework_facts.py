@@ -1,0 +1,141 @@
+"""Facts about a launched framework that need no code, read from the YAML file of its name.
+
+In texts, `{steps}` is the number of a probe's steps, `{dataset}` the user's data, `{prompt}` a
+synthetic prompt, and `{name.of.a.setting}` a whole number among the settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from autotune.core.candidate import KnobValue
+from autotune.core.measurement import Phase
+from autotune.frameworks.base import Settings, as_word
+from autotune.frameworks.launched_run import Figures, ReportedSettings, Watch
+from autotune.frameworks.settings_table import read_yaml
+
+_PLACEHOLDER = re.compile(r"\{([\w.]+)\}")
+
+
+class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings without a counterpart in the stand-in step."""
+
+    settings: tuple[str, ...]
+    because: str
+    """Reason, with `{name}` and `{value}`."""
+
+    modelled: tuple[KnobValue, ...] = (None, False)
+    """Values that the stand-in step models."""
+
+    unmodelled: tuple[KnobValue, ...] | None = None
+    """Instead: the only values that it does not model."""
+
+    def applies_to(self, value: KnobValue) -> bool:
+        return value not in self.modelled if self.unmodelled is None else value in self.unmodelled
+
+
+class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Name, command, settings and output of a framework."""
+
+    name: str
+    table: str
+    """JSON list of its settings, beside this file."""
+
+    launcher: str
+    """Command before the settings."""
+
+    hydra: bool = False
+    """True: the command line has Hydra's grammar, in which some paths need quotes."""
+
+    requires: dict[str, str]
+    """Module -> pip requirement with its supported versions."""
+
+    model_settings: tuple[str, ...]
+    """Settings that take the model's folder or name."""
+
+    own_settings: frozenset[str] = frozenset()
+    """Settings of autotune that are left out of the command line."""
+
+    canonical: dict[str, str]
+    """autotune's flag -> setting."""
+
+    equivalent_settings: dict[str, tuple[str, ...]] = {}
+    adjusts: tuple[str, ...] = ()
+    """Knobs that take their first legal choice if the default does not suit the hardware."""
+
+    core: tuple[str, ...]
+    """Settings that every candidate states."""
+
+    untraced: tuple[Untraced, ...] = ()
+    adapter: dict[str, str] = {}
+    """Setting of TRL's adapter -> setting."""
+
+    engine: dict[str, str | int | bool] = {}
+    """Field of `EngineSettings` -> setting, or its fixed value."""
+
+    bounded: dict[str, KnobValue]
+    """Settings of a probe, which ends early and neither saves nor evaluates."""
+
+    data: dict[str, str]
+    """Settings that name the user's data."""
+
+    rows: str
+    """Setting with the number of prompts of one step."""
+
+    row: Any
+    """Synthetic row of `rows_file`."""
+
+    rows_file: str = "rows.jsonl"
+    prompt_overhead: int = 0
+    """Upper bound of the tokens that the framework adds to a prompt."""
+
+    reward_setting: str | None = None
+    reward: str | None = None
+    """Python file of a synthetic reward, and the setting that names it; None: the framework's own."""
+
+    environment: dict[str, str] = {}
+    """Environment of a probe."""
+
+    figures: Figures
+    """Source of completion tokens and of the seconds of whole steps."""
+
+    figures_times: tuple[str, ...] = ()
+    """Settings whose product is the factor on the reported tokens."""
+
+    reported_settings: ReportedSettings
+    """Source of a probe's effective settings."""
+
+    phases: tuple[tuple[str, Phase | None], ...] = ()
+    """Patterns of printed lines that begin a phase; None: a phase ends."""
+
+    watch: Watch
+
+    def reasons_untraced(self, settings: Settings) -> Iterator[str]:
+        """Yield settings that change the step's memory without a counterpart in the stand-in step."""
+        for row in self.untraced:
+            for name in row.settings:
+                if row.applies_to(value := settings.get(name)):
+                    yield row.because.format(name=name, value=as_word(value))
+
+
+@cache
+def read_facts(name: str) -> FrameworkFacts:
+    return msgspec.convert(read_yaml(f"{name.replace('-', '_')}.yaml"), FrameworkFacts)
+
+
+def filled(template: Any, values: Mapping[str, object]) -> Any:
+    """Replace the placeholders of a nested template. A text that is one placeholder keeps its type."""
+    if isinstance(template, dict):
+        return {name: filled(part, values) for name, part in template.items()}
+    if isinstance(template, list):
+        return [filled(part, values) for part in template]
+    if not isinstance(template, str):
+        return template
+    if (whole := _PLACEHOLDER.fullmatch(template)) and whole[1] in values:
+        return values[whole[1]]
+    return _PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), template)

@@ -1,0 +1,17 @@
+"""Strings in the grammar of Hydra's command line, which a shell's quotes do not protect."""
+
+from __future__ import annotations
+
+import re
+
+_PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[a-z_/.~][\w/.:@+%~-]*", re.ASCII | re.IGNORECASE)
+
+
+def quoted(text: str) -> str:
+    """Return the text as a string for Hydra; plain paths stay as they are.
+
+    In quotes, a backslash is an escape before a quote only."""
+    if _PLAIN.fullmatch(text):
+        return text
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"

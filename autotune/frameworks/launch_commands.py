@@ -1,0 +1,167 @@
+"""Recognition of a training command, and its settings under the framework's own names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from autotune.core.candidate import KnobValue
+from autotune.core.errors import BadInput
+from autotune.core.shell_script import UNKNOWN, Command, Word
+from autotune.core.user_launch import LaunchScript, StatedSetting
+from autotune.frameworks.settings_table import Field
+
+
+class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
+    """One framework's command: a row of `launch_commands.yaml`."""
+
+    framework: str
+    model: str
+    modules: dict[str, tuple[str, ...]] = {}
+    words: dict[str, tuple[str, ...]] = {}
+    dotted: bool = False
+    chosen_by: str | None = None  # setting that names the method
+    methods: dict[str, str] = {}
+    method_default: str | None = None
+    adapter: str | None = None  # setting of an adapter's rank
+    tuner: str | None = None  # setting that names the kind of tuning
+    former: dict[str, str] = {}
+    follows_hardware: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()  # prefixes of outputs, trackers and data: never part of a probe
+
+
+@cache
+def launch_kinds() -> tuple[LaunchKind, ...]:
+    content = yaml.safe_load(Path(__file__).with_name("launch_commands.yaml").read_text(encoding="utf-8"))
+    return msgspec.convert(content, tuple[LaunchKind, ...])
+
+
+def kind_of(framework: str) -> LaunchKind:
+    return next(kind for kind in launch_kinds() if kind.framework == framework)
+
+
+def find_launch(path: str, text: str, commands: Sequence[Command]) -> LaunchScript:
+    """Return the one training command among these. Raises BadInput without one, and for several."""
+    found = [(command, *match) for command in commands if (match := _matched(command)) is not None]
+    if not found:
+        known = ", ".join(kind.framework for kind in launch_kinds())
+        raise BadInput(
+            f"{path} starts no training of {known}.",
+            way_out="For your own trainer: --script train.py; for any other program: --framework command -- COMMAND.",
+        )
+    for command, *_ in found:
+        if not command.certain:
+            raise BadInput(
+                f"{path}, line {command.line}: the training command is in a loop, a function or under a condition.",
+                way_out="Write the one command that you mean into a script of its own.",
+            )
+    if len(found) > 1:
+        lines = " and ".join(str(command.line) for command, *_ in found)
+        raise BadInput(f"{path} starts {len(found)} trainings, in lines {lines}.", way_out="Give each a script of its own.")
+    command, kind, method, start = found[0]
+    stated = dict(_stated(kind, command.words, start))
+    return LaunchScript(
+        path=path, text=text, framework=kind.framework, method=_method(path, kind, method, stated), line=command.line,
+        end=command.end, dotted=kind.dotted, stated=stated, environment=command.environment,
+    )  # fmt: skip
+
+
+def _matched(command: Command) -> tuple[LaunchKind, str, int] | None:
+    """Return the framework, the method (or `any`) and the number of the first argument."""
+    words = [word.text for word in command.words]
+    for index, word in enumerate(words):
+        for kind in launch_kinds():
+            for method, modules in kind.modules.items():
+                if any(word == module or word.endswith(f"/{module}") for module in modules):
+                    return kind, method, index + 1
+            for method, pair in kind.words.items():
+                if (Path(word).name, *words[index + 1 : index + len(pair)]) == pair:
+                    return kind, method, index + len(pair)
+    return None
+
+
+def _method(path: str, kind: LaunchKind, method: str, stated: Mapping[str, StatedSetting]) -> str:
+    if method != "any":
+        return method
+    chosen = stated.get(kind.chosen_by or "")
+    if chosen is None and kind.method_default:
+        return kind.method_default
+    named = chosen.text if chosen is not None and chosen.text else ""
+    if named not in kind.methods:
+        line = f", line {chosen.line}" if chosen is not None else ""
+        raise BadInput(
+            f"{path}{line}: {kind.chosen_by}={named or 'not given'}: not known of {kind.framework}.",
+            way_out=f"Known are {', '.join(kind.methods)}.",
+        )
+    return kind.methods[named]
+
+
+def _stated(kind: LaunchKind, words: Sequence[Word], start: int) -> Iterator[tuple[str, StatedSetting]]:
+    """Yield each setting; words before `start` are the launcher's."""
+    if kind.framework == "trl":
+        yield from _options(kind, words[:start])
+    arguments = words[start:]
+    if not kind.dotted:
+        yield from _options(kind, arguments)
+        return
+    for word in arguments:
+        name, equals, value = word.text.partition("=")
+        plain = name.lstrip("+")
+        if equals and not plain.startswith(("~", "-", "hydra.")):
+            prefix = name[: len(name) - len(plain)]
+            yield plain, StatedSetting(text=_unquoted(value), line=word.line, span=word.span, prefix=prefix)
+
+
+def _options(kind: LaunchKind, words: Sequence[Word]) -> Iterator[tuple[str, StatedSetting]]:
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not word.text.startswith("--") or word.text == "--":
+            continue
+        name, equals, value = word.text[2:].partition("=")
+        name = kind.former.get(name.replace("-", "_"), name.replace("-", "_"))
+        if equals:
+            yield name, StatedSetting(text=value, line=word.line, span=None, option=word.span)
+            continue
+        values = []
+        while index < len(words) and not words[index].text.startswith("--"):
+            values.append(words[index])
+            index += 1
+        text = " ".join(one.text for one in values) if values else None
+        span = values[0].span if len(values) == 1 else None
+        yield name, StatedSetting(text=text, line=word.line, span=span, option=word.span)
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def is_known(setting: StatedSetting) -> bool:
+    """Return False for a value that only a run of the script can yield."""
+    return setting.text is None or UNKNOWN not in setting.text
+
+
+def stated_value(stated: StatedSetting, field: Field) -> KnobValue:
+    """Return the value as the framework's parser reads it."""
+    if stated.text is None:
+        return True
+    try:
+        value = yaml.safe_load(stated.text)
+    except yaml.YAMLError:
+        value = stated.text
+    if isinstance(value, str) and not {"str"} & set(field.kinds):
+        with contextlib.suppress(ValueError):
+            value = float(value) if "float" in field.kinds or "int" in field.kinds else value
+    if isinstance(value, float) and "float" not in field.kinds and "int" in field.kinds and value == int(value):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and "int" not in field.kinds and "float" in field.kinds:
+        value = float(value)
+    if not isinstance(value, bool | int | float | str | None):
+        return stated.text
+    return str(stated.text) if "str" in field.kinds and type(value).__name__ not in field.kinds and value is not None else value

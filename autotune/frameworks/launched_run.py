@@ -1,0 +1,280 @@
+"""Frameworks that are started by their own command line: command, files, and sources of figures.
+
+`worker/launched_command.py` starts the command; memory is measured from outside. TRL works
+differently: its trainers run inside the worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from autotune.core.candidate import Candidate, Knobs, KnobValue
+from autotune.core.comments import comment
+from autotune.core.composition import Composition
+from autotune.core.dataset_lengths import PromptLengths, RowLengths
+from autotune.core.errors import CannotPredict
+from autotune.core.measurement import Phase
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.space import SearchSpace
+from autotune.core.task import Task
+from autotune.frameworks.base import Settings
+from autotune.frameworks.dataset_measurement import row_lengths
+from autotune.frameworks.settings_table import KINDS, Field
+from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_request
+from autotune.machine.devices import DEVICE_ORDER
+
+SYNTHETIC_ROWS = "rows.jsonl"
+"""File of synthetic rows for a run without a dataset."""
+
+OUT = "{out}"
+"""Placeholder for the run's own folder in commands and environments."""
+
+TEMPLATE_TOKENS = 64
+"""Upper bound of the tokens that a chat template adds to a prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Source of a run's speed. `worker/metric_readers.py` defines the fields."""
+
+    kind: Literal["json", "python", "pattern"]
+    file: str | None = None
+    """None: the run's output."""
+
+    line: str | None = None
+    under: str | None = None
+    keys: Mapping[str, tuple[str, ...]] | None = None
+    """None: the figures are named `tokens_per_second`, `tokens`, `seconds`."""
+
+    products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    times: float = 1.0
+    tokens_each: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedSettings:
+    """Source of a run's effective settings. `worker/launched_settings.py` defines the kinds."""
+
+    kind: Literal["json", "hydra", "namespace", "table"]
+    file: str | None = None
+    """None: the run's output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Class of the framework whose objects hold models."""
+
+    cls: str
+    """`module:Class` as defined in the source. Ray's wrappers and subclasses count as well."""
+
+    models: Mapping[str, str]
+    """Composition role -> attribute path."""
+
+    noted: bool = False
+    """True: objects are recorded at construction. False: they are searched for in the process, which
+    fails beside a vLLM engine because vLLM freezes older objects in the garbage collector."""
+
+    optimizer: str | None = None
+    """Attribute path of the optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Model holders in a run's processes, and the calls that trigger a look at them.
+
+    `worker/watched_run.py` evaluates it."""
+
+    steps: tuple[str, ...]
+    """`module:Class.method` after which gradients and optimizer states exist. Ray must not copy the
+    method into a class of its own."""
+
+    uses: tuple[str, ...] = ()
+    """The same for processes without training."""
+
+    holders: tuple[Holder, ...]
+
+
+OF_TRANSFORMERS = Watch(
+    steps=("transformers.trainer_callback:CallbackHandler.on_optimizer_step",),
+    holders=(
+        Holder(
+            cls="transformers.trainer:Trainer",
+            noted=True,
+            models={"reference": "ref_model", "reward": "reward_funcs", "policy": "model"},
+            optimizer="optimizer",
+        ),
+    ),
+)
+"""Watch for trainers of transformers and their subclasses, such as TRL's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One run of a framework."""
+
+    argv: tuple[str, ...]
+    figures: Figures
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name -> content, written into the run's folder before the start."""
+
+    folder: str | None = None
+    """Working directory; None: autotune's own."""
+
+    phases: tuple[tuple[str, Phase | None], ...] = ()
+    """Pattern of a line -> the phase that begins there; None: a phase ends."""
+
+    effective: ReportedSettings | None = None
+    """None: the run does not report its settings."""
+
+
+def probe_request(launch: Launch, plan: ProbePlan, settings: Iterable[str] = ()) -> dict[str, object]:
+    """Return a bounded run as JSON; `settings` are to be read back."""
+    return {**asdict(launch), "plan": asdict(plan), "settings": list(settings)}
+
+
+def probe_steps(plan: ProbePlan) -> int:
+    return max(plan.optimizer_steps, plan.warmup_cycles + plan.timed_cycles)
+
+
+class Launched(ABC):
+    """Base class of a trainer that is started by its command line.
+
+    Its settings are those in `defaults`. One rank starts it on any number of GPUs. Prediction
+    requires a subclass with `step`.
+    """
+
+    name: str
+    method: str
+    space: str
+    needs: tuple[str, ...] = ()
+    requires: Mapping[str, str] = {}
+    """Module -> pip requirement with its supported versions."""
+
+    canonical: Mapping[str, str] = {}
+    equivalent_settings: Mapping[str, tuple[str, ...]] = {}
+    defaults: Mapping[str, KnobValue] = {}
+    """Setting -> default, in the framework's names."""
+
+    watch: Watch | None = None
+    measures_rows: ClassVar[bool] = False
+    """True: rows of the user's dataset are measured for supervised training."""
+
+    adapter = "launched_command"
+    trace_adapter = ""
+    measures = True
+
+    @abstractmethod
+    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+        """Return the final run; with a plan, a run that ends after a few steps and saves nothing."""
+
+    def refusals(self, settings: Settings, task: Task) -> Iterator[str]:
+        """Yield the framework rules that the settings break."""
+        return iter(())
+
+    def step(self, settings: Settings, task: Task) -> StandInSpec:
+        """Return the stand-in step of these settings."""
+        raise CannotPredict(f"{self.name} can be measured, but not predicted.", way_out="Measure it on the GPUs.")
+
+    def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
+        return next(self.refusals(candidate.settings, task), None)
+
+    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        return trace_request(self.step(candidate.settings, task), task)
+
+    def compose(self, candidate: Candidate, task: Task) -> Composition:
+        return compose(self.step(candidate.settings, task), task)
+
+    def fields(self) -> Mapping[str, Field]:
+        return {name: Field(kinds=(KINDS[type(value)],), default=value) for name, value in self.defaults.items()}
+
+    def complete(self, knobs: Knobs, task: Task) -> Candidate:
+        settings = {**self.defaults, **task.workload.held, **knobs}
+        return Candidate(knobs=knobs, settings=settings, load=self.load_of(settings, task))
+
+    def load_of(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
+        """Return the same load for all candidates: the rank that starts them loads nothing."""
+        return {"model": task.workload.model.fingerprint, "ranks": 1, "device": task.hardware.kind}
+
+    def held(self, task: Task) -> dict[str, KnobValue]:
+        """Return the held settings of this framework, under its own names."""
+        named = {self.canonical.get(name, name): value for name, value in task.workload.held.items()}
+        return {name: value for name, value in named.items() if name in self.defaults}
+
+    def baseline(self, space: SearchSpace, task: Task) -> Knobs:
+        """Return the held values, completed by the first legal ones of the space."""
+        held = task.workload.held
+        choices = [(held[knob.name],) if knob.name in held else knob.choices for knob in space.knobs]
+        tried = [
+            space.applicable(dict(zip((knob.name for knob in space.knobs), values, strict=True)))
+            for values in itertools.islice(itertools.product(*choices), 1000)
+        ]
+        return next((knobs for knobs in tried if self.why_illegal(self.complete(knobs, task), task) is None), tried[0])
+
+    def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
+        return None
+
+    def row_lengths(self, task: Task) -> RowLengths | None:
+        dataset = task.workload.dataset
+        measured = self.measures_rows and self.method == "sft" and dataset
+        return row_lengths(task, {"dataset_name": dataset}) if measured else None
+
+    def lower_bound_candidate(self, candidate: Candidate, task: Task) -> Candidate | None:
+        return None
+
+    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        return {"device": task.hardware.kind}
+
+    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+        watch = asdict(self.watch) if self.watch is not None else None
+        return {**probe_request(self.launch(candidate, task, plan), plan, candidate.settings), "watch": watch}
+
+    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
+        """Write the files of the final run and a script that starts it; none of them names a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        launch, script = self.launch(candidate, task), folder / "launch.sh"
+        for name, text in launch.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        script.write_text(shell_script(launch, candidate, task), encoding="utf-8")
+        script.chmod(0o755)
+        return [*(folder / name for name in launch.files), script]
+
+
+def synthetic_prompts(count: int, longest: int) -> list[str]:
+    """Return different prompts of at most `longest` tokens: a digit and its space take one or two."""
+    words = max(1, (longest - TEMPLATE_TOKENS) // 2)
+    return [synthetic_text(number, words) for number in range(count)]
+
+
+def synthetic_text(number: int, words: int) -> str:
+    return " ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words))
+
+
+def shell_script(launch: Launch, candidate: Candidate, task: Task) -> str:
+    """Return the launch as a shell script that can be started from any folder."""
+    values = " ".join(f"{name}={value}" for name, value in candidate.knobs.items()) or "nothing to choose"
+    how = task.hardware.basis
+    numbering = DEVICE_ORDER if task.hardware.kind == "cuda" else {}
+    exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in {**numbering, **launch.environment}.items())
+    synthetic = f"# {SYNTHETIC_ROWS} contains synthetic data: replace it by your own.\n" if SYNTHETIC_ROWS in launch.files else ""
+    head = comment(f"The recommended run of {task.workload.model.name}: {values}, as autotune {how} it on {task.hardware}.")
+    folder = f"cd -- {shlex.quote(launch.folder)}\n" if launch.folder else ""
+    return f"""#!/usr/bin/env bash
+{head}# Further arguments go to the command.
+{synthetic}set -euo pipefail
+out="${{OUT:-$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)}}"
+mkdir -p "$out"
+{exports}{folder}exec {" ".join(_quoted(word) for word in launch.argv)} "$@"
+"""
+
+
+def _quoted(word: str) -> str:
+    """Quote a word for the shell; `$out` replaces the placeholder."""
+    return '"$out"'.join(shlex.quote(part) if part else "" for part in word.split(OUT)) if OUT in word else shlex.quote(word)

@@ -1,0 +1,192 @@
+"""Stand-in step: a plain transformers step with the models of a framework around it.
+
+It yields the specification of a trace and the composition, in terms that frameworks share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+
+from autotune.core.composition import Composition, Generation, Resident, Role, Sharding, StepShape
+from autotune.core.measurement import Phase
+from autotune.core.task import Task
+
+STAND_IN = "stand_in.trace"
+"""Worker module that traces the step. It needs no installed framework."""
+
+MASTER_AND_MOMENTS = 12
+"""Bytes per weight of DeepSpeed's float32 master copy and Adam's two moments."""
+
+SPREAD_BY: Mapping[str, Sharding] = {
+    "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters", "fsdp1": "parameters", "fsdp2": "parameters",
+}  # fmt: skip
+
+TRACED_MICRO_STEPS = 2
+"""Micro-steps that are traced: the first allocates the gradients, later ones repeat the second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherModel:
+    """Model on the policy's devices besides the policy. Undocumented fields are those of a Resident."""
+
+    role: Role
+    model: str
+    dtype: str = "bfloat16"
+    trains: bool = False
+    whole: bool = False
+    """Replicated on every device, even if the policy is sharded."""
+
+    quantised: bool = True
+    """Quantised like the policy."""
+
+    awake: tuple[Phase, ...] | None = None
+    state_bytes_per_weight: int = 8
+    offloaded_bytes_per_weight: int = 0
+    trains_concurrently: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandInSpec(StepShape):
+    """Settings of a framework, translated: the shape of the step and the details that a trace needs."""
+
+    checkpointing: bool = True
+    optimizer: str = "adamw_torch"
+    generation: Generation = "engine"
+    attention: str | None = "flash_attention_2"
+
+    tokens: int
+    """Tokens of one micro-batch on one device, every row at its longest."""
+
+    score_tokens: int
+    """Tokens of one forward pass for log-probabilities."""
+
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Options of the sharding, as a trace takes them."""
+
+    shard_ranks: int | None = None
+    """Ranks that share the training state; None: all ranks."""
+
+    traced_dtype: str = "bfloat16"
+    """Compute precision."""
+
+    held_dtype: str = "bfloat16"
+    """Storage precision of the weights."""
+
+    engine_dtype: str = "bfloat16"
+    mixed: bool = False
+    """Mixed precision through bf16=true."""
+
+    adapter: Mapping[str, object] | None = None
+    widens_adapter: bool = False
+    """True if PEFT stores the adapter in float32, its default over shorter weights."""
+
+    quantised: bool = False
+    loss: str = "logprobs"
+    loss_options: Mapping[str, object] = field(default_factory=dict)
+    score_options: Mapping[str, object] = field(default_factory=dict)
+    """Loss options that differ in a forward pass for log-probabilities."""
+
+    reentrant: bool = False
+    clip: float = 1.0
+    others: tuple[OtherModel, ...] = ()
+
+
+def trace_request(spec: StandInSpec, task: Task) -> Mapping[str, object]:
+    """Return the specification of a trace.
+
+    A packed micro-batch is traced as rows of at least the longest length: the number of tokens is
+    the same, and attention stays within a row.
+    """
+    model, longest = task.workload.model, spec.prompt_length + spec.completion_length
+    rows, length = _rows(spec.tokens, longest)
+    prompt = min(spec.prompt_length, length - 1)
+    sharding: dict[str, object] = {"kind": spec.sharded_by, "ranks": spec.shard_ranks or spec.ranks}
+    return {
+        "method": "generic",
+        "model": {
+            "name": model.name,
+            "folder": None if model.folder is None else str(model.folder),
+            "config": dict(model.config),
+            "dtype": spec.held_dtype if spec.mixed else spec.traced_dtype,
+            "attn_implementation": spec.attention,
+            "load_in_4bit": spec.quantised,
+            "load_in_8bit": False,
+            "gptq_bits": gptq_bits(model.config),
+            "layers": None,
+        },
+        "adapter": None if spec.adapter is None else dict(spec.adapter),
+        "settings": {
+            "per_device_train_batch_size": rows,
+            "gradient_accumulation_steps": min(spec.accumulation, TRACED_MICRO_STEPS),
+            "gradient_checkpointing": spec.checkpointing,
+            "gradient_checkpointing_kwargs": {"use_reentrant": spec.reentrant},
+            "optim": spec.optimizer,
+            "max_grad_norm": spec.clip,
+            "bf16": spec.mixed or spec.sharded_by.startswith("zero"),
+            "use_cache": False,
+            "autocast_adapter_dtype": spec.widens_adapter,
+            "loss": spec.loss,
+            "loss_options": dict(spec.loss_options),
+            "score": {**_score_size(spec, longest), "loss_options": dict(spec.score_options)},
+        },
+        "device": task.hardware.kind,
+        "lengths": {"prompt": prompt, "completion": length - prompt, "padded": False},
+        "sharding": sharding | ({"options": dict(spec.options)} if spec.options else {}),
+        "micro_steps": None,
+        "steps": 2,
+        "trust_remote_code": task.workload.trust_remote_code,
+    }
+
+
+def gptq_bits(config: Mapping[str, object]) -> int | None:
+    """Return the bits per weight of a GPTQ checkpoint; None for another one."""
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, Mapping) or quantised.get("quant_method") != "gptq":
+        return None
+    bits = quantised.get("bits")
+    return bits if isinstance(bits, int) else None
+
+
+def _score_size(spec: StandInSpec, longest: int) -> dict[str, int]:
+    """Return the size of a scoring pass without what equals the training pass.
+
+    Candidates that differ only in size then share one request."""
+    (rows, length), own = _rows(spec.score_tokens, longest), _rows(spec.tokens, longest)
+    if (rows, length) == own:
+        return {}
+    return {"rows": rows} if length == own[1] else {"rows": rows, "length": length}
+
+
+def _rows(tokens: int, longest: int) -> tuple[int, int]:
+    """Return the number of rows and their length; together at least `tokens`."""
+    rows = max(1, tokens // longest)
+    return rows, max(2, math.ceil(tokens / rows))
+
+
+def compose(spec: StandInSpec, task: Task) -> Composition:
+    shape = {each.name: getattr(spec, each.name) for each in fields(StepShape)}
+    return Composition(residents=tuple(_residents(spec, task)), **shape)
+
+
+def _residents(spec: StandInSpec, task: Task) -> Iterator[Resident]:
+    ranks, model = tuple(range(spec.ranks)), task.workload.model.name
+    spread = SPREAD_BY.get(spec.sharded_by, "none")
+    rank = None if spec.adapter is None else spec.adapter.get("lora_r")
+    bits = 4 if spec.quantised else gptq_bits(task.workload.model.config)
+    yield Resident(
+        role="policy", model=model, ranks=ranks, dtype=spec.held_dtype, trains=True, sharding=spread,
+        adapter_rank=rank if isinstance(rank, int) else None, quantised_bits=bits,
+    )  # fmt: skip
+    for other in spec.others:
+        own = {name: value for name, value in vars(other).items() if name not in ("whole", "quantised")}
+        yield Resident(
+            ranks=ranks, sharding="none" if other.whole else spread, quantised_bits=bits if other.quantised else None, **own
+        )
+    if spec.engine is not None:
+        yield Resident(
+            role="engine", model=model, ranks=ranks, dtype=spec.engine_dtype, trains=False,
+            sharding="tensor" if spec.engine.tensor_parallel > 1 else "none", claims_share=spec.engine.utilization,
+            awake=("rollout", "sync") if spec.engine.sleep else None,
+        )  # fmt: skip

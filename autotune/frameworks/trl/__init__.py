@@ -1,0 +1,1 @@
+"""TRL: settings, legality, files, topology and the users' own scripts."""

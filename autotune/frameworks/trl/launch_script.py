@@ -1,0 +1,82 @@
+"""launch.sh: starts the recommended run with its environment, its vLLM server and its processes."""
+
+from __future__ import annotations
+
+import shlex
+
+from autotune.core.candidate import Candidate
+from autotune.core.task import Task
+from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR, environment_of, ranks_of, server_gpus, with_server
+from autotune.frameworks.trl.weight_dtype import engine_dtype
+from autotune.machine.devices import DEVICE_ORDER
+
+SERVER_PORT = 8000
+"""TRL's default port; VLLM_SERVER_PORT overrides it."""
+
+
+def launch_script(
+    candidate: Candidate, task: Task, *, name: str, files: tuple[str, str], model: str, dataset: str | None, shim: str | None,
+    program: str | None = None,
+) -> str:  # fmt: skip
+    """Return the script. `files` are TRL's and accelerate's; `dataset`, `shim` and `program` are relative to it."""
+    config, accelerate = files
+    # Without a program, TRL's command passes accelerate's file on. Both interpreters can be overridden.
+    if program is None:
+        finder = _finder("trl", str(task.workload.python.parent / "trl"), "trl")
+        train = f'"$trl" {task.workload.method} --config "$here/{config}" --config_file "$here/{accelerate}"'
+    else:
+        finder = _finder("python", str(task.workload.python), "python3")
+        launch = f'"$python" -m accelerate.commands.launch --config_file "$here/{accelerate}"'
+        train = f'{launch} "$here/{program}" --config "$here/{config}"'
+    if dataset:  # repeated relative to the script, so that the folder can be moved
+        train += f' \\\n  --dataset_name "$here/{dataset}"'
+    start = _with_server(candidate, task, train, model) if with_server(candidate.settings) else f'exec {train} "$@"\n'
+    return f"""#!/usr/bin/env bash
+# Starts the recommended run. Further arguments go to TRL: ./{name} --max_steps 100
+# Run it in the folder to which your reward functions and paths are relative.
+set -euo pipefail
+here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
+{finder}{exports(candidate, task, shim)}{start}"""
+
+
+def exports(candidate: Candidate, task: Task, shim: str | None) -> str:
+    """Return the lines that set the environment of a run as it was in its probe."""
+    variables = {**(DEVICE_ORDER if task.hardware.kind == "cuda" else {}), **environment_of(candidate.settings)}
+    lines = [f"export {variable}={shlex.quote(value)}\n" for variable, value in variables.items()]
+    if ALLOCATOR in variables:
+        lines.append(f"unset {OTHER_ALLOCATOR}\n")
+    if shim:
+        lines.append(f'export PYTHONPATH="$here/{shim}${{PYTHONPATH:+:$PYTHONPATH}}"\n')
+    return "".join(lines)
+
+
+def _finder(variable: str, path: str, fallback: str) -> str:
+    """Return the lines that find a program: an upper-case variable, the measured environment, PATH."""
+    return f"""{variable}={shlex.quote(path)}
+[ -x "${variable}" ] || {variable}={fallback}
+{variable}="${{{variable.upper()}:-${variable}}}"
+"""
+
+
+def _with_server(candidate: Candidate, task: Task, train: str, model: str) -> str:
+    """Return the start of the server on the last GPUs and of the trainer on the first ones."""
+    settings, gpus = candidate.settings, task.hardware.count
+    ranks = ranks_of(settings, gpus)
+    options = {
+        "model": model, "tensor_parallel_size": server_gpus(settings),
+        "gpu_memory_utilization": settings["vllm_gpu_memory_utilization"],
+        "max_model_len": settings["vllm_max_model_length"], "dtype": engine_dtype(task.workload.model.config),
+    }  # fmt: skip
+    if settings.get("vllm_model_impl"):
+        options["vllm_model_impl"] = settings["vllm_model_impl"]
+    if task.workload.trust_remote_code:
+        options["trust_remote_code"] = True
+    words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
+    return f"""gpus="${{CUDA_VISIBLE_DEVICES:-{",".join(map(str, range(gpus)))}}}"
+port="${{VLLM_SERVER_PORT:-{SERVER_PORT}}}"
+CUDA_VISIBLE_DEVICES="$(cut -d, -f{ranks + 1}-{gpus} <<<"$gpus")" "$trl" vllm-serve {words} --port "$port" &
+server=$!
+trap 'kill "$server" 2>/dev/null || true' EXIT
+# The trainer waits for the server by itself.
+CUDA_VISIBLE_DEVICES="$(cut -d, -f1-{ranks} <<<"$gpus")" {train} --vllm_server_port "$port" "$@"
+"""

@@ -1,0 +1,218 @@
+"""Knobs to settings: TRL's settings with every default and derived value filled in.
+
+Settings that are not TRL's: `max_prompt_length`, which autotune enforces by filtering the dataset,
+and those of the launcher (see `topology`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from autotune.core.candidate import Knobs, KnobValue
+from autotune.core.task import Task
+from autotune.frameworks.base import Settings, count_of
+from autotune.frameworks.trl import topology
+from autotune.frameworks.trl.adapter_targets import assumed_adapter
+from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl.topology import ranks_of
+from autotune.frameworks.trl.weight_dtype import loaded_dtype
+
+OWN_SETTINGS = frozenset({"max_prompt_length", *topology.LAUNCH, *topology.NESTED})
+DEFAULT_PROMPT_LENGTH = 512
+DEFAULT_ROW_LENGTH = 1024
+SERVER_SHARE = 0.9
+"""Default share of its GPUs that `vllm serve` claims."""
+
+CORE = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length",
+    "num_iterations", "gradient_checkpointing", "optim", "beta", "loss_type", "use_vllm", "fp16",
+)  # fmt: skip
+"""GRPOConfig settings that every candidate states."""
+
+_OFFLINE_CORE = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16", "max_length", "beta",
+)  # fmt: skip
+CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
+    "grpo": CORE,
+    "rloo": CORE,
+    "sft": _OFFLINE_CORE,
+    "dpo": _OFFLINE_CORE,
+    "online-dpo": (
+        "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16",
+        "max_new_tokens",
+    ),
+    "ppo": (
+        "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches", "num_ppo_epochs", "response_length",
+        "local_rollout_forward_batch_size", "optim", "fp16",
+    ),
+}  # fmt: skip
+OFFLINE = frozenset({"sft", "dpo"})
+"""Methods that train on given rows."""
+
+COMPLETIONS_PER_ROW = {"online-dpo": 2}
+"""Completions per row of a micro-batch; 1 for other methods."""
+
+COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens", "ppo": "response_length"}
+"""Setting of the longest completion; `max_completion_length` for other methods."""
+
+ENGINE = ("vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
+ADAPTER = ("lora_r", "lora_alpha", "lora_dropout")
+GENERATION_SHAPE = ("steps_per_generation", "generation_batch_size")
+
+
+@cache
+def default(name: str, method: str = "grpo") -> KnobValue:
+    """Return TRL's default."""
+    value = fields(method)[name].default
+    assert value is None or isinstance(value, bool | int | float | str)
+    return value
+
+
+def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, KnobValue]:
+    """Return all settings of these knobs. A knob of None is derived from the others.
+
+    The order of the settings is part of a candidate's identity: stored studies depend on it.
+    """
+    # 1. Given settings and defaults.
+    completion = COMPLETION_SETTINGS.get(method)
+    held = {completion if completion and name == "max_completion_length" else name: v for name, v in task.workload.held.items()}
+    given = {**held, **{name: value for name, value in knobs.items() if value is not None}}
+    known = fields(method)
+    defaults = {name: default(name, method) for name in CORE_BY_METHOD[method] if name in known}
+    if completion:
+        settings = {**defaults, "max_prompt_length": DEFAULT_PROMPT_LENGTH, **given}
+    else:
+        settings = {**given, **{name: value for name, value in defaults.items() if name not in given}}
+    # 2. Batch shape.
+    ranks = ranks_of({} if method in OFFLINE else given, task.hardware.count)
+    if "gradient_accumulation_steps" not in given:
+        rows = COMPLETIONS_PER_ROW.get(method, 1) * count_of(settings, "per_device_train_batch_size")
+        settings["gradient_accumulation_steps"] = _accumulation(rows * ranks, task)
+    # 3. Lengths and generation.
+    if completion:
+        settings["max_completion_length"] = settings[completion]
+        if method == "online-dpo":
+            longest = count_of(settings, "max_prompt_length") + count_of(settings, completion)
+            settings = {**settings, "max_length": given.get("max_length", longest), "use_vllm": given.get("use_vllm", False)}
+            settings["num_generations"] = COMPLETIONS_PER_ROW[method]
+        else:
+            settings["use_vllm"] = False
+    elif method not in OFFLINE:
+        settings = {name: value for name, value in settings.items() if name not in GENERATION_SHAPE}
+        settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH)
+        settings |= _generation_shape(given, settings, ranks)
+    # 4. Precision, adapter, and what depends on them.
+    settings |= _precision(given, task) | _adapter(given, task)
+    if method in OFFLINE:
+        settings |= {**_row(settings), "use_vllm": False}
+        if settings.get("padding_free") and not settings.get("packing"):
+            settings["max_length"] = None  # the trainer truncates only rows that it pads
+    elif not completion:
+        settings |= _engine(given, settings)
+    return {name: value for name, value in settings.items() if _is_read(name, settings)}
+
+
+def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
+    """Return the settings whose change requires a new load.
+
+    The engine's size depends on the generation batch: at a constant one, micro-batch and
+    accumulation change on the same engine.
+    """
+    model = task.workload.model
+    load: dict[str, KnobValue] = {
+        "model": model.name,
+        "model_config": model.fingerprint,
+        "weights": task.workload.weights,
+        "device": task.hardware.kind,
+        "ranks": ranks_of(settings, task.hardware.count),
+        **topology.load_part(settings),
+    }
+    names = ("dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "use_peft", *ADAPTER, "use_rslora", "use_dora")
+    load.update({name: settings[name] for name in names if name in settings})
+    if settings["use_vllm"]:
+        load.update({name: settings[name] for name in (*ENGINE, "vllm_max_model_length", "vllm_model_impl") if name in settings})
+        load["max_num_seqs"] = max_num_seqs(settings)
+    return load
+
+
+def max_num_seqs(settings: Settings) -> int:
+    """Return the number of sequences of TRL's engine: micro-batch x tensor parallel x steps."""
+    parallel = {"vllm_tensor_parallel_size": 1, **settings}
+    micro, steps = count_of(settings, "per_device_train_batch_size"), count_of(settings, "steps_per_generation")
+    return micro * count_of(parallel, "vllm_tensor_parallel_size") * steps
+
+
+def _row(settings: Settings) -> dict[str, KnobValue]:
+    """Return the prompt and completion part of the longest row, after the trainer's truncation."""
+    prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
+    given = prompt + completion if prompt and completion else 0
+    longest = count_of(settings, "max_length") or given or DEFAULT_ROW_LENGTH
+    row = min(longest, given) if given else longest
+    if completion and not prompt:
+        prompt = row - min(completion, row - 1)
+    prompt = min(prompt or row // 2, row - 1)
+    return {"max_prompt_length": prompt, "max_completion_length": row - prompt}
+
+
+def _accumulation(per_step: int, task: Task) -> int:
+    """Return the accumulation that makes the global batch; the default if none does."""
+    total = task.workload.global_batch
+    if total and per_step and total % per_step == 0:
+        return total // per_step
+    return int(default("gradient_accumulation_steps") or 1)
+
+
+def _generation_shape(given: Knobs, settings: Settings, ranks: int) -> dict[str, KnobValue]:
+    """Return `steps_per_generation`. Conflicting or indivisible values are left for the legality check."""
+    steps, batch = given.get("steps_per_generation"), given.get("generation_batch_size")
+    if batch is None:
+        return {"steps_per_generation": settings["gradient_accumulation_steps"] if steps is None else steps}
+    per_step = count_of(settings, "per_device_train_batch_size") * ranks
+    if steps is not None:
+        return {"generation_batch_size": batch, "steps_per_generation": steps}
+    if not per_step or not isinstance(batch, int) or batch % per_step:
+        return {"generation_batch_size": batch}
+    return {"steps_per_generation": batch // per_step}
+
+
+def _precision(given: Knobs, task: Task) -> dict[str, KnobValue]:
+    """Return TRL's mixed precision on a GPU, and float32 on a CPU, unless given otherwise."""
+    on_cpu = task.hardware.kind == "cpu"
+    bf16 = given.get("bf16")
+    unset: KnobValue = "float32" if on_cpu else "bfloat16"
+    return {
+        "use_cpu": given.get("use_cpu", on_cpu),
+        "bf16": bf16 if bf16 is not None else not on_cpu and not given.get("fp16", False),
+        "dtype": loaded_dtype(given["dtype"], task.workload.model.config) if "dtype" in given else unset,
+    }
+
+
+def _adapter(given: Knobs, task: Task) -> dict[str, KnobValue]:
+    tuning = task.workload.tuning
+    use_peft = given.get("use_peft", tuning != "full")
+    quantised: dict[str, KnobValue] = {"load_in_4bit": given.get("load_in_4bit", True)} if tuning == "qlora" else {}
+    if not use_peft:
+        return {"use_peft": use_peft, **quantised}
+    assumed = assumed_adapter(task.workload)
+    adapter = {**{name: default(name) for name in ADAPTER}, **assumed}
+    return {"use_peft": use_peft, **{name: given.get(name, value) for name, value in adapter.items()}, **quantised}
+
+
+def _engine(given: Knobs, settings: Settings) -> dict[str, KnobValue]:
+    if not settings["use_vllm"]:
+        return {}
+    window = given.get("vllm_max_model_length")
+    if window is None:
+        window = count_of(settings, "max_prompt_length") + count_of(settings, "max_completion_length")
+    served = {"server_gpus": given.get("server_gpus", 1)} if topology.with_server({**given, "use_vllm": True}) else {}
+    share = {"vllm_gpu_memory_utilization": SERVER_SHARE} if served else {}
+    named = {name: given.get(name, share.get(name, default(name))) for name in ENGINE}
+    return {**named, **served, "vllm_max_model_length": window}
+
+
+def _is_read(name: str, settings: Settings) -> bool:
+    """Return False for a setting without effect: it would separate equal candidates."""
+    if (name.startswith("vllm_") and not settings["use_vllm"]) or not topology.is_read(name, settings):
+        return False
+    return not (name.startswith("lora_") and not settings["use_peft"])

@@ -1,0 +1,263 @@
+"""TRL's trainers: GRPO, RLOO, SFT, DPO, online DPO and PPO. `worker/trl` runs them.
+
+Online DPO and PPO are experimental and have no command, so that a script is written for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import ClassVar
+
+from autotune.core.candidate import Candidate, Knobs, KnobValue
+from autotune.core.composition import Composition
+from autotune.core.dataset_lengths import PromptLengths, RowLengths
+from autotune.core.errors import CannotPredict
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.space import SearchSpace
+from autotune.core.task import Task
+from autotune.frameworks import stand_in_step
+from autotune.frameworks.base import Trainer, count_of
+from autotune.frameworks.dataset_measurement import prompt_lengths, row_lengths
+from autotune.frameworks.settings_table import Field
+from autotune.frameworks.trl import legality, output_files, ppo_step
+from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl.requests import (
+    adapter_request,
+    dataset_of,
+    engine_request,
+    evaluation_request,
+    launch_request,
+    refuse_unmeasurable,
+    server_request,
+    trace_request,
+    trainer_settings,
+)  # fmt: skip
+from autotune.frameworks.trl.resident_models import compose
+from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, OFFLINE, default, load_of, settings_of
+from autotune.frameworks.trl.topology import PLAIN, ranks_of
+
+DEFAULT_MICRO_BATCH = 8
+MAX_DEFAULT_ACCUMULATION = 128
+LENGTHS = ("max_prompt_length", "max_completion_length")
+MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+
+
+class TrlGrpo:
+    """GRPO with TRL, and the base class of the other methods."""
+
+    name = "trl"
+    method = "grpo"
+    adapter = "trl.grpo_probe"
+    trace_adapter = "trl.step_trace"
+    needs: tuple[str, ...] = ("trl",)
+    space = "grpo"
+    measures = True
+    canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "num_generations", "lora_r")}
+    equivalent_settings: Mapping[str, tuple[str, ...]] = {}
+    script: ClassVar[bool] = False
+    """True for a method without a TRL command: a training script is written for it."""
+
+    def fields(self) -> Mapping[str, Field]:
+        return fields(self.method)
+
+    def complete(self, knobs: Knobs, task: Task) -> Candidate:
+        settings = settings_of(knobs, task, self.method)
+        return Candidate(knobs=knobs, settings=settings, load=load_of(settings, task))
+
+    def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
+        return legality.why_illegal(candidate.settings, task, self.method)
+
+    def baseline(self, space: SearchSpace, task: Task) -> Knobs:
+        """Return the first legal batch shape at the user's or TRL's own knobs."""
+        fixed = {knob.name: self.baseline_value(knob.name, knob.choices, knob.effect, task) for knob in space.knobs}
+        return _first_legal(self, space, task, fixed, self.batch_shapes(task))
+
+    def baseline_value(self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task) -> KnobValue:
+        """Return the held value, else TRL's default, else the most preferred choice.
+
+        TRL's default applies to the user's own file and to neutral knobs."""
+        if name in task.workload.held:
+            return task.workload.held[name]
+        known = name in self.fields()
+        if task.workload.config_file is not None and known and None not in choices:
+            return default(name, self.method)
+        if name in PLAIN and PLAIN[name] in choices:
+            return PLAIN[name]
+        return choices[0] if effect == "learning" or len(choices) == 1 or not known else default(name, self.method)
+
+    def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
+        """Yield micro-batch and accumulation, the largest micro-batch up to TRL's default first.
+
+        Without a requested global batch, accumulation increases until groups are complete."""
+        return _shapes(task, self.method, range(1, MAX_DEFAULT_ACCUMULATION + 1))
+
+    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        workload, settings = task.workload, candidate.settings
+        return {
+            "method": self.method,
+            "model": {
+                "name": workload.model.name,
+                "folder": None if workload.model.folder is None else str(workload.model.folder),
+                "config": dict(workload.model.config),
+                "weights": workload.weights,
+                "dtype": settings["dtype"],
+                "attn_implementation": settings.get("attn_implementation"),
+                "load_in_4bit": bool(settings.get("load_in_4bit")),
+                "load_in_8bit": bool(settings.get("load_in_8bit")),
+            },
+            "adapter": adapter_request(candidate, task),
+            "engine": engine_request(candidate),
+            "server": server_request(candidate, task),
+            "launch": launch_request(candidate, task),
+            "device": task.hardware.kind,
+            "seed": workload.seed,
+            "trust_remote_code": workload.trust_remote_code,
+        }
+
+    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+        refuse_unmeasurable(task)
+        settings, user = candidate.settings, task.workload.user_settings
+        longest, typical = settings["max_completion_length"], task.workload.typical_completion_length
+        return {
+            "settings": trainer_settings({**user, **settings}, self.method),
+            "lengths": {
+                "prompt": settings["max_prompt_length"],
+                "completion": longest,
+                "typical": None if typical is None or not isinstance(longest, int) else min(typical, longest),
+            },
+            "dataset": dataset_of(task),
+            "reward_funcs": user.get("reward_funcs"),
+            "evaluation": None if self.script else evaluation_request(task),
+            "plan": asdict(plan),
+            "seed": task.workload.seed,
+        }
+
+    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        return trace_request(candidate, task, *(count_of(candidate.settings, name) for name in LENGTHS))
+
+    def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
+        return prompt_lengths(task, dataset_of(task), limit)
+
+    def row_lengths(self, task: Task) -> RowLengths | None:
+        return row_lengths(task, dataset_of(task)) if self.method == "sft" else None
+
+    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
+        return output_files.write_files(candidate, task, folder, dataset_of(task), script=self.script, destination=destination)
+
+    def lower_bound_candidate(self, candidate: Candidate, task: Task) -> None:
+        """Return None: TRL pads its micro-batches."""
+
+    def compose(self, candidate: Candidate, task: Task) -> Composition:
+        return compose(candidate, task)
+
+
+class TrlRloo(TrlGrpo):
+    """RLOO with TRL."""
+
+    method = space = "rloo"
+
+
+class TrlOffline(TrlGrpo):
+    """SFT or DPO with TRL, which train on given rows."""
+
+    canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "lora_r")}
+
+    def __init__(self, method: str) -> None:
+        self.method = self.space = method
+
+    def baseline_value(self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task) -> KnobValue:
+        if name in task.workload.held:
+            return task.workload.held[name]
+        if effect == "learning" or len(choices) == 1 or name not in self.fields():
+            return choices[0]
+        return default(name, self.method)
+
+    def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
+        return _shapes(task, self.method)
+
+    def prompt_lengths(self, task: Task, limit: int | None = None) -> None:
+        """Return None: prompts have no limit of their own."""
+
+    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+        prompt, completion = (candidate.settings[name] for name in LENGTHS)
+        request = {**super().probe_request(candidate, task, plan)}
+        del request["reward_funcs"]
+        return {**request, "lengths": {"prompt": prompt, "completion": completion, "typical": None}}
+
+    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        if candidate.settings.get("activation_offloading"):
+            raise CannotPredict(
+                "activation_offloading copies activations to the host over a CUDA stream, which a trace lacks.",
+                way_out="Leave it out for an upper bound, or measure it on the GPU: autotune run.",
+            )
+        return super().trace_request(candidate, task)
+
+
+class TrlOnlineDpo(TrlGrpo):
+    """Online DPO with TRL: each micro-step generates two completions per prompt and compares them."""
+
+    method = space = "online-dpo"
+    canonical: Mapping[str, str] = {
+        "max_prompt_length": "max_prompt_length", "max_completion_length": "max_new_tokens", "lora_r": "lora_r",
+    }  # fmt: skip
+    script = True
+    completions_each = COMPLETIONS_PER_ROW["online-dpo"]
+    """Completions per row of a micro-batch, for a global batch counted in completions."""
+
+    def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
+        return _shapes(task, self.method)
+
+
+class TrlPpo(TrlGrpo):
+    """PPO with TRL up to 1.12: policy, reference, critic and reward model on every rank.
+
+    Later releases lack the trainer, so that predictions use a stand-in step (`ppo_step`)."""
+
+    method = space = "ppo"
+    trace_adapter = stand_in_step.STAND_IN
+    requires: ClassVar[Mapping[str, str]] = {"trl": "trl>=1.0,<1.13"}
+    canonical: Mapping[str, str] = {
+        "max_prompt_length": "max_prompt_length", "max_completion_length": "response_length", "lora_r": "lora_r",
+    }  # fmt: skip
+    script = True
+
+    def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
+        return _shapes(task, self.method)
+
+    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        return stand_in_step.trace_request(ppo_step.step_of(candidate, task), task)
+
+    def compose(self, candidate: Candidate, task: Task) -> Composition:
+        return stand_in_step.compose(ppo_step.step_of(candidate, task), task)
+
+
+def _first_legal(
+    trainer: Trainer, space: SearchSpace, task: Task, fixed: Knobs, shapes: Iterable[Mapping[str, KnobValue]]
+) -> Knobs:
+    """Return the fixed knobs with the first legal batch shape, else with the first one."""
+    first: Knobs | None = None
+    for shape in shapes:
+        knobs = space.applicable({**fixed, **{name: value for name, value in shape.items() if name in space}})
+        first = first or knobs
+        if trainer.why_illegal(trainer.complete(knobs, task), task) is None:
+            return knobs
+    return first or space.applicable(fixed)
+
+
+def _shapes(task: Task, method: str, accumulations: Iterable[int] = (1,)) -> Iterator[dict[str, KnobValue]]:
+    """Yield micro-batch and accumulation with micro-batch x ranks x accumulation = global batch."""
+    held, total = task.workload.held, task.workload.global_batch
+    ranks = ranks_of({} if method in OFFLINE else held, task.hardware.count)
+    for micro in [held[MICRO_BATCH]] if MICRO_BATCH in held else range(DEFAULT_MICRO_BATCH, 0, -1):
+        per_step = COMPLETIONS_PER_ROW.get(method, 1) * (micro if isinstance(micro, int) else 0) * ranks
+        if ACCUMULATION in held:
+            yield {MICRO_BATCH: micro, ACCUMULATION: held[ACCUMULATION]}
+        elif total is None:
+            yield from ({MICRO_BATCH: micro, ACCUMULATION: steps} for steps in accumulations)
+        elif per_step and total % per_step == 0:
+            yield {MICRO_BATCH: micro, ACCUMULATION: total // per_step}
+
+
+TRAINERS = (TrlGrpo(), TrlRloo(), TrlOffline("sft"), TrlOffline("dpo"), TrlOnlineDpo(), TrlPpo())

@@ -1,0 +1,89 @@
+"""Memory margin of a running job: trend of the peak over steps and over completion length.
+
+The trend is that of a soak (Sen's slope with its interval). Only certain growth is extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from autotune.core.measurement import CycleMemory
+from autotune.core.memory_growth import WARMUP_CYCLES, MemoryGrowth, growth_of
+from autotune.core.units import format_bytes
+from autotune.integrations.memory_gauges import GaugeReading
+
+WARNING_SHARES = (0.1, 0.05, 0.02)
+"""Margins relative to the limit; each is reported once when the margin falls below it."""
+
+MAX_POINTS = 64
+"""Above this, half of the points are dropped: the trend covers the whole run in bounded time."""
+
+
+@dataclass
+class Margin:
+    """Margin of one rank over a run. `look` returns new warnings, each kind once."""
+
+    last_step: int | None  # length of the run; None: unknown
+    longest: int | None  # longest allowed completion; None: unknown
+    by_step: list[CycleMemory] = field(default_factory=list)
+    by_length: list[CycleMemory] = field(default_factory=list)
+    _reported: set[str] = field(default_factory=set)
+    _every: int = 1
+
+    def look(self, step: int, reading: GaugeReading, length: int | None = None) -> list[str]:
+        """Return new warnings after a step; `length`: longest completion, if known."""
+        if step > WARMUP_CYCLES and step % self._every == 0:
+            self._record(step, reading, length)
+        found = [self._narrow(reading), self._by_steps(step, reading), self._by_length(reading)]
+        new = {kind: warning for kind, warning in filter(None, found) if kind not in self._reported}
+        self._reported |= set(new)
+        return list(new.values())
+
+    def _record(self, step: int, reading: GaugeReading, length: int | None) -> None:
+        self.by_step.append(_point(step, reading))
+        if len(self.by_step) > MAX_POINTS:
+            self.by_step, self._every = self.by_step[::2], self._every * 2
+        if length is not None and length > (self.by_length[-1].steps if self.by_length else 0):
+            self.by_length.append(_point(length, reading))
+            self.by_length = self.by_length[-MAX_POINTS:]
+
+    def _narrow(self, reading: GaugeReading) -> tuple[str, str] | None:
+        below = [share for share in WARNING_SHARES if reading.margin_bytes < share * reading.limit_bytes]
+        if not below:
+            return None
+        left, limit = format_bytes(max(0, reading.margin_bytes)), format_bytes(reading.limit_bytes)
+        return f"below {min(below)}", f"{left} left of {limit}, {reading.by}"
+
+    def _by_steps(self, step: int, reading: GaugeReading) -> tuple[str, str] | None:
+        growth = growth_of(self.by_step)
+        if growth is None or not growth.is_certain or self.last_step is None:
+            return None
+        until = step + math.floor(reading.margin_bytes / growth.low)
+        if until >= self.last_step:
+            return None
+        return "steps", (
+            f"the peak grows by {_grows(growth)} a step and reaches the limit of {format_bytes(reading.limit_bytes)} "
+            f"after step {until} at the latest; the run takes {self.last_step}"
+        )
+
+    def _by_length(self, reading: GaugeReading) -> tuple[str, str] | None:
+        growth = growth_of(self.by_length)
+        if growth is None or not growth.is_certain or self.longest is None:
+            return None
+        seen = self.by_length[-1].steps
+        needed = reading.peak_bytes + round(growth.low * max(0, self.longest - seen))
+        if needed <= reading.limit_bytes:
+            return None
+        return "length", (
+            f"the peak grows by {_grows(growth)} for each token that the longest completion gets longer: with the allowed "
+            f"{self.longest} ({seen} so far) it is at least {format_bytes(needed)} of {format_bytes(reading.limit_bytes)}"
+        )
+
+
+def _point(at: int, reading: GaugeReading) -> CycleMemory:
+    return CycleMemory(steps=at, seconds=0.0, peak_bytes=reading.peak_bytes, held_bytes=reading.peak_bytes)
+
+
+def _grows(growth: MemoryGrowth) -> str:
+    return f"{format_bytes(round(growth.bytes_per_step))} (at least {format_bytes(round(growth.low))})"

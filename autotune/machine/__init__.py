@@ -1,0 +1,1 @@
+"""Local hardware and environment: NVML, cgroups, CUDA devices, interpreters, file stamps."""

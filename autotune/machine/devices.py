@@ -1,0 +1,114 @@
+"""NVIDIA GPUs of this machine that are visible to a job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.core.errors import HardwareNotHere
+from autotune.core.units import MIB
+from autotune.machine.nvml import Card, GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""Makes CUDA's numbers equal to the driver's; set in probes, hence in the written launch too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """GPU of this machine, or one MIG slice of it, as the driver reports it."""
+
+    name: str
+    memory_bytes: int
+    index: int | None = None  # nvidia-smi index; a slice has its GPU's
+    uuid: str | None = None
+    reserved_bytes: int | None = None  # reserved by the driver and ECC; None: unknown
+    compute_capability: str | None = None
+    driver_version: str | None = None
+    slice_of: str | None = None  # UUID of the whole GPU; None: not a slice
+
+
+def devices_here(library: Any = None, variable: str | None = None) -> tuple[Device, ...]:
+    """Return the visible GPUs from NVML, or from nvidia-smi without NVML.
+
+    Raises HardwareNotHere when a driver is present and does not answer. `variable` overrides
+    CUDA_VISIBLE_DEVICES.
+    """
+    chosen = os.environ.get(VISIBLE) if variable is None else variable
+    try:
+        nvml = Nvml.open(library)
+    except NvmlUnavailable as reason:
+        if not reason.absent:
+            raise _unreadable(reason) from reason
+        return visible(_by_nvidia_smi(), chosen)
+    with contextlib.closing(nvml):
+        try:
+            return devices_of(nvml, chosen)
+        except (NvmlNotSupported, GpuLost) as reason:
+            raise _unreadable(reason) from reason
+
+
+def devices_of(nvml: Nvml, variable: str | None) -> tuple[Device, ...]:
+    """Return the GPUs that CUDA shows under this CUDA_VISIBLE_DEVICES, over an open connection."""
+    version = nvml.driver_version()
+    return visible([_device(card, version) for card in nvml.cards()], variable, nvml.unreadable)
+
+
+def visible(devices: Sequence[Device], variable: str | None, unreadable: Collection[int] = ()) -> tuple[Device, ...]:
+    """Filter by CUDA_VISIBLE_DEVICES, in its order. Like CUDA, stop at the first unknown entry; the
+    numbers of `unreadable` GPUs are known."""
+    if variable is None:
+        return tuple(devices)
+    seen: list[Device] = []
+    for part in variable.split(","):
+        if part.strip().isdigit() and int(part) in unreadable:
+            continue
+        named = _named(part.strip(), devices)
+        if not named:
+            break
+        seen += named
+    return tuple(seen)
+
+
+def _named(part: str, devices: Sequence[Device]) -> list[Device]:
+    """Match an index or a UUID prefix. The index of a GPU with MIG matches all of its slices."""
+    if part.isdigit():
+        return [device for device in devices if device.index == int(part)]
+    alike = [device for device in devices if device.uuid is not None and part and device.uuid.startswith(part)]
+    return alike if len(alike) == 1 else []
+
+
+def _device(card: Card, driver_version: str) -> Device:
+    return Device(
+        name=card.name, memory_bytes=card.total_bytes, index=card.index, uuid=card.uuid, reserved_bytes=card.reserved_bytes,
+        compute_capability=card.compute_capability, driver_version=driver_version, slice_of=card.slice_of,
+    )  # fmt: skip
+
+
+def _unreadable(reason: Exception) -> HardwareNotHere:
+    return HardwareNotHere(
+        f"This machine has an NVIDIA driver, and it can't be asked for its GPUs ({reason}).",
+        way_out="See that `nvidia-smi` works (a driver that was updated needs a restart), or type --gpus cpu.",
+    )
+
+
+def _by_nvidia_smi() -> list[Device]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (subprocess.SubprocessError, OSError):
+        return []
+    rows = [[cell.strip() for cell in line.split(",", 3)] for line in answer.splitlines() if line.count(",") >= 3]
+    return [
+        Device(name=name, memory_bytes=int(mib) * MIB, index=int(index), uuid=uuid)
+        for index, uuid, mib, name in rows
+        if mib.isdigit() and index.isdigit()
+    ]

@@ -1,0 +1,71 @@
+"""Detection of network file systems: SQLite's locks fail there, which corrupts a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from autotune.core.errors import BadInput
+
+# https://www.sqlite.org/howtocorrupt.html#_filesystems_with_broken_or_missing_lock_implementations
+_NETWORK = frozenset((
+    "nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p", "lustre", "gpfs", "mmfs",
+    "beegfs", "ceph", "glusterfs", "orangefs", "pvfs2", "panfs", "wekafs", "vastfs", "ocfs2", "gfs2", "davfs", "acfs",
+))  # fmt: skip
+_LOCAL_FUSE = frozenset(("fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.ext2", "fuse.exfat"))
+"""Other FUSE file systems count as remote: sshfs, s3fs, gcsfuse, juicefs."""
+
+
+def refuse_network_storage(url: str, mounts: Path = Path("/proc/self/mounts")) -> None:
+    """Raise BadInput for an SQLite file on a network file system."""
+    file = _sqlite_file(url)
+    kind = None if file is None else file_system_of(file, mounts)
+    if kind is None or not is_network(kind):
+        return
+    raise BadInput(
+        f"{file} is on a network file system ({kind}), where SQLite can't keep a study: its locks do not hold there.",
+        way_out="Give --storage a disk of this machine, like --storage sqlite:////tmp/autotune-study.db, or a PostgreSQL server, "
+        "like --storage postgresql+psycopg://me@host/autotune. The results may stay where --out says.",
+    )
+
+
+def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
+    """Return the type of the path's file system; None if unknown."""
+    path = path.expanduser().resolve()
+    best: tuple[int, str | None] = (0, None)
+    try:
+        lines = mounts.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = Path(_unescaped(fields[1]))
+        if (point == path or point in path.parents) and len(point.parts) >= best[0]:
+            # a later mount on the same point hides an earlier one
+            best = (len(point.parts), fields[2])
+    return best[1]
+
+
+def is_network(kind: str) -> bool:
+    return kind in _NETWORK or (kind.startswith("fuse") and kind not in _LOCAL_FUSE)
+
+
+def _sqlite_file(url: str) -> Path | None:
+    try:
+        made = make_url(url)
+    except ArgumentError:
+        return None  # reported when the storage is opened
+    if made.get_backend_name() != "sqlite" or made.database in (None, "", ":memory:") or str(made.database).startswith("file:"):
+        return None
+    return Path(str(made.database))
+
+
+def _unescaped(field: str) -> str:
+    """Decode /proc's octal escapes."""
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, character)
+    return field

@@ -1,0 +1,210 @@
+"""NVIDIA's management library (NVML). No other module calls it.
+
+Replies become plain values; errors become one of three exceptions. `Nvml.open()` accepts
+nvidia-ml-py's module or a replacement with the same functions: tests play back recordings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+class NvmlUnavailable(Exception):
+    """NVML cannot be used. `absent`: no NVIDIA driver; otherwise the driver refuses."""
+
+    def __init__(self, why: str, *, absent: bool) -> None:
+        super().__init__(why)
+        self.absent = absent
+
+
+class NvmlNotSupported(Exception):
+    """Value without a reply: not supported, not permitted, or its process has ended."""
+
+
+class GpuLost(Exception):
+    """GPU that does not answer any more, or needs a reset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """GPU, or one MIG slice of it, as the driver reports it."""
+
+    index: int  # nvidia-smi index, by PCI address; a slice has its GPU's
+    uuid: str  # `GPU-...`, or `MIG-...` for a slice
+    name: str
+    total_bytes: int
+    reserved_bytes: int | None  # of the total: reserved by the driver and ECC; None: unknown
+    compute_capability: str | None
+    slice_of: str | None = None  # UUID of the whole GPU; None: not a slice
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardMemory:
+    """Memory of a GPU at one moment."""
+
+    total_bytes: int
+    used_bytes: int  # processes and their contexts; excludes reserved bytes from driver 510 on
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardProcess:
+    """Process with a context on a GPU."""
+
+    pid: int  # in the driver's PID namespace: possibly meaningless inside a container
+    used_bytes: int | None  # None: not reported (some containers, MIG, some permissions)
+
+
+class Nvml:
+    """Connection to the driver. Each method may raise NvmlNotSupported or GpuLost."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._handles: dict[str, Any] = {}
+        self.unreadable: dict[int, str] = {}
+        """Reasons why GPUs are absent from `cards`, by nvidia-smi index."""
+
+    @classmethod
+    def open(cls, library: Any = None) -> Nvml:
+        """Connect; raise NvmlUnavailable with the reason if that fails."""
+        if library is None:
+            try:
+                library = importlib.import_module("pynvml")
+            except ImportError:
+                raise NvmlUnavailable("the Python package nvidia-ml-py is not installed", absent=True) from None
+        try:
+            library.nvmlInit()
+        except library.NVMLError as error:
+            no_driver = (library.NVMLError_LibraryNotFound, library.NVMLError_DriverNotLoaded)
+            raise NvmlUnavailable(f"NVML: {error}", absent=isinstance(error, no_driver)) from error
+        return cls(library)
+
+    def close(self) -> None:
+        self._handles.clear()
+        with contextlib.suppress(self._library.NVMLError):
+            self._library.nvmlShutdown()
+
+    def driver_version(self) -> str:
+        return _text(self._call("nvmlSystemGetDriverVersion"))
+
+    def cards(self) -> tuple[Card, ...]:
+        """Return the GPUs in the order of nvidia-smi. MIG slices replace their GPU.
+
+        A GPU that is lost, not permitted or without memory of its own becomes `unreadable`; an
+        error only if no other one is left.
+        """
+        found: list[Card] = []
+        failure: NvmlNotSupported | GpuLost | None = None
+        self.unreadable = {}
+        for index in range(self._call("nvmlDeviceGetCount")):
+            try:
+                found += self._cards_at(index)
+            except (NvmlNotSupported, GpuLost) as reason:
+                self.unreadable[index], failure = str(reason), reason
+        if failure is not None and not found:
+            raise failure
+        return tuple(found)
+
+    def memory(self, uuid: str) -> CardMemory:
+        info = self._memory_info(self._handle(uuid))
+        return CardMemory(total_bytes=int(info.total), used_bytes=int(info.used))
+
+    def processes(self, uuid: str) -> tuple[CardProcess, ...]:
+        """Return the compute and graphics processes of a GPU."""
+        handle, found = self._handle(uuid), {}
+        for kind in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
+            try:
+                listed = self._call(kind, handle)
+            except NvmlNotSupported:
+                if "Compute" in kind:
+                    raise
+                continue  # data-centre GPUs have no graphics processes
+            for process in listed:
+                used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
+                found[int(process.pid)] = CardProcess(pid=int(process.pid), used_bytes=used)
+        return tuple(found.values())
+
+    def takes_one_process(self, uuid: str) -> bool:
+        """Return True if the compute mode allows a single process."""
+        mode = self._or_none(lambda: self._call("nvmlDeviceGetComputeMode", self._handle(uuid)))
+        return mode is not None and mode == self._library.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+
+    def distance(self, one: str, other: str) -> int | None:
+        """Return the distance of two GPUs: 0 over NVLink, else NVML's topology level from 10 (one
+        PCIe switch) to 50 (another CPU socket); None if unknown."""
+        library, pair = self._library, (self._handle(one), self._handle(other))
+        linked = self._or_none(lambda: self._call("nvmlDeviceGetP2PStatus", *pair, library.NVML_P2P_CAPS_INDEX_NVLINK))
+        if linked == library.NVML_P2P_STATUS_OK:
+            return 0
+        level = self._or_none(lambda: self._call("nvmlDeviceGetTopologyCommonAncestor", *pair))
+        return None if level is None else max(int(level), 1)
+
+    def cores_near(self, uuid: str, most: int = 4096) -> frozenset[int] | None:
+        """Return the CPU cores of the GPU's NUMA node; None if unknown."""
+        words = self._or_none(lambda: self._call("nvmlDeviceGetCpuAffinity", self._handle(uuid), most // 64))
+        if words is None:
+            return None
+        near = {64 * place + bit for place, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1}
+        return frozenset(near) or None
+
+    def process_name(self, pid: int) -> str:
+        return _text(self._call("nvmlSystemGetProcessName", pid))
+
+    def _cards_at(self, index: int) -> Iterator[Card]:
+        handle = self._call("nvmlDeviceGetHandleByIndex", index)
+        if not self._has_slices(handle):
+            yield self._card(index, handle, None)
+            return
+        whole = _text(self._call("nvmlDeviceGetUUID", handle))
+        for number in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)):
+            with contextlib.suppress(NvmlNotSupported):  # numbers without a slice
+                yield self._card(index, self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, number), whole)
+
+    def _card(self, index: int, handle: Any, slice_of: str | None) -> Card:
+        uuid = _text(self._call("nvmlDeviceGetUUID", handle))
+        self._handles[uuid] = handle
+        info = self._memory_info(handle)
+        major_minor = self._or_none(lambda: self._call("nvmlDeviceGetCudaComputeCapability", handle))
+        return Card(
+            index=index, uuid=uuid, name=_text(self._call("nvmlDeviceGetName", handle)), total_bytes=int(info.total),
+            reserved_bytes=int(info.reserved) if hasattr(info, "reserved") else None,
+            compute_capability=None if major_minor is None else ".".join(str(part) for part in major_minor), slice_of=slice_of,
+        )  # fmt: skip
+
+    def _has_slices(self, handle: Any) -> bool:
+        mode = self._or_none(lambda: self._call("nvmlDeviceGetMigMode", handle))
+        return bool(mode and mode[0])
+
+    def _memory_info(self, handle: Any) -> Any:
+        try:
+            return self._call("nvmlDeviceGetMemoryInfo", handle, self._library.nvmlMemory_v2)
+        # drivers before 510 report one figure that counts reserved bytes as used
+        except NvmlNotSupported:
+            return self._call("nvmlDeviceGetMemoryInfo", handle)
+
+    def _handle(self, uuid: str) -> Any:
+        if uuid not in self._handles:
+            self._handles[uuid] = self._call("nvmlDeviceGetHandleByUUID", uuid)
+        return self._handles[uuid]
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        library = self._library
+        try:
+            return getattr(library, function)(*arguments)
+        except (library.NVMLError_GpuIsLost, library.NVMLError_ResetRequired) as error:
+            raise GpuLost(str(error)) from error
+        except library.NVMLError as error:
+            raise NvmlNotSupported(f"{function}: {error}") from error
+
+    @staticmethod
+    def _or_none(call: Callable[[], Any]) -> Any:
+        with contextlib.suppress(NvmlNotSupported):
+            return call()
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,135 @@
+"""Stop signals: conversion to KeyboardInterrupt, a deadline for the exit, and protection from
+libraries that replace handlers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+END_SECONDS = 9.0
+"""Time between the first stop signal and the forced end."""
+
+
+@dataclass
+class _Stop:
+    """Interruption of this process, which only the main thread receives."""
+
+    requested: bool = False
+    raised: bool = False
+    postponed: int = 0  # Depth of `uninterrupted` blocks of the main thread
+
+
+_stop = _Stop()
+
+
+def stop_requested() -> bool:
+    """Return True once a stop signal was received inside `interruptible`."""
+    return _stop.requested
+
+
+@contextlib.contextmanager
+def restored_signals() -> Iterator[None]:
+    """Restore the handlers on exit: Ray, for example, replaces them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore_stop_signals() -> None:
+    """Ignore further stop signals: an exit takes a moment, and a second Ctrl-C would leave workers
+    running."""
+
+    def ignore(number: int, frame: FrameType | None) -> None:
+        """Do nothing. SIG_IGN would make the interpreter complain about a signal that has already arrived."""
+
+    for each in STOP_SIGNALS:
+        signal.signal(each, ignore)
+
+
+@contextlib.contextmanager
+def interruptible(force_end: Callable[[], None]) -> Iterator[None]:
+    """Turn the first stop signal into KeyboardInterrupt; ignore further ones while it unwinds.
+
+    SIGTERM thereby ends a run like Ctrl-C: workers are closed and the study stays consistent. If
+    the process still exists END_SECONDS later, another thread calls `force_end`: a call into a
+    database or a driver may not return, and an exception in a callback is lost.
+    """
+    _stop.requested = _stop.raised = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if _stop.requested:
+            return
+        _stop.requested = True
+        if not _stop.postponed:
+            _raise()
+
+    with restored_signals(), _deadline(force_end):
+        for each in STOP_SIGNALS:
+            # Ignored signals stay ignored: SIGHUP under nohup, SIGINT in a shell's background job.
+            if signal.getsignal(each) is not signal.SIG_IGN:
+                signal.signal(each, interrupt)
+        yield
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Postpone an interruption to the end of the block, so that a transaction is complete or was
+    never begun. In other threads, which are never interrupted, do nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _stop.postponed += 1
+    try:
+        yield
+    finally:
+        _stop.postponed -= 1
+    if _stop.requested and not _stop.raised and not _stop.postponed:
+        _raise()
+
+
+def _raise() -> None:
+    _stop.raised = True
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _deadline(force_end: Callable[[], None]) -> Iterator[None]:
+    """Watch for stop signals from another thread.
+
+    The interpreter writes a signal's number into a pipe at once; its handler runs only when the
+    main thread is back from native code.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while received := os.read(read_end, 64):
+                if set(received) & set(STOP_SIGNALS):
+                    # Also after the context: what closes at the end of the process may not return either.
+                    time.sleep(END_SECONDS)
+                    force_end()
+                    return
+        os.close(read_end)
+
+    threading.Thread(target=watch, name="stop-signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(write_end)

@@ -1,0 +1,116 @@
+"""Trace cache on disk: a step that was traced once needs no framework the next time.
+
+Traces are in `$XDG_CACHE_HOME/autotune/traces` (`~/.cache/autotune/traces`), one compressed file
+per trace, named by a hash of everything that decides it: specification, package versions and the
+tracing code. The folder may be deleted at any time. Several processes may use it at once: each file
+is written atomically.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+import autotune.worker
+from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomically
+from autotune.core.trace import Trace
+from autotune.core.units import MIB
+
+MAX_FOLDER_BYTES = 512 * MIB
+"""Beyond it the least recently used traces are deleted."""
+
+_SUFFIX = ".json.z"
+
+_DECODER = msgspec.json.Decoder(Trace)
+"""Made on import, before any thread reads: see `autotune.core.decoding`."""
+
+
+def default_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "autotune" / "traces"
+
+
+class TraceCache:
+    """Folder of traces. If it cannot be written, nothing is cached and no error is raised."""
+
+    def __init__(self, folder: Path | None = None, *, largest_bytes: int = MAX_FOLDER_BYTES) -> None:
+        self.folder = default_folder() if folder is None else folder
+        self._largest_bytes = largest_bytes
+
+    def get(self, key: str) -> Trace | None:
+        path = self._path(key)
+        try:
+            packed = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            trace = _DECODER.decode(zlib.decompress(packed))
+        except (zlib.error, msgspec.DecodeError):  # truncated by a full disk, or an older schema
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # mark as used
+        return trace
+
+    def put(self, key: str, trace: Trace) -> None:
+        with contextlib.suppress(OSError):
+            make_private_folder(self.folder)
+            write_atomically(self._path(key), zlib.compress(msgspec.json.encode(trace), 6), mode=FOR_ITS_OWNER)
+            total = 0
+            for _, size, path in sorted(self._files(), reverse=True):
+                total += size
+                if total > self._largest_bytes:
+                    path.unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{_SUFFIX}"
+
+    def _files(self) -> Iterable[tuple[float, int, Path]]:
+        """Yield time of last use, size and path of each file."""
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):  # deleted by another process
+                found = path.stat()
+                yield found.st_mtime, found.st_size, path
+
+
+def key_of(specification: Mapping[str, object], versions: Mapping[str, str], adapter: str) -> str:
+    """Return the file name of a trace: a hash of all that decides it."""
+    inputs = {
+        "specification": specification,
+        "versions": dict(versions),
+        "code": _tracing_code_hash(adapter),
+        "model_code": _model_code_hash(specification),
+    }
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+@cache
+def _tracing_code_hash(adapter: str) -> str:
+    """Return a hash of the worker's tracing code: any change to it invalidates all traces."""
+    inside = Path(autotune.worker.__file__).parent
+    patterns = ("tracing/**/*.py", "trl/*.py", "stand_in/*.py", "*.py")
+    files = sorted(file for pattern in patterns for file in inside.glob(pattern))
+    return _hash([*files, *([Path(adapter)] if adapter.endswith(".py") else [])])
+
+
+def _model_code_hash(specification: Mapping[str, object]) -> str | None:
+    """Return a hash of the code that the model brings, if it may be executed."""
+    model = specification.get("model")
+    folder = model.get("folder") if isinstance(model, Mapping) else None
+    return _hash(sorted(Path(folder).glob("*.py"))) if specification.get("trust_remote_code") and folder else None
+
+
+def _hash(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()

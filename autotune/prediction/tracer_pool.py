@@ -1,0 +1,128 @@
+"""Pool of tracing processes that computes the traces of a space side by side.
+
+The service announces the traces that it will need (`expect`); each is computed once, by the next
+idle process, while the service works on those that are there. A single trace starts a single
+process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+
+from autotune.core.candidate import fingerprint
+from autotune.core.trace import Trace
+from autotune.prediction.tracer import Tracer
+
+Specification = Mapping[str, object]
+Work = tuple[Specification, "Future[Trace]"]
+
+MAX_PROCESSES = 2
+"""Limit of processes: each imports a framework, nearly a GiB."""
+
+
+class TracerPool:
+    """Owner of tracing processes, used from one thread; a thread waits for each process."""
+
+    def __init__(self, make: Callable[[Mapping[str, str] | None], Tracer], *, most: int | None = None) -> None:
+        """`make` returns a Tracer not started, given package versions if known."""
+        self._make, self._most = make, most or min(MAX_PROCESSES, os.cpu_count() or 1)
+        self._workers: list[_Worker] = []
+        self._requested: dict[str, Future[Trace]] = {}
+        self._queue: deque[Work] = deque()
+        self._change = threading.Condition()
+        self._closing = False
+
+    @property
+    def traced(self) -> int:
+        """Traces computed, without those from the cache."""
+        return sum(worker.tracer.traced for worker in self._workers)
+
+    def expect(self, specifications: Iterable[Specification]) -> None:
+        """Announce traces needed later, in order. Errors are raised by the `trace` that needs them."""
+        for specification in specifications:
+            self._submit(specification)
+
+    def trace(self, specification: Specification) -> Trace:
+        """Return the trace and drop it from the pool. CannotPredict if it cannot be traced."""
+        future = self._submit(specification, first=True)
+        try:
+            return future.result()
+        finally:
+            self._requested.pop(fingerprint(specification), None)
+
+    def close(self) -> None:
+        """End the processes and cancel announced traces. A later `trace` starts new processes."""
+        with self._change:
+            self._closing = True
+            waiting, self._queue = list(self._queue), deque()
+            self._change.notify_all()
+        for _, future in waiting:
+            future.cancel()
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.end()
+        self._requested.clear()
+        self._closing = False
+
+    def _submit(self, specification: Specification, *, first: bool = False) -> Future[Trace]:
+        """Queue a trace once; `first` moves it before all that are only announced."""
+        key = fingerprint(specification)
+        with self._change:
+            if key not in self._requested:
+                future = self._requested[key] = Future()
+                (self._queue.appendleft if first else self._queue.append)((specification, future))
+                self._change.notify()
+            else:
+                future = self._requested[key]
+                waiting = next((work for work in self._queue if work[1] is future), None) if first else None
+                if waiting is not None:
+                    self._queue.remove(waiting)
+                    self._queue.appendleft(waiting)
+                return future
+            # Start another process if there is more work than idle processes.
+            idle = sum(worker.idle for worker in self._workers)
+            if len(self._queue) > idle and len(self._workers) < self._most:
+                tracer = self._make(self._workers[0].tracer.versions if self._workers else None)
+                _ = tracer.versions  # read here: later only the worker's thread may use the tracer
+                self._workers.append(_Worker(tracer, self._next))
+        return future
+
+    def _next(self, worker: _Worker) -> Work | None:
+        """Wait for the next trace to compute; None at the end."""
+        with self._change:
+            worker.idle = True
+            self._change.wait_for(lambda: self._closing or worker.ends or self._queue)
+            if self._closing or worker.ends:
+                return None
+            worker.idle = False
+            return self._queue.popleft()
+
+
+class _Worker:
+    """A tracing process, and the thread that waits for its answers."""
+
+    def __init__(self, tracer: Tracer, next_work: Callable[[_Worker], Work | None]) -> None:
+        self.tracer, self._next_work = tracer, next_work
+        self.idle, self.ends = True, False
+        self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self.ends = True
+        self.tracer.cancel()
+        self._thread.join()
+        self.tracer.close()
+
+    def _run(self) -> None:
+        while (work := self._next_work(self)) is not None:
+            specification, future = work
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self.tracer.trace(specification))
+            except BaseException as error:  # raised again in the thread that needs the trace
+                future.set_exception(error)

@@ -1,0 +1,191 @@
+"""Device memory (NVML) during a probe, sampled in the parent process, apart from the training.
+
+Used bytes are read every INTERVAL_SECONDS. The process list costs more and is read every
+LIST_SECONDS; in between, the share of other processes is taken from the last list.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from autotune.core.measurement import MemorySample, Phase
+from autotune.machine.nvml import GpuLost, Nvml, NvmlNotSupported
+from autotune.probe.memory_split import Reading, newcomers, split
+from autotune.probe.memory_timeline import Timeline
+
+INTERVAL_SECONDS = 0.02
+LIST_SECONDS = 0.25
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""Constant of the kernel: PROC_PID_INIT_INO."""
+
+_T = TypeVar("_T")
+
+
+def read(nvml: Nvml, uuid: str) -> Reading:
+    """Read a GPU now; without its processes where NVML does not list them."""
+    used = nvml.memory(uuid).used_bytes
+    try:
+        listed = {process.pid: process.used_bytes for process in nvml.processes(uuid)}
+    except NvmlNotSupported as reason:
+        return Reading(used_bytes=used, processes=None, why=str(reason))
+    return Reading(used_bytes=used, processes=listed)
+
+
+def is_here(pid: int) -> bool:
+    """Return True if the pid is a process of our own namespace."""
+    return Path("/proc", str(pid)).exists()
+
+
+def in_own_namespace() -> bool:
+    """Return True in a PID namespace other than the first one, as in most containers."""
+    try:
+        return Path("/proc/self/ns/pid").readlink().name != INITIAL_PID_NAMESPACE
+    except OSError:
+        return True
+
+
+@dataclass(kw_only=True)
+class DevicePeaks:
+    """Figures of one GPU since `mark`."""
+
+    before: Reading  # Reading without any process of the probe
+    foreign_bytes: int  # Used bytes that are not the probe's, by the last list
+    peak_bytes: int = 0
+    phase_peak_bytes: dict[str, int] = field(default_factory=dict)
+    listed_peak_bytes: int | None = None  # Peak of the probe's processes by the list; None until one of them is in it
+    newcomers: dict[int, int] = field(default_factory=dict)  # Peak growth of other processes, by pid
+    why: str | None = None  # Reason why the list is unusable; None where it attributes the memory
+    unattributed: dict[Phase | None, int] = field(default_factory=dict)
+    """Highest used bytes since the last list, by phase: others may have taken a part since then."""
+
+    def take(self, used_bytes: int, phase: Phase | None) -> int:
+        """Record a sample and return the probe's own bytes in it, as far as the last list tells."""
+        self.unattributed[phase] = max(used_bytes, self.unattributed.get(phase, 0))
+        return max(0, used_bytes - self.foreign_bytes)
+
+    def list(self, now: Reading, ours: Collection[int], here: Callable[[int], bool], own_namespace: bool = False) -> None:
+        """Attribute the memory by the process list: the samples since the last one, and this one.
+
+        Where the others' part changed in between, samples count with the larger one: growth of
+        others is never the probe's. What the probe held beyond is in its own processes' bytes.
+        """
+        found = split(now, self.before, ours, here, own_namespace=own_namespace)
+        self._attribute(max(self.foreign_bytes, found.foreign_bytes))
+        self.foreign_bytes, self.why = found.foreign_bytes, found.why
+        if found.listed_bytes:
+            self.listed_peak_bytes = max(found.listed_bytes, self.listed_peak_bytes or 0)
+        for pid, growth in newcomers(found, self.before).items():
+            self.newcomers[pid] = max(growth, self.newcomers.get(pid, 0))
+
+    def attribute(self, phase: Phase | None, used_bytes: int) -> int:
+        """Record a sample at the moment of the last list, and return the probe's own bytes in it."""
+        own = self.take(used_bytes, phase)
+        self._attribute(self.foreign_bytes)
+        return own
+
+    def _attribute(self, foreign_bytes: int) -> None:
+        for phase, used in self.unattributed.items():
+            own = max(0, used - foreign_bytes)
+            self.peak_bytes = max(self.peak_bytes, own)
+            if phase is not None:
+                self.phase_peak_bytes[phase] = max(own, self.phase_peak_bytes.get(phase, 0))
+        self.unattributed.clear()
+
+
+class DeviceMeter:
+    """Sampling thread with the peaks since `mark`, in total and by phase."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        uuids: Sequence[str],
+        before: Mapping[str, Reading],
+        ours: Callable[[], Collection[int]],
+        *,
+        here: Callable[[int], bool] = is_here,
+        own_namespace: bool | None = None,
+        interval_seconds: float = INTERVAL_SECONDS,
+        list_seconds: float = LIST_SECONDS,
+    ) -> None:
+        self._nvml, self._uuids, self._before, self._ours, self._here = nvml, tuple(uuids), before, ours, here
+        self._own_namespace = in_own_namespace() if own_namespace is None else own_namespace
+        self._interval, self._list_seconds = interval_seconds, list_seconds
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._phase: Phase | None = None
+        self._timeline = Timeline()  # Fullest GPU at each moment
+        self.lost: str | None = None  # First GPU that stopped to answer, with the error; None while all do
+        self._peaks: dict[str, DevicePeaks] = {}
+        self.mark()
+        self._thread = threading.Thread(target=self._run, name="autotune-device-meter", daemon=True)
+        self._thread.start()
+
+    def mark(self) -> None:
+        """Reset the peaks for a new command."""
+        with self._lock:
+            self._phase = None
+            self._timeline.begin()
+            self._peaks = {u: DevicePeaks(before=self._before[u], foreign_bytes=self._before[u].used_bytes) for u in self._uuids}
+
+    def enter(self, phase: Phase | None) -> None:
+        """Attribute the following samples to this phase."""
+        with self._lock:
+            self._phase = phase
+
+    def look(self) -> None:
+        """Take a full sample now, with the process list."""
+        ours = self._ours()
+        for uuid in self._uuids:
+            now = self._query(read, uuid)
+            if now is not None:
+                with self._lock:
+                    peaks = self._peaks[uuid]
+                    peaks.list(now, ours, self._here, self._own_namespace)
+                    self._timeline.take(peaks.attribute(self._phase, now.used_bytes), self._phase)
+
+    def _take(self, uuid: str, used_bytes: int) -> None:
+        self._timeline.take(self._peaks[uuid].take(used_bytes, self._phase), self._phase)
+
+    def timeline(self) -> tuple[MemorySample, ...]:
+        """Timeline since `mark`."""
+        with self._lock:
+            return self._timeline.moments()
+
+    def peaks(self) -> dict[str, DevicePeaks]:
+        """Peaks by UUID."""
+        with self._lock:
+            return dict(self._peaks)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        listed = float("-inf")
+        while not self._stop.wait(self._interval) and self.lost is None:
+            if time.monotonic() - listed >= self._list_seconds:
+                self.look()
+                listed = time.monotonic()
+            else:
+                self._sample()
+
+    def _sample(self) -> None:
+        for uuid in self._uuids:
+            used = self._query(lambda nvml, name: nvml.memory(name).used_bytes, uuid)
+            if used is not None:
+                with self._lock:
+                    self._take(uuid, used)
+
+    def _query(self, query: Callable[[Nvml, str], _T], uuid: str) -> _T | None:
+        """Return None where NVML gives no figure this time; records a lost GPU."""
+        try:
+            return query(self._nvml, uuid)
+        except NvmlNotSupported:
+            return None
+        except GpuLost as error:
+            self.lost = f"GPU {uuid}: {error}"
+            return None

@@ -1,0 +1,161 @@
+"""Samples of the GPUs and figures of the ranks -> DeviceMemory, with caveats. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autotune import failures
+from autotune.core.measurement import DeviceMemory, TorchMemory
+from autotune.core.units import MIB, format_bytes
+from autotune.probe.device_meter import DevicePeaks
+from autotune.probe.gpu_set import Gpus, GpuSlot
+from autotune.probe.process_names import in_words, named
+
+MIN_TAKEN_BYTES = 256 * MIB  # Growth of other processes during a probe that may have caused its lack of memory
+UNLISTED = "NVML lists none of the probe's processes here"
+UNSEEN_PEAK = "torch's figures mislead under vLLM's sleep mode"
+
+
+def device_memories(
+    gpus: Gpus, peaks: Mapping[str, DevicePeaks], by_rank: Mapping[int, Mapping[str, Any]]
+) -> tuple[DeviceMemory, ...]:
+    """Return one entry per GPU: peak = max(sampled peak, torch's peak), as samples miss peaks."""
+    return tuple(_memory(gpus, slot, peaks.get(slot.visible), by_rank.get(slot.number, {})) for slot in gpus.slots)
+
+
+def higher_of_each(load: Sequence[DeviceMemory], now: Sequence[DeviceMemory]) -> tuple[DeviceMemory, ...]:
+    """Return the higher figures of a load and of the command after it: a real run loads too."""
+    return tuple(_higher(first, second) for first, second in zip(load, now, strict=True)) if load else tuple(now)
+
+
+def worst_peak(devices: Iterable[DeviceMemory]) -> int | None:
+    """Return the worst device's peak; None where any is unknown."""
+    peaks = [device.peak_bytes for device in devices]
+    return None if None in peaks else _max(*peaks)
+
+
+def worst_phases(devices: Iterable[DeviceMemory]) -> dict[str, int]:
+    """Return the worst device's peak by phase."""
+    phases: dict[str, int] = {}
+    for device in devices:
+        phases = _by_phase(phases, device.phase_peak_bytes)
+    return phases
+
+
+def torch_by_phase(bodies: Iterable[Mapping[str, Any]]) -> dict[str, TorchMemory]:
+    """Merge torch's figures over ranks: max of the peaks, sum of the counts."""
+    found: dict[str, TorchMemory] = {}
+    for body in bodies:
+        for phase, figures in (body.get("torch_by_phase") or {}).items():
+            found[phase] = _add(found.get(phase), TorchMemory(**figures))
+    return found
+
+
+def taken_meanwhile(gpus: Gpus, peaks: Mapping[str, DevicePeaks]) -> str | None:
+    """Describe other processes that took memory during the probe; None if none is visible."""
+    for slot in gpus.slots:
+        seen = peaks.get(slot.visible)
+        grown = seen.newcomers if seen else {}
+        if sum(grown.values()) >= MIN_TAKEN_BYTES:
+            who = named(in_words(grown, gpus.nvml))
+            return f"{slot.words} was taken by others while a probe ran ({who}): the out-of-memory error is void."
+    return None
+
+
+def on_another_device(gpus: Gpus, by_rank: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Describe a rank that ran on another GPU than the metered one; None where there is none."""
+    for slot in gpus.slots:
+        used = by_rank.get(slot.number, {}).get("device_uuid")
+        if used is not None and slot.device is not None and slot.device.slice_of is None and used != slot.visible:
+            return f"Rank {slot.number} ran on {used}, but {slot.visible} was metered. Set CUDA_DEVICE_ORDER=PCI_BUS_ID."
+    return None
+
+
+def caveats(gpus: Gpus) -> tuple[str, ...]:
+    """Describe the limits of figures that were measured on these GPUs, one phrase each."""
+    found = []
+    limit = format_bytes(gpus.limit_bytes)
+    first = gpus.slots[0]
+    name = first.device.name if first.device else "the GPUs here"
+    if any(slot.ballast for slot in gpus.slots):
+        found.append(
+            f"measured on {name}, of which all but {limit} was held back: what fits here fits a card of {limit}, "
+            "but the speeds are this GPU's and not that card's"
+        )
+    elif "torch" in gpus.bound_by:
+        found.append(f"only torch's allocator was held to {limit}: NCCL and an engine in sleep mode were not")
+    if gpus.effective_limit_bytes < gpus.limit_bytes:
+        found.append(f"others hold memory of the GPUs: {format_bytes(gpus.effective_limit_bytes)} of {limit} were left")
+    if gpus.nvml is None:
+        found.append(f"memory is what torch and CUDA reported to each rank: NVML was not in use ({gpus.why_not})")
+    return tuple(found)
+
+
+def without_neighbours(text: Any) -> Any:
+    """Remove torch's list of other processes from a message: they were present before the probe."""
+    if isinstance(text, str):
+        return failures.without_neighbours(text)
+    if isinstance(text, dict):
+        return {name: without_neighbours(value) for name, value in text.items()}
+    return [without_neighbours(value) for value in text] if isinstance(text, list) else text
+
+
+def _memory(gpus: Gpus, slot: GpuSlot, seen: DevicePeaks | None, body: Mapping[str, Any]) -> DeviceMemory:
+    device = slot.device
+    own, phases = body.get("peak_bytes"), body.get("phase_peak_bytes") or {}
+    shared = DeviceMemory(
+        index=slot.number if device is None or device.index is None else device.index,
+        uuid=device.uuid if device else None, name=device.name if device else None,
+        peak_bytes=own, phase_peak_bytes=phases, measured_by="torch", why=gpus.why_not,
+        others_bytes=slot.others_bytes, others=slot.others_in_words(gpus.nvml), ballast_bytes=slot.ballast_bytes,
+    )  # fmt: skip
+    if seen is None:
+        misled = body.get("torch_reserved_why") is not None
+        return replace(shared, peak_bytes=None, phase_peak_bytes={}, why=f"{gpus.why_not}; {UNSEEN_PEAK}") if misled else shared
+    by_list = seen.why is None and seen.listed_peak_bytes is not None
+    if seen.newcomers:  # the rank's own figure (total - free) would include their memory
+        own, phases = None, {}
+    # Others that left hide growth of the probe from every difference; torch's own figure counts it alone.
+    reserved = {phase: one.get("reserved_bytes") or 0 for phase, one in (body.get("torch_by_phase") or {}).items()}
+    phases = _by_phase(phases, reserved)
+    own = max(own or 0, body.get("torch_reserved_bytes") or 0, seen.listed_peak_bytes or 0)
+    return replace(
+        shared,
+        peak_bytes=max(seen.peak_bytes, own),
+        phase_peak_bytes=_by_phase(seen.phase_peak_bytes, phases),
+        measured_by="nvml-processes" if by_list else "nvml-device",
+        why=None if by_list else seen.why or UNLISTED,
+        processes_peak_bytes=seen.listed_peak_bytes if by_list else None,
+    )
+
+
+def _higher(first: DeviceMemory, second: DeviceMemory) -> DeviceMemory:
+    return replace(
+        second,
+        # The load's peak is no bound for a command with an unknown peak.
+        peak_bytes=None if second.peak_bytes is None else _max(first.peak_bytes, second.peak_bytes),
+        phase_peak_bytes=_by_phase(first.phase_peak_bytes, second.phase_peak_bytes),
+        processes_peak_bytes=_max(first.processes_peak_bytes, second.processes_peak_bytes),
+    )
+
+
+def _max(*figures: int | None) -> int | None:
+    return max((figure for figure in figures if figure is not None), default=None)
+
+
+def _by_phase(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {phase: max(one.get(phase, 0), other.get(phase, 0)) for phase in (*one, *(set(other) - set(one)))}
+
+
+def _add(one: TorchMemory | None, other: TorchMemory) -> TorchMemory:
+    if one is None:
+        return other
+    known = one.reserved_bytes is not None and other.reserved_bytes is not None
+    return TorchMemory(
+        allocated_bytes=max(one.allocated_bytes, other.allocated_bytes),
+        reserved_bytes=max(one.reserved_bytes or 0, other.reserved_bytes or 0) if known else None,
+        retries=one.retries + other.retries,
+        out_of_memory=one.out_of_memory + other.out_of_memory,
+    )

@@ -1,0 +1,152 @@
+"""Division of a cluster's nodes into slots. Pure functions of the facts that the nodes report.
+
+Only equal nodes are used, because the speeds of one study are compared. A request that does not
+fit fails at once, with the amounts requested and present.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from autotune.core.decoding import read_by_threads
+from autotune.core.errors import BadInput, HardwareNotHere
+from autotune.core.hardware import Hardware
+from autotune.core.units import format_bytes
+
+CONNECT_SECONDS = 10.0
+
+
+@read_by_threads
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A node, as it reports itself."""
+
+    id: str
+    host: str  # Machine name; nodes of a test may share one
+    cpus: int  # CPUs that the cluster offers, which may differ from the machine's
+    gpus: int
+    cores: tuple[int, ...] = ()  # Usable cores, neighbours next to each other
+    memory_bytes: int = 0
+    processor: str = ""
+    devices: tuple[str, ...] = ()  # GPUs, by the catalogue's names
+    version: str = ""  # Version of autotune
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """Key of nodes with comparable speeds: the GPUs, or the processor where there are none."""
+        return self.devices or (self.processor, str(len(self.cores)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Slots of the cluster."""
+
+    nodes: tuple[Node, ...]  # Nodes of which any can hold a bundle
+    slots: int
+    bundle: Mapping[str, float]  # Ray resources of one node for one slot
+    ranks: tuple[int, ...]  # Ranks on each node of a slot; one entry for a slot on one node
+    per_node: int  # Maximum number of slots on one node
+    notes: tuple[str, ...] = ()
+
+    @property
+    def spans(self) -> bool:
+        return len(self.ranks) > 1
+
+
+def plan(nodes: Sequence[Node], hardware: Hardware, limit_bytes: int, slots: int | None) -> Plan:
+    """Return as many slots as requested, or as fit. Raises BadInput where none fits."""
+    if not nodes:
+        raise BadInput("The Ray cluster has no node that is alive.", way_out="Start one with `ray start`, and see `ray status`.")
+    # 1. Nodes of one kind.
+    on_gpus, size = hardware.kind == "cuda", hardware.count
+    if on_gpus:
+        alike = [node for node in nodes if node.devices and set(node.devices) == {hardware.name} and node.gpus]
+        others = [node for node in nodes if node not in alike and node.gpus]
+    else:
+        alike = _largest_kind([node for node in nodes if node.memory_bytes >= limit_bytes and node.cpus])
+        others = [node for node in nodes if node not in alike]
+        if not alike:
+            raise HardwareNotHere(
+                f"A probe may use {format_bytes(limit_bytes)}, and no node has as much: the cluster has {in_words(nodes)}.",
+                way_out="Give a smaller --memory-limit.",
+            )
+    notes = (f"Probes use nodes of one kind: {in_words(others)} is left out.",) if others else ()
+    # 2. Slots on one node each.
+    whole = [node for node in alike if (node.gpus if on_gpus else node.cpus) >= size]
+    if whole and on_gpus:
+        room = sum(node.gpus // size for node in whole)
+        return Plan(
+            nodes=tuple(whole), slots=_checked(slots, room, hardware, nodes), bundle={"GPU": size, "CPU": 1}, ranks=(size,),
+            per_node=max(node.gpus // size for node in whole), notes=notes,
+        )  # fmt: skip
+    if whole:
+        room = sum(min(node.cpus // size, node.memory_bytes // limit_bytes, len(node.cores)) for node in whole)
+        count = _checked(slots or len(whole), room, hardware, nodes)
+        per_node = -(-count // len(whole))
+        cpus = min(node.cpus for node in whole) // per_node
+        return Plan(
+            nodes=tuple(whole), slots=count, bundle={"CPU": max(size, cpus)}, ranks=(size,), per_node=per_node, notes=notes
+        )
+    # 3. Slots over several nodes: most ranks per node in equal parts, no node in two slots.
+    for each in (each for each in range(size - 1, 0, -1) if size % each == 0):
+        enough = [node for node in alike if (node.gpus if on_gpus else node.cpus) >= each]
+        room = len(enough) // (size // each)
+        if room:
+            return Plan(
+                nodes=tuple(enough), slots=_checked(slots, room, hardware, nodes),
+                bundle={"GPU": each, "CPU": 1} if on_gpus else {"CPU": each}, ranks=(each,) * (size // each), per_node=1,
+                notes=notes,
+            )  # fmt: skip
+    way_out = (
+        "Name what it has with --gpus, or start nodes that have them." if on_gpus else "Use fewer ranks, or start more nodes."
+    )
+    raise HardwareNotHere(f"{hardware} was requested, and the cluster has {in_words(nodes)}.", way_out=way_out)
+
+
+def _checked(slots: int | None, room: int, hardware: Hardware, nodes: Sequence[Node]) -> int:
+    """Return the number of slots, if there is room for it."""
+    if slots is not None and slots > room:
+        raise BadInput(
+            f"{slots} slots of {hardware} were requested, and the cluster has room for {room}: it has {in_words(nodes)}.",
+            way_out=f"Use at most --slots {room}, or start more nodes." if room else "Start more nodes.",
+        )
+    return slots or room
+
+
+def _largest_kind(nodes: Sequence[Node]) -> list[Node]:
+    kinds: dict[tuple[str, ...], list[Node]] = {}
+    for node in nodes:
+        kinds.setdefault(node.kind, []).append(node)
+    return max(kinds.values(), key=len, default=[])
+
+
+def in_words(nodes: Sequence[Node]) -> str:
+    """Return display text: `2 nodes of 8 A100-40G; 1 node of 16 CPUs and 64 GiB`."""
+    kinds: Counter[str] = Counter()
+    for node in nodes:
+        names = " and ".join(sorted(set(node.devices)))
+        memory = format_bytes(node.memory_bytes) if node.memory_bytes else "unknown memory"
+        kinds[f"{node.gpus} {names or 'GPUs of an unknown kind'}" if node.gpus else f"{node.cpus} CPUs and {memory}"] += 1
+    return "; ".join(f"{count} node{'s' if count > 1 else ''} of {what}" for what, count in kinds.items())
+
+
+def differences(versions_by_node: Sequence[Mapping[str, str]]) -> str:
+    """Return the packages with different versions on the nodes."""
+    names = sorted({name for versions in versions_by_node for name in versions})
+    return ", ".join(name for name in names if len({versions.get(name) for versions in versions_by_node}) > 1)
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def check_port(address: str | None) -> None:
+    """Raise ConnectionError at once without a server: Ray would retry for most of a minute."""
+    host, separator, port = (address or "").rpartition(":")
+    if separator and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()

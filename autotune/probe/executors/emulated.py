@@ -1,0 +1,118 @@
+"""Executor on emulated GPUs of this machine: probes of the installed framework, memory emulated.
+
+The time of a probe means nothing there, so a probe times one cycle and is never stopped for its
+speed. The search puts the predicted speed in the place of the timed one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from autotune.core.candidate import Candidate
+from autotune.core.hardware import Hardware
+from autotune.core.measurement import Measurement
+from autotune.core.probe_plan import ProbePlan
+from autotune.emulator import launch, reports
+from autotune.emulator.build import build
+from autotune.emulator.cards import emulated_machine
+from autotune.emulator.installation import look
+from autotune.emulator.management_library import nvml_of
+from autotune.machine.devices import VISIBLE
+from autotune.probe.ballast import Ballast
+from autotune.probe.executors.base import ProbeRunner
+from autotune.probe.executors.local import LocalExecutor
+from autotune.probe.executors.slot import SlotPlace
+from autotune.probe.gpu_set import Gpus
+from autotune.probe.runner import RequestBuilders
+from autotune.probe.worker_process import RunnerSettings
+
+STRIDE = 16
+"""Tokens of a rollout for which a decoded one stands."""
+
+SPEED_AND_ROLLOUTS = (
+    f"Speeds are predicted, not emulated. Rollouts decoded one token of {STRIDE}; completions have their full length."
+)
+
+WARMUP_CYCLES, TIMED_CYCLES = 1, 1
+"""Cycles of an emulated probe: the second one has the memory of all later ones."""
+
+
+class EmulatedExecutor:
+    """One local slot, whose processes see the emulated GPUs and no others."""
+
+    def __init__(self, settings: RunnerSettings, requests: RequestBuilders, *, hardware: Hardware, saves: bool) -> None:
+        """`saves`: a confirmation writes its checkpoint; that of a whole model would take as much
+        disk as the real one."""
+        installation = look(settings.python)
+        built = build(installation)
+        machine = emulated_machine(f"{hardware.count}x{hardware.name}")
+        folder = Path(tempfile.mkdtemp(prefix="autotune-emulated-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        stand = launch.set_up(machine, installation, folder)
+        self._reports, self._stubs = stand.reports, built.stubs
+        self._saves = saves
+        visible = ",".join(map(str, range(hardware.count)))
+        variables = {**_added(launch.environment(os.environ, built, stand, stride=STRIDE)), VISIBLE: visible}
+        open_gpus = partial(
+            Gpus, hardware.count, settings.limit_bytes, settings.python,
+            library=nvml_of(built, stand), variable=visible, make_ballast=partial(Ballast, variables=variables),
+        )  # fmt: skip
+        self._local = LocalExecutor(
+            replace(settings, variables=variables), requests,
+            places=(SlotPlace(words=str(hardware), visible=visible),), open_gpus=open_gpus,
+        )  # fmt: skip
+        self.slots = self._local.slots
+
+    def prepare(self) -> Mapping[str, str]:
+        return self._local.prepare()
+
+    def open(self, candidate: Candidate, slot: int = 0) -> ProbeRunner:
+        return _EmulatedRunner(self._local.open(candidate, slot), self)
+
+    @property
+    def loads(self) -> int:
+        return self._local.loads
+
+    def interrupt(self) -> None:
+        self._local.interrupt()
+
+    def close(self) -> None:
+        self._local.close()
+
+    def plan(self, plan: ProbePlan) -> ProbePlan:
+        """Return the plan without what only the clock needs."""
+        return replace(
+            plan, warmup_cycles=WARMUP_CYCLES, timed_cycles=TIMED_CYCLES, stop_below_tokens_per_second=None,
+            save_checkpoint=plan.save_checkpoint and self._saves,
+        )  # fmt: skip
+
+    def marked(self, measurement: Measurement) -> Measurement:
+        """Return the measurement as an emulated one, with reasons for doubt."""
+        doubts = (*reports.read(self._reports, self._stubs).sentences(), SPEED_AND_ROLLOUTS, reports.LIMITATIONS)
+        return replace(measurement, emulated=True, caveats=(*measurement.caveats, *doubts))
+
+
+class _EmulatedRunner:
+    """Runner whose measurements are marked as emulated."""
+
+    def __init__(self, runner: ProbeRunner, executor: EmulatedExecutor) -> None:
+        self.load_key = runner.load_key
+        self._runner, self._executor = runner, executor
+
+    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+        return self._executor.marked(self._runner.measure(candidate, self._executor.plan(plan)))
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _added(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that differ from this process's own."""
+    return {name: value for name, value in environment.items() if os.environ.get(name) != value}

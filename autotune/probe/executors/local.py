@@ -1,0 +1,89 @@
+"""Executor on this machine: one worker of the training environment's interpreter per slot.
+
+An interpreter imports its framework once for all runners of its slot. However this process
+exits, its workers exit too; `close_all` serves signal handlers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import platform
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+from autotune.core.candidate import Candidate
+from autotune.probe.executors.base import Slot
+from autotune.probe.executors.slot import LocalSlot, SlotPlace
+from autotune.probe.gpu_set import Gpus
+from autotune.probe.runner import ProcessRunner, RequestBuilders
+from autotune.probe.worker_process import RunnerSettings, WorkerProcess
+
+_open_executors: weakref.WeakSet[LocalExecutor] = weakref.WeakSet()
+
+
+class LocalExecutor:
+    """Owner of one local slot per place."""
+
+    def __init__(
+        self,
+        settings: RunnerSettings,
+        requests: RequestBuilders,
+        *,
+        places: Sequence[SlotPlace] = (SlotPlace(),),
+        open_gpus: Callable[[], Gpus] | None = None,
+    ) -> None:
+        self._loads, self._counting = 0, threading.Lock()
+        self._slots = [LocalSlot(settings, place, requests, self._count_load, open_gpus) for place in places]
+        self._owner = os.getpid()
+        hosts = frozenset({platform.node()})
+        self.slots = tuple(Slot(number=number, hosts=hosts, words=place.words) for number, place in enumerate(places))
+        _open_executors.add(self)
+
+    def prepare(self) -> Mapping[str, str]:
+        return self._slots[0].prepare()
+
+    def open(self, candidate: Candidate, slot: int = 0) -> ProcessRunner:
+        return self._slots[slot].open(candidate)
+
+    @property
+    def loads(self) -> int:
+        return self._loads
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process of the first slot's worker; None before its first start."""
+        return self._worker.pid
+
+    @property
+    def bound_by(self) -> str | None:
+        """Mechanisms that enforce the limit; None before the first start."""
+        return self._worker.bound_by if self._worker.alive else None
+
+    @property
+    def _worker(self) -> WorkerProcess:
+        return self._slots[0].worker
+
+    def interrupt(self) -> None:
+        for slot in self._slots:
+            slot.interrupt()
+
+    def close(self) -> None:
+        if os.getpid() == self._owner:  # a forked child must not end its parent's probes
+            self.interrupt()  # all at once, so that they end concurrently
+            for slot in self._slots:
+                slot.close()
+
+    def _count_load(self) -> None:
+        with self._counting:
+            self._loads += 1
+
+
+@atexit.register
+def close_all() -> None:
+    """Close every executor of this process. For signal handlers."""
+    for executor in list(_open_executors):
+        with contextlib.suppress(Exception):
+            executor.close()

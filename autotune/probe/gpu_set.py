@@ -1,0 +1,319 @@
+"""GPUs of one executor: other processes, ballast that emulates a smaller GPU, wait before a load.
+
+Without NVML the ranks report their own figures, and results derived from them carry a caveat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.core.errors import ProbeError
+from autotune.core.units import GIB, MIB, format_bytes
+from autotune.machine.devices import VISIBLE, Device, devices_of, visible
+from autotune.machine.nvml import GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable
+from autotune.probe.ballast import Ballast, BallastHold
+from autotune.probe.device_meter import DeviceMeter, read
+from autotune.probe.memory_split import Reading
+from autotune.probe.process_names import MIN_REPORTED_BYTES, in_words, named
+from autotune.worker.ballast_process import SLACK_BYTES
+
+UNLIMITED = 2**62  # More than any GPU has: a ballast that must leave this holds nothing, and reports the GPU's size
+MIN_BALLAST_BYTES = GIB
+"""Smallest amount that a ballast can hold exactly: its CUDA context takes some hundred MiB."""
+
+RESIDUE_BYTES = 32 * MIB  # Memory that a driver may retain after a process: not counted as growth
+RELEASE_SECONDS = 30.0  # Time that a driver may take to release the memory of a killed process
+POLL_INTERVAL_S = 0.1
+
+MakeBallast = Callable[[Path, str], Ballast]
+
+
+def needs_ballast(limit_bytes: int, total_bytes: int) -> bool:
+    """Return True if a ballast should hold the rest of the GPU; else torch's cap is the limit."""
+    return total_bytes - limit_bytes >= MIN_BALLAST_BYTES
+
+
+def usable_bytes(limit_bytes: int, reserved_bytes: int | None) -> int:
+    """Return limit - reserved: drivers reserve the same on the smaller GPU."""
+    return max(0, limit_bytes - (reserved_bytes or 0))
+
+
+def share_scale(usable: int, total_usable: int) -> float:
+    """Return the factor for an engine's memory share, so that it is a share of the smaller GPU.
+
+    vLLM reserves share * total, with the total that CUDA reports: factor = usable / total.
+    """
+    if total_usable <= 0:
+        raise ValueError(f"a GPU of {total_usable} bytes has no shares")
+    return min(1.0, usable / total_usable)
+
+
+def wait_until_released(
+    used_bytes: Callable[[], int],
+    base_bytes: int,
+    *,
+    patience_seconds: float = RELEASE_SECONDS,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Wait until a GPU is as empty as before; return the excess, 0 once two readings agree.
+
+    An engine that starts while a killed process's memory is released mistakes it for its own.
+    """
+    deadline, last = now() + patience_seconds, None
+    while True:
+        used = used_bytes()
+        released = used <= base_bytes + RESIDUE_BYTES
+        if released and last is not None and abs(used - last) <= RESIDUE_BYTES:
+            return 0
+        if now() >= deadline:
+            return 0 if released else used - base_bytes
+        last = used
+        sleep(POLL_INTERVAL_S)
+
+
+@dataclass(kw_only=True)
+class GpuSlot:
+    """GPU of the set, with its ballast."""
+
+    number: int  # Local rank that uses it
+    visible: str  # CUDA_VISIBLE_DEVICES for this GPU alone
+    cuda_name: str  # The same in the environment of training processes
+    device: Device | None  # None without NVML
+    total_bytes: int | None = None  # Size of the GPU; None until NVML or a ballast reports it
+    before: Reading | None = None  # Reading just before the last load, with no process of a probe
+    ballast: Ballast | None = None
+    held: BallastHold | None = None
+    context_bytes: int = 0
+    """CUDA context of the ballast's process, as growth of the device memory (NVML) at its start."""
+
+    exclusive: bool = False  # Compute mode "exclusive process": a ballast would lock the probe out
+
+    @property
+    def words(self) -> str:
+        return f"GPU {self.number if self.device is None else self.device.index}"
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Bytes that the driver reserves; None where it does not report them."""
+        return self.device.reserved_bytes if self.device else None
+
+    @property
+    def others_bytes(self) -> int | None:
+        """Memory of other processes before the load, without the ballast."""
+        if self.before is None:
+            return None
+        others = self.before.used_bytes - (self.ballast_bytes or 0)
+        return others if others >= MIN_REPORTED_BYTES else 0
+
+    @property
+    def ballast_bytes(self) -> int | None:
+        """Memory of the ballast, with its context where NVML reports it."""
+        return None if self.held is None else self.held.held_bytes + self.context_bytes
+
+    def others_in_words(self, nvml: Nvml | None) -> tuple[str, ...]:
+        processes = (self.before.processes or {}) if self.before else {}
+        ours = self.ballast.pid if self.ballast else None
+        return in_words({pid: used for pid, used in processes.items() if pid != ours}, nvml) if self.others_bytes else ()
+
+
+class Gpus:
+    """The GPUs that the ranks of one executor use, from its start to its end."""
+
+    def __init__(
+        self,
+        count: int,
+        limit_bytes: int,
+        python: Path,
+        *,
+        library: object = None,
+        variable: str | None = None,
+        make_ballast: MakeBallast = Ballast,
+        patience_seconds: float = RELEASE_SECONDS,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self._python, self._make_ballast, self._patience = python, make_ballast, patience_seconds
+        self.nvml: Nvml | None = None
+        self.why_not: str | None = None  # Reason why NVML is not in use
+        chosen = os.environ.get(VISIBLE) if variable is None else variable
+        self.slots = self._by_nvml(count, library, chosen) or _without_nvml(count, chosen)
+
+    def _by_nvml(self, count: int, library: object, chosen: str | None) -> list[GpuSlot]:
+        try:
+            nvml = Nvml.open(library)
+        except NvmlUnavailable as reason:
+            self.why_not = str(reason)
+            return []
+        try:
+            present = devices_of(nvml, None)
+            by_number = not nvml.unreadable and not any(device.slice_of for device in present)
+            slots = [
+                GpuSlot(
+                    number=number, visible=str(one.uuid), cuda_name=str(one.index if by_number else one.uuid), device=one,
+                    total_bytes=one.memory_bytes, exclusive=nvml.takes_one_process(str(one.uuid)),
+                )
+                for number, one in enumerate(visible(present, chosen, nvml.unreadable)[:count])
+            ]  # fmt: skip
+        except (NvmlNotSupported, GpuLost) as reason:
+            nvml.close()
+            self.why_not = str(reason)
+            return []
+        if len(slots) < count:
+            nvml.close()
+            raise ProbeError(f"{count} GPUs are needed, and {VISIBLE}={chosen} leaves {len(slots)} of this machine's.")
+        self.nvml = nvml
+        return slots
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that NVML covers."""
+        return tuple(slot.visible for slot in self.slots if slot.device is not None)
+
+    @property
+    def visible(self) -> str:
+        """CUDA_VISIBLE_DEVICES of the training processes: these GPUs and no others.
+
+        By number, because many releases of vLLM read nothing else. By UUID on a machine with MIG or
+        with a GPU that does not answer, where CUDA may count differently than NVML.
+        """
+        return ",".join(slot.cuda_name for slot in self.slots)
+
+    @property
+    def bound_by(self) -> str:
+        kinds = {"ballast" if slot.ballast else "torch" if self._is_capped(slot) else "device" for slot in self.slots}
+        return "+".join(sorted(kinds))
+
+    @property
+    def effective_limit_bytes(self) -> int:
+        """The limit, or less where others leave less of the fullest GPU."""
+        return min([self.limit_bytes, *(bound for slot in self.slots if (bound := self._left_by_others(slot)) is not None)])
+
+    def settle(self) -> None:
+        """Before a load: wait for released memory, adjust ballasts. ProbeError: a GPU stays occupied."""
+        try:
+            for slot in self.slots:
+                self._wait(slot)
+                self._hold(slot)
+                if self.nvml is not None:
+                    slot.before = read(self.nvml, slot.visible)
+        except (NvmlNotSupported, GpuLost) as error:
+            raise ProbeError(f"A GPU can't be read any more: {error}") from error
+
+    def look(self) -> None:
+        """Read the memory of other processes, without waiting."""
+        for slot in self.slots:
+            if self.nvml is not None:
+                slot.before = read(self.nvml, slot.visible)
+
+    def meter(self, ours: Callable[[], Collection[int]]) -> DeviceMeter | None:
+        """Start a meter; None without NVML."""
+        before = {slot.visible: slot.before for slot in self.slots if slot.before is not None}
+        return None if self.nvml is None else DeviceMeter(self.nvml, self.uuids, before, ours)
+
+    def check(self) -> None:
+        """After a command: ProbeError if a ballast exited and so did not enforce the limit."""
+        for slot in self.slots:
+            if slot.ballast is not None and not slot.ballast.alive:
+                raise ProbeError(f"The ballast on {slot.words} ended while a probe ran: the measurement is void.")
+
+    def for_ranks(self) -> list[dict[str, object]]:
+        """Return the facts that each rank needs about its GPU."""
+        return [
+            {
+                "others_bytes": _used_before(slot),
+                "cap_bytes": self.limit_bytes if self._is_capped(slot) else None,
+                "engine_share_scale": self._scale(slot),
+            }
+            for slot in self.slots
+        ]
+
+    def close(self) -> None:
+        """End the ballasts and the NVML connection. Idempotent."""
+        for slot in self.slots:
+            self._drop_ballast(slot)
+        nvml, self.nvml = self.nvml, None
+        if nvml is not None:
+            nvml.close()
+
+    def _wait(self, slot: GpuSlot) -> None:
+        nvml = self.nvml
+        if nvml is None:
+            return
+        if slot.ballast is not None and not slot.ballast.alive:
+            self._drop_ballast(slot)
+        base = slot.before.used_bytes if slot.before is not None else self._used(slot)
+        above = wait_until_released(lambda: self._used(slot), base, patience_seconds=self._patience)
+        if above and slot.ballast is None:
+            now, earlier = read(nvml, slot.visible), slot.before.processes if slot.before else None
+            more = {pid: used for pid, used in (now.processes or {}).items() if used != (earlier or {}).get(pid)}
+            slot.before = now  # others keep it: the next load starts from there, with a lower limit
+            raise ProbeError(
+                f"{slot.words} is not as empty as it was: {format_bytes(above)} more than {format_bytes(base)} are held by "
+                f"{named(in_words(more, nvml))}. Autotune ends only processes that it started."
+            )
+
+    def _hold(self, slot: GpuSlot) -> None:
+        """Occupy the memory beyond the limit; adjust to changes of other processes."""
+        if slot.exclusive or (slot.total_bytes is not None and not needs_ballast(self.limit_bytes, slot.total_bytes)):
+            return
+        if slot.ballast is None:
+            before = self._used(slot)
+            slot.ballast = self._make_ballast(self._python, slot.visible)
+            slot.ballast.leave(UNLIMITED)
+            slot.context_bytes = max(0, self._used(slot) - before)
+        if slot.total_bytes is None:
+            slot.total_bytes = slot.ballast.leave(UNLIMITED).total_bytes
+            if not needs_ballast(self.limit_bytes, slot.total_bytes):
+                self._drop_ballast(slot)
+                return
+        usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)
+        slot.held = slot.ballast.leave(usable)
+        if slot.before is not None and slot.held.free_bytes < usable - SLACK_BYTES - MIN_REPORTED_BYTES:
+            left, who = format_bytes(slot.held.free_bytes), named(slot.others_in_words(self.nvml))
+            raise ProbeError(f"{slot.words} has {left} left, and the limit needs {format_bytes(usable)}: others took it, {who}.")
+
+    def _used(self, slot: GpuSlot) -> int:
+        return 0 if self.nvml is None else self.nvml.memory(slot.visible).used_bytes
+
+    def _drop_ballast(self, slot: GpuSlot) -> None:
+        ballast, slot.ballast, slot.held, slot.before = slot.ballast, None, None, None if slot.ballast else slot.before
+        if ballast is not None:
+            with contextlib.suppress(OSError):
+                ballast.close()
+
+    def _is_capped(self, slot: GpuSlot) -> bool:
+        """Return True if only torch's allocator cap keeps the probe below the GPU's size."""
+        return slot.ballast is None and slot.total_bytes is not None and self.limit_bytes < slot.total_bytes
+
+    def _left_by_others(self, slot: GpuSlot) -> int | None:
+        if slot.held is not None:
+            reserved = slot.reserved_bytes or 0
+            short = slot.held.free_bytes < usable_bytes(self.limit_bytes, reserved) - SLACK_BYTES
+            return slot.held.free_bytes + reserved if short else None
+        if slot.total_bytes is None or not slot.others_bytes:
+            return None
+        return slot.total_bytes - slot.others_bytes
+
+    def _scale(self, slot: GpuSlot) -> float:
+        usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)
+        if slot.held is not None:
+            return share_scale(usable, slot.held.total_bytes)
+        return 1.0 if slot.total_bytes is None else share_scale(usable, usable_bytes(slot.total_bytes, slot.reserved_bytes))
+
+
+def _without_nvml(count: int, chosen: str | None) -> list[GpuSlot]:
+    """GPUs by CUDA's numbers, or as CUDA_VISIBLE_DEVICES names them."""
+    names = [part.strip() for part in chosen.split(",")] if chosen else [str(number) for number in range(count)]
+    return [GpuSlot(number=number, visible=name, cuda_name=name, device=None) for number, name in enumerate(names[:count])]
+
+
+def _used_before(slot: GpuSlot) -> int | None:
+    """Memory that is not the probe's, the ballast included; None where unknown."""
+    if slot.before is not None:
+        return slot.before.used_bytes
+    return None if slot.held is None else slot.held.total_bytes - slot.held.free_bytes

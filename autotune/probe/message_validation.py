@@ -1,0 +1,189 @@
+"""Validation of the messages that a worker's processes send.
+
+The user's own code runs in a rank's process and can write anything to the connection. The parent
+uses only messages of the agreed form; a rank with a malformed reply counts as failed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from autotune.core.decoding import read_by_threads
+from autotune.core.measurement import Phase
+from autotune.core.secrets import Secrets
+from autotune.worker import protocol
+from autotune.worker.protocol import Message
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
+_Bytes = _Count
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Text = Annotated[str, msgspec.Meta(max_length=2**22)]
+_Part = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class _Error(msgspec.Struct):
+    type: _Text
+    text: _Text
+    traceback: _Text | None = None
+    frames: list[_Text] = []
+    chain: list[_Link] = []
+
+
+class _Link(msgspec.Struct):
+    type: _Text
+    text: _Text
+
+
+class _Speed(msgspec.Struct):
+    completion_tokens: _Count
+    cycle_seconds: list[_Seconds]
+    cycle_loss_tokens: list[_Count]
+    prompt_tokens: _Count
+    phase_seconds: dict[str, _Seconds] = {}
+    user_reward_seconds: _Seconds = 0.0
+    cut_short: bool = False
+    borrowed_seconds: _Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.cycle_seconds) != len(self.cycle_loss_tokens):
+            raise ValueError("cycle_seconds and cycle_loss_tokens need one entry per cycle")
+        if any(seconds <= 0 for seconds in self.cycle_seconds):
+            raise ValueError("cycle_seconds must be positive")
+
+
+class _Torch(msgspec.Struct, forbid_unknown_fields=True):
+    allocated_bytes: _Bytes
+    reserved_bytes: _Bytes | None
+    retries: _Count
+    out_of_memory: _Count
+
+
+class _Cycle(msgspec.Struct):
+    steps: _Count
+    seconds: _Seconds
+    peak_bytes: _Bytes
+    held_bytes: _Bytes
+
+
+class _Exercised(msgspec.Struct):
+    optimizer_steps: _Count = 0
+    generations: _Count = 0
+    borrowed_generations: _Count = 0
+    weight_syncs: _Count | None = None
+    sleeps: _Count | None = None
+    wakes: _Count | None = None
+    checkpoint_saves: _Count = 0
+    evaluations: _Count | None = None
+    shortest_prompt: _Count | None = None
+    longest_prompt: _Count | None = None
+    shortest_completion: _Count | None = None
+    longest_completion: _Count | None = None
+    seconds: _Seconds = 0.0
+    cycles: list[_Cycle] | None = None
+
+
+class _Figures(msgspec.Struct):
+    peak_bytes: _Bytes | None = None
+    phase_peak_bytes: dict[Phase, _Bytes] | None = None
+    torch_by_phase: dict[str, _Torch] | None = None
+    torch_allocated_bytes: _Bytes | None = None
+    torch_reserved_bytes: _Bytes | None = None
+    torch_reserved_why: _Text | None = None
+    allocation_retries: _Count | None = None
+    allocation_failures: _Count | None = None
+    device_uuid: _Text | None = None
+    model_bytes: dict[_Part, _Bytes] | None = None
+
+
+class _Body(_Figures):
+    """A result, complete or partial; `memory` may hold the figures too."""
+
+    memory: _Figures = msgspec.field(default_factory=_Figures)
+    worst: _Speed | None = None
+    typical: _Speed | None = None
+    optimizer_steps: _Count | None = None
+    effective: dict[str, Any] | None = None
+    exercised: _Exercised | None = None
+    setup_seconds: _Seconds | None = None
+    loop_seconds: _Seconds | None = None
+    world_size: _Count | None = None
+
+
+@read_by_threads
+class _Received(msgspec.Struct):
+    event: Annotated[str, msgspec.Meta(max_length=64)]
+    id: int | None = None
+    rank: Annotated[int, msgspec.Meta(ge=0, le=2**20)] | None = None
+    phase: str | None = None
+    signal: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    exit: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
+    base_bytes: _Bytes | None = None
+    stays: bool = True
+    error: _Error | None = None
+    result: _Body | None = None
+    partial: _Body | None = None
+    versions: dict[str, str] | None = None
+    afresh: _Text | None = None
+
+
+_REPLIES = (protocol.LOADED, protocol.MEASURED, protocol.FAILED)
+_REQUIRED_FIELD = {protocol.FAILED: "error", protocol.UNREADY: "error", protocol.ENVIRONMENT: "versions"}
+
+
+def valid_messages(messages: list[Message], secrets: Secrets) -> list[Message]:
+    """Return the valid messages, secrets masked; a malformed reply becomes its rank's failure."""
+    return [secrets.hide_all(message) for received in messages if (message := _checked(_as_text(received))) is not None]
+
+
+def _as_text(value: Any) -> Any:
+    """Replace lone surrogates (undecodable bytes in JSON) by `?`: UTF-8 cannot encode them."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_as_text(name): _as_text(inner) for name, inner in value.items()}
+    return [_as_text(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _checked(message: Message) -> Message | None:
+    fault = _fault(message)
+    if fault is None:
+        return message
+    rank, number = message.get("rank"), message.get("id")
+    if message.get("event") not in _REPLIES or type(rank) is not int or type(number) is not int or rank < 0:
+        return None
+    text = f"A rank's reply does not have the agreed form: {fault}."
+    return {
+        "event": protocol.FAILED,
+        "id": number,
+        "rank": rank,
+        "stays": False,
+        "error": {"type": "MalformedAnswer", "text": text},
+    }
+
+
+def _fault(message: Message) -> str | None:
+    try:
+        received = msgspec.convert(message, type=_Received)
+        if not all(math.isfinite(number) for number in _numbers(message)):
+            return "a figure in it is not finite"
+    except (msgspec.ValidationError, RecursionError) as error:
+        return str(error)[:300]
+    required = _REQUIRED_FIELD.get(received.event)
+    return f"it lacks `{required}`" if required is not None and getattr(received, required) is None else None
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yield the figures that enter calculations: `effective` settings are display text."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name != "effective":
+                yield from _numbers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _numbers(inner)

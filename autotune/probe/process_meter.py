@@ -1,0 +1,154 @@
+"""Memory of a process tree, sampled from the parent process.
+
+A cgroup counts every page once. Without one: total = sum of RSS - correction, as pages that a forked
+rank shares with its worker appear in both. correction = sum of RSS - sum of PSS takes a walk through
+the page tables and is updated only now and then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.core.measurement import MemorySample, Phase
+from autotune.probe.memory_timeline import Timeline
+from autotune.worker.processes import descendants
+
+INTERVAL_SECONDS = 0.01
+TREE_SECONDS = 0.1
+SHARED_SECONDS = 0.5
+WALK_PAUSE = 50  # Pause after a walk in units of its duration: walks take at most 1/50 of the time, whatever the size
+
+
+class TreeMemory:
+    """Anonymous and shared memory of a process and its descendants, each page counted once."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._pids: list[int] = []
+        self._shared_bytes = 0
+        self._listed = self._next_walk = float("-inf")
+
+    def read(self) -> int | None:
+        now = time.monotonic()
+        if now - self._listed > TREE_SECONDS:
+            self._list(now)
+        if now >= self._next_walk:
+            return self.exact()
+        return max(0, self._total() - self._shared_bytes)
+
+    def exact(self) -> int:
+        """Read with the process list and the correction updated now."""
+        started = time.monotonic()
+        self._list(started)
+        total, proportional = self._total(), sum(_proportional_bytes(pid) for pid in self._pids)
+        self._shared_bytes = max(0, total - proportional)
+        ended = time.monotonic()
+        self._next_walk = ended + max(SHARED_SECONDS, WALK_PAUSE * (ended - started))
+        return proportional
+
+    def _list(self, now: float) -> None:
+        pids = [self._root, *descendants(self._root)]
+        if set(pids) - set(self._pids):
+            self._next_walk = now  # a forked process shares all pages at first
+        self._pids, self._listed = pids, now
+
+    def _total(self) -> int:
+        return sum(_resident_bytes(pid) for pid in self._pids)
+
+
+def _resident_bytes(pid: int) -> int:
+    return _sum_of(Path(f"/proc/{pid}/status"), ("RssAnon:", "RssShmem:"))
+
+
+def _proportional_bytes(pid: int) -> int:
+    return _sum_of(Path(f"/proc/{pid}/smaps_rollup"), ("Pss_Anon:", "Pss_Shmem:"))
+
+
+def _sum_of(file: Path, fields: tuple[str, ...]) -> int:
+    with contextlib.suppress(OSError):
+        return sum(int(line.split()[1]) * 1024 for line in file.read_text().splitlines() if line.startswith(fields))
+    return 0  # exited meanwhile
+
+
+class ProcessMeter:
+    """Sampling thread with the peaks since `mark`, in total and by phase.
+
+    `over` is called for a sample beyond the limit and returns True if it killed a process.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], int | None],
+        *,
+        exact: Callable[[], int | None] | None = None,
+        limit_bytes: int | None = None,
+        over: Callable[[], bool] | None = None,
+        interval_seconds: float = INTERVAL_SECONDS,
+    ) -> None:
+        self._read, self._exact, self._limit_bytes, self._over = read, exact or read, limit_bytes, over
+        self._interval_seconds = interval_seconds
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._phase: Phase | None = None
+        self._timeline = Timeline()
+        self._peak = 0
+        self._by_phase: dict[str, int] = {}
+        self.went_over = False  # True if the limit was enforced since `mark`
+        self._thread = threading.Thread(target=self._run, name="autotune-meter", daemon=True)
+        self._thread.start()
+
+    def now(self) -> int:
+        """Return the tree's memory now, by the exact method."""
+        return self._sample(self._exact)
+
+    def mark(self) -> None:
+        """Reset the peaks for a new command."""
+        with self._lock:
+            self._peak, self._by_phase, self._phase, self.went_over = 0, {}, None, False
+            self._timeline.begin()
+
+    def enter(self, phase: Phase | None) -> None:
+        """Attribute the following samples to this phase."""
+        with self._lock:
+            self._phase = phase
+
+    @property
+    def peak_bytes(self) -> int:
+        with self._lock:
+            return self._peak
+
+    @property
+    def phase_peak_bytes(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._by_phase)
+
+    def timeline(self) -> tuple[MemorySample, ...]:
+        """Timeline since `mark`."""
+        with self._lock:
+            return self._timeline.moments()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_seconds):
+            used = self._sample(self._read)
+            if self._over is not None and self._limit_bytes is not None and used > self._limit_bytes:
+                self.went_over = self._over() or self.went_over
+
+    def _sample(self, read: Callable[[], int | None]) -> int:
+        try:
+            used = read() or 0
+        except (OSError, KeyError, ValueError):  # the tree or its cgroup is being removed
+            return 0
+        with self._lock:
+            self._peak = max(self._peak, used)
+            self._timeline.take(used, self._phase)
+            if self._phase is not None:
+                self._by_phase[self._phase] = max(used, self._by_phase.get(self._phase, 0))
+        return used

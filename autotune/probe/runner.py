@@ -1,0 +1,252 @@
+"""Probe runner: the ranks of one load_key under a worker, measured candidate after candidate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from autotune.core.candidate import Candidate
+from autotune.core.errors import ProbeError
+from autotune.core.measurement import Cost, DeviceMemory, Measurement, Memory, MemorySample, Outcome
+from autotune.core.probe_plan import ProbePlan
+from autotune.probe import device_report
+from autotune.probe.assembly import (
+    KernelReport,
+    Peaks,
+    activity_of,
+    bodies_by_rank,
+    bodies_of,
+    end_of,
+    failure_of,
+    merge_speeds,
+    models_of,
+    tree_peaks,
+    worst,
+)
+from autotune.probe.command_exchange import CommandExchange, CommandReply
+from autotune.probe.memory_timeline import concatenated
+from autotune.probe.worker_process import WorkerProcess
+
+FULL_SHARE = 0.97
+"""Share of the limit beyond which a lost process counts as out of memory for any signal."""
+
+LoadRequest = Callable[[Candidate], Mapping[str, object]]
+ProbeRequest = Callable[[Candidate, ProbePlan], Mapping[str, object]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestBuilders:
+    """Functions of a trainer that build the requests to its worker."""
+
+    load: LoadRequest
+    probe: ProbeRequest
+
+
+class ProcessRunner:
+    """Loads at its first measurement, and again after a loss of ranks; the imports stay."""
+
+    def __init__(
+        self, *, load_key: str, worker: WorkerProcess, ranks: int, requests: RequestBuilders, on_load: Callable[[], None]
+    ) -> None:
+        self.load_key = load_key
+        self.worker, self.ranks, self.requests, self.on_load = worker, ranks, requests, on_load
+        self.load_peaks = Peaks(peak_bytes=None, phase_peak_bytes={})
+        self.load_devices: tuple[DeviceMemory, ...] = ()
+        self.generation: int | None = None  # The worker's generation in which the model was loaded; None: not loaded
+
+    @property
+    def loaded(self) -> bool:
+        return self.worker.alive and self.generation == self.worker.generation
+
+    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+        if candidate.load_key != self.load_key:
+            raise ProbeError(f"Candidate {candidate.id} needs load {candidate.load_key}; this runner has {self.load_key}.")
+        try:
+            return _Probe(self, candidate, plan).run()
+        except Exception:
+            self.close()
+            raise
+        except BaseException:  # interrupted: `close` would wait for a worker that may be importing
+            self.worker.end()
+            raise
+
+    def close(self) -> None:
+        if self.generation is not None:
+            self.generation = None
+            self.worker.unload()
+
+
+class _Probe:
+    """Measurement of one candidate on one runner."""
+
+    def __init__(self, runner: ProcessRunner, candidate: Candidate, plan: ProbePlan) -> None:
+        self._runner, self._worker, self._candidate, self._plan = runner, runner.worker, candidate, plan
+        self._started = time.monotonic()
+        self._deadline = self._started + plan.deadline_seconds
+        self._load_seconds = 0.0
+        self._load_timeline: tuple[MemorySample, ...] = ()
+        self._output_mark = 0
+
+    def run(self) -> Measurement:
+        reply = self._exchange()
+        if reply.gone_before:  # exited between two commands: no evidence about this candidate
+            self._runner.close()
+            reply = self._exchange()
+        return self._succeeded(reply) if reply.ended_well else self._failed(reply)
+
+    def _exchange(self) -> CommandReply:
+        """Load if nothing is loaded, then measure. Returns the reply to a failed load."""
+        worker, runner = self._worker, self._runner
+        worker.start()
+        self._output_mark = worker.mark_output()
+        exchange = CommandExchange(worker, runner.ranks)
+        if not runner.loaded:
+            worker.settle_gpus()
+            request = {"scratch": worker.scratch, **runner.requests.load(self._candidate)}
+            reply = self._command(lambda: exchange.load(request, self._deadline))
+            self._load_seconds = time.monotonic() - self._started
+            if not reply.ended_well:
+                return reply
+            self._load_timeline = worker.timeline()
+            runner.generation = worker.generation
+            runner.load_peaks, runner.load_devices = self._tree_peaks(reply), self._devices(reply)
+        return self._command(lambda: exchange.measure(runner.requests.probe(self._candidate, self._plan), self._deadline))
+
+    def _command(self, send: Callable[[], CommandReply]) -> CommandReply:
+        if not self._runner.loaded:
+            self._runner.on_load()
+        self._worker.mark()
+        self._worker.limit.reset()
+        self._kills_before = self._worker.limit.oom_kills()
+        reply = send()
+        self._worker.check_gpus()
+        return reply
+
+    def _succeeded(self, reply: CommandReply) -> Measurement:
+        bodies = bodies_of(reply)
+        self._check_world_size(bodies)
+        if not all(message.get("stays", True) for message in reply.results.values()):
+            self._runner.close()  # a rank that could not free its memory would distort the next measurement
+        return replace(
+            self._facts(reply, Outcome.OK),
+            worst=merge_speeds([body["worst"] for body in bodies if body.get("worst")]),
+            typical=merge_speeds([body["typical"] for body in bodies if body.get("typical")]),
+        )
+
+    def _failed(self, reply: CommandReply) -> Measurement:
+        worker, gpus, meter = self._worker, self._worker.gpus, self._worker.device_meter
+        # 1. Faults of the machine, which carry no evidence about the candidate.
+        kernel = self._kernel_report()
+        if reply.worker_lost and not kernel.out_of_memory:
+            worker.end()
+            last = reply.printed.strip().rpartition("\n")[2][-500:]
+            raise ProbeError(f"The probe's worker process exited during a measurement: {last or 'it printed nothing'}")
+        # 2. The cause. Processes present before the probe, such as the ballast, are accounted
+        #    for: torch's list of them in an error would be mistaken for a cause.
+        if gpus is not None:
+            clean = device_report.without_neighbours
+            reply = replace(reply, failures=clean(reply.failures), printed=clean(reply.printed))
+        outcome, failure = failure_of(reply, kernel, worker.settings.device_kind, self._plan.deadline_seconds)
+        if gpus is not None and meter is not None and outcome.is_out_of_memory and outcome is not Outcome.OOM_HOST:
+            taken = device_report.taken_meanwhile(gpus, meter.peaks())
+            if taken is not None:
+                raise ProbeError(taken)
+        # 3. The measurement, then the next state: a single rank that freed its memory stays.
+        measurement = replace(self._facts(reply, outcome), failure=failure)
+        if reply.worker_lost:
+            worker.end()
+        freed = bool(reply.failures) and all(message.get("stays", False) for message in reply.failures)
+        if not (self._runner.loaded and self._runner.ranks == 1 and freed) or failure.cause == "cuda_fault":
+            self._runner.generation = None
+            worker.unload()
+        return measurement
+
+    def _facts(self, reply: CommandReply, outcome: Outcome) -> Measurement:
+        worker, bodies = self._worker, bodies_of(reply)
+        devices = device_report.higher_of_each(self._runner.load_devices, self._devices(reply))
+        peaks = self._with_load(reply, devices)
+        seconds = time.monotonic() - self._started
+        first = bodies[0] if bodies else {}
+        return Measurement(
+            candidate_id=self._candidate.id,
+            outcome=outcome,
+            memory=Memory(
+                peak_bytes=peaks.peak_bytes,
+                limit_bytes=worker.effective_limit_bytes,
+                bound_by=worker.bound_by,
+                phase_peak_bytes=peaks.phase_peak_bytes,
+                devices=devices,
+                torch_by_phase=device_report.torch_by_phase(bodies),
+                torch_allocated_bytes=worst(bodies, "torch_allocated_bytes"),
+                torch_reserved_bytes=worst(bodies, "torch_reserved_bytes"),
+                torch_reserved_why=next((str(why) for body in bodies if (why := body.get("torch_reserved_why"))), None),
+                allocation_retries=worst(bodies, "allocation_retries"),
+                allocation_failures=worst(bodies, "allocation_failures"),
+                models=models_of(bodies_by_rank(reply)),
+                timeline=concatenated(self._load_timeline, worker.timeline(), self._load_seconds),
+            ),
+            cost=Cost(
+                total_seconds=seconds,
+                device_seconds=None if worker.gpus is None else seconds * len(worker.gpus.slots),
+                load_seconds=self._load_seconds,
+                setup_seconds=max((float(body.get("setup_seconds") or 0) for body in bodies), default=0.0),
+                loop_seconds=max((float(body.get("loop_seconds") or 0) for body in bodies), default=0.0),
+            ),
+            optimizer_steps=int(first.get("optimizer_steps") or 0),
+            exercised=activity_of(bodies),
+            effective=dict(first.get("effective") or {}),
+            versions=dict(worker.versions),
+            printed=end_of(worker.printed_since(self._output_mark)),
+            caveats=self._caveats(),
+        )
+
+    def _caveats(self) -> tuple[str, ...]:
+        found = () if self._worker.gpus is None else device_report.caveats(self._worker.gpus)
+        if self._worker.afresh is None:
+            return found
+        return (*found, f"each load includes the imports, because ranks cannot be forked after them: {self._worker.afresh}")
+
+    def _with_load(self, reply: CommandReply, devices: tuple[DeviceMemory, ...]) -> Peaks:
+        """Include the load's peaks, also for later candidates of the runner: a real run loads too."""
+        if self._worker.gpus is not None:
+            return Peaks(peak_bytes=device_report.worst_peak(devices), phase_peak_bytes=device_report.worst_phases(devices))
+        peaks, load = self._tree_peaks(reply), self._runner.load_peaks
+        return Peaks(
+            peak_bytes=max(peaks.peak_bytes or 0, load.peak_bytes or 0) or None,
+            phase_peak_bytes={**load.phase_peak_bytes, **peaks.phase_peak_bytes},
+        )
+
+    def _tree_peaks(self, reply: CommandReply) -> Peaks:
+        meter, limit = self._worker.meter, self._worker.limit
+        return tree_peaks(reply, meter.peak_bytes, meter.phase_peak_bytes, limit.ceiling_bytes())
+
+    def _devices(self, reply: CommandReply) -> tuple[DeviceMemory, ...]:
+        gpus, meter = self._worker.gpus, self._worker.device_meter
+        if gpus is None:
+            return ()
+        first = 0 if self._worker.span is None else self._worker.span.first
+        by_rank = {number - first: body for number, body in bodies_by_rank(reply).items()}
+        mismatch = device_report.on_another_device(gpus, by_rank)
+        if mismatch is not None:
+            raise ProbeError(mismatch)
+        return device_report.device_memories(gpus, meter.peaks() if meter else {}, by_rank)
+
+    def _kernel_report(self) -> KernelReport:
+        worker, meter = self._worker, self._worker.meter
+        return KernelReport(
+            out_of_memory=worker.limit.oom_kills() > self._kills_before or meter.went_over,
+            own_limit=meter.went_over or worker.limit.at_limit(),
+            full=not worker.on_gpus and meter.peak_bytes >= FULL_SHARE * worker.settings.limit_bytes,
+            host_short=worker.on_gpus and worker.host.was_short(meter.peak_bytes),
+            mostly_own=worker.filled_the_machine(),
+        )
+
+    def _check_world_size(self, bodies: list[Mapping[str, object]]) -> None:
+        seen = {body["world_size"] for body in bodies if body.get("world_size") is not None}
+        world = self._runner.ranks if self._worker.span is None else self._worker.span.world
+        if seen - {world} or len(bodies) != self._runner.ranks:
+            raise ProbeError(
+                f"The trainer ran with a world size of {sorted(map(str, seen))}, but {world} ranks were started: "
+                "the measurement is of another job."
+            )

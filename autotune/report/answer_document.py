@@ -1,0 +1,328 @@
+"""JSON documents: recommendation.json of `autotune run`, measured or predicted, and `predict
+--json`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from autotune.core.answer import Forecast, PredictedCandidate, Recommendation, Trial, WayToFit, plain
+from autotune.core.candidate import Candidate
+from autotune.core.interference import Disturbance, describe_interference
+from autotune.core.job import Job
+from autotune.core.measurement import PHASES, Measurement, Outcome
+from autotune.core.memory_growth import Soak
+from autotune.core.prediction import Prediction
+from autotune.core.secrets import without_password
+from autotune.estimate.unknown_facts import FactVariant
+from autotune.report.candidate_rows import interval, middle, predicted_row, prediction_row, rate, speeds, trial_row
+from autotune.report.certificate import certificate_row
+from autotune.report.comparison import advantage_row, relative_spread
+from autotune.report.dataset_rows import data_row
+from autotune.report.document_types import SCHEMA
+from autotune.report.script_section import script_section
+
+
+def document(
+    job: Job,
+    answer: Recommendation | Forecast,
+    files: Sequence[str],
+    *,
+    warnings: Sequence[str] = (),
+    commands: Mapping[str, str] = MappingProxyType({}),
+    confirm_with: str = "",
+    file: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return recommendation.json. `commands` belong to a measured or emulated answer, `confirm_with`
+    to an emulated or predicted one."""
+    if isinstance(answer, Recommendation):
+        own, basis = (
+            _measured_fields(job, answer, commands, confirm_with),
+            "emulated" if job.task.hardware.emulated else "measured",
+        )
+        winner = None if answer.winner is None else _measured_winner(job, answer, answer.winner)
+        runner_ups = [trial_row(one) for one in answer.runner_ups]
+    else:
+        own, basis = _predicted_fields(answer, confirm_with), "predicted"
+        winner = None if answer.winner is None else _predicted_winner(job, answer.winner)
+        runner_ups = [predicted_row(one) for one in answer.runner_ups]
+    if winner is not None and answer.winner is not None:
+        learning = {change.name: change.recommended for change in answer.changes if change.effect == "learning"}
+        winner = {
+            "knobs": dict(answer.winner.candidate.knobs),
+            "settings": dict(answer.winner.candidate.settings),
+            "changed_learning_knobs": learning,
+            "relaxed": dict(answer.relaxed),
+            **winner,
+            "limit_bytes": job.memory_limit_bytes,
+            "files": list(files),
+        }
+    return {
+        "schema": SCHEMA,
+        "status": own.pop("status"),
+        "basis": basis,
+        "recommendation": winner,
+        "baseline": own.pop("baseline"),
+        "changes": [plain(change) for change in answer.changes],
+        "runner_ups": runner_ups,
+        **own,
+        "file": file,
+        "question": job_row(job),
+        "out": str(job.out),
+        "elapsed_seconds": round(answer.elapsed_seconds, 2),
+        "warnings": list(warnings),
+    }
+
+
+def _measured_fields(job: Job, answer: Recommendation, commands: Mapping[str, str], confirm_with: str) -> dict[str, Any]:
+    baseline, miss, source = answer.baseline, nearest_miss(answer), answer.from_record
+    over = None if miss is None or miss.verdict.margin_bytes is None else max(0, -miss.verdict.margin_bytes) or None
+    return {
+        "status": _measured_status(answer),
+        "baseline": baseline and {**trial_row(baseline), "tokens_per_second": rate(baseline.measurement.ranking_speed)},
+        "trade_offs": [_measured_trade_off(answer, trial) for trial in answer.trade_offs],
+        "nearest_miss": miss and {**trial_row(miss), "over_bytes": over},
+        "refuted": [trial_row(trial) for trial in answer.refuted],
+        "counts": plain(answer.counts),
+        "script": script_section(job, answer),
+        "trials": [{"purpose": trial.purpose, **trial_row(trial)} for trial in answer.trials],
+        "proven": answer.proven,
+        "rows_left_out": answer.rows_left_out,
+        "from_record": source and {**plain(source), "elapsed_seconds": round(source.elapsed_seconds, 2)},
+        "learning": dict(answer.learning),
+        "commands": dict(commands),
+        "confirm_with": confirm_with or None,
+        "caveats": list(caveats_of(answer)),
+        "resume_with": commands.get("go on") if answer.interrupted else None,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "study": {"storage": without_password(job.storage), "name": job.study_name},
+        "soaks": [soak_row(one) for one in answer.soaks],
+        "disturbance": _disturbance(answer.disturbance),
+        "advantage": advantage_row(answer),
+        "run_spread": plain(answer.run_spread),
+        "gpu_seconds": round(answer.probe_seconds, 2) if job.task.hardware.kind == "cuda" else None,
+        "probe_seconds": round(answer.probe_seconds, 2),
+        "seconds_per_candidate": _seconds_per_candidate(answer),
+        "versions": _measured_versions(answer),
+    }
+
+
+def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
+    unmeasured = dict.fromkeys(("implied", "probed", "out_of_memory", "failed", "loads"), 0)
+    counts = {"candidates": answer.candidates, "predicted": answer.predicted, "screened": answer.screened, **unmeasured}
+    infeasible = answer.screened == answer.candidates
+    winner = answer.winner
+    return {
+        "status": "ok" if winner else "nothing_fits" if infeasible else "undecided",
+        "baseline": answer.baseline and predicted_row(answer.baseline),
+        "trade_offs": [{"change": _difference(winner, one), **predicted_row(one)} for one in answer.trade_offs],
+        "undecided": answer.undecided and predicted_row(answer.undecided),
+        "nearest_miss": answer.nearest_miss and predicted_row(answer.nearest_miss),
+        "counts": counts,
+        "proven": "budget spent" if winner else "not proven infeasible",
+        "stopped_by": "budget" if answer.ended_by_budget else None,
+        "confirm_with": confirm_with,
+        "study": None,
+        "gpu_seconds": None,
+        "versions": dict(winner.prediction.versions) if winner else {},
+    }
+
+
+def prediction_document(
+    job: Job,
+    candidate: Candidate,
+    prediction: Prediction,
+    ways: Sequence[WayToFit],
+    *,
+    unknown: Sequence[FactVariant] = (),
+) -> dict[str, Any]:
+    """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown
+    facts."""
+    return {
+        "schema": SCHEMA,
+        **prediction_row(prediction),
+        "settings": dict(candidate.settings),
+        "ways_to_fit": [_way_row(way) for way in ways],
+        "unknown": [{"facts": dict(variant.facts), **prediction_row(variant.prediction)} for variant in unknown],
+        "question": job_row(job),
+    }
+
+
+def _way_row(way: WayToFit) -> dict[str, Any]:
+    return {
+        "change": dict(way.change),
+        "learning": way.learning,
+        "margin_bytes": interval(way.prediction.margin_bytes),
+        "peak_memory_bytes": interval(way.prediction.peak_memory_bytes),
+        "speed_ratio": None if way.speed_ratio is None else round(way.speed_ratio, 3),
+    }
+
+
+def _measured_winner(job: Job, answer: Recommendation, winner: Trial) -> dict[str, Any]:
+    measured = (answer.certificate or winner).measurement
+    by_length = (("worst", measured.worst), ("typical", measured.typical))
+    return {
+        "basis": measured.basis,
+        "tokens_per_second": speeds(measured),
+        "spread": {name: relative_spread(speed, answer) for name, speed in by_length},
+        "peak_memory_bytes": measured.memory.peak_bytes,
+        "phase_peak_bytes": dict(measured.memory.phase_peak_bytes),
+        "certificate": certificate_row(job, answer.certificate),
+    }
+
+
+def _predicted_winner(job: Job, winner: PredictedCandidate) -> dict[str, Any]:
+    prediction = winner.prediction
+    return {
+        "basis": "predicted",
+        "tokens_per_second": {"worst": middle(prediction.tokens_per_second), "typical": None},
+        "peak_memory_bytes": middle(prediction.peak_memory_bytes),
+        "prediction": prediction_row(prediction),
+        "certificate": None,
+    }
+
+
+def _difference(winner: Trial | PredictedCandidate | None, other: Trial | PredictedCandidate) -> dict[str, Any]:
+    """Return the other candidate's values of the knobs in which it differs from the winner."""
+    chosen: Mapping[str, object] = winner.candidate.knobs if winner else {}
+    return {name: value for name, value in other.candidate.knobs.items() if chosen.get(name) != value}
+
+
+def caveats_of(answer: Recommendation) -> tuple[str, ...]:
+    """Return the restrictions of the winner's figures; without a winner, of all figures."""
+    proof = answer.certificate or answer.winner
+    trials = answer.trials if proof is None else (proof,)
+    return tuple(dict.fromkeys(caveat for trial in trials for caveat in trial.measurement.caveats))
+
+
+def _measured_trade_off(answer: Recommendation, trial: Trial) -> dict[str, Any]:
+    return {
+        "change": _difference(answer.winner, trial),
+        "basis": trial.measurement.basis,
+        "tokens_per_second": rate(trial.measurement.ranking_speed),
+        "peak_memory_bytes": trial.measurement.memory.peak_bytes,
+        "outcome": str(trial.measurement.outcome),
+    }
+
+
+def _measured_status(answer: Recommendation) -> str:
+    if answer.interrupted:
+        return "interrupted"
+    if failed_without_memory(answer):
+        return "failed"
+    if has_no_results(answer):
+        return "undecided"
+    return "ok" if answer.winner else "nothing_fits"
+
+
+def learning_difference(job: Job, one: Candidate, other: Candidate) -> dict[str, Any]:
+    """Return the learning knobs in which `one` differs from `other`, with the values of `one`."""
+    names = [knob.name for knob in job.space.learning_knobs(other.settings)]
+    return {name: one.knobs.get(name) for name in names if one.knobs.get(name) != other.knobs.get(name)}
+
+
+def failed_without_memory(answer: Recommendation) -> bool:
+    """Return True if every probe failed for a reason other than memory: the answer is a failure,
+    not "nothing fits"."""
+    results = _results(answer)
+    lacked = any(one.outcome.is_out_of_memory or one.outcome is Outcome.OK for one in results)
+    return answer.winner is None and bool(results) and not lacked
+
+
+def has_no_results(answer: Recommendation) -> bool:
+    """Return True if every probe was ended by the budget or by an interruption."""
+    return answer.winner is None and not _results(answer)
+
+
+def _results(answer: Recommendation) -> list[Measurement]:
+    return [trial.measurement for trial in answer.trials if trial.measurement.outcome is not Outcome.INTERRUPTED]
+
+
+def nearest_miss(answer: Recommendation) -> Trial | None:
+    """Return the trial closest to fitting; None if one fits or no peak is known."""
+    missed = [trial for trial in answer.trials if _lacked_memory(trial)]
+    return None if answer.winner or not missed else max(missed, key=_progress)
+
+
+def _lacked_memory(trial: Trial) -> bool:
+    outcome, peak = trial.measurement.outcome, trial.measurement.memory.peak_bytes
+    return peak is not None and not trial.verdict.fits and (outcome.is_out_of_memory or outcome is Outcome.OK)
+
+
+def _progress(trial: Trial) -> tuple[int, int, int]:
+    """Sort key: optimizer steps, then the phase reached, then the lower peak."""
+    phase = trial.measurement.failure.phase if trial.measurement.failure else None
+    reached = len(PHASES) if phase is None else PHASES.index(phase)
+    return trial.measurement.optimizer_steps, reached, -(trial.measurement.memory.peak_bytes or 0)
+
+
+def _disturbance(found: Disturbance | None) -> dict[str, Any] | None:
+    return (
+        None
+        if found is None
+        else {
+            "beside": found.beside,
+            "tokens_per_second_beside": round(found.tokens_per_second_beside, 2),
+            "tokens_per_second_alone": round(found.tokens_per_second_alone, 2),
+            "slower_share": round(found.slower_share, 4),
+            "uncertainty": None if found.uncertainty is None else round(found.uncertainty, 4),
+            "by_phase": {phase: round(share, 4) for phase, share in found.by_phase.items()},
+            "candidate_id": found.candidate_id,
+            "says": describe_interference(found),
+        }
+    )
+
+
+def soak_row(soak: Soak) -> dict[str, Any]:
+    """Return a long run with the trend of its memory."""
+    growth = soak.growth
+    return {
+        "verdict": soak.verdict,
+        "why": soak.why,
+        "seconds": round(soak.seconds, 2),
+        "cycles": [[one.steps, one.seconds, one.peak_bytes, one.held_bytes] for one in soak.cycles],
+        "cycle_columns": ["optimizer_steps", "seconds", "peak_bytes", "held_bytes"],
+        "optimizer_steps": soak.optimizer_steps,
+        "growth_bytes_per_step": growth and {"value": growth.bytes_per_step, "low": growth.low, "high": growth.high},
+        "projected_steps": soak.projected_steps,
+        "peak_bytes": soak.peak_bytes,
+        "limit_bytes": soak.limit_bytes,
+    }
+
+
+def _seconds_per_candidate(answer: Recommendation) -> dict[str, float | None]:
+    """Return the median seconds of a probe with a load, and of one on a live load."""
+    costs = [trial.measurement.cost for trial in answer.trials if trial.purpose != "confirm"]
+    groups = {"loading": [one for one in costs if one.load_seconds], "further": [one for one in costs if not one.load_seconds]}
+    return {
+        name: round(statistics.median(one.total_seconds for one in group), 3) if group else None for name, group in groups.items()
+    }
+
+
+def _measured_versions(answer: Recommendation) -> dict[str, str]:
+    for trial in (answer.certificate, answer.winner, answer.baseline, *answer.trials):
+        if trial is not None and trial.measurement.versions:
+            return dict(trial.measurement.versions)
+    return {}
+
+
+def job_row(job: Job) -> Mapping[str, Any]:
+    """Return the job, under the document's key `question`."""
+    workload, hardware = job.task.workload, job.task.hardware
+    return {
+        "model": workload.model.name,
+        "model_from": workload.model.origin,
+        "method": workload.method,
+        "framework": workload.framework,
+        "tuning": workload.tuning,
+        "weights": workload.weights,
+        "hardware": str(hardware),
+        "memory_limit_bytes": job.memory_limit_bytes,
+        "space": job.space.name,
+        "budget_seconds": job.budget_seconds,
+        "typical_completion_length": workload.typical_completion_length,
+        "dataset": data_row(job.data),
+    }

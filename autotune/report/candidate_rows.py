@@ -1,0 +1,134 @@
+"""Rows of the document: one candidate, measured or predicted. An unknown figure is null.
+
+These keys are a contract with readers of recommendation.json, apart from the serialised form of a
+trial in studies and in the store (`core.answer.plain`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.core.answer import PredictedCandidate, Trial
+from autotune.core.measurement import Measurement, Speed
+from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
+
+
+def trial_row(trial: Trial) -> dict[str, Any]:
+    """Return a measured or emulated candidate."""
+    measured, failure, expected = trial.measurement, trial.measurement.failure, trial.expected
+    worst = measured.worst
+    return {
+        "trial": trial.number,
+        "knobs": dict(trial.candidate.knobs),
+        "basis": measured.basis,
+        "outcome": str(measured.outcome),
+        "why": trial.verdict.why,
+        "peak_memory_bytes": measured.memory.peak_bytes,
+        "fits": trial.verdict.fits,
+        "tokens_per_second": speeds(measured),
+        "phase": failure.phase if failure else None,
+        "cause": failure.cause if failure else None,
+        "evidence": failure.evidence if failure else "",
+        "excerpt": failure.excerpt if failure else "",
+        "seconds": _cost(measured),
+        "phase_peak_bytes": dict(measured.memory.phase_peak_bytes),
+        "phase_seconds": dict(worst.phase_seconds) if worst else {},
+        "timed_cycles": len(worst.cycle_seconds) if worst else 0,
+        "prediction": expected
+        and {
+            "peak_memory_bytes": interval(expected.peak_memory_bytes, 2),
+            "tokens_per_second": interval(expected.tokens_per_second, 2),
+        },
+    }
+
+
+def _cost(measurement: Measurement) -> dict[str, float]:
+    cost, worst = measurement.cost, measurement.worst
+    seconds = {
+        "total": cost.total_seconds, "load": cost.load_seconds, "setup": cost.setup_seconds, "loop": cost.loop_seconds,
+        "device": cost.device_seconds, "borrowed": worst.borrowed_seconds if worst else None,
+    }  # fmt: skip
+    return {name: round(value, 3) for name, value in seconds.items() if value is not None}
+
+
+def speeds(measurement: Measurement) -> dict[str, float | None]:
+    return {"worst": rate(measurement.worst), "typical": rate(measurement.typical)}
+
+
+def rate(speed: Speed | None) -> float | None:
+    return round(speed.tokens_per_second, 2) if speed else None
+
+
+def predicted_row(one: PredictedCandidate) -> dict[str, Any]:
+    """Return a predicted candidate."""
+    prediction = one.prediction
+    return {
+        "knobs": dict(one.candidate.knobs),
+        "basis": "predicted",
+        "outcome": None,
+        "fits": prediction.fits,
+        "tokens_per_second": middle(prediction.tokens_per_second),
+        "peak_memory_bytes": middle(prediction.peak_memory_bytes),
+        "prediction": {
+            "peak_memory_bytes": interval(prediction.peak_memory_bytes),
+            "tokens_per_second": interval(prediction.tokens_per_second, 3),
+            "failure": prediction.failure,
+            "depends_on": list(prediction.depends_on),
+        },
+    }
+
+
+def prediction_row(prediction: Prediction) -> dict[str, Any]:
+    """Return a whole prediction."""
+    return {
+        "basis": prediction.basis,
+        "fits": prediction.fits,
+        "depends_on": list(prediction.depends_on),
+        "failure": prediction.failure,
+        "peak_memory_bytes": interval(prediction.peak_memory_bytes),
+        "limit_bytes": prediction.limit_bytes,
+        "margin_bytes": interval(prediction.margin_bytes),
+        "torch_peak_allocated_bytes": interval(prediction.torch_peak_allocated_bytes),
+        "torch_peak_reserved_bytes": interval(prediction.torch_peak_reserved_bytes),
+        "host_memory_bytes": interval(prediction.host_memory_bytes),
+        "phases": [_phase_row(phase) for phase in prediction.phases],
+        "breakdown": [{"name": name, "bytes": size} for name, size in prediction.breakdown.items()],
+        "engine": _engine_row(prediction.engine),
+        "tokens_per_second": interval(prediction.tokens_per_second, 3),
+        "effective": dict(prediction.effective),
+        "assumptions": list(prediction.assumptions),
+        "versions": dict(prediction.versions),
+    }
+
+
+def _phase_row(phase: PhasePrediction) -> dict[str, Any]:
+    return {
+        "name": phase.name,
+        "peak_bytes": interval(phase.peak_bytes),
+        "seconds": interval(phase.seconds, 3),
+        "breakdown": [{"name": name, "bytes": size} for name, size in phase.parts.items()],
+    }
+
+
+def _engine_row(engine: EngineFit | None) -> dict[str, Any] | None:
+    return (
+        None
+        if engine is None
+        else {
+            "kv_cache_bytes": interval(engine.kv_cache_bytes),
+            "kv_cache_tokens": engine.kv_cache_tokens,
+            "concurrency": round(engine.concurrency, 2),
+            "longest_length": engine.longest_length,
+        }
+    )
+
+
+def middle(estimate: Estimate | None) -> float | int | None:
+    """Return the single figure of an estimate, in a row whose `basis` is "predicted"."""
+    if estimate is None:
+        return None
+    return round(estimate.value) if estimate.value >= 1e6 else round(estimate.value, 2)
+
+
+def interval(estimate: Estimate | None, digits: int | None = None) -> dict[str, float] | None:
+    return None if estimate is None else {name: round(getattr(estimate, name), digits) for name in ("value", "low", "high")}

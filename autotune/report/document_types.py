@@ -1,0 +1,414 @@
+"""Types of recommendation.json: the source of its JSON Schema, and the reader of the HTML page.
+
+The schema is checked in as `recommendation.schema.json`; `write_json_schema` writes it. Nearly
+every field may be absent: documents of earlier versions lack some, and a prediction has no measured
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autotune.core.errors import BadInput
+
+SCHEMA_FILE = "recommendation.schema.json"
+SCHEMA = 1
+"""Version of the document; increased when a field is renamed or removed. Fields are added
+without an increase."""
+
+
+class IntervalRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted figure with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class SpeedsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures at the longest and at the typical lengths."""
+
+    worst: float | None = None
+    typical: float | None = None
+
+
+class PartRow(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    bytes: float
+
+
+class PhasePredictionRow(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    peak_bytes: IntervalRow | None = None
+    seconds: IntervalRow | None = None
+    breakdown: tuple[PartRow, ...] = ()
+
+
+class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollout engine by prediction."""
+
+    kv_cache_bytes: IntervalRow | None = None
+    kv_cache_tokens: int | None = None
+    concurrency: float | None = None
+    longest_length: int | None = None
+
+
+class PredictionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Prediction of a candidate. Always displayed with the word "predicted"."""
+
+    basis: str | None = None
+    fits: bool | None = None
+    depends_on: tuple[str, ...] = ()
+    failure: str | None = None
+    peak_memory_bytes: IntervalRow | None = None
+    limit_bytes: float | None = None
+    margin_bytes: IntervalRow | None = None
+    torch_peak_allocated_bytes: IntervalRow | None = None
+    torch_peak_reserved_bytes: IntervalRow | None = None
+    host_memory_bytes: IntervalRow | None = None
+    phases: tuple[PhasePredictionRow, ...] = ()
+    breakdown: tuple[PartRow, ...] = ()
+    engine: EngineRow | None = None
+    tokens_per_second: IntervalRow | None = None
+    effective: Mapping[str, Any] = {}
+    assumptions: tuple[str, ...] = ()
+    versions: Mapping[str, str] = {}
+
+
+class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Candidate: measured, predicted, or emulated: its memory on emulated GPUs, its speed predicted."""
+
+    knobs: Mapping[str, Any]
+    trial: int | None = None
+    purpose: str = ""
+    basis: str = "measured"
+    outcome: str | None = None
+    fits: bool | None = None
+    why: str = ""
+    tokens_per_second: SpeedsRow | float | None = None
+    peak_memory_bytes: float | None = None
+    over_bytes: float | None = None
+    phase: str | None = None
+    cause: str | None = None
+    evidence: str = ""
+    excerpt: str = ""
+    seconds: Mapping[str, float] = {}
+    timed_cycles: int = 0
+    phase_peak_bytes: Mapping[str, float] = {}
+    phase_seconds: Mapping[str, float] = {}
+    prediction: PredictionRow | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second at typical lengths if known, else at the longest."""
+        if isinstance(self.tokens_per_second, SpeedsRow):
+            return self.tokens_per_second.typical or self.tokens_per_second.worst
+        return self.tokens_per_second
+
+    @property
+    def out_of_memory(self) -> bool:
+        return (self.outcome or "").startswith("oom_")
+
+
+class TradeOffRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Candidate with other learning knobs."""
+
+    change: Mapping[str, Any]
+    knobs: Mapping[str, Any] | None = None
+    basis: str = "measured"
+    outcome: str | None = None
+    fits: bool | None = None
+    tokens_per_second: float | None = None
+    peak_memory_bytes: float | None = None
+    prediction: PredictionRow | None = None
+
+
+class CertificateItemRow(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    state: str
+    says: str = ""
+
+
+class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    name: str | None = None
+    peak_bytes: float | None = None
+    measured_by: str | None = None
+    why: str | None = None
+
+
+class RankModelsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a rank's model tensors, by part."""
+
+    rank: int
+    bytes: Mapping[str, float] = {}
+
+
+class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Longer worst-case probe of the winner."""
+
+    trial: int | None = None
+    outcome: str | None = None
+    complete: bool | None = None
+    items: tuple[CertificateItemRow, ...] = ()
+    why: str = ""
+    peak_bytes: float | None = None
+    limit_bytes: float | None = None
+    margin_bytes: float | None = None
+    peak_by: str | None = None
+    devices: tuple[DeviceRow, ...] = ()
+    models: tuple[RankModelsRow, ...] = ()
+    bound_by: str | None = None
+    verified_on_several_gpus: bool | None = None
+    optimizer_steps: int | None = None
+    timed_cycles: float | None = None
+    longest_completion_tokens: int | None = None
+    torch_allocated_bytes: float | None = None
+    torch_reserved_bytes: float | None = None
+    torch_reserved_why: str | None = None
+    allocation_retries: int | None = None
+    phase_seconds: Mapping[str, float] = {}
+    user_reward_seconds: float | None = None
+    effective: Mapping[str, Any] = {}
+
+
+class RecommendationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Winner."""
+
+    knobs: Mapping[str, Any]
+    settings: Mapping[str, Any] = {}
+    changed_learning_knobs: Mapping[str, Any] = {}
+    relaxed: Mapping[str, Any] = {}
+    basis: str = "measured"
+    tokens_per_second: SpeedsRow = SpeedsRow()
+    spread: SpeedsRow = SpeedsRow()
+    peak_memory_bytes: float | None = None
+    limit_bytes: float | None = None
+    phase_peak_bytes: Mapping[str, float] = {}
+    certificate: Mapping[str, Any] | None = None
+    prediction: PredictionRow | None = None
+    files: tuple[str, ...] = ()
+
+
+class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Setting that differs from the baseline."""
+
+    name: str
+    baseline: Any = None
+    recommended: Any = None
+    effect: str = "neutral"
+    why: str = ""
+
+
+class LengthPercentileRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Loss of rows and tokens at a length limit."""
+
+    share: int
+    length: int
+    rows_longer: int
+    truncating_drops_tokens: int
+    filtering_drops_tokens: int
+
+
+class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths of the user's rows."""
+
+    rows: int
+    looked_at: int
+    tokens: int
+    percentiles: tuple[LengthPercentileRow, ...]
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Job that the document answers."""
+
+    model: str
+    method: str
+    framework: str
+    hardware: str
+    memory_limit_bytes: float
+    model_from: str | None = None
+    tuning: str = ""
+    weights: str = ""
+    space: str = ""
+    budget_seconds: float | None = None
+    typical_completion_length: int | None = None
+    dataset: DatasetRow | None = None
+
+
+class DisturbanceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Interference of concurrent probes."""
+
+    beside: int | None = None
+    tokens_per_second_beside: float | None = None
+    tokens_per_second_alone: float | None = None
+    slower_share: float | None = None
+    uncertainty: float | None = None
+    by_phase: Mapping[str, float] = {}
+    candidate_id: str | None = None
+    says: str = ""
+
+
+class AdvantageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Speed of the recommendation, or of the fastest other candidate, divided by the baseline's."""
+
+    candidate_id: str
+    why: str
+    ratio: float
+    low: float
+    high: float
+    says: str = ""
+
+
+class RunSpreadRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Standard deviation of a candidate's log speed between runs."""
+
+    deviation: float
+    freedom: float
+    repeats: int
+
+
+class SoakRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Long run of one candidate; `cycles` has the columns of `cycle_columns`."""
+
+    verdict: str
+    why: str
+    seconds: float
+    cycles: tuple[tuple[float, ...], ...]
+    cycle_columns: tuple[str, ...]
+    optimizer_steps: int
+    growth_bytes_per_step: IntervalRow | None = None
+    projected_steps: int | None = None
+    peak_bytes: float | None = None
+    limit_bytes: float | None = None
+
+
+class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Origin of an answer that was measured earlier."""
+
+    when: str
+    where: str
+    versions: Mapping[str, str]
+    elapsed_seconds: float
+
+
+class StudyRow(msgspec.Struct, frozen=True, kw_only=True):
+    storage: str
+    name: str
+
+
+class FileSettingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Setting of the written file that the user's does not have, or has otherwise."""
+
+    name: str
+    yours: Any = None
+    written: Any = None
+    kind: str  # `changed`, `assumed` or `moved`
+
+
+class FileRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's configuration file and the written one."""
+
+    path: str
+    written: str
+    settings: tuple[FileSettingRow, ...] = ()
+
+
+class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """recommendation.json. Measured figures and predicted ones have different fields; `basis`
+    names the kind of answer."""
+
+    schema: int
+    status: str
+    basis: str
+    question: JobRow
+    recommendation: RecommendationRow | None = None
+    baseline: CandidateRow | None = None
+    changes: tuple[ChangeRow, ...] = ()
+    runner_ups: tuple[CandidateRow, ...] = ()
+    trade_offs: tuple[TradeOffRow, ...] = ()
+    undecided: CandidateRow | None = None
+    nearest_miss: CandidateRow | None = None
+    refuted: tuple[CandidateRow, ...] = ()
+    counts: Mapping[str, int] = {}
+    script: Mapping[str, Any] | None = None
+    file: FileRow | None = None
+    trials: tuple[CandidateRow, ...] = ()
+    proven: str = ""
+    stopped_by: str | None = None
+    rows_left_out: int | None = None
+    from_record: SourceRow | None = None
+    learning: Mapping[str, Any] = {}
+    commands: Mapping[str, str] = {}
+    caveats: tuple[str, ...] = ()
+    resume_with: str | None = None
+    confirm_with: str | None = None
+    finished: str | None = None
+    study: StudyRow | None = None
+    out: str | None = None
+    soaks: tuple[SoakRow, ...] = ()
+    disturbance: DisturbanceRow | None = None
+    advantage: AdvantageRow | None = None
+    run_spread: RunSpreadRow | None = None
+    elapsed_seconds: float | None = None
+    gpu_seconds: float | None = None
+    probe_seconds: float | None = None
+    seconds_per_candidate: Mapping[str, float | None] = {}
+    warnings: tuple[str, ...] = ()
+    versions: Mapping[str, str] = {}
+
+    @property
+    def predicted(self) -> bool:
+        return self.basis == "predicted"
+
+    @property
+    def emulated(self) -> bool:
+        return self.basis == "emulated"
+
+    @property
+    def probes(self) -> tuple[CandidateRow, ...]:
+        """Trials without confirmations, which repeat a candidate."""
+        return tuple(row for row in self.trials if row.purpose != "confirm")
+
+
+def read_answer(document: Mapping[str, Any]) -> AnswerDocument:
+    """Return the typed document; BadInput if it is none."""
+    if document.get("schema") != SCHEMA:
+        raise BadInput(
+            f"The document has schema {document.get('schema')!r}; this version reads schema {SCHEMA}.",
+            way_out="Create it again with `autotune run`, or use the version of autotune that wrote it.",
+        )
+    try:
+        answer = msgspec.convert(document, AnswerDocument, strict=False)
+        if answer.recommendation is not None and answer.recommendation.certificate is not None:
+            msgspec.convert(answer.recommendation.certificate, CertificateRow, strict=False)
+        return answer
+    except msgspec.ValidationError as error:
+        raise BadInput(
+            f"The document is not one of autotune's: {error}.", way_out="Name a folder that `autotune run` wrote."
+        ) from None
+
+
+def json_schema() -> bytes:
+    """Return the JSON Schema of recommendation.json."""
+    (reference, _), types = msgspec.json.schema_components((AnswerDocument, CertificateRow), ref_template="#/$defs/{name}")
+    # The page shows unknown fields of a certificate as well, so its type is declared here alone.
+    types["RecommendationRow"]["properties"]["certificate"] = {
+        "anyOf": [{"$ref": "#/$defs/CertificateRow"}, {"type": "null"}], "default": None
+    }  # fmt: skip
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "recommendation.json",
+        **reference,
+        "$defs": types,
+    }
+    return msgspec.json.format(msgspec.json.encode(schema, order="deterministic"), indent=2) + b"\n"
+
+
+def write_json_schema() -> None:
+    """Write the schema beside this module, after a change of the types."""
+    Path(__file__).with_name(SCHEMA_FILE).write_bytes(json_schema())

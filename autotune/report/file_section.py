@@ -1,0 +1,84 @@
+"""Section about the user's configuration file: what the written one holds in addition or otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.core.answer import setting_text
+from autotune.core.candidate import Candidate
+from autotune.core.job import Job
+from autotune.frameworks.base import Trainer
+from autotune.frameworks.launch_edit import changed_script, changes_of, difference
+from autotune.frameworks.trl.output_files import YAML_NAME
+from autotune.frameworks.trl.written_settings import written_settings
+from autotune.report.output_folder import Writer, annotate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class FinalFiles:
+    """Files of the winner, and what they hold beyond the user's own."""
+
+    def __init__(self, job: Job, trainer: Trainer, candidate: Candidate | None, head: Sequence[str] = ()) -> None:
+        self.section: dict[str, Any] | None = None
+        self.writer: Writer | None = None if candidate is None else partial(self._write, job, trainer, candidate, head)
+
+    def _write(self, job: Job, trainer: Trainer, candidate: Candidate, head: Sequence[str], *folders: Path) -> list[Path]:
+        files = annotate(trainer.write_files(candidate, job.task, *folders), head)
+        self.section = file_section(job, files)
+        return [*files, *_launch_files(job, trainer, candidate, folders[0])]
+
+
+CHANGES = "changes.diff"
+
+
+def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path) -> list[Path]:
+    """Write the user's launch script with the changed flags, and the difference."""
+    workload = job.task.workload
+    launch = workload.launch
+    if launch is None:
+        return []
+    changed = changed_script(launch, changes_of(workload.stated, workload.defaults, candidate.knobs, trainer.fields()))
+    script, patch = folder / f"changed-{Path(launch.path).name}", folder / CHANGES
+    script.write_text(changed, encoding="utf-8")
+    script.chmod(0o755)
+    patch.write_text(difference(launch, changed), encoding="utf-8")
+    return [script, patch]
+
+
+def file_section(job: Job, files: Sequence[Path]) -> dict[str, Any] | None:
+    """Return the document's section about the user's file; None without one."""
+    workload = job.task.workload
+    written = next((file for file in files if file.name == YAML_NAME), None)
+    if written is None or workload.framework != "trl" or workload.config_file is None or workload.script is not None:
+        return None
+    rows = [
+        {"name": one.name, "yours": one.yours, "written": one.written, "kind": one.kind}
+        for one in written_settings(job.task, written)
+    ]
+    return {"path": str(workload.config_file), "written": str(job.out / YAML_NAME), "settings": rows}
+
+
+def show_file(console: Console, section: Mapping[str, Any] | None) -> None:
+    """Print the settings of the written file that the user's does not have, or has otherwise."""
+    if section is None:
+        return
+    by_kind: dict[str, list[str]] = {}
+    for row in section["settings"]:
+        if row["kind"] == "changed":
+            text = f"{row['name']}: {setting_text(row['yours'])} -> {setting_text(row['written'])}"
+        else:
+            text = row["name"] if row["kind"] == "moved" else f"{row['name']}={setting_text(row['written'])}"
+        by_kind.setdefault(row["kind"], []).append(text)
+    titles = {
+        "changed": f"Unlike in {section['path']}",
+        "assumed": "Written out, with the value that holds there anyway",
+        "moved": "Now in accelerate.yaml",
+    }
+    for kind, title in titles.items():
+        if kind in by_kind:
+            console.print(f"{title}: {', '.join(by_kind[kind])}", soft_wrap=True)

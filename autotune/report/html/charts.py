@@ -1,0 +1,90 @@
+"""Drawing: a figure, one sentence on how to read it, and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.core.answer import setting_text
+from autotune.report.document_types import AnswerDocument, CandidateRow
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+GIB = 2**30
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#999933")
+"""Colours for any colour vision, on white and on black (after Okabe and Ito)."""
+
+PHASE_COLOURS = dict(
+    zip(("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"), COLOURS, strict=True), other="#999999"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """Figure of the page."""
+
+    id: str
+    title: str
+    says: str
+    """One sentence on how to read it."""
+
+    figure: Figure | None
+    """None without data; `says` then has the reason."""
+
+    headers: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+def absent(name: str, title: str, why: str) -> Drawing:
+    """Return a drawing without data, with the reason."""
+    return Drawing(id=name, title=title, says=why, figure=None)
+
+
+def laid_out(figure: Figure, *, height: int, **layout: Any) -> Figure:
+    """Apply the page's style: transparent for dark mode, the legend above for narrow screens."""
+    figure.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 10, "r": 10, "t": 48, "b": 10},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, sans-serif", "size": 13},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "yref": "paper", "x": 0, "traceorder": "normal"},
+        hoverlabel={"align": "left"},
+        **layout,
+    )
+    grid = {"gridcolor": "rgba(128,128,128,0.25)", "zeroline": False, "automargin": True}
+    figure.update_xaxes(**grid)
+    figure.update_yaxes(**grid)
+    return figure
+
+
+def moving_knobs(answer: AnswerDocument) -> tuple[str, ...]:
+    """Return the knobs with several values, which name the candidates."""
+    rows = [row.knobs for row in _shown(answer)]
+    names = dict.fromkeys(name for knobs in rows for name in knobs)
+    return tuple(name for name in names if len({str(knobs.get(name, "-")) for knobs in rows}) > 1)
+
+
+def _shown(answer: AnswerDocument) -> Iterable[CandidateRow]:
+    yield from (*answer.trials, *answer.runner_ups)
+    if answer.baseline is not None:
+        yield answer.baseline
+    if answer.recommendation is not None:
+        yield CandidateRow(knobs=answer.recommendation.knobs)
+
+
+def named(knobs: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return a candidate's moving knobs as text."""
+    return ", ".join(f"{name}={setting_text(knobs[name])}" for name in names if name in knobs) or "the only candidate"
+
+
+def gib(size: float | None) -> str:
+    return "not known" if size is None else f"{size / GIB:.2f}"
+
+
+def rate(tokens: float | None) -> str:
+    return "not known" if tokens is None else f"{tokens:,.0f}"

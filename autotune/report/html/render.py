@@ -1,0 +1,106 @@
+"""HTML page: one file without network access, rendered from the document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.core.answer import setting_text
+from autotune.core.files import read_json, write_output
+from autotune.core.units import MIB, format_bytes, format_seconds
+from autotune.report.document_types import AnswerDocument, read_answer
+from autotune.report.html.chart_memory import memory_by_phase
+from autotune.report.html.chart_prediction import predicted_against_measured
+from autotune.report.html.chart_speed import speed_against_memory
+from autotune.report.html.chart_time import search_time, seconds_by_phase
+from autotune.report.html.charts import Drawing, gib, moving_knobs, named, rate
+
+PAGE = "report.html"
+MAX_DOCUMENT_BYTES = 64 * MIB
+"""Limit of a document to read; one with thousands of trials has a few megabytes."""
+
+_HERE = Path(__file__).parent
+_DRAWN = (speed_against_memory, memory_by_phase, seconds_by_phase, predicted_against_measured, search_time)
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """Return the page. All text is escaped: a model may be named `<script>`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    answer = read_answer(document)
+    pages = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    pages.filters.update(gib=gib, rate=rate, value=setting_text, size=format_bytes, seconds=format_seconds)
+    drawings = drawings_of(answer)
+    names = moving_knobs(answer)
+    return pages.get_template("page.html.jinja").render(
+        answer=answer,
+        drawings=drawings,
+        figures={drawing.id: _figure(drawing) for drawing in drawings if drawing.figure is not None},
+        name=lambda knobs: named(knobs, names),
+        names=names,
+        headline=headline(answer),
+        failures=[row for row in answer.trials if row.outcome not in (None, "ok")],
+        style=(_HERE / "page.css").read_text(encoding="utf-8"),
+        script=(_HERE / "page.js").read_text(encoding="utf-8"),
+        plotly=get_plotlyjs(),
+    )
+
+
+def drawings_of(answer: AnswerDocument) -> list[Drawing]:
+    """Return every figure in the page's order."""
+    return [draw(answer) for draw in _DRAWN]
+
+
+def _figure(drawing: Drawing) -> str:
+    """Return JSON that is safe inside a script element."""
+    text: str = drawing.figure.to_json() if drawing.figure is not None else "null"
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def headline(answer: AnswerDocument) -> str:
+    """Return the answer in one sentence."""
+    best, limit = answer.recommendation, format_bytes(answer.question.memory_limit_bytes)
+    if best is None:
+        return {
+            "undecided": "Can't be decided: "
+            + (f"no candidate surely fits into {limit}." if answer.predicted else "no probe ended in time."),
+            "failed": "No candidate ran to its end, and none for lack of memory.",
+            "interrupted": "Interrupted before anything was found that fits.",
+        }.get(answer.status, f"Nothing fits into {limit}.")
+    word = answer.basis.capitalize()
+    speed = best.tokens_per_second.typical or best.tokens_per_second.worst
+    fast = f"{speed:,.0f} tokens/s" if speed is not None else "a speed that is not known"
+    peak = format_bytes(best.peak_memory_bytes) if best.peak_memory_bytes is not None else "an unknown peak"
+    return f"{word}: {fast} at a peak of {peak}, of {limit} allowed{_against(answer, speed)}."
+
+
+def _against(answer: AnswerDocument, speed: float | None) -> str:
+    """Compare with the baseline, if both learn the same."""
+    base = answer.baseline
+    if base is None or speed is None:
+        return ""
+    if base.fits is False or (base.outcome is not None and base.outcome != "ok"):
+        return (
+            "; the baseline does not fit"
+            if base.out_of_memory or base.outcome is None
+            else f"; the baseline ended in {base.outcome}"
+        )
+    if not base.rate or (answer.recommendation and answer.recommendation.changed_learning_knobs):
+        return ""
+    if answer.advantage is not None and answer.advantage.why != "measurably faster":
+        return f". {answer.advantage.says.rstrip('.')}"
+    return f", {speed / base.rate:.2f} times the baseline's speed"
+
+
+def read_document(source: Path) -> dict[str, Any]:
+    """Return the JSON object in this file."""
+    way_out = "Name the folder that `autotune run` wrote, or its recommendation.json."
+    return read_json(source, dict[str, Any], largest_bytes=MAX_DOCUMENT_BYTES, way_out=way_out)
+
+
+def write_page(target: Path, page: str) -> None:
+    write_output(target, page.encode(), way_out="Name another: --to ~/report.html.")

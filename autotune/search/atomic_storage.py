@@ -1,0 +1,183 @@
+"""Optuna storages with atomic trials: one transaction for a trial's description, one for its end.
+
+Optuna reads the trial, writes one row and commits for every parameter and attribute. For the dozen
+of a probe that was most of the driver's time, and a killed driver left partial trials. The rows are
+the same as Optuna's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, distribution_to_json
+from optuna.storages import InMemoryStorage, RDBStorage
+from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session
+from optuna.study._constrained_optimization import _CONSTRAINTS_KEY
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy import insert, or_, select
+from sqlalchemy.orm import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStart:
+    """Description of a trial: its parameters and attributes."""
+
+    params: Mapping[str, Any]
+    distributions: Mapping[str, BaseDistribution]
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnd:
+    """End of a trial."""
+
+    state: TrialState
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    violations: Mapping[str, float] = field(default_factory=dict)
+    """Violations by constraint, as in `Trial.set_constraint`."""
+
+    value: float | None = None
+
+    @property
+    def system_attributes(self) -> dict[str, float]:
+        return {f"{_CONSTRAINTS_KEY}:{name}": violation for name, violation in self.violations.items()}
+
+
+class AtomicMemoryStorage(InMemoryStorage):
+    """Storage in this process's own memory: nothing comes between two writes."""
+
+    def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
+        return self.get_trial(self.create_new_trial(study_id, _running(attributes)))
+
+    def enter(self, study_id: int, trial_id: int, entry: TrialStart) -> None:
+        for name, value in entry.params.items():
+            distribution = entry.distributions[name]
+            self.set_trial_param(trial_id, name, distribution.to_internal_repr(value), distribution)
+        for key, one in entry.attributes.items():
+            self.set_trial_user_attr(trial_id, key, one)
+
+    def end(self, trial_id: int, end: TrialEnd) -> None:
+        for key, value in end.attributes.items():
+            self.set_trial_user_attr(trial_id, key, value)
+        for key, violation in end.system_attributes.items():
+            self.set_trial_system_attr(trial_id, key, violation)
+        self.set_trial_state_values(trial_id, end.state, None if end.value is None else [end.value])
+
+
+class AtomicRDBStorage(RDBStorage):
+    """Database storage: each method writes all or nothing, and may be repeated if its reply was
+    lost."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._compatible: dict[tuple[int, str], BaseDistribution] = {}
+        """Distributions that were checked against the study's, which Optuna repeats for each
+        parameter."""
+        self._running: dict[int, FrozenTrial] = {}
+        """Running trials as last read: a described trial does not change until it ends."""
+
+    def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
+        return self._create_new_trial(study_id, _running(attributes))
+
+    def enter(self, study_id: int, trial_id: int, entry: TrialStart) -> None:
+        # If only the reply to an earlier try was lost, the rows exist already: that error is
+        # ignored.
+        with _create_scoped_session(self.scoped_session, ignore_integrity_error=True) as session:
+            self._enter_params(session, study_id, trial_id, entry)
+            _insert(session, models.TrialUserAttributeModel, trial_id, entry.attributes)
+
+    def _enter_params(self, session: Session, study_id: int, trial_id: int, entry: TrialStart) -> None:
+        rows = []
+        for name, value in entry.params.items():
+            distribution = entry.distributions[name]
+            inner = distribution.to_internal_repr(value)
+            if self._compatible.get((study_id, name)) != distribution:
+                self._set_trial_param_without_commit(session, trial_id, name, inner, distribution)
+                self._compatible[study_id, name] = distribution
+                continue
+            as_json = distribution_to_json(distribution)
+            rows.append({"trial_id": trial_id, "param_name": name, "param_value": inner, "distribution_json": as_json})
+        if rows:
+            session.execute(insert(models.TrialParamModel), rows)
+
+    def end(self, trial_id: int, end: TrialEnd) -> None:
+        with _create_scoped_session(self.scoped_session) as session:
+            trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
+            if trial.state.is_finished() and _has_attributes(session, trial_id, end.attributes):
+                return  # written before: only the reply was lost
+            self.check_trial_is_updatable(trial_id, trial.state)
+            _insert(session, models.TrialUserAttributeModel, trial_id, end.attributes)
+            _insert(session, models.TrialSystemAttributeModel, trial_id, end.system_attributes)
+            if end.value is not None:
+                self._set_trial_value_without_commit(session, trial, 0, end.value)
+            trial.state, trial.datetime_complete = end.state, datetime.now()
+
+    def _get_trials(
+        self, study_id: int, states: Container[TrialState] | None, included_trial_ids: set[int], trial_id_greater_than: int
+    ) -> list[FrozenTrial]:
+        """Read all trials except unchanged running ones: Optuna's cache reads every running
+        trial again each time."""
+        again = self._running and included_trial_ids and states is None  # without a cache, everything is read
+        now = self._states(study_id, included_trial_ids, trial_id_greater_than) if again else {}
+        still = {number: trial for number, trial in self._running.items() if now.get(number) is TrialState.RUNNING}
+        if still:
+            included_trial_ids, trial_id_greater_than = now.keys() - still.keys(), max(now)
+        read = super()._get_trials(study_id, states, included_trial_ids, trial_id_greater_than)
+        running = {trial._trial_id: trial for trial in read if trial.state is TrialState.RUNNING and trial.params}
+        self._running = {**still, **running}
+        return sorted([*still.values(), *read], key=lambda trial: trial._trial_id)
+
+    def _states(self, study_id: int, included: set[int], greater_than: int) -> dict[int, TrialState]:
+        """Return the states of the trials that Optuna would read."""
+        trial = models.TrialModel
+        meant = or_(trial.trial_id > greater_than, trial.trial_id.in_(included))
+        with _create_scoped_session(self.scoped_session) as session:
+            found = session.execute(select(trial.trial_id, trial.state).where(trial.study_id == study_id, meant))
+            return {row.trial_id: row.state for row in found}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialWriter:
+    """Writes the trials of one study. Optuna's queue is not used: the agenda selects the next
+    candidate."""
+
+    study: optuna.Study
+    storage: AtomicMemoryStorage | AtomicRDBStorage
+
+    def begin(self, attributes: Mapping[str, Any]) -> FrozenTrial:
+        """Create a running trial; its description is written later."""
+        self.study._thread_local.cached_all_trials = None  # samplers read all trials once per new one
+        return self.storage.begin(self.study._study_id, attributes)
+
+    def enter(self, trial: FrozenTrial, entry: TrialStart) -> None:
+        self.storage.enter(self.study._study_id, trial._trial_id, entry)
+
+    def end(self, trial: FrozenTrial, end: TrialEnd) -> None:
+        """Write the end; UpdateFinishedTrialError if another driver ended the trial differently."""
+        self.study._thread_local.cached_all_trials = None
+        self.storage.end(trial._trial_id, end)
+
+
+def _running(attributes: Mapping[str, Any]) -> FrozenTrial:
+    return create_trial(state=TrialState.RUNNING, user_attrs=dict(attributes))
+
+
+def _insert(session: Session, model: Any, trial_id: int, attributes: Mapping[str, Any]) -> None:
+    rows = [{"trial_id": trial_id, "key": key, "value_json": json.dumps(value)} for key, value in attributes.items()]
+    if rows:
+        session.execute(insert(model), rows)
+
+
+def _has_attributes(session: Session, trial_id: int, attributes: Mapping[str, Any]) -> bool:
+    """Return True if the trial has all of these attributes, which only this driver could have
+    written."""
+    mine = models.TrialUserAttributeModel
+    there = session.execute(select(mine.key, mine.value_json).where(mine.trial_id == trial_id))
+    written = {row.key: row.value_json for row in there}
+    return all(written.get(key) == json.dumps(value) for key, value in attributes.items())

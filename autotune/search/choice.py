@@ -1,0 +1,89 @@
+"""Choice of the recommended candidate among those that fit.
+
+Speeds that lie within the spread between runs are no reason to change anything: the baseline is kept
+where the fastest is not measurably faster, or was not confirmed. Among confirmed candidates that
+can't be told apart the simplest is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.catalog.simplicity import complexity
+from autotune.core.answer import Advantage, AdvantageKind, Trial
+from autotune.core.measurement import Speed
+from autotune.core.run_spread import SpeedRatio
+from autotune.search.trial_view import TrialView
+
+MAX_SPEED_LOSS = 0.03
+"""Share of speed that a simpler candidate may lose by its measured figure, even where the spread
+between runs is larger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Recommended trial, and its speed compared with the baseline's."""
+
+    winner: Trial | None
+    advantage: Advantage | None = None
+    """None without a baseline that was measured at the same learning knobs."""
+
+
+def choose(view: TrialView, *, finished: bool) -> Choice:
+    """Return the choice. In a search that is not `finished` the best so far need not be confirmed."""
+    fastest = view.best()
+    if fastest is None:
+        return Choice(winner=None)
+    baseline = view.fitting_baseline()
+    if baseline is None:
+        return Choice(winner=_simplest(fastest, view))
+    if baseline.candidate == fastest.candidate:
+        return Choice(winner=fastest)
+    ratio = compare(fastest, baseline, view)
+    if ratio is None:
+        return Choice(winner=fastest)
+    unconfirmed = finished and fastest.candidate.id not in view.confirmations
+    if ratio.low <= 1.0 or unconfirmed:
+        why: AdvantageKind = "within the noise" if ratio.low <= 1.0 else "not confirmed"
+        return Choice(winner=baseline, advantage=_advantage(fastest, ratio, why))
+    winner = _simplest(fastest, view, baseline)
+    return Choice(winner=winner, advantage=_advantage(winner, compare(winner, baseline, view) or ratio, "measurably faster"))
+
+
+def _advantage(trial: Trial, ratio: SpeedRatio, why: AdvantageKind) -> Advantage:
+    return Advantage(candidate_id=trial.candidate.id, why=why, ratio=ratio.value, low=ratio.low, high=ratio.high)
+
+
+def compare(one: Trial, other: Trial, view: TrialView) -> SpeedRatio | None:
+    """Return the ratio of the best evidence about two candidates; None without both speeds."""
+    first, second = evidence(one, view), evidence(other, view)
+    return None if first is None or second is None else view.run_spread.compare(first, second)
+
+
+def evidence(trial: Trial, view: TrialView) -> Speed | None:
+    """Return the speed of the candidate's confirmations, else that of its probe."""
+    return view.confirmations.get(trial.candidate.id, trial).measurement.ranking_speed
+
+
+def _simplest(fastest: Trial, view: TrialView, baseline: Trial | None = None) -> Trial:
+    """Return the simplest confirmed candidate that can't be told apart from the fastest but is
+    measurably faster than the baseline."""
+    confirmed = [trial for trial in as_fast_as(fastest, view) if trial.candidate.id in view.confirmations]
+    alike = [trial for trial in confirmed if baseline is None or _is_faster(trial, baseline, view)]
+    return min([fastest, *alike], key=lambda trial: complexity(trial.candidate, view.baseline))
+
+
+def as_fast_as(fastest: Trial, view: TrialView) -> list[Trial]:
+    """Return the other trials of the tier that can't be told apart from the fastest confirmed one."""
+    tier = view.tier_of_choice()
+    if tier is None or fastest.candidate.id not in view.confirmations:
+        return []
+    others = [trial for trial in view.contenders(tier) if trial.candidate != fastest.candidate]
+    ratios = [compare(fastest, trial, view) for trial in others]
+    pairs = zip(others, ratios, strict=True)
+    return [trial for trial, ratio in pairs if ratio and ratio.low <= 1.0 and ratio.value <= 1 + MAX_SPEED_LOSS]
+
+
+def _is_faster(trial: Trial, baseline: Trial, view: TrialView) -> bool:
+    ratio = compare(trial, baseline, view)
+    return ratio is None or ratio.low > 1.0

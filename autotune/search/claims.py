@@ -1,0 +1,246 @@
+"""Claims of the drivers that share a study, so that no candidate is measured twice.
+
+A claim is a row with a unique key: of two drivers that insert the same candidate, one succeeds. A
+terminated driver loses its claims: on the same machine at once, by its process; elsewhere when its
+heartbeat counter stays unchanged for a while on this driver's monotonic clock. Clocks of two
+machines are never compared.
+
+Optuna's own heartbeat cannot replace this: it writes wall-clock times of each trial, has no claim
+before a trial exists, and detects a killed process on the same machine only after its grace period.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+
+Result = TypeVar("Result")
+
+MAX_SILENCE_SECONDS = 60.0
+"""Silence after which a driver of another machine counts as terminated."""
+
+HEARTBEAT_SECONDS = 5.0
+
+_META = MetaData()
+_DRIVERS = Table(
+    "autotune_drivers",
+    _META,
+    Column("driver", String(64), primary_key=True),
+    Column("study", String(512), nullable=False, index=True),
+    Column("place", String(256), nullable=False),
+    Column("process", String(64), nullable=False),
+    Column("words", String(256), nullable=False),
+    Column("beats", Integer, nullable=False),
+    Column("left", Integer, nullable=False),
+)
+_CLAIMS = Table(
+    "autotune_claims",
+    _META,
+    Column("study", String(512), primary_key=True),
+    Column("what", String(128), primary_key=True),
+    Column("driver", String(64), nullable=False),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """Row of another driver."""
+
+    name: str
+    place: str
+    process: str
+    words: str
+    beats: int
+
+
+class Claims:
+    """Claims of one driver on one study; this base serves a study in the process's own memory,
+    without other drivers."""
+
+    driver = ""
+    """Name of this driver; empty if no other one can exist."""
+
+    def take(self, what: str) -> bool:
+        """Return False if another driver has it."""
+        return True
+
+    def release(self, what: str) -> None: ...
+
+    def release_stale(self) -> bool:
+        """Release the claims of terminated drivers; return True if there were any."""
+        return False
+
+    def others(self) -> frozenset[str]:
+        """Return the claims of other drivers."""
+        return frozenset()
+
+    @property
+    def shared(self) -> bool:
+        """True if another driver ever worked on the study."""
+        return False
+
+    @property
+    def active_drivers(self) -> Sequence[Driver]:
+        """Other drivers at work on the study."""
+        return ()
+
+    def beat(self) -> None:
+        """Update the heartbeat, if it is due."""
+
+    def leave(self) -> None:
+        """Release everything; repeated calls are allowed."""
+
+
+class SharedClaims(Claims):
+    """Claims as rows beside Optuna's own, in the same database."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        study: str,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        retry: Callable[[Callable[[], object]], object] = lambda call: call(),
+    ) -> None:
+        """Register this driver. `retry` repeats calls that a lost database interrupted."""
+        self._engine, self._study, self._now, self._retry = engine, study, now, retry
+        self.driver = uuid.uuid4().hex
+        self._last_beats: dict[str, tuple[int, float]] = {}
+        self._beat_at = now()
+        self._do(lambda: _make_tables(engine))
+        self._do(self._join)
+
+    def take(self, what: str) -> bool:
+        return self._do(lambda: self._take(what))
+
+    def release(self, what: str) -> None:
+        mine = (_CLAIMS.c.study == self._study) & (_CLAIMS.c.what == what) & (_CLAIMS.c.driver == self.driver)
+        self._do(lambda: self._write(delete(_CLAIMS).where(mine)))
+
+    def release_stale(self) -> bool:
+        terminated = [driver for driver in self._drivers() if self._is_terminated(driver)]
+        for driver in terminated:
+            self._do(partial(self._remove, driver.name))
+        return bool(terminated)
+
+    def others(self) -> frozenset[str]:
+        claimed = select(_CLAIMS.c.what).where((_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver != self.driver))
+        return frozenset(what for (what,) in self._read(claimed))
+
+    @property
+    def shared(self) -> bool:
+        others = select(_DRIVERS.c.driver).where((_DRIVERS.c.study == self._study) & (_DRIVERS.c.driver != self.driver))
+        return bool(self._read(others.limit(1)))
+
+    @property
+    def active_drivers(self) -> tuple[Driver, ...]:
+        self.release_stale()
+        return tuple(self._drivers())
+
+    def beat(self) -> None:
+        if self._now() - self._beat_at >= HEARTBEAT_SECONDS:
+            self._beat_at = self._now()
+            mine = _DRIVERS.c.driver == self.driver
+            self._do(lambda: self._write(update(_DRIVERS).where(mine).values(beats=_DRIVERS.c.beats + 1, left=0)))
+
+    def leave(self) -> None:
+        self._do(lambda: self._remove(self.driver))
+
+    def _join(self) -> None:
+        row = {
+            "driver": self.driver, "study": self._study, "place": _host_identity(), "process": _process_identity(os.getpid()),
+            "words": f"process {os.getpid()} on {platform.node()}", "beats": 0, "left": 0,
+        }  # fmt: skip
+        here = select(_DRIVERS.c.driver).where(_DRIVERS.c.driver == self.driver)
+        with self._engine.begin() as connection:
+            if connection.execute(here).first() is None:  # present if only the reply to an earlier try was lost
+                connection.execute(insert(_DRIVERS).values(**row))
+
+    def _take(self, what: str) -> bool:
+        row = {"study": self._study, "what": what, "driver": self.driver}
+        try:
+            self._write(insert(_CLAIMS).values(**row))
+        except IntegrityError:
+            owner = select(_CLAIMS.c.driver).where((_CLAIMS.c.study == self._study) & (_CLAIMS.c.what == what))
+            return any(driver == self.driver for (driver,) in self._read(owner))
+        return True
+
+    def _drivers(self) -> list[Driver]:
+        columns = (_DRIVERS.c.driver, _DRIVERS.c.place, _DRIVERS.c.process, _DRIVERS.c.words, _DRIVERS.c.beats)
+        active = (_DRIVERS.c.study == self._study) & (_DRIVERS.c.left == 0) & (_DRIVERS.c.driver != self.driver)
+        rows = self._read(select(*columns).where(active))
+        return [Driver(name=row[0], place=row[1], process=row[2], words=row[3], beats=row[4]) for row in rows]
+
+    def _is_terminated(self, driver: Driver) -> bool:
+        if driver.place == _host_identity():
+            return _process_identity(int(driver.process.split(":")[0])) != driver.process
+        beats, since = self._last_beats.get(driver.name, (None, 0.0))
+        if beats != driver.beats:
+            self._last_beats[driver.name] = (driver.beats, self._now())
+            return False
+        return self._now() - since > MAX_SILENCE_SECONDS
+
+    def _remove(self, driver: str) -> None:
+        with self._engine.begin() as connection:
+            connection.execute(delete(_CLAIMS).where((_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver == driver)))
+            connection.execute(update(_DRIVERS).where(_DRIVERS.c.driver == driver).values(left=1))
+
+    def _write(self, statement: object) -> None:
+        with self._engine.begin() as connection:
+            connection.execute(statement)  # type: ignore[call-overload]
+
+    def _read(self, statement: object) -> list[tuple[Any, ...]]:
+        def read() -> list[tuple[Any, ...]]:
+            with self._engine.connect() as connection:
+                return [tuple(row) for row in connection.execute(statement)]  # type: ignore[call-overload]
+
+        return self._do(read)
+
+    def _do(self, call: Callable[[], Result]) -> Result:
+        return self._retry(call)  # type: ignore[return-value]
+
+
+def delete_claims(engine: Engine, study: str) -> None:
+    """Delete all claims and drivers of a study."""
+    _make_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(delete(_CLAIMS).where(_CLAIMS.c.study == study))
+        connection.execute(delete(_DRIVERS).where(_DRIVERS.c.study == study))
+
+
+def _make_tables(engine: Engine) -> None:
+    try:
+        _META.create_all(engine)
+    except (IntegrityError, OperationalError, ProgrammingError):  # two drivers created them at the same moment
+        _META.create_all(engine)
+
+
+@cache
+def _host_identity() -> str:
+    """Return the scope of visible process numbers: this boot of this machine, this container,
+    this user."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
+    except OSError:
+        return f"{platform.node()} {uuid.uuid4()}"  # equal to no other: judged by heartbeat
+
+
+def _process_identity(pid: int) -> str:
+    """Return the process number and its start in kernel ticks, since numbers are reused; of a
+    terminated one the number alone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return f"{pid}:"
+    return f"{pid}:" if fields[0] in ("Z", "X") else f"{pid}:{fields[19]}"

@@ -1,0 +1,120 @@
+"""Conclusion: the answer from everything measured, as a pure function, so that a recorded study
+can be concluded again."""
+
+from __future__ import annotations
+
+from autotune.core.answer import Change, Counts, Proven, Recommendation, Trial
+from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.job import Job
+from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome
+from autotune.core.verdict import judge
+from autotune.search.choice import choose
+from autotune.search.tiers import Tier, learning_values
+from autotune.search.trial_view import TrialView, speed_of
+
+MAX_RUNNER_UPS = 4
+
+
+def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, elapsed_seconds: float) -> Recommendation:
+    """Return the winner with its evidence; `proven` is None after an interruption."""
+    choice, tier = choose(view, finished=proven is not None), view.tier_of_choice()
+    winner = choice.winner
+    infeasible = winner is None and proven != "no better candidate possible"
+    return Recommendation(
+        winner=winner,
+        certificate=view.confirmations.get(winner.candidate.id) if winner else None,
+        baseline=_baseline(view, job),
+        learning=dict(tier.learning) if tier else {},
+        runner_ups=_runner_ups(view, winner, tier),
+        trade_offs=tuple(found[0] for other in view.tiers if other is not tier and (found := view.contenders(other))),
+        changes=changes_between(job, view.baseline, winner.candidate) if winner and view.baseline else (),
+        relaxed=relaxed_in(job, winner.candidate) if winner else {},
+        refuted=tuple(trial for trial in view.confirmations.values() if not trial.verdict.fits),
+        counts=_counts(view, loads),
+        proven="not proven infeasible" if infeasible else proven or "budget spent",
+        interrupted=proven is None,
+        elapsed_seconds=elapsed_seconds,
+        probe_seconds=sum(trial.measurement.cost.total_seconds for trial in view.all) * job.task.hardware.count,
+        trials=view.all,
+        advantage=choice.advantage,
+        run_spread=view.run_spread,
+    )
+
+
+def _baseline(view: TrialView, job: Job) -> Trial | None:
+    """Return the baseline's confirmation if it was a finalist, else its probe, else the reason
+    that it was not measured."""
+    measured = next((trial for trial in view.probes if trial.purpose == "baseline" or trial.candidate == view.baseline), None)
+    if measured is not None:
+        return view.confirmations.get(measured.candidate.id, measured)
+    baseline = view.baseline
+    if baseline is None:
+        return None
+    if baseline.id in view.implied:
+        outcome, evidence = Outcome.IMPLIED, "a candidate that needs no more memory ran out of it"
+    elif baseline.id in view.screened:
+        outcome, evidence = Outcome.SCREENED, "predicted not to fit, so it was not measured"
+    else:
+        return None
+    unmeasured = Measurement(
+        candidate_id=baseline.id,
+        outcome=outcome,
+        memory=Memory(peak_bytes=None, limit_bytes=job.memory_limit_bytes, bound_by="nothing: it was not run"),
+        cost=Cost(total_seconds=0.0, load_seconds=0.0),
+        failure=Failure(evidence=evidence),
+    )
+    return Trial(number=-1, purpose="baseline", candidate=baseline, measurement=unmeasured, verdict=judge(unmeasured))
+
+
+def _counts(view: TrialView, loads: int) -> Counts:
+    outcomes = [trial.measurement.outcome for trial in view.all]
+    refused = [trial for trial in view.probes if trial.purpose == "refused"]
+    return Counts(
+        candidates=sum(len(tier.candidates) for tier in view.tiers),
+        screened=len(view.screened),
+        implied=len(view.implied),
+        probed=len(view.probes),
+        out_of_memory=sum(outcome.is_out_of_memory for outcome in outcomes),
+        failed=sum(outcome in ("crash", "timeout", "illegal") for outcome in outcomes),
+        loads=loads,
+        confirmations=sum(trial.purpose == "confirm" for trial in view.all),
+        refused_probed=len(refused),
+        false_refusals=sum(trial.verdict.fits for trial in refused),
+    )
+
+
+def _runner_ups(view: TrialView, winner: Trial | None, tier: Tier | None) -> tuple[Trial, ...]:
+    if winner is None or tier is None:
+        return ()
+    others = [view.confirmations.get(trial.candidate.id, trial) for trial in view.contenders(tier) if trial is not winner]
+    return tuple(sorted(others, key=speed_of, reverse=True)[:MAX_RUNNER_UPS])
+
+
+def relaxed_in(job: Job, chosen: Candidate) -> dict[str, KnobValue]:
+    """Return the learning knobs that are not at their most preferred value; none in a search for
+    speed alone."""
+    if job.space.objective == "throughput":
+        return {}
+    values = learning_values(job.space, chosen)
+    return {name: value for name, value in values.items() if value != job.space[name].choices[0]}
+
+
+def changes_between(job: Job, baseline: Candidate, chosen: Candidate) -> tuple[Change, ...]:
+    """Return every knob in which the two differ, with the reason; learning knobs first."""
+    before, after = baseline.knobs, chosen.knobs
+    names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
+    changes = []
+    for name in names:
+        effect = job.space[name].effect_under(chosen.settings)
+        why = _why_learning(job, name, chosen) if effect == "learning" else job.space[name].says
+        changes.append(Change(name=name, baseline=before.get(name), recommended=after.get(name), effect=effect, why=why))
+    return tuple(sorted(changes, key=lambda change: change.effect != "learning"))
+
+
+def _why_learning(job: Job, name: str, after: Candidate) -> str:
+    preferred = job.space[name].choices[0]
+    if job.space.objective == "throughput":
+        return "searched for speed alone, as this space declares"
+    if after.knobs.get(name) == preferred:
+        return "the space's preferred value, and it fits"
+    return f"relaxed from {preferred}, with which nothing fitted"

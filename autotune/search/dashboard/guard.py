@@ -1,0 +1,61 @@
+"""Guard before the dashboard: requests that only read, addressed to a name of this machine.
+
+A page on the web can send requests to a local port, and read the answers once its own name resolves
+to 127.0.0.1. Its requests then carry that name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+READING = frozenset({"GET", "HEAD"})
+READ_ONLY = "The dashboard is read-only."
+_EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
+
+Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+def guarded(app: Application, bound: str) -> Application:
+    """Return the application for a server bound to this address; other requests are refused."""
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        host = environ.get("HTTP_HOST", "")
+        if not may_be_addressed(host, bound):
+            return _refuse(start_response, "403 Forbidden", f"The dashboard is not {host!r}: open it as http://localhost.")
+        if environ["REQUEST_METHOD"] not in READING:
+            return _refuse(start_response, "405 Method Not Allowed", READ_ONLY, ("Allow", ", ".join(sorted(READING))))
+        return app(environ, start_response)
+
+    return answer
+
+
+def may_be_addressed(host: str, bound: str) -> bool:
+    """Return True for names of the loopback, and for those of the address that the user bound.
+
+    A server on all addresses is reached by any of them, or by the machine's own name; an address in
+    figures can't be rebound to another machine.
+    """
+    name = _name_of(host)
+    if name == "localhost" or name == bound.lower():
+        return bool(name)
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return bound in _EVERYWHERE and name in {socket.gethostname().lower(), socket.getfqdn().lower()}
+    return address.is_loopback or bound in _EVERYWHERE
+
+
+def _name_of(host: str) -> str:
+    """Return the name of a Host header without its port and the brackets of IPv6."""
+    name, separator, port = host.strip().lower().rpartition(":")
+    name = name if separator and port.isdecimal() else host.strip().lower()
+    return name.removeprefix("[").removesuffix("]").removesuffix(".")
+
+
+def _refuse(start_response: Any, status: str, reason: str, *headers: tuple[str, str]) -> list[bytes]:
+    start_response(status, [("Content-Type", "application/json"), *headers])
+    return [json.dumps({"reason": reason}).encode()]

@@ -1,0 +1,294 @@
+"""Search loop: ask for candidates, measure them in the executor's slots, tell the results, and
+conclude.
+
+All state is in the study, so an interrupted run continues at the same point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from autotune.core.answer import Proven, Recommendation, Trial
+from autotune.core.candidate import Candidate
+from autotune.core.errors import BadInput, ProbeError, SlotLost, StorageLost
+from autotune.core.events import CandidatesPruned, Listener, Note, ProbeEnded, ProbeStarted
+from autotune.core.files import describe_full_disk
+from autotune.core.interference import Disturbance, measure_interference
+from autotune.core.job import Job
+from autotune.core.measurement import Measurement, Outcome
+from autotune.core.probe_plan import ProbePlan
+from autotune.frameworks.base import Trainer
+from autotune.machine.signals import stop_requested, uninterrupted
+from autotune.probe.executors.base import Executor, Slot
+from autotune.probe.executors.concurrent_probes import ConcurrentProbes, FinishedProbe
+from autotune.search.agenda import RemainingBudget, SearchEnd
+from autotune.search.conclusion import conclude
+from autotune.search.study import Study, TrialRequest
+from autotune.search.trial_view import speed_of
+
+SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3, reuse_rollouts=True)
+"""Probe that decides fit and estimates the speed."""
+
+LONG_PROBE = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=5, save_checkpoint=True, evaluate=True)
+"""Probe of one confirmation round."""
+
+PRUNE_SHARE = 0.95
+"""Share of the tier's best speed below which a probe is stopped early. A closer one may turn out
+better."""
+
+MAX_SLOT_FAULTS = 2
+"""Consecutive machine faults after which a slot is retired. The last slot's end ends the search."""
+
+WAIT_SECONDS = 1.0
+"""Poll interval of the loop while probes run."""
+
+
+def legal_candidates(job: Job, trainer: Trainer) -> tuple[Candidate, ...]:
+    """Return every distinct candidate of the space that the framework accepts."""
+    legal: dict[str, Candidate] = {}
+    refusals: Counter[str] = Counter()
+    for knobs in job.space.assignments():
+        candidate = trainer.complete(knobs, job.task)
+        reason = trainer.why_illegal(candidate, job.task)
+        if reason is None:
+            legal.setdefault(candidate.id, candidate)
+        else:
+            refusals[reason] += 1
+    if not legal:
+        raise _nothing_legal(job.space.name, refusals)
+    return tuple(legal.values())
+
+
+def _nothing_legal(space: str, refusals: Counter[str]) -> BadInput:
+    """Name the most common reason. If one rule rejects every candidate, its own text is the way
+    out."""
+    if len(refusals) == 1 and refusals.total() > 1:
+        return BadInput(f"The space {space!r} holds no legal candidate at all:", way_out=next(iter(refusals)))
+    common = refusals.most_common(1)[0][0] if refusals else "it has no assignment at all"
+    return BadInput(
+        f"The space {space!r} holds no legal candidate; most often because {common}",
+        way_out="Widen it with --search KNOB=V1,V2, or hold fewer values.",
+    )
+
+
+def baseline_candidate(job: Job, trainer: Trainer) -> Candidate | None:
+    """Return the user's own configuration, or the framework's defaults; None if the framework
+    rejects it."""
+    candidate = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    return candidate if trainer.why_illegal(candidate, job.task) is None else None
+
+
+@dataclass
+class Clock:
+    """Wall clock of the budget."""
+
+    budget_seconds: float
+    now: Callable[[], float] = time.monotonic
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.now()
+
+    @property
+    def elapsed(self) -> float:
+        return self.now() - self.started
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.budget_seconds - self.elapsed)
+
+
+def run_search(job: Job, *, study: Study, executor: Executor, listener: Listener, clock: Clock) -> Recommendation:
+    """Measure until no better candidate is possible or the budget is spent, and return the
+    conclusion.
+
+    Ctrl-C ends the measurements; the conclusion from those so far is marked as interrupted. So is
+    that of a search that the machine prevented from going on, with its reason as `fault`.
+    """
+    listener(
+        CandidatesPruned(
+            candidates=study.size,
+            budget_seconds=job.budget_seconds,
+            max_probes=job.max_probes,
+            resumed_trials=len(study.trials),
+        )
+    )
+    proven: Proven | None = None
+    fault: str | None = None
+    study.when_waiting(lambda text: listener(Note(text=text)))
+    search = Search(job, study, executor, listener, clock)
+    try:
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(executor):
+            proven = search.run()
+    except (StorageLost, ProbeError, OSError) as error:
+        if not stop_requested():  # after Ctrl-C, a database that does not answer changes nothing
+            fault = describe_full_disk(error) if isinstance(error, OSError) else str(error)
+            if fault is None or not study.trials:
+                raise
+    answer = conclude(study.view, job, proven=proven, loads=executor.loads, elapsed_seconds=clock.elapsed)
+    return replace(answer, disturbance=search.disturbance, fault=fault)
+
+
+class Search:
+    """Concurrent probes, one per slot. One thread asks and tells; the others measure."""
+
+    def __init__(self, job: Job, study: Study, executor: Executor, listener: Listener, clock: Clock) -> None:
+        self._job, self._study, self._listener, self._clock = job, study, listener, clock
+        self._probes: ConcurrentProbes[TrialRequest | None] = ConcurrentProbes(executor)
+        self._pending: dict[int, TrialRequest] = {}
+        self._faults: Counter[int] = Counter()
+        self.disturbance: Disturbance | None = None
+        self._budget_ended_probe = False
+        """True once the budget ended a probe: any further probe would end the same way."""
+
+    def run(self) -> Proven:
+        """Return the reason of the end; ProbeError if the machine prevented the search."""
+        try:
+            return self._loop()
+        except StorageLost:
+            self._pending.clear()  # they can't be recorded any more
+            raise
+        finally:
+            self._probes.close()
+            self._record_remaining()
+
+    def _loop(self) -> Proven:
+        while True:
+            end = self._fill_slots()
+            if end is not None:
+                return end.proven
+            finished = self._probes.wait(WAIT_SECONDS)
+            if finished is not None:
+                self._process(finished)
+                continue
+            self._study.catch_up()
+            if not self._pending and not self._clock.left:
+                return "budget spent"  # other drivers are still measuring
+
+    def _fill_slots(self) -> SearchEnd | None:
+        """Start a probe in every free slot; return the search's end once nothing is pending."""
+        while self._probes.has_room:
+            if self._budget_ended_probe:
+                return None if self._pending else SearchEnd(proven="budget spent")
+            request = self._study.ask(self._budget())
+            if isinstance(request, SearchEnd):
+                return request
+            if not isinstance(request, TrialRequest):
+                return None
+            self._pending[request.number] = request
+            if request.purpose == "confirm" and self.disturbance is None:
+                self._measure_disturbance()
+            loads = self._probes.begin(request, request.candidate, self._plan(request))
+            self._listener(
+                ProbeStarted(
+                    number=request.number, purpose=request.purpose, candidate=request.candidate, loads=loads,
+                    seconds_left=self._clock.left,
+                )
+            )  # fmt: skip
+        return None
+
+    def _process(self, finished: FinishedProbe[TrialRequest | None]) -> None:
+        request, found = finished.ticket, finished.found
+        assert request is not None
+        if isinstance(found, ProbeError):
+            self._return(request, str(found))
+            self._handle_fault(finished.slot, found)
+        elif isinstance(found, BaseException):
+            self._return(request, "interrupted")
+            raise found
+        else:
+            self._faults[finished.slot.number] = 0
+            measurement = _without_budget_timeout(replace(found, beside=finished.beside), finished.plan)
+            self._tell(request, measurement)
+            self._budget_ended_probe = measurement.outcome is Outcome.INTERRUPTED and not self._clock.left
+
+    def _tell(self, request: TrialRequest, measurement: Measurement) -> None:
+        with uninterrupted():
+            trial = self._study.tell(request, measurement)
+            del self._pending[request.number]
+        self._listener(ProbeEnded(trial=trial, best=self._study.view.best(), seconds_left=self._clock.left))
+
+    def _return(self, request: TrialRequest, why: str) -> None:
+        with uninterrupted():
+            self._study.tell_fault(request, why)
+            del self._pending[request.number]
+
+    def _handle_fault(self, slot: Slot, fault: ProbeError) -> None:
+        """Continue after a machine fault; retire the slot after repeated ones."""
+        self._faults[slot.number] += 1
+        if not isinstance(fault, SlotLost) and self._faults[slot.number] < MAX_SLOT_FAULTS:
+            self._listener(Note(text=f"{fault} Trying again."))
+            return
+        self._probes.retire(slot)
+        if not self._probes.width:
+            raise fault
+        self._listener(Note(text=f"{fault} Going on without {slot.words}; {self._probes.width} slots are left."))
+
+    def _record_remaining(self) -> None:
+        """Record finished measurements after an interruption; the other candidates are open
+        again."""
+        with contextlib.suppress(StorageLost):
+            while self._pending and (finished := self._probes.wait(0.0)) is not None:
+                if isinstance(finished.found, Measurement) and finished.ticket is not None:
+                    measurement = replace(finished.found, beside=finished.beside)
+                    self._tell(finished.ticket, _without_budget_timeout(measurement, finished.plan))
+            for request in list(self._pending.values()):
+                self._return(request, "interrupted")
+            self._study.leave()
+
+    def _measure_disturbance(self) -> None:
+        """Repeat one probe alone, before the first confirmation, to measure the interference of
+        concurrent probes."""
+        known = [trial for trial in self._study.trials if trial.measurement.beside and _has_speed(trial)]
+        spare = 4 * self._study.view.usual_seconds(load=True)
+        if not known or self._clock.left < spare:
+            return
+        # Among equals the earliest: later ones were selected for their speed, so their measurement
+        # is biased upwards.
+        crowded = max(known, key=lambda trial: (trial.measurement.beside or 0, -trial.number))
+        self._listener(Note(text="Measuring one candidate again alone, to see how much concurrent probes disturb each other."))
+        alone = self._measure_alone(crowded.candidate)
+        self.disturbance = None if alone is None else measure_interference(alone, crowded.measurement)
+
+    def _measure_alone(self, candidate: Candidate) -> Measurement | None:
+        plan = replace(SHORT_PROBE, reuse_rollouts=False, deadline_seconds=min(SHORT_PROBE.deadline_seconds, self._clock.left))
+        self._probes.begin(None, candidate, plan)  # not a trial of the study
+        while (finished := self._probes.wait(WAIT_SECONDS)) is None:
+            self._study.catch_up()
+        if isinstance(finished.found, BaseException) and not isinstance(finished.found, ProbeError):
+            raise finished.found
+        return finished.found if isinstance(finished.found, Measurement) else None
+
+    def _plan(self, request: TrialRequest) -> ProbePlan:
+        clock, view = self._clock, self._study.view
+        if request.purpose == "confirm":
+            return replace(LONG_PROBE, deadline_seconds=min(LONG_PROBE.deadline_seconds, clock.left))
+        pruned = self._study.options.prune and request.purpose in ("search", "refused")
+        rivals = view.same_tier_contenders(request.candidate) if pruned else []
+        return replace(
+            SHORT_PROBE,
+            deadline_seconds=min(SHORT_PROBE.deadline_seconds, clock.left),
+            stop_below_tokens_per_second=PRUNE_SHARE * speed_of(rivals[0]) if rivals else None,
+            cycle_spread=max(view.cycle_spread() or 0.0, SHORT_PROBE.cycle_spread),
+        )
+
+    def _budget(self) -> RemainingBudget:
+        probes = self._job.max_probes - len(self._study.view.probes)
+        return RemainingBudget(seconds=self._clock.left, probes=probes, live=self._probes.live)
+
+
+def _without_budget_timeout(measurement: Measurement, plan: ProbePlan) -> Measurement:
+    """Mark a probe that the budget ended as interrupted: it is no result, and a resumed study
+    may repeat it."""
+    if measurement.outcome is Outcome.TIMEOUT and plan.deadline_seconds < SHORT_PROBE.deadline_seconds:
+        return replace(measurement, outcome=Outcome.INTERRUPTED)
+    return measurement
+
+
+def _has_speed(trial: Trial) -> bool:
+    speed = trial.measurement.worst
+    return trial.purpose != "confirm" and trial.verdict.fits and speed is not None and not speed.cut_short

@@ -1,0 +1,307 @@
+"""Study: ask for candidates, tell measurements, all stored in Optuna's storage.
+
+Outcomes in the terms of Optuna's samplers: a candidate that fits is COMPLETE with its speed; one
+that ran out of memory, or over the limit, is PRUNED with its constraint violated, which TPE learns
+from; a fault of the machine is FAIL, which samplers ignore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.core.answer import Expected, Purpose, Trial
+from autotune.core.candidate import Candidate
+from autotune.core.job import Job
+from autotune.core.measurement import Measurement, Outcome
+from autotune.core.prediction import Prediction
+from autotune.core.verdict import judge
+from autotune.search import trial_records
+from autotune.search.agenda import Agenda, NextProbe, RemainingBudget, SearchEnd, Wait
+from autotune.search.atomic_storage import TrialEnd, TrialStart, TrialWriter
+from autotune.search.claims import Claims
+from autotune.search.database_retry import RetryPolicy
+from autotune.search.emulated_speed import with_predicted_speed
+from autotune.search.sampler import PoolSampler, ValueSampler, distributions_of, make_sampler
+from autotune.search.search_options import SearchOptions
+from autotune.search.storage import claims_on, open_optuna, open_storage, sweep_stale
+from autotune.search.surrogate.acquisition import acquisition_values
+from autotune.search.surrogate.candidate_table import CandidateTable
+from autotune.search.surrogate.estimates import SurrogateModel
+from autotune.search.tiers import tiers_of
+from autotune.search.trial_view import SearchProblem, TrialView
+
+_CONSTRAINT = "memory over the limit"
+_NOT_MEMORY = 1.0
+"""Constraint violation of a candidate that failed for another reason than memory: as if it
+needed twice the limit."""
+
+_MIN_VIOLATION = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRequest:
+    """Candidate to measure."""
+
+    number: int
+    purpose: Purpose
+    candidate: Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OpenTrial:
+    request: TrialRequest
+    frozen: FrozenTrial
+    claim: str
+
+
+class Study:
+    """Study of one job."""
+
+    def __init__(
+        self,
+        writer: TrialWriter,
+        sampler: PoolSampler,
+        agenda: Agenda,
+        predictions: Mapping[str, Prediction],
+        claims: Claims,
+        retry: RetryPolicy,
+    ) -> None:
+        self._writer, self._study = writer, writer.study
+        self._sampler = sampler
+        self._predictions = predictions
+        self._open: dict[int, _OpenTrial] = {}
+        self._claims, self._claimed_by_others = claims, frozenset[str]()
+        self._retry = retry
+        self.agenda = agenda
+        self.trials = trial_records.trials_of(self._study)
+        self._screened = trial_records.screened_ids(self._study)
+        self._view: TrialView | None = None
+
+    @property
+    def name(self) -> str:
+        return self._study.study_name
+
+    @property
+    def size(self) -> int:
+        """Number of legal candidates."""
+        return sum(len(tier.candidates) for tier in self.agenda.problem.tiers)
+
+    @property
+    def view(self) -> TrialView:
+        pending = self.pending
+        if self._view is None or len(self._view.all) != len(self.trials) or self._view.pending != pending:
+            self._view = self.agenda.view(self.trials, pending)
+        return self._view
+
+    @property
+    def pending(self) -> frozenset[str]:
+        """Ids of the candidates under measurement, by any driver of the study."""
+        return frozenset(one.request.candidate.id for one in self._open.values()) | self._claimed_by_others
+
+    @property
+    def options(self) -> SearchOptions:
+        return self.agenda.options
+
+    def ask(self, budget: RemainingBudget) -> TrialRequest | Wait | SearchEnd:
+        """Return the next candidate to measure, or the reason that there is none. Earlier
+        requests may be pending."""
+        if any(one.request.purpose == "confirm" for one in self._open.values()):
+            return Wait()
+        while True:
+            self.catch_up()
+            self._record_screened()
+            step = self.agenda.next(self.view, replace(budget, probes=budget.probes - len(self.pending)))
+            if not isinstance(step, NextProbe):
+                return step
+            self._prepare_sampler(step, budget)
+            request = self._claim_next(step.purpose)
+            if request is not None:
+                return request
+
+    def _claim_next(self, purpose: Purpose) -> TrialRequest | None:
+        """Return None if another driver claimed the candidate first or reported a trial: the
+        agenda decides anew."""
+        trial, candidate = self._begin(purpose)
+        request = TrialRequest(number=trial.number, purpose=purpose, candidate=candidate)
+        round_number = f" confirm {len(self.view.rounds.get(candidate.id, ()))}" if purpose == "confirm" else ""
+        claim = f"{candidate.id}{round_number}"
+        if self._claims.take(claim):
+            if not self.catch_up():
+                self._open[trial.number] = _OpenTrial(request=request, frozen=trial, claim=claim)
+                return request
+            self._claims.release(claim)
+        self._give_up(trial, "another driver of this study was faster")
+        return None
+
+    def catch_up(self) -> bool:
+        """Read the trials of other drivers and update the heartbeat; return True for new trials.
+        Call every few seconds."""
+        self._claims.beat()
+        if not self._claims.shared:
+            return False
+        released = self._claims.release_stale()
+        self._claimed_by_others = frozenset(what.split()[0] for what in self._claims.others())
+        if released:
+            sweep_stale(self._writer, self._claims, self._open)
+        known = {trial.number for trial in self.trials}
+        finished = (one for one in self._study.get_trials(deepcopy=False) if one.number not in known and one.state.is_finished())
+        new = [trial for frozen in finished if (trial := trial_records.read_trial(frozen)) is not None]
+        self.trials = (*self.trials, *new)
+        return bool(new)
+
+    def leave(self) -> None:
+        """Release all claims; repeated calls are allowed."""
+        self._claims.leave()
+
+    def when_waiting(self, notify: Callable[[str], None]) -> None:
+        """Set the receiver of notes about a database that does not answer."""
+        self._retry.notify = notify
+
+    def _prepare_sampler(self, step: NextProbe, budget: RemainingBudget) -> None:
+        table, view = self.agenda.problem.table, self.view
+        self._sampler.pool = step.pool
+        if isinstance(self._sampler, ValueSampler):
+            contenders = view.same_tier_contenders(table.candidates[step.pool[0]])
+            leader = view.leader(contenders) if contenders else None
+            self._sampler.acquisition = lambda: acquisition_values(
+                table, view.completed, view.estimates, step.pool, leader, self.agenda.options, budget.live
+            )
+
+    def _begin(self, purpose: Purpose) -> tuple[FrozenTrial, Candidate]:
+        trial = self._writer.begin({trial_records.DRIVER: self._claims.driver} if self._claims.driver else {})
+        candidate, known = self._sampler.select(self._study, trial), self._sampler.distributions
+        start = TrialStart(
+            params={name: value for name, value in candidate.knobs.items() if name in known},
+            distributions=known,
+            attributes=trial_records.candidate_attributes(candidate, purpose),
+        )
+        self._writer.enter(trial, start)
+        return trial, candidate
+
+    def _begin_with(self, candidate: Candidate, purpose: Purpose) -> FrozenTrial:
+        self._sampler.pool = self.agenda.problem.table.indices([candidate])
+        return self._begin(purpose)[0]
+
+    def _record_screened(self) -> None:
+        """Record the screened candidates nearest to the limit; a sampler learns from them as
+        from one that does not fit."""
+        if len(self._screened) >= trial_records.MAX_SCREENED_RECORDS:
+            return
+        screened, table = self.view.screened, self.agenda.problem.table
+        nearest = trial_records.nearest_to_limit(list(screened), self._predictions)
+        new = [name for name in nearest if name not in self._screened]
+        if new:
+            self._study.set_user_attr(trial_records.ALL_SCREENED, len(screened))
+        for name in new:
+            candidate, prediction = table.candidates[table.index[name]], self._predictions[name]
+            violation = max(prediction.peak_memory_bytes.low / prediction.limit_bytes - 1, _MIN_VIOLATION)
+            end = TrialEnd(
+                state=TrialState.PRUNED,
+                attributes=trial_records.screened_attributes(candidate, prediction),
+                violations={_CONSTRAINT: violation},
+            )
+            self._writer.end(self._begin_with(candidate, "search"), end)
+            self._screened.add(name)
+
+    def tell(self, request: TrialRequest, measurement: Measurement) -> Trial:
+        """Record the measurement and its verdict."""
+        predicted = self._predictions.get(request.candidate.id)
+        expected = None
+        if predicted is not None:
+            expected = Expected(peak_memory_bytes=predicted.peak_memory_bytes, tokens_per_second=predicted.tokens_per_second)
+        if measurement.emulated:
+            measurement = with_predicted_speed(measurement, predicted)
+        trial = Trial(
+            number=request.number,
+            purpose=request.purpose,
+            candidate=request.candidate,
+            measurement=measurement,
+            verdict=judge(measurement),
+            expected=expected,
+        )
+        opened = self._open.pop(request.number)
+        try:
+            self._writer.end(opened.frozen, _end(trial))
+        except UpdateFinishedTrialError:
+            # After a long silence another driver swept this trial. The measurement counts all the
+            # same.
+            again = self._begin_with(request.candidate, request.purpose)
+            trial = replace(trial, number=again.number)
+            self._writer.end(again, _end(trial))
+        self._claims.release(opened.claim)  # only after the trial is visible to other drivers
+        self.trials = (*self.trials, trial)
+        return trial
+
+    def tell_fault(self, request: TrialRequest, reason: str) -> None:
+        """Record a fault of the machine; the candidate stays open."""
+        opened = self._open.pop(request.number)
+        with suppress(UpdateFinishedTrialError):  # swept by another driver
+            self._give_up(opened.frozen, reason)
+        self._claims.release(opened.claim)
+
+    def _give_up(self, trial: FrozenTrial, why: str) -> None:
+        self._writer.end(trial, TrialEnd(state=TrialState.FAIL, attributes={trial_records.WHY: why}))
+
+
+def _end(trial: Trial) -> TrialEnd:
+    attributes, speed = trial_records.measured_attributes(trial), trial.measurement.ranking_speed
+    if trial.measurement.outcome is Outcome.INTERRUPTED:
+        return TrialEnd(state=TrialState.FAIL, attributes=attributes)
+    violations = {_CONSTRAINT: _violation(trial.measurement)}
+    if trial.verdict.fits and speed is not None:
+        value = speed.tokens_per_second
+        return TrialEnd(state=TrialState.COMPLETE, attributes=attributes, violations=violations, value=value)
+    return TrialEnd(state=TrialState.PRUNED, attributes=attributes, violations=violations)
+
+
+def _violation(measured: Measurement) -> float:
+    """Return need / limit - 1, as a lower bound after an out-of-memory error; at most 0 for a
+    candidate that fits."""
+    memory, outcome = measured.memory, measured.outcome
+    if outcome is not Outcome.OK and not outcome.is_out_of_memory:
+        return _NOT_MEMORY
+    peak = memory.peak_bytes or 0
+    if outcome is Outcome.OK:
+        return peak / memory.limit_bytes - 1
+    requested = measured.failure.numbers.get("asked_bytes", 0) if measured.failure else 0
+    return max((peak + requested) / memory.limit_bytes - 1, _MIN_VIOLATION)
+
+
+def open_study(
+    job: Job,
+    candidates: Sequence[Candidate],
+    baseline: Candidate | None,
+    predictions: Mapping[str, Prediction] = MappingProxyType({}),
+    *,
+    options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
+    earlier: Sequence[Trial] = (),
+) -> Study:
+    """Return the job's study, new or resumed.
+
+    `predictions` by candidate id are the surrogate's priors. `earlier` are trials of other studies
+    on the same model, versions and hardware: evidence for the surrogate, not counted as measured
+    here.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    retry = RetryPolicy(url=job.storage)
+    storage = open_storage(job.storage, retry)
+    study = open_optuna(job, storage)
+    claims, writer = claims_on(storage, job.study_name, retry), TrialWriter(study=study, storage=storage)
+    sweep_stale(writer, claims)
+    table = CandidateTable(job.space, [*candidates, *([baseline] if baseline else [])])
+    distributions = distributions_of(job.space, baseline)
+    sampler = make_sampler(job.sampler, distributions, table.candidates, job.task.workload.seed)
+    surrogate = SurrogateModel(table, predictions, limit_bytes=job.memory_limit_bytes, options=options)
+    problem = SearchProblem(table, tiers_of(job.space, candidates), surrogate, baseline)
+    # A resumed study's own trials are in the user's store as well.
+    own = {(one.candidate.id, one.measurement.cost) for one in trial_records.trials_of(study)}
+    others = tuple(one for one in earlier if (one.candidate.id, one.measurement.cost) not in own)
+    agenda = Agenda(problem=problem, options=options, uses_surrogate=job.sampler == "value", earlier=others)
+    return Study(writer, sampler, agenda, predictions, claims, retry)

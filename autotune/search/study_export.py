@@ -1,0 +1,136 @@
+"""Export of a study to one JSON file, and import into another database.
+
+The trials are in the form of Optuna's storage; their user attributes are those of `trial_records`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import optuna
+from optuna.distributions import distribution_to_json, json_to_distribution
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.core.errors import BadInput
+from autotune.core.files import read_json
+from autotune.core.units import MIB
+from autotune.search.storage import open_storage, the_study_in
+
+SCHEMA = 1
+MAX_BYTES = 128 * MIB
+MAX_VALUES = 2_000_000
+
+
+class MovedTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """Trial in the fields of Optuna's storage."""
+
+    state: str
+    params: Mapping[str, Any]
+    distributions: Mapping[str, str]
+    user_attrs: Mapping[str, Any]
+    constraints: Mapping[str, float] = {}
+    values: tuple[float, ...] | None = None
+    started: datetime.datetime | None = None
+    ended: datetime.datetime | None = None
+
+
+class MovedStudy(msgspec.Struct, frozen=True, kw_only=True):
+    """Study with its finished trials."""
+
+    schema: int
+    name: str
+    metric_names: tuple[str, ...]
+    user_attrs: Mapping[str, Any]
+    trials: tuple[MovedTrial, ...]
+
+
+def packed(url: str, name: str | None) -> MovedStudy:
+    """Return the study in this storage, without running trials, which have no outcome yet."""
+    storage = open_storage(url)
+    study = optuna.load_study(study_name=the_study_in(storage, name, url), storage=storage)
+    trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    return MovedStudy(
+        schema=SCHEMA,
+        name=study.study_name,
+        metric_names=tuple(study.metric_names or ()),
+        user_attrs=study.user_attrs,
+        trials=tuple(_packed(trial) for trial in trials),
+    )
+
+
+def encode(moved: MovedStudy) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(moved), indent=1) + b"\n"
+
+
+def read(file: Path) -> MovedStudy:
+    """Read an exported file; BadInput if it is none."""
+    way_out = "Name a file that `autotune study export` wrote."
+    moved = read_json(file, MovedStudy, largest_bytes=MAX_BYTES, way_out=way_out, most_values=MAX_VALUES)
+    if moved.schema != SCHEMA:
+        raise BadInput(f"{file} has schema {moved.schema}; this version reads schema {SCHEMA}.", way_out=way_out)
+    return moved
+
+
+def unpack(moved: MovedStudy, url: str, name: str) -> None:
+    """Create a study of this name with these trials; BadInput if it exists already or a trial is
+    inconsistent."""
+    storage = open_storage(url)
+    if name in {study.study_name for study in storage.get_all_studies()}:
+        raise BadInput(f"The storage already holds a study {name!r}.", way_out="Give this one another name with --study NAME.")
+    trials = [_unpacked(number, trial) for number, trial in enumerate(moved.trials)]
+    study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
+    try:
+        _fill(study, moved, trials)
+    except BaseException as error:
+        # All or nothing: half a study would be continued by --resume.
+        optuna.delete_study(study_name=name, storage=storage)
+        if not isinstance(error, Exception):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+        raise BadInput(f"The study can't be stored: {reason}.", way_out="Export the study again.") from error
+
+
+def _fill(study: optuna.Study, moved: MovedStudy, trials: Sequence[FrozenTrial]) -> None:
+    for key, value in moved.user_attrs.items():
+        study.set_user_attr(key, value)
+    if moved.metric_names:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(moved.metric_names))
+    study.add_trials(trials)
+
+
+def _packed(trial: FrozenTrial) -> MovedTrial:
+    return MovedTrial(
+        state=trial.state.name,
+        params=trial.params,
+        distributions={name: distribution_to_json(distribution) for name, distribution in trial.distributions.items()},
+        user_attrs=trial.user_attrs,
+        constraints=trial.constraints,
+        values=None if trial.values is None else tuple(trial.values),
+        started=trial.datetime_start,
+        ended=trial.datetime_complete,
+    )
+
+
+def _unpacked(number: int, trial: MovedTrial) -> FrozenTrial:
+    try:
+        made = optuna.trial.create_trial(
+            state=TrialState[trial.state],
+            params=dict(trial.params),
+            distributions={name: json_to_distribution(text) for name, text in trial.distributions.items()},
+            user_attrs=dict(trial.user_attrs),
+            constraints=dict(trial.constraints),
+            values=None if trial.values is None else list(trial.values),
+        )
+    except Exception as error:  # Optuna raises several types for inconsistent fields
+        raise BadInput(
+            f"Trial {number} of the file makes no sense: {str(error).rstrip('.')}.", way_out="Export the study again."
+        ) from error
+    made.datetime_start, made.datetime_complete = trial.started or made.datetime_start, trial.ended or made.datetime_complete
+    return made

@@ -1,0 +1,1 @@
+"""Surrogate model of the search: estimates of memory and speed for every candidate."""

@@ -1,0 +1,201 @@
+"""Candidates as arrays, built once per study, so that a step over thousands of them is a few
+comparisons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.core.candidate import Candidate
+from autotune.core.space import Knob, SearchSpace
+
+BoolArray = NDArray[np.bool_]
+FloatArray = NDArray[np.float64]
+IndexArray = NDArray[np.int64]
+
+
+class CandidateTable:
+    """Candidates by row; all arrays here share the row order."""
+
+    def __init__(self, space: SearchSpace, candidates: Iterable[Candidate]) -> None:
+        self.space = space
+        self.candidates: tuple[Candidate, ...] = tuple(dict.fromkeys(candidates))
+        self.index = {candidate.id: row for row, candidate in enumerate(self.candidates)}
+        self.load_number = {key: number for number, key in enumerate(dict.fromkeys(one.load_key for one in self.candidates))}
+        self.loads: IndexArray = np.array([self.load_number[one.load_key] for one in self.candidates], dtype=np.int64)
+        self.load_examples = {self.load_number[one.load_key]: one for one in reversed(self.candidates)}
+        """First candidate of each load."""
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def mask(self, ids: Iterable[str]) -> BoolArray:
+        """Return True for these candidates; unknown ids are ignored."""
+        found = np.zeros(len(self), dtype=bool)
+        found[[self.index[name] for name in ids if name in self.index]] = True
+        return found
+
+    def indices(self, candidates: Iterable[Candidate]) -> IndexArray:
+        return np.array([self.index[one.id] for one in candidates], dtype=np.int64)
+
+    @cached_property
+    def demands(self) -> FloatArray:
+        """Columns by which memory demand is partially ordered: a >= b in all of them means that
+        a needs at least b's memory."""
+        return _columns(self.candidates, [column for knob in self.space.knobs for column in _demand_columns(knob)])
+
+    @cached_property
+    def _categories(self) -> FloatArray:
+        """Columns that are equal for candidates that differ only in knobs with an ordered effect
+        on memory."""
+        return _columns(self.candidates, [column for knob in self.space.knobs for column in _demand_columns(knob)[:1]])
+
+    def demanding_at_least(self, index: int) -> BoolArray:
+        """Return the candidates that need at least the memory of this one, itself included."""
+        return np.asarray((self.demands >= self.demands[index]).all(axis=1))
+
+    def demanding_at_most(self, index: int) -> BoolArray:
+        """Return the candidates that need at most the memory of this one, itself included."""
+        return np.asarray((self.demands <= self.demands[index]).all(axis=1))
+
+    def demanding_at_least_any(self, mask: BoolArray) -> BoolArray:
+        """Return the candidates that need at least the memory of any in `mask`."""
+        rows = np.unique(self.demands[mask], axis=0)
+        minimal = [row for row in rows if not _is_dominated(row, rows)]
+        return np.asarray(np.any([(self.demands >= row).all(axis=1) for row in minimal], axis=0))
+
+    def differing_in_batches(self, index: int) -> BoolArray:
+        """Return the candidates with this one's load and categories: they differ in batch shape
+        and recomputation alone."""
+        return np.asarray((self.loads == self.loads[index]) & (self._categories == self._categories[index]).all(axis=1))
+
+    def least_demanding(self, indices: IndexArray) -> int:
+        """Return the first of `indices` that no other one is below in memory demand."""
+        rows, is_open = self.demands[indices], np.ones(len(indices), dtype=bool)
+        for number, row in enumerate(rows):
+            if is_open[number]:
+                if not _is_dominated(row, rows):
+                    return int(indices[number])
+                is_open &= ~(rows >= row).all(axis=1)  # no row above a dominated one is minimal either
+        raise ValueError("least_demanding: no candidates. Pass at least one index.")
+
+    @cached_property
+    def features(self) -> tuple[FloatArray, IndexArray]:
+        """Moving numeric knobs scaled to 0..1, and moving categorical knobs as codes."""
+        numeric = [knob for knob in self._moving if _is_numeric(knob, self.candidates)]
+        numbers = [_scaled([one.knobs.get(knob.name) for one in self.candidates]) for knob in numeric]
+        categories = [
+            _coded([one.knobs.get(knob.name) for one in self.candidates]) for knob in self._moving if knob not in numeric
+        ]
+        empty = np.zeros((len(self), 0))
+        return np.column_stack(numbers or [empty]), np.column_stack(categories or [empty.astype(np.int64)])
+
+    @cached_property
+    def decided_by_load(self) -> tuple[BoolArray, BoolArray]:
+        """True for the numeric features, and for the categories, that are constant within every
+        load."""
+        firsts = np.zeros(len(self.load_number), dtype=np.int64)
+        firsts[self.loads[::-1]] = np.arange(len(self))[::-1]
+        numbers, categories = self.features
+        first = firsts[self.loads]
+        return (numbers == numbers[first]).all(axis=0), (categories == categories[first]).all(axis=0)
+
+    @cached_property
+    def kinds(self) -> FloatArray:
+        """One-hot columns of the set of knobs that apply: a candidate with an engine has other
+        knobs than one without."""
+        names = [frozenset(one.knobs) for one in self.candidates]
+        return np.array([[float(mine == kind) for kind in dict.fromkeys(names)] for mine in names])
+
+    @cached_property
+    def steps(self) -> FloatArray:
+        """Doublings of declared memory consumers, centred; a switch counts as two."""
+        found = np.zeros(len(self))
+        for knob in self.space.knobs:
+            if knob.memory in ("grows", "shrinks") and knob.effect == "neutral":
+                values = [effective_value(knob, one) for one in self.candidates]
+                found += _doublings(values) if knob.memory == "grows" else -_doublings(values)
+        return np.asarray(found - found.mean())
+
+    @cached_property
+    def _moving(self) -> list[Knob]:
+        return [knob for knob in self.space.knobs if len({one.knobs.get(knob.name) for one in self.candidates}) > 1]
+
+
+def _is_dominated(row: FloatArray, rows: FloatArray) -> bool:
+    return bool(((rows <= row).all(axis=1) & (rows < row).any(axis=1)).any())
+
+
+def _columns(candidates: Sequence[Candidate], columns: Sequence[Callable[[Candidate], float]]) -> FloatArray:
+    """Stack all columns that are not constant."""
+    filled = [np.array([column(one) for one in candidates], dtype=float) for column in columns]
+    moving = [values for values in filled if len(values) and (values != values[0]).any()]
+    return np.column_stack(moving) if moving else np.zeros((len(candidates), 1))
+
+
+def _demand_columns(knob: Knob) -> list[Callable[[Candidate], float]]:
+    """Columns whose order implies that of memory demand; unordered values are comparable only if
+    equal."""
+    if knob.memory == "none":
+        return []
+    kinds: dict[tuple[type, object], float] = {}
+
+    def kind(candidate: Candidate) -> float:
+        value = effective_value(knob, candidate)
+        if knob.memory != "unclear" and isinstance(value, (int, float)):
+            return 0.0
+        return kinds.setdefault((type(value), value), len(kinds) + 1.0)
+
+    def size(candidate: Candidate) -> float:
+        value = effective_value(knob, candidate)
+        if knob.memory == "unclear" or not isinstance(value, (int, float)):
+            return 0.0
+        return float(value) if knob.memory == "grows" else -float(value)
+
+    return [kind, lambda candidate: -kind(candidate), size]
+
+
+def effective_value(knob: Knob, candidate: Candidate) -> object:
+    """Return the value that determines the knob's memory; None if it does not apply or is
+    unknown."""
+    if not knob.through:
+        return candidate.knobs.get(knob.name)
+    factors = [candidate.settings.get(name) for name in knob.through]
+    return math.prod(factor for factor in factors if isinstance(factor, int)) if all(factors) else None
+
+
+def _is_numeric(knob: Knob, candidates: Sequence[Candidate]) -> bool:
+    """Return True for a scale: at least three numbers. A candidate without a value differs in
+    another knob as well."""
+    values = {one.knobs.get(knob.name) for one in candidates} - {None}
+    return len(values) > 2 and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+
+
+def _scaled(values: Sequence[object]) -> FloatArray:
+    """Scale to 0..1, by logarithms if all are positive, so that each doubling is one equal step;
+    no value: 0.5."""
+    numbers = np.array([math.nan if value is None else value for value in values], dtype=float)
+    known = numbers[~np.isnan(numbers)]
+    spread = np.log(numbers) if (known > 0).all() else numbers
+    least, most = np.nanmin(spread), np.nanmax(spread)
+    return np.where(np.isnan(spread), 0.5, (spread - least) / (most - least))
+
+
+def _doublings(values: Sequence[object]) -> FloatArray:
+    """log2(value / smallest); 0 for a value that is no number, 2 for a switch."""
+    if all(isinstance(value, bool) for value in values):
+        return 2.0 * np.array(values, dtype=float)
+    known = [float(value) for value in values if isinstance(value, (int, float)) and value > 0]
+    if not known:
+        return np.zeros(len(values))
+    least = min(known)
+    return np.array([math.log2(value / least) if isinstance(value, (int, float)) and value > 0 else 0.0 for value in values])
+
+
+def _coded(values: Sequence[object]) -> IndexArray:
+    codes: dict[tuple[type, object], int] = {}
+    return np.array([codes.setdefault((type(value), value), len(codes)) for value in values], dtype=np.int64)

@@ -1,0 +1,192 @@
+"""Peak memory of each candidate relative to the limit, by the stretches of a cycle.
+
+An engine that is awake during the rollout and activations kept for the backward pass have different
+prediction errors, so each stretch is corrected by the peaks measured in it. A candidate fits if
+every stretch does.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autotune.core.answer import Trial
+from autotune.core.measurement import Measurement, Phase
+from autotune.core.prediction import Estimate, Prediction
+from autotune.search.implications import blames_engine
+from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
+from autotune.search.surrogate.gaussian_process import (
+    INTERVAL_DEVIATIONS,
+    Kernels,
+    Observations,
+    Posterior,
+    Regression,
+    normal_cdf,
+    posterior,
+)
+
+STRETCHES: Mapping[str, tuple[Phase, ...]] = {
+    "loading": ("load",),
+    "rollout": ("rollout", "sync"),
+    "training": ("reward", "score", "forward", "backward", "optimizer"),
+}
+WHOLE_CYCLE: Mapping[str, tuple[Phase, ...]] = {"cycle": tuple(phase for phases in STRETCHES.values() for phase in phases)}
+"""Single stretch, for candidates that were not predicted by phase."""
+
+MIN_WIDTH = 0.08
+"""Lower bound of a prediction's standard deviation, as a share."""
+
+UNPREDICTED_WIDTH = 0.7
+"""Standard deviation of an unpredicted need, around half of the limit."""
+
+LOG_HALF = math.log(0.5)
+
+NEED_PER_DOUBLING = 0.1
+"""Without predictions: logarithmic memory added per doubling of a memory consumer."""
+
+NOISE = (0.004, 0.02)
+"""Possible standard deviations between two measurements of one candidate."""
+
+OOM_FACTOR = 1.005
+"""Lower bound of need / limit after an out-of-memory error."""
+
+MIN_BOUND_DEVIATION = 0.01
+"""Lower bound of the standard deviation that a bound leaves."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimates:
+    """Memory estimates by row of the table."""
+
+    peak: Posterior
+    """log(peak / limit) of the most demanding stretch."""
+
+    fits: FloatArray
+    """Probability that no stretch exceeds the limit: Π Φ(-μ/s)."""
+
+    lower: FloatArray
+    """Highest lower bound of the stretches, μ - 1.64 s."""
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    phases: tuple[Phase, ...]
+    prior: FloatArray
+    width: FloatArray
+
+
+class MemoryModel:
+    """Predicted peaks, corrected by measured ones."""
+
+    def __init__(self, table: CandidateTable, found: Sequence[Prediction | None], limit_bytes: int) -> None:
+        self._table, self._limit_bytes = table, limit_bytes
+        known = [one for one in found if one is not None]
+        by_phase = bool(known) and all(one.phases for one in known)
+        predicted = np.array([one is not None for one in found], dtype=bool)
+        offset = np.where(predicted, 0.0, NEED_PER_DOUBLING * table.steps)
+        self._stretches: dict[str, _Stretch] = {}
+        self._kernels: dict[str, Kernels] = {}
+        for name, phases in (STRETCHES if by_phase else WHOLE_CYCLE).items():
+            shares = [_predicted_share(one, phases, by_phase, limit_bytes) for one in found]
+            prior = np.array([LOG_HALF if one is None else math.log(one.value) for one in shares]) + offset
+            width = np.array([UNPREDICTED_WIDTH if one is None else max(MIN_WIDTH, interval_width(one)) for one in shares])
+            # The predictions show each knob's effect on the stretch; an unpredicted candidate gets
+            # their median.
+            figures = np.where(predicted, prior, np.median(prior[predicted])) if by_phase else None
+            self._stretches[name] = _Stretch(phases, prior, width)
+            self._kernels[name] = Kernels(table, figures=figures)
+        self._regressions = {name: Regression(self._kernels[name], one.width, NOISE) for name, one in self._stretches.items()}
+
+    def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> MemoryEstimates:
+        informative = [
+            (index, trial.measurement)
+            for trial in trials
+            if not blames_engine(trial.measurement) and (index := self._table.index.get(trial.candidate.id)) is not None
+        ]
+        found = [self._corrected(name, informative, pending) for name in self._stretches]
+        means = np.array([one.mean for one in found])
+        deviations = np.array([one.deviation for one in found])
+        highest, rows = means.argmax(axis=0), np.arange(means.shape[1])
+        peak = Posterior(means[highest, rows], deviations[highest, rows], statistics.fmean(one.noise for one in found))
+        fits = np.prod(normal_cdf(-means / deviations), axis=0)
+        return MemoryEstimates(peak=peak, fits=fits, lower=np.asarray((means - INTERVAL_DEVIATIONS * deviations).max(axis=0)))
+
+    def _corrected(self, name: str, informative: Sequence[tuple[int, Measurement]], pending: IndexArray) -> Posterior:
+        one = self._stretches[name]
+        exact, bounds = [], []
+        for index, measured in informative:
+            if measured.outcome.is_out_of_memory:
+                if self._ended_in(index, measured) == name:
+                    bounds.append((index, math.log(minimum_need(measured) / self._limit_bytes) - one.prior[index]))
+            elif measured.worst is not None and (reached := self._reached(name, index, measured)):
+                exact.append((index, math.log(reached / self._limit_bytes) - one.prior[index]))
+        rows = np.array([index for index, _ in exact], dtype=np.int64)
+        observed = Observations(rows, np.array([residual for _, residual in exact]), np.zeros(len(exact)))
+        if bounds:
+            observed = _with_bounds(observed, bounds, posterior(self._kernels[name], one.width, observed, NOISE))
+        found = self._regressions[name].posterior(observed, pending)
+        return replace(found, mean=found.mean + one.prior, deviation=np.maximum(found.deviation, 1e-3))
+
+    def _reached(self, name: str, index: int, measured: Measurement) -> int | None:
+        """Return the peak measured in the stretch. A peak without phases belongs to the most
+        demanding stretch."""
+        by_phase = measured.memory.phase_peak_bytes
+        here = [by_phase[phase] for phase in self._stretches[name].phases if phase in by_phase]
+        if here:
+            return max(here)
+        return measured.memory.peak_bytes if not by_phase and name == self._most_demanding(index) else None
+
+    def _ended_in(self, index: int, measured: Measurement) -> str:
+        phase = measured.failure.phase if measured.failure else None
+        return next((name for name, one in self._stretches.items() if phase in one.phases), self._most_demanding(index))
+
+    def _most_demanding(self, index: int) -> str:
+        return max(self._stretches, key=lambda name: float(self._stretches[name].prior[index]))
+
+
+def minimum_need(measurement: Measurement) -> float:
+    """Return the least bytes that a candidate needs after it ran out: max(peak + requested,
+    limit · OOM_FACTOR)."""
+    memory = measurement.memory
+    requested = measurement.failure.numbers.get("asked_bytes", 0) if measurement.failure else 0
+    return max((memory.peak_bytes or 0) + requested, memory.limit_bytes * OOM_FACTOR)
+
+
+def interval_width(one: Estimate) -> float:
+    """Return the standard deviation of an estimate's logarithm."""
+    return math.log(one.high / max(one.low, one.value / 20)) / (2 * INTERVAL_DEVIATIONS)
+
+
+def _predicted_share(one: Prediction | None, phases: tuple[Phase, ...], by_phase: bool, limit_bytes: int) -> Estimate | None:
+    """Return predicted peak / limit; a stretch without predicted phases gets a tenth of the
+    peak."""
+    if one is None or one.peak_memory_bytes.value <= 0:
+        return None
+    peaks = [phase.peak_bytes for phase in one.phases if phase.name in phases] if by_phase else [one.peak_memory_bytes]
+    highest = max(peaks, key=lambda peak: peak.value, default=one.peak_memory_bytes.scaled(0.1))
+    return highest.scaled(1 / limit_bytes)
+
+
+def _with_bounds(observed: Observations, bounds: Sequence[tuple[int, float]], found: Posterior) -> Observations:
+    """Add lower bounds b as the moments of the normal distribution truncated to values above b.
+
+    With z = (b - μ)/s and λ = φ(z)/Φ(-z):  E = μ + s λ,  Var = s² (1 + z λ - λ²).
+    """
+    indices = np.array([index for index, _ in bounds], dtype=np.int64)
+    bound = np.array([residual for _, residual in bounds])
+    mean, deviation = found.mean[indices], np.maximum(found.deviation[indices], MIN_BOUND_DEVIATION)
+    z = (bound - mean) / deviation
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    above = np.maximum(normal_cdf(-z), 1e-9)
+    ratio = np.where(z > 5, z, density / above)  # λ tends to z
+    expected = np.maximum(mean + deviation * ratio, bound)
+    variance = np.maximum(deviation**2 * (1 + z * ratio - ratio**2), MIN_BOUND_DEVIATION**2)
+    return Observations(
+        np.concatenate([observed.indices, indices]),
+        np.concatenate([observed.residual, expected]),
+        np.concatenate([observed.variance, variance]),
+    )

@@ -1,0 +1,177 @@
+"""Speed of each candidate by the phases of a cycle, each corrected by its measured seconds; the
+cycle is their sum.
+
+A micro-batch does not affect the engine, and an engine's memory share does not affect the backward
+pass: the error measured in one candidate's rollout transfers to other rollouts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autotune.core.answer import Trial
+from autotune.core.measurement import Phase, Speed
+from autotune.core.prediction import Estimate, Prediction
+from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
+from autotune.search.surrogate.gaussian_process import INTERVAL_DEVIATIONS, Kernels, Observations, Posterior, Regression
+
+GROUPS: Mapping[str, tuple[Phase, ...]] = {
+    "rollout": ("rollout",),
+    "sync": ("sync",),
+    "training": ("score", "forward", "backward"),
+}
+"""Phases that are corrected together. The rest of a cycle is one further group."""
+
+REST = "rest"
+
+MIN_WIDTH, MAX_WIDTH = 0.15, 1.0
+"""Bounds of the standard deviation of a phase's logarithmic error."""
+
+STRUCTURES = ((0.9, 0.08, 0.015, 0.005), (0.7, 0.25, 0.04, 0.01), (0.4, 0.45, 0.12, 0.03))
+"""Shares of the prior variance: most of a phase's error is common to all candidates."""
+
+CLIFF_FACTOR = 3.0
+"""Measured / predicted seconds, and standard deviations, beyond which a phase is an outlier of
+its load (a cache that holds one sequence at a time, for example) that says nothing about other
+loads."""
+
+NOISE = (0.01, 0.03, 0.07)
+"""Possible standard deviations between two measurements of one candidate."""
+
+MIN_NOISE_BOUND, NOISE_PER_SCATTER = 0.03, 3.0
+"""A probe averages cycles, so its noise is at most the first, or this multiple of the scatter
+between single cycles. A larger difference is real."""
+
+MIN_PHASE_SHARE = 1e-4
+"""Share of a cycle below which a phase carries no information."""
+
+
+class ThroughputModel:
+    """Predicted seconds by phase, corrected by measured ones."""
+
+    def __init__(self, table: CandidateTable, found: Sequence[Prediction | None]) -> None:
+        self._table = table
+        # A candidate without a prediction (a baseline that cannot be traced) gets the median of the
+        # others.
+        self._seconds = {
+            name: _filled([None if one is None else _group_seconds(one, name).value for one in found]) for name in (*GROUPS, REST)
+        }
+        self._widths = {
+            name: np.array([MAX_WIDTH if one is None else _width(_group_seconds(one, name)) for one in found]) for name in GROUPS
+        }
+        self._widths[REST] = np.full(len(found), MAX_WIDTH)
+        kernels = {name: Kernels(table, table.kinds, _log_figures(seconds)) for name, seconds in self._seconds.items()}
+        self._regressions = {name: Regression(kernels[name], width, NOISE, STRUCTURES) for name, width in self._widths.items()}
+        rates = [one.tokens_per_second.value if one is not None and one.tokens_per_second is not None else None for one in found]
+        self._tokens = _filled(rates) * sum(self._seconds.values())
+
+    @classmethod
+    def has_phase_times(cls, found: Sequence[Prediction | None]) -> bool:
+        """Return True if every prediction has seconds by phase."""
+        known = [one for one in found if one is not None]
+        timed = (one.tokens_per_second is not None and any(phase.seconds is not None for phase in one.phases) for one in known)
+        return bool(known) and all(timed)
+
+    def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
+        """Posterior of log(tokens per second) = log(T / Σ t_g), with Var = Σ (t_g / t)² s_g²
+        over the groups g."""
+        cycles = dict(cycle for trial in trials if (cycle := self._cycle(trial)))
+        noises = _possible_noises(trials)
+        parts = {name: self._corrected(name, cycles, noises, pending) for name in self._seconds}
+        corrected = {name: seconds * np.exp(parts[name].mean) for name, seconds in self._seconds.items()}
+        total = np.asarray(sum(corrected.values()))
+        weights = {name: seconds / total for name, seconds in corrected.items()}
+        variance = sum((weights[name] * found.deviation) ** 2 for name, found in parts.items())
+
+        def covariance_with(index: int) -> FloatArray:
+            """Σ_g w_g w_g[index] cov_g: errors of different groups are independent."""
+            return np.asarray(sum(weights[name] * weights[name][index] * parts[name].covariance_with(index) for name in parts))
+
+        noise = min(parts["rollout"].noise, parts["training"].noise)
+        return Posterior(np.log(self._tokens / total), np.maximum(np.sqrt(variance), 1e-3), noise, covariance_with)
+
+    def _cycle(self, trial: Trial) -> tuple[int, Mapping[str, float]] | None:
+        """Return the candidate's row and its measured seconds of one cycle by group."""
+        index, speed = self._table.index.get(trial.candidate.id), trial.measurement.ranking_speed
+        if index is None or speed is None or speed.tokens_per_second <= 0 or not speed.phase_seconds:
+            return None
+        return index, _split(speed, self._tokens[index] / speed.tokens_per_second)
+
+    def _corrected(
+        self, name: str, cycles: Mapping[int, Mapping[str, float]], noises: tuple[float, ...], pending: IndexArray
+    ) -> Posterior:
+        seconds = self._seconds[name]
+        rows = [
+            (index, math.log(parts[name] / seconds[index]))
+            for index, parts in cycles.items()
+            if min(parts[name], seconds[index]) > MIN_PHASE_SHARE * sum(parts.values())
+        ]
+        indices, error = np.array([index for index, _ in rows], dtype=np.int64), np.array([error for _, error in rows])
+        cliff = error > np.maximum(math.log(CLIFF_FACTOR), CLIFF_FACTOR * self._widths[name][indices])
+        usual = Observations(indices[~cliff], error[~cliff], np.zeros(int((~cliff).sum())))
+        found = self._regressions[name].posterior(usual, pending, noises)
+        return self._with_cliffs(found, indices[~cliff], indices[cliff], error[cliff])
+
+    def _with_cliffs(self, found: Posterior, usual: IndexArray, outliers: IndexArray, error: FloatArray) -> Posterior:
+        """Apply an outlier's error to every candidate of its load that was not measured without
+        it."""
+        mean, loads = found.mean.copy(), self._table.loads
+        measured = np.isin(np.arange(len(mean)), usual)
+        for index, distance in zip(outliers, error, strict=True):
+            mean[(loads == loads[index]) & ~measured] = distance
+            mean[index] = distance
+        return replace(found, mean=mean)
+
+
+def _possible_noises(trials: Sequence[Trial]) -> tuple[float, ...]:
+    scatter = median_scatter(trials)
+    return tuple(noise for noise in NOISE if scatter is None or noise <= max(MIN_NOISE_BOUND, NOISE_PER_SCATTER * scatter))
+
+
+def median_scatter(trials: Iterable[Trial]) -> float | None:
+    """Return the median scatter of single cycles within a probe; None if unknown."""
+    speeds = [speed for trial in trials if (speed := trial.measurement.ranking_speed) is not None]
+    inside = [scatter for speed in speeds if (scatter := speed.scatter) is not None]
+    return statistics.median(inside) if inside else None
+
+
+def _split(speed: Speed, cycle: float) -> Mapping[str, float]:
+    """Divide a cycle's seconds by group, in the proportions of all timed cycles."""
+    whole = sum(speed.phase_seconds.values())
+    parts = {name: sum(speed.phase_seconds.get(phase, 0.0) for phase in phases) for name, phases in GROUPS.items()}
+    parts[REST] = max(0.0, whole - sum(parts.values()))
+    return {name: seconds / whole * cycle for name, seconds in parts.items()}
+
+
+def _filled(figures: Sequence[float | None]) -> FloatArray:
+    """Replace None by the median of the other figures."""
+    middle = statistics.median([figure for figure in figures if figure is not None])
+    return np.array([middle if figure is None else figure for figure in figures])
+
+
+def _log_figures(seconds: FloatArray) -> FloatArray | None:
+    """Return None for a group that takes no time anywhere: it was not predicted."""
+    return np.log(np.maximum(seconds, seconds.max() * MIN_PHASE_SHARE)) if seconds.max() > 0 else None
+
+
+def _group_seconds(one: Prediction, name: str) -> Estimate:
+    """Sum the predicted seconds of a group; 0 for an unpredicted rest."""
+    named = {phase for phases in GROUPS.values() for phase in phases}
+    found = Estimate.exactly(0.0)
+    for phase in one.phases:
+        belongs = phase.name in GROUPS[name] if name in GROUPS else phase.name not in named
+        if belongs and phase.seconds is not None:
+            found += phase.seconds
+    return found
+
+
+def _width(one: Estimate) -> float:
+    if one.value <= 0:
+        return MIN_WIDTH
+    width = math.log(max(one.high, one.value) / max(one.low, one.value / 20)) / (2 * INTERVAL_DEVIATIONS)
+    return min(MAX_WIDTH, max(MIN_WIDTH, width))

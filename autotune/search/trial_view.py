@@ -1,0 +1,222 @@
+"""View of the trials so far, with the queries of the agenda."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from autotune.core.answer import Trial
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Outcome, Speed
+from autotune.core.run_spread import RunSpread, learn_run_spread
+from autotune.search.pooled_confirmation import pooled
+from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable, FloatArray, IndexArray
+from autotune.search.surrogate.estimates import Estimates, SurrogateModel
+from autotune.search.surrogate.throughput_model import median_scatter
+from autotune.search.tiers import Tier
+
+MAX_ATTEMPTS = 3
+"""Attempts at a candidate whose probes were ended from outside: the first, and two more."""
+
+
+def speed_of(trial: Trial) -> float:
+    """Return the speed by which a trial is ranked; -inf if it has none."""
+    speed = trial.measurement.ranking_speed
+    return speed.tokens_per_second if speed else float("-inf")
+
+
+def _given_up(trials: Iterable[Trial]) -> set[int]:
+    """Return the numbers of the trials that were the last attempt at a candidate which was ended
+    from outside every time. They count as measured, and as interrupted."""
+    attempts: Counter[tuple[str, bool]] = Counter()
+    found = set()
+    for trial in trials:
+        if trial.measurement.ended_from_outside:
+            key = (trial.candidate.id, trial.purpose == "confirm")
+            attempts[key] += 1
+            if attempts[key] == MAX_ATTEMPTS:
+                found.add(trial.number)
+    return found
+
+
+class SearchProblem:
+    """Fixed part of a study: the candidates, their tiers, the surrogate model and the baseline."""
+
+    def __init__(
+        self, table: CandidateTable, tiers: Sequence[Tier], surrogate: SurrogateModel, baseline: Candidate | None
+    ) -> None:
+        self.table, self.tiers, self.surrogate, self.baseline = table, tuple(tiers), surrogate, baseline
+        self.indices = [table.indices(tier.candidates) for tier in tiers]
+        self.tier_number = {one.id: number for number, tier in enumerate(tiers) for one in tier.candidates}
+
+
+class TrialView:
+    """State derived from the recorded trials alone, so that a resumed study continues
+    identically."""
+
+    def __init__(
+        self,
+        problem: SearchProblem,
+        trials: Sequence[Trial],
+        earlier: Sequence[Trial] = (),
+        pending: frozenset[str] = frozenset(),
+    ) -> None:
+        """`pending`: ids of candidates under measurement, which no other driver starts."""
+        self.tiers, self.baseline = problem.tiers, problem.baseline
+        self.all = tuple(trials)
+        given_up = _given_up(trials)
+        self.completed = [
+            trial for trial in trials if trial.measurement.outcome is not Outcome.INTERRUPTED or trial.number in given_up
+        ]
+        self.probes = [trial for trial in self.completed if trial.purpose != "confirm"]
+        self.rounds: dict[str, list[Trial]] = {}
+        for trial in self.completed:
+            if trial.purpose == "confirm":
+                self.rounds.setdefault(trial.candidate.id, []).append(trial)
+        self.confirmations = {candidate_id: pooled(trials) for candidate_id, trials in self.rounds.items()}
+        self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
+        # A confirmation's speed must not reopen a finished search; a confirmation that ran out of
+        # memory may.
+        informative = [trial for trial in self.completed if trial.purpose != "confirm" or not trial.verdict.fits]
+        self._observed = [*earlier, *informative]
+        self.pending = pending
+        self._problem = problem
+        self._contenders: dict[int, list[Trial]] = {}
+
+    @cached_property
+    def estimates(self) -> Estimates:
+        """Surrogate estimates, computed on first use: they take most of a driver's time."""
+        return self._problem.surrogate.estimate(self._observed, self.pending)
+
+    @cached_property
+    def _measured(self) -> BoolArray:
+        return self._problem.table.mask(self.measured)
+
+    @cached_property
+    def _implied(self) -> BoolArray:
+        return np.asarray(self._problem.surrogate.implied(self._observed).impossible & ~self._measured)
+
+    @cached_property
+    def _refused(self) -> BoolArray:
+        if not self._problem.surrogate.screens:
+            return np.zeros_like(self._measured)
+        return np.asarray(self.estimates.refused & ~self._measured & ~self._implied)
+
+    @cached_property
+    def _pending(self) -> BoolArray:
+        return self._problem.table.mask(self.pending)
+
+    @cached_property
+    def _open(self) -> BoolArray:
+        return np.asarray(~(self._measured | self._implied | self._refused | self._pending))
+
+    @property
+    def implied(self) -> frozenset[str]:
+        """Ids of the candidates that measured out-of-memory errors rule out."""
+        return self._ids(self._implied)
+
+    @property
+    def screened(self) -> frozenset[str]:
+        """Ids of the candidates that the corrected prediction rules out."""
+        return self._ids(self._refused)
+
+    def is_open(self, candidate: Candidate) -> bool:
+        return bool(self._open[self._problem.table.index[candidate.id]])
+
+    def open_in(self, tier: Tier) -> IndexArray:
+        return self._in_tier(tier, self._open)
+
+    def refused_in(self, tier: Tier) -> IndexArray:
+        return self._in_tier(tier, np.asarray(self._refused & ~self._pending))
+
+    def probed_in(self, tier: Tier) -> list[Trial]:
+        """Return the tier's trials in order of measurement."""
+        number = self._number(tier)
+        return [trial for trial in self.probes if self._problem.tier_number.get(trial.candidate.id) == number]
+
+    def contenders(self, tier: Tier) -> list[Trial]:
+        """Return the tier's trials that fit and that no confirmation refuted, fastest first."""
+        number = self._number(tier)
+        if number not in self._contenders:
+            refuted = {name for name, together in self.confirmations.items() if not together.verdict.fits}
+            fitting = [trial for trial in self.probed_in(tier) if trial.verdict.fits and trial.candidate.id not in refuted]
+            self._contenders[number] = sorted(fitting, key=speed_of, reverse=True)
+        return self._contenders[number]
+
+    def tier_of_choice(self) -> Tier | None:
+        """Return the most preferred tier with a candidate that fits."""
+        return next((tier for tier in self.tiers if self.contenders(tier)), None)
+
+    def best(self) -> Trial | None:
+        """Return the incumbent: the fastest of the tier of choice, by confirmation if there is
+        any."""
+        tier = self.tier_of_choice()
+        if tier is None:
+            return None
+        contenders = self.contenders(tier)
+        confirmed = [self.confirmations[trial.candidate.id] for trial in contenders if trial.candidate.id in self.confirmations]
+        return self.measured[max(confirmed, key=speed_of).candidate.id] if confirmed else contenders[0]
+
+    def leader(self, contenders: Iterable[Trial]) -> int:
+        """Return the row with the highest estimated speed, which a single lucky probe moves
+        little."""
+        rows = (self._problem.table.index[trial.candidate.id] for trial in contenders)
+        return max(rows, key=lambda row: float(self.estimates.speed.mean[row]))
+
+    def same_tier_contenders(self, candidate: Candidate) -> list[Trial]:
+        """Return the contenders of this candidate's tier, fastest first."""
+        number = self._problem.tier_number.get(candidate.id)
+        return [] if number is None else self.contenders(self.tiers[number])
+
+    def fitting_baseline(self) -> Trial | None:
+        """Return the baseline's probe if it fits at the learning knobs of the tier of choice, where
+        alone its speed is comparable, and is among the candidates that were asked for."""
+        tier, baseline = self.tier_of_choice(), self.baseline
+        if tier is None or baseline is None or baseline.id not in self._problem.tier_number:
+            return None
+        if (trial := self.measured.get(baseline.id)) is None:
+            return None
+        fits = trial.verdict.fits and self.confirmations.get(baseline.id, trial).verdict.fits
+        return trial if fits and all(baseline.knobs.get(name) == value for name, value in tier.learning.items()) else None
+
+    def lead_over(self, trials: Sequence[Trial], leader: int) -> tuple[FloatArray, FloatArray]:
+        """Return mean and standard deviation of log(speed / leader's speed) of these trials'
+        candidates."""
+        rows = self._problem.table.indices(trial.candidate for trial in trials)
+        mean, deviation = self.estimates.speed.lead_over(leader)
+        return mean[rows], deviation[rows]
+
+    def usual_seconds(self, *, load: bool) -> float:
+        """Return the expected seconds of a further probe; 0 before the first measurement."""
+        if not self.probes:
+            return 0.0
+        costs = [trial.measurement.cost for trial in self.probes]
+        probing = statistics.median(cost.total_seconds - cost.load_seconds for cost in costs)
+        return probing + (max(cost.load_seconds for cost in costs) if load else 0.0)
+
+    @cached_property
+    def run_spread(self) -> RunSpread:
+        """Spread between runs of one candidate, learned from those that were measured repeatedly."""
+        runs: dict[str, list[Speed]] = {}
+        for trial in self.completed:
+            if trial.verdict.fits and (speed := trial.measurement.ranking_speed) is not None:
+                runs.setdefault(trial.candidate.id, []).append(speed)
+        return learn_run_spread(runs.values())
+
+    def cycle_spread(self) -> float | None:
+        """Return the median scatter of single cycles; None if unknown."""
+        return median_scatter(self.completed)
+
+    def _number(self, tier: Tier) -> int:
+        return next(number for number, one in enumerate(self.tiers) if one is tier)
+
+    def _in_tier(self, tier: Tier, mask: BoolArray) -> IndexArray:
+        rows = self._problem.indices[self._number(tier)]
+        return rows[mask[rows]]
+
+    def _ids(self, mask: BoolArray) -> frozenset[str]:
+        return frozenset(self._problem.table.candidates[row].id for row in np.flatnonzero(mask))

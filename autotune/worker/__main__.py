@@ -1,0 +1,41 @@
+"""Entry point: `python .../autotune/worker --adapter trl.grpo_probe --packages trl,torch --fd 5`,
+or with the name of one of the `PROGRAMS`, such as `... look` for the inspection of a user's script.
+
+The folder is loaded as the package `autotune_worker`. Nothing else of autotune becomes importable,
+and no module of the user collides with ours.
+"""
+
+import sys
+
+if sys.version_info < (3, 9):  # noqa: UP036 -- this file must produce the error under any Python 3
+    sys.stderr.write("autotune: the training environment needs Python 3.9 or newer; this is %s\n" % sys.version.split()[0])  # noqa: UP031
+    sys.exit(3)
+
+import importlib.util
+import os
+from pathlib import Path
+
+
+def load_package() -> None:
+    """Make `autotune_worker` importable, with the working directory last on `sys.path`."""
+    folder = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
+    if os.getcwd() not in sys.path:  # noqa: PTH109
+        sys.path.append(os.getcwd())  # noqa: PTH109
+    init, places = folder / "__init__.py", [str(folder)]
+    spec = importlib.util.spec_from_file_location("autotune_worker", init, submodule_search_locations=places)
+    assert spec is not None and spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["autotune_worker"] = package
+    spec.loader.exec_module(package)
+
+
+PROGRAMS = {"look": "trl.script_look", "prompts": "prompt_measurement", "rows": "row_measurement"}
+"""Programs that answer one request: JSON on stdin, JSON on stdout."""
+
+if __name__ == "__main__":
+    load_package()
+    if len(sys.argv) == 2 and sys.argv[1] in PROGRAMS:
+        importlib.import_module("autotune_worker." + PROGRAMS[sys.argv[1]]).main()
+    else:
+        importlib.import_module("autotune_worker.main_loop").main(sys.argv[1:])

@@ -1,0 +1,141 @@
+"""Program that allocates memory of one GPU, so that only as much is free as a smaller card has.
+
+One process per GPU, under any Python: it calls CUDA's driver itself and imports nothing else. It
+reads the bytes to leave free from standard input and replies with the result. Its own context
+counts, because it compares with the free memory of the whole device. It exits when its input is
+closed, for whatever reason; the driver then frees everything.
+
+`--host BYTES` replaces the GPU on a machine without one: a card of that size, allocated in main
+memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import sys
+from typing import Any
+
+GRAIN_BYTES = 2 * 2**20  # page size of allocations by CUDA's driver
+MAX_PIECE_BYTES = 2**30  # size of a single allocation, so that a part can be freed
+# Shortfall of free memory that is accepted: page tables use the same memory.
+SLACK_BYTES = 4 * GRAIN_BYTES
+MAX_ROUNDS = 4096
+_CUDA_ERROR_OUT_OF_MEMORY = 2
+
+
+class CudaCard:
+    """First visible CUDA device, through the driver's stable interface."""
+
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self._check("cuInit", self._cuda.cuInit(0))
+        self._check("cuDeviceGet", self._cuda.cuDeviceGet(ctypes.byref(device), 0))
+        self._check("cuDevicePrimaryCtxRetain", self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+        self._check("cuCtxSetCurrent", self._cuda.cuCtxSetCurrent(context))
+
+    def figures(self) -> tuple[int, int]:
+        """Free and total bytes of the device, over all processes."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._check("cuMemGetInfo", self._cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+        return free.value, total.value
+
+    def take(self, size: int) -> Any:
+        """Return an allocation, or None if it does not fit."""
+        pointer = ctypes.c_uint64()
+        code = self._cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size))
+        if code == _CUDA_ERROR_OUT_OF_MEMORY:
+            return None
+        self._check("cuMemAlloc", code)
+        return pointer
+
+    def give(self, piece: Any) -> None:
+        self._check("cuMemFree", self._cuda.cuMemFree_v2(piece))
+
+    def _check(self, call: str, code: int) -> None:
+        if code:
+            name = ctypes.c_char_p()
+            self._cuda.cuGetErrorName(code, ctypes.byref(name))
+            raise OSError(f"{call}: {name.value.decode() if name.value else code}")
+
+
+class HostCard:
+    """Main memory in place of a GPU."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._taken = total, 0
+
+    def figures(self) -> tuple[int, int]:
+        return self._total - self._taken, self._total
+
+    def take(self, size: int) -> Any:
+        if size > self._total - self._taken:
+            return None
+        piece = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for page in range(0, size, mmap.PAGESIZE):
+            piece[page] = 1
+        self._taken += size
+        return piece
+
+    def give(self, piece: Any) -> None:
+        self._taken -= len(piece)
+        piece.close()
+
+
+class HeldBallast:
+    """Allocations that are held on one card."""
+
+    def __init__(self, card: Any) -> None:
+        self._card = card
+        self._pieces: list[tuple[int, Any]] = []
+
+    def leave(self, wanted: int) -> dict[str, int]:
+        """Allocate or free until `wanted` bytes are free, or slightly less, more if unavoidable."""
+        for _ in range(MAX_ROUNDS):
+            excess = self._card.figures()[0] - wanted
+            if -SLACK_BYTES < excess <= 0 or not (self._take(excess) if excess > 0 else self._give()):
+                break
+        free, total = self._card.figures()
+        return {"held_bytes": sum(size for size, _ in self._pieces), "free_bytes": free, "total_bytes": total}
+
+    def _take(self, excess: int) -> bool:
+        size = min(MAX_PIECE_BYTES, -(-excess // GRAIN_BYTES) * GRAIN_BYTES)
+        while size >= GRAIN_BYTES:
+            piece = self._card.take(size)
+            if piece is not None:
+                self._pieces.append((size, piece))
+                return True
+            size = size // 2 // GRAIN_BYTES * GRAIN_BYTES
+        return False
+
+    def _give(self) -> bool:
+        """Free the smallest allocation; the next round takes back what was too much."""
+        if not self._pieces:
+            return False
+        smallest = min(self._pieces, key=lambda piece: piece[0])
+        self._pieces.remove(smallest)
+        self._card.give(smallest[1])
+        return True
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(prog="autotune ballast")
+    options.add_argument("--host", type=int, metavar="BYTES")
+    host = options.parse_args().host
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # the owner closes the input to end this process
+        try:
+            ballast = HeldBallast(HostCard(host) if host else CudaCard())
+            for line in sys.stdin:
+                print(json.dumps(ballast.leave(int(json.loads(line)["leave_bytes"]))), flush=True)
+        except OSError as error:
+            print(json.dumps({"error": str(error)}), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Current and peak memory of this process.
+
+CPU: anonymous plus shared memory, which limits are compared with. File-backed pages (the libraries)
+depend on the kernel's cache and are left out. GPU: the memory reserved by torch's allocator, plus
+the rest of the process's share of the device (context, NCCL, an engine's own pool).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import memory_guard
+
+CLEAR_REFS = Path("/proc/self/clear_refs")
+# Linux: "To reset the peak resident set size ("high water mark") to the process's current value".
+RESET_HIGH_WATER_MARK = "5"
+TOTALS = ("torch_allocated_bytes", "torch_reserved_bytes", "allocation_retries", "allocation_failures")
+
+
+class MemoryMeter(Protocol):
+    """Memory of one process."""
+
+    def now(self) -> int:
+        """Bytes held at this moment."""
+        ...
+
+    def take_peak(self) -> int:
+        """Return the peak since the last call, and start a new one."""
+        ...
+
+    def take_torch(self) -> dict[str, int | None] | None:
+        """Return torch's figures since `take_peak`, to be called before it; None without any."""
+        ...
+
+    def totals(self) -> Mapping[str, Any]:
+        """Return torch's figures since the start, with None for those that do not exist."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class HighWaterMeter:
+    """Exact peaks from the kernel's high-water mark, which is reset at each reading."""
+
+    def __init__(self) -> None:
+        CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
+
+    def now(self) -> int:
+        return memory_guard.own_bytes()
+
+    def take_peak(self) -> int:
+        sizes = memory_guard.status()
+        CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
+        # The mark includes file pages. They only grow, at the first touch of a library, so those of
+        # now bound those of then.
+        return max(sizes["RssAnon"] + sizes["RssShmem"], sizes["VmHWM"] - sizes["RssFile"])
+
+    def take_torch(self) -> dict[str, int | None] | None:
+        return None
+
+    def totals(self) -> Mapping[str, Any]:
+        return dict.fromkeys(TOTALS)
+
+    def close(self) -> None:
+        return None
+
+
+class SamplingMeter(HighWaterMeter):
+    """Sampling thread, for kernels without a reset. Misses peaks shorter than its interval."""
+
+    INTERVAL_SECONDS = 0.002
+
+    def __init__(self) -> None:
+        self._peak = self.now()
+        # A sample from before `take_peak` must not count after it.
+        self._sampling = threading.Lock()
+        self._over = threading.Event()
+        # The weak reference lets a meter without other references be collected, which ends the
+        # thread.
+        self._thread = threading.Thread(target=_sample, args=(weakref.ref(self), self._over), name="memory-meter", daemon=True)
+        self._thread.start()
+
+    def take_peak(self) -> int:
+        with self._sampling:
+            held = self.now()
+            peak, self._peak = max(self._peak, held), held
+        return peak
+
+    def sample(self) -> None:
+        with self._sampling:
+            self._peak = max(self._peak, self.now())
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(timeout=1)
+
+
+def _sample(reference: weakref.ref[SamplingMeter], over: threading.Event) -> None:
+    while not over.wait(SamplingMeter.INTERVAL_SECONDS):
+        meter = reference()
+        if meter is None:
+            return
+        meter.sample()
+        del meter  # no reference while waiting
+
+
+SLEEP_MISLEADS = "vLLM's sleep mode: torch counts as reserved what sleeps and is not on the device"
+
+
+class CudaMeter:
+    """torch's allocator statistics of the current device, plus the memory outside them.
+
+    `others_bytes` of the device belong to other processes. If an engine `sleeps`, torch's reserved
+    figure is wrong and the peak is the largest reading of the device: a lower bound, raised by
+    samples from outside.
+    """
+
+    def __init__(self, torch: Any, *, others_bytes: int | None = None, sleeps: bool = False) -> None:
+        self._cuda = torch.cuda
+        self._others_bytes = others_bytes or 0
+        self._sleeps = sleeps
+        self._allocated = self._reserved = 0
+        self._counts_before = self._turn_before = self._counts()
+        self._cuda.reset_peak_memory_stats()
+
+    def now(self) -> int:
+        # Allocated instead of reserved: a cached block is available to the next allocation.
+        outside = self._held() - int(self._cuda.memory_reserved())
+        if not self._sleeps:  # below zero where torch's figure is older than the device's
+            outside = max(0, outside)
+        # Both of torch's figures include what sleeps, which the difference takes off again.
+        return max(0, outside + int(self._cuda.memory_allocated()))
+
+    def take_torch(self) -> dict[str, int | None] | None:
+        retries, failures = self._counts()
+        before, self._turn_before = self._turn_before, (retries, failures)
+        return {
+            "allocated_bytes": int(self._cuda.max_memory_allocated()),
+            "reserved_bytes": None if self._sleeps else int(self._cuda.max_memory_reserved()),
+            "retries": retries - before[0],
+            "out_of_memory": failures - before[1],
+        }
+
+    def take_peak(self) -> int:
+        self._allocated = max(self._allocated, int(self._cuda.max_memory_allocated()))
+        reserved = int(self._cuda.max_memory_reserved())
+        self._reserved = max(self._reserved, reserved)
+        # peak = held now + reserved at the peak - reserved now
+        freed = 0 if self._sleeps else reserved - int(self._cuda.memory_reserved())
+        self._cuda.reset_peak_memory_stats()
+        return self._held() + freed
+
+    def totals(self) -> Mapping[str, Any]:
+        retries, failures = self._counts()
+        return {
+            "torch_allocated_bytes": self._allocated,
+            "torch_reserved_bytes": None if self._sleeps else self._reserved,
+            "torch_reserved_why": SLEEP_MISLEADS if self._sleeps else None,
+            "allocation_retries": retries - self._counts_before[0],
+            "allocation_failures": failures - self._counts_before[1],
+            "device_uuid": device_uuid(self._cuda),
+        }
+
+    def close(self) -> None:
+        return None
+
+    def _held(self) -> int:
+        """Share of this process in the used memory of the device."""
+        free, total = self._cuda.mem_get_info()
+        return max(0, int(total) - int(free) - self._others_bytes)
+
+    def _counts(self) -> tuple[int, int]:
+        stats = self._cuda.memory_stats()
+        return int(stats.get("num_alloc_retries", 0)), int(stats.get("num_ooms", 0))
+
+
+def device_uuid(cuda: Any) -> str | None:
+    """UUID of the current GPU in NVML's form; None if this torch does not report it."""
+    uuid = getattr(cuda.get_device_properties(cuda.current_device()), "uuid", None)
+    return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
+
+
+def cpu_meter() -> MemoryMeter:
+    """Return the exact meter if this kernel allows it, else the sampling one."""
+    try:
+        return HighWaterMeter()
+    except OSError:
+        return SamplingMeter()
+
+
+def give_back(torch: Any = None) -> None:
+    """Return free memory to the system, so that the next candidate starts at the same level."""
+    memory_guard.give_back()
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

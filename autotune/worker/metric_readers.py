@@ -1,0 +1,156 @@
+"""Speed figures from a run's own output: JSON lines, printed dictionaries, or a pattern.
+
+The JSON specification comes from a framework's file in `autotune.frameworks`:
+
+    {"file": "{out}/metrics.jsonl" | null,      null: standard output
+     "kind": "json" | "python" | "pattern",
+     "line": regex | null,                      pattern: with groups named as below; else the text around the record
+                                                (group `record`), null for a line that is only the record
+     "under": "data" | null,                    the record's key that contains the figures
+     "keys": {"tokens_per_second": [...], "tokens": [...], "tokens_so_far": [...], "seconds": [...]},
+                                                the record's keys; several are added
+     "products": {"tokens": [...]},             the same, multiplied
+     "times": 1.0,                              factor on tokens and tokens_per_second (GPUs, if figures are per GPU)
+     "tokens_each": n | null}                   tokens of one record, if the run does not report them
+
+Two of tokens, seconds and tokens per second are enough. With only one, the seconds are those since
+the previous record.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NAMES = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
+MAX_READ_BYTES = 2**20
+
+# Numbers in a printed dictionary that are no Python literals.
+_NOT_FINITE = re.compile(r"(?<![\w'\"./])-?(?:nan|inf)(?![\w'\"./])")
+
+
+class Figure(NamedTuple):
+    """One record: tokens and their duration."""
+
+    tokens: int
+    seconds: float
+
+
+class MetricReader:
+    """Reads figures from lines, one line at a time."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._spec = spec
+        self._line = re.compile(spec["line"]) if spec.get("line") else None
+        self._previous: float | None = None
+        self._tokens_so_far: float | None = None
+        self.records = 0  # lines with figures, including the first, which may have no duration
+
+    def read(self, line: str, now: float) -> Figure | None:
+        """Return the line's figure; None if it has none, or no known duration."""
+        found = self._numbers(line)
+        if not found:
+            return None
+        self.records += 1
+        seconds = found.get("seconds") or (None if self._previous is None else now - self._previous)
+        self._previous = now
+        tokens = found.get("tokens")
+        if "tokens_so_far" in found:
+            before, self._tokens_so_far = self._tokens_so_far, found["tokens_so_far"]
+            tokens = None if before is None else found["tokens_so_far"] - before
+        elif tokens is None and self._spec.get("tokens_each"):
+            tokens = float(self._spec["tokens_each"])
+        if tokens is None and seconds and found.get("tokens_per_second"):
+            tokens = found["tokens_per_second"] * seconds
+        if not tokens or not seconds or tokens < 0 or seconds <= 0:
+            return None
+        return Figure(max(1, round(tokens * float(self._spec.get("times") or 1.0))), seconds)
+
+    def _numbers(self, line: str) -> dict[str, float]:
+        if self._spec["kind"] == "pattern":
+            match = self._line.search(line) if self._line else None
+            groups = match.groupdict() if match else {}
+            return {name: value for name in NAMES if (value := _number(groups.get(name))) is not None}
+        record = self._record(line)
+        if record is None:
+            return {}
+        keys, products = self._spec.get("keys"), self._spec.get("products") or {}
+        sums = {name: [name] for name in NAMES} if keys is None else keys
+        return {**_combined(sum, record, sums), **_combined(math.prod, record, products)}
+
+    def _record(self, line: str) -> Mapping[str, Any] | None:
+        if self._line is not None:
+            match = self._line.search(line)
+            if match is None:
+                return None
+            line = match["record"]
+        try:
+            is_json = self._spec["kind"] == "json"
+            record = json.loads(line) if is_json else ast.literal_eval(_NOT_FINITE.sub("None", line.strip()))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
+        under = self._spec.get("under")
+        record = record.get(under) if under and isinstance(record, dict) else record
+        return record if isinstance(record, dict) else None
+
+
+def _combined(
+    combine: Callable[[list[float]], float], record: Mapping[str, Any], keys: Mapping[str, list[str]]
+) -> dict[str, float]:
+    """Combine the record's values by name. A name with a missing part has no value."""
+    found = {}
+    for name, parts in keys.items():
+        values = [value for part in parts if (value := _number(record.get(part))) is not None]
+        if values and len(values) == len(parts):
+            found[name] = combine(values)
+    return found
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number above 0, also from text such as `1,234.5`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value.replace(",", "") if isinstance(value, str) else value)
+    except ValueError:
+        return None
+    return number if 0 < number < float("inf") else None
+
+
+class Tail:
+    """Lines that are appended to a file, which need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0  # existing lines belong to another run
+        self._rest = b""
+
+    def lines(self) -> Iterator[str]:
+        try:
+            size = self._path.stat().st_size
+            if size < self._offset:  # written anew
+                self._offset, self._rest = 0, b""
+            if size == self._offset:
+                return
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                piece = file.read(MAX_READ_BYTES)
+        except OSError:
+            return
+        self._offset += len(piece)
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        self._rest = self._rest[-MAX_READ_BYTES:]
+        yield from (line.decode(errors="replace") for line in whole)
+
+
+def line_source(spec: Mapping[str, Any], folder: Path) -> Callable[[list[str]], list[str]]:
+    """Return a function from new printed lines to lines with figures: the same, or a file's."""
+    if not spec.get("file"):
+        return lambda printed: printed
+    tail = Tail(Path(str(spec["file"]).replace("{out}", str(folder))))
+    return lambda _: list(tail.lines())

@@ -1,0 +1,197 @@
+"""Measurement of the models in a launched run's process, by the table of `watched_run.py`.
+
+A model gets its role from the object that holds it, never from its form; a model without a known
+holder is `other`. The models of an inference engine are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib.abc
+import json
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+TABLE_VARIABLE, OUTPUT_VARIABLE = "AUTOTUNE_MODELS", "AUTOTUNE_MODELS_TO"
+
+# Measurements per method and object: the state of a step is complete after the first step.
+MAX_MEASUREMENTS = 2
+POLICY = "policy"
+ENGINES = ("vllm", "sglang")
+
+
+def begin() -> None:
+    """Install the hooks, before anything of the framework is imported."""
+    table, output = os.environ.get(TABLE_VARIABLE), os.environ.get(OUTPUT_VARIABLE)
+    if table and output:
+        _Watch(json.loads(table), Path(output)).install()
+
+
+class _Watch:
+    def __init__(self, table: dict[str, Any], folder: Path) -> None:
+        self._table, self._folder = table, folder
+        self._noted: dict[int, weakref.ref[Any]] = {}
+        self._measurements: dict[tuple[str, int], int] = {}
+        self._best: dict[str, tuple[bool, int, dict[str, int]]] = {}
+
+    def install(self) -> None:
+        """Patch each method of the table as soon as its module is imported."""
+        actions = {f"{row['cls']}.__init__": self._note for row in self._table["holders"] if row.get("noted")}
+        for kind in ("uses", "steps"):
+            actions |= {method: functools.partial(self._called, method, kind == "steps") for method in self._table[kind]}
+        patches: dict[str, list[Callable[[Any], None]]] = {}
+        for place, action in actions.items():
+            module, _, name = place.partition(":")
+            patches.setdefault(module, []).append(functools.partial(_patch, name=name, then=action))
+        sys.meta_path.insert(0, _AfterImport(patches))
+
+    def _note(self, made: Any) -> None:
+        self._noted[id(made)] = weakref.ref(made, functools.partial(self._noted.pop, id(made)))
+
+    def _called(self, method: str, stepped: bool, instance: Any) -> None:
+        key = method, id(instance)
+        if self._measurements.get(key, 0) >= MAX_MEASUREMENTS:
+            return
+        self._measurements[key] = self._measurements.get(key, 0) + 1
+        try:
+            self._measure(stepped)
+        except Exception as error:  # a failed measurement must not end the run
+            self._measurements[key] = MAX_MEASUREMENTS
+            sys.stderr.write(f"autotune: the models of this process can't be summed up: {error!r}\n")
+
+    def _measure(self, stepped: bool) -> None:
+        from .model_memory import ModelBytes, sum_up
+
+        found = [
+            ModelBytes(role="" if role == POLICY else role, model=model, optimizer=_resolve(holder, row.get("optimizer")))
+            for holder, row in self._holders()
+            for role, path in row["models"].items()
+            for model in _models(_resolve(holder, path))
+        ]
+        if not found:
+            return
+        found.sort(key=lambda one: one.role == "")  # the policy last: see `ModelBytes`
+        device = "cuda" if _torch().cuda.is_initialized() else "cpu"
+        sizes = sum_up(found, device, others=_roots())
+        for role, parts in _by_role(sizes, {one.role for one in found}).items():
+            # Models that alternate on a device count at their own maximum. Before a step, weights
+            # gathered for a pass may still be present; hence a measurement after a step wins.
+            seen = stepped, sum(parts.values()), parts
+            self._best[role] = max(seen, self._best.get(role, seen), key=lambda one: one[:2])
+        self._write()
+
+    def _holders(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield each model holder of this process with its row, that of the nearest class."""
+        rows = {row["cls"]: row for row in self._table["holders"]}
+        noted = (reference() for reference in list(self._noted.values()))
+        row_of: dict[type, dict[str, Any] | None] = {}
+        for holder in {id(one): one for one in (*gc.get_objects(), *noted)}.values():
+            cls = type(holder)
+            if cls not in row_of:
+                names = (f"{one.__module__}:{one.__qualname__}" for one in cls.__mro__)
+                row_of[cls] = next((rows[name] for name in names if name in rows), None)
+            row = row_of[cls]
+            if row is not None:
+                yield holder, row
+
+    def _write(self) -> None:
+        parts = {name: size for *_, sizes in self._best.values() for name, size in sizes.items()}
+        path = self._folder / f"{os.getpid()}.json"
+        partial = path.with_suffix(".part")
+        partial.write_text(json.dumps({"rank": _rank(), "bytes": parts}), encoding="utf-8")
+        partial.replace(path)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Applies patches to modules right after their import."""
+
+    def __init__(self, patches: dict[str, list[Callable[[Any], None]]]) -> None:
+        self._patches = patches
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname not in self._patches:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next((one for finder in others if (one := finder.find_spec(fullname, path, target)) is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        patches, execute = self._patches.pop(fullname), spec.loader.exec_module
+
+        def execute_and_patch(module: Any) -> None:
+            execute(module)
+            for patch in patches:
+                patch(module)
+
+        spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+        return spec
+
+
+def _patch(module: Any, *, name: str, then: Callable[[Any], None]) -> None:
+    """Have `Class.method` of this module call `then` with its object after each return."""
+    owner, _, method = name.rpartition(".")
+    cls = getattr(module, owner, None)
+    original = getattr(cls, method, None)
+    if not isinstance(cls, type) or original is None:
+        sys.stderr.write(f"autotune: {module.__name__} has no {name}, which models are measured by\n")
+        return
+
+    def watched(self: Any, *args: Any, **rest: Any) -> Any:
+        result = original(self, *args, **rest)
+        then(self)
+        return result
+
+    functools.update_wrapper(watched, original)
+    # Ray ships a class by value but its methods by name: with these names the receiver finds its
+    # own, watched method.
+    watched.__module__, watched.__qualname__ = cls.__module__, f"{cls.__qualname__}.{method}"
+    setattr(cls, method, watched)
+
+
+def _resolve(holder: Any, path: str | None) -> Any:
+    """Return the object at an attribute path; None if there is none."""
+    for name in path.split(".") if path else ():
+        holder = getattr(holder, name, None)
+    return holder if path else None
+
+
+def _models(value: Any) -> list[Any]:
+    """Return the modules among a value or a list: a list of rewards has models and functions."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [one for one in values if isinstance(one, _torch().nn.Module)]
+
+
+def _roots() -> list[Any]:
+    """Modules without a parent module, except those of an engine."""
+    module = _torch().nn.Module
+    modules = [one for one in gc.get_objects() if issubclass(type(one), module) and "_modules" in one.__dict__]
+    inner = {id(child) for one in modules for child in one.__dict__["_modules"].values()}
+    return [one for one in modules if id(one) not in inner and type(one).__module__.partition(".")[0] not in ENGINES]
+
+
+def _by_role(sizes: dict[str, int], roles: set[str]) -> dict[str, dict[str, int]]:
+    """Split parts by role: their names start with it, except those of the policy."""
+    others = (roles | {"other"}) - {""}
+    split: dict[str, dict[str, int]] = {}
+    for name, size in sizes.items():
+        role = next((one for one in others if name.startswith(f"{one}_")), "")
+        split.setdefault(role, {})[name] = size
+    return split
+
+
+def _rank() -> int:
+    """Rank in the process's own group: policy and reference groups both count from zero."""
+    distributed = _torch().distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return int(os.environ.get("RANK", "0"))
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch

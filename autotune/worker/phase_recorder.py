@@ -1,0 +1,165 @@
+"""Phases of a probe and their cost: exclusive seconds and peak memory of each.
+
+One phase at a time owns the clock; a phase entered inside another takes it over and returns it.
+Time in none of the eight phases is `other`, so the seconds always sum to the wall time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from . import protocol
+from .memory_meter import MemoryMeter, cpu_meter
+from .memory_trend import Trend
+from .protocol import OTHER, PHASES
+
+# Interval of progress messages: shorter than the parent's need, longer than the time for a token.
+PROGRESS_INTERVAL_S = 0.5
+
+
+class PhaseRecorder:
+    """Phases, seconds and memory of one rank while it loads and measures."""
+
+    def __init__(
+        self,
+        *,
+        emit: Callable[[dict[str, Any]], None],
+        rank: int = 0,
+        world_size: int = 1,
+        local_rank: int | None = None,
+        limit_bytes: int | None = None,
+        device: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        meter: MemoryMeter | None = None,
+    ) -> None:
+        self.rank, self.world_size, self.limit_bytes, self.emit = rank, world_size, limit_bytes, emit
+        # Number of this rank's GPU among those of its machine.
+        self.local_rank = rank if local_rank is None else local_rank
+        # Facts about this rank's GPU: others_bytes, cap_bytes, engine_share_scale. Empty without
+        # one.
+        self.device: Mapping[str, Any] = device or {}
+        # Adapters replace it by a wait for the device, so that work is timed in the phase that
+        # started it.
+        self.synchronize: Callable[[], None] = lambda: None
+        self._clock = clock
+        self._meter = meter or cpu_meter()
+        self._trend = Trend(limit_bytes, lambda: self._meter.now())
+        self.begin()
+
+    def begin(self) -> None:
+        """Reset clocks and peaks for a new request."""
+        self._stack = [OTHER]
+        self.phase_changes = 0
+        self._seconds = dict.fromkeys((*PHASES, OTHER), 0.0)
+        self._peaks: dict[str, int] = {}
+        self._torch: dict[str, dict[str, Any]] = {}
+        self._cycle_peak = 0
+        self._meter.take_peak()
+        self._since = self._reported = self._clock()
+
+    @property
+    def phase(self) -> str | None:
+        """Current phase, or the one that an exception left; None outside the eight."""
+        phase = self._stack[-1]
+        return None if phase == OTHER else phase
+
+    @contextmanager
+    def inside(self, phase: str) -> Iterator[None]:
+        """Run in `phase`. An exception leaves the phase in place for its handler."""
+        depth = len(self._stack)
+        self.enter(phase)
+        yield
+        self._leave_to(depth)
+
+    def enter(self, phase: str) -> None:
+        """Start a phase that `leave` ends, possibly in another function."""
+        if phase not in PHASES:
+            raise ValueError(f"{phase!r} is not one of the phases {', '.join(PHASES)}")
+        self._account()
+        self._stack.append(phase)
+        self._announce()
+
+    def leave(self) -> None:
+        """End the phase that was entered last."""
+        self._leave_to(max(1, len(self._stack) - 1))
+
+    def _leave_to(self, depth: int) -> None:
+        if len(self._stack) > depth:
+            self._account()
+            del self._stack[depth:]
+            self._announce()
+
+    def _announce(self) -> None:
+        self.phase_changes += 1
+        self._trend.begin()
+        if self.phase is not None:
+            self.emit({"event": protocol.PHASE, "phase": self.phase})
+
+    def _account(self) -> None:
+        """Add the time and the peak since the last call to the phase that ends now."""
+        self.synchronize()
+        now, phase = self._clock(), self._stack[-1]
+        self._seconds[phase] += now - self._since
+        self._since = now
+        torch = self._meter.take_torch()
+        if torch is not None:
+            self._torch[phase] = _merged(torch, self._torch.get(phase))
+        peak = self._meter.take_peak()
+        self._peaks[phase] = max(peak, self._peaks.get(phase, 0))
+        self._cycle_peak = max(peak, self._cycle_peak)
+
+    def use_meter(self, meter: MemoryMeter) -> None:
+        """Measure another memory from here on: that of the GPU, once it is known."""
+        self._meter.close()
+        self._meter = meter
+        self._meter.take_peak()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase, and of `other`, since `begin`."""
+        self._account()
+        return dict(self._seconds)
+
+    def memory(self) -> dict[str, Any]:
+        """Peaks since `begin` as `protocol.Memory`."""
+        self._account()
+        return {
+            "peak_bytes": max(self._peaks.values()),
+            "phase_peak_bytes": {phase: peak for phase, peak in self._peaks.items() if phase != OTHER},
+            "torch_by_phase": {phase: figures for phase, figures in self._torch.items() if phase != OTHER},
+            **self._meter.totals(),
+        }
+
+    def take_cycle(self) -> dict[str, int]:
+        """Return the peak since the last call, and the current value."""
+        self._account()
+        peak, self._cycle_peak = self._cycle_peak, 0
+        return {"peak_bytes": peak, "held_bytes": self._meter.now()}
+
+    def progress(self, done: int, total: int, what: str = "step") -> None:
+        """Record `done` of `total` in this phase. Raise LimitForeseen if memory cannot suffice."""
+        self._trend.progress(done, total, what)
+        self.report_progress(f"{what} {done} of {total}")
+
+    def report_progress(self, words: str) -> None:
+        """Send a progress message now and then: it separates slow from hung at a deadline."""
+        now = self._clock()
+        if now - self._reported >= PROGRESS_INTERVAL_S:
+            self._reported = now
+            self.emit({"event": protocol.PROGRESS, "words": words})
+
+    def close(self) -> None:
+        self._meter.close()
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+    """Combine torch's figures of two stays in a phase: maxima of peaks, sums of counts."""
+    if other is None:
+        return one
+    peaks = {
+        name: None if one[name] is None or other[name] is None else max(one[name], other[name])
+        for name in ("allocated_bytes", "reserved_bytes")
+    }
+    return {**peaks, **{name: one[name] + other[name] for name in ("retries", "out_of_memory")}}

@@ -1,0 +1,72 @@
+"""Linux process trees of the worker and its ranks, and exit together with a parent."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of each descendant whose own parent exits, so that none escapes."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def exit_with_parent(parent: int) -> None:
+    """Have this process killed when the parent exits for any reason."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it exited before the call above
+        os._exit(1)
+
+
+def prefer_for_the_oom_killer() -> None:
+    """Make the kernel's OOM killer end a rank, never the worker with its imports."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def children() -> dict[int, list[int]]:
+    """Return the children of each process, from a snapshot of /proc."""
+    found: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):  # noqa: PTH208 -- a hot loop
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{entry}/stat", "rb") as file:  # noqa: PTH123
+                # The command name, in brackets, may contain anything: parse behind the last
+                # bracket.
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+            found.setdefault(parent, []).append(int(entry))
+    return found
+
+
+def descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
+    """Return all processes below `root`, without those in `spare` and everything below them."""
+    table, found, pending = children(), [], [root]
+    while pending:
+        below = [pid for pid in table.get(pending.pop(), []) if pid not in spare]
+        found += below
+        pending += below
+    return found
+
+
+def end_descendants(spare: frozenset[int] = frozenset(), timeout_seconds: float = 3.0) -> list[int]:
+    """Kill and reap all processes below this one. Return those that remain after the timeout."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        remaining = descendants(os.getpid(), spare)
+        for pid in remaining:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in remaining:
+            with contextlib.suppress(OSError):  # grandchildren become reapable once their parent is gone
+                os.waitpid(pid, os.WNOHANG)
+        if not remaining or time.monotonic() > deadline:
+            return remaining
+        time.sleep(0.005)

@@ -1,0 +1,1 @@
+"""Generic training step for frameworks whose own step cannot be traced."""

@@ -1,0 +1,128 @@
+"""Optimizer steps in the order of Hugging Face's Trainer, around any causal language model.
+
+For frameworks whose trainer cannot be traced: the model's own loss or the log-probabilities of the
+labels, accelerate's mixed precision, torch's clipping and optimizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..tracing import Untraceable, bitsandbytes_optimizers
+from ..tracing.step_annotator import NullAnnotator
+from .losses import LOSSES, policy_loss
+
+# torch's own optimizers, by the Trainer's names.
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw_torch": ("AdamW", {}),
+    "adamw_torch_fused": ("AdamW", {"fused": True}),
+    "sgd": ("SGD", {}),
+}
+MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
+
+
+class StandInStep:
+    """A model with the parts that a trainer adds."""
+
+    def __init__(
+        self, model: Any, settings: Mapping[str, Any], *, annotator: NullAnnotator, device: str, autocasts: bool = True
+    ) -> None:
+        self.model, self.settings, self.annotator = model, settings, annotator
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.loss = settings.get("loss", "causal_lm")
+        if self.loss not in LOSSES:
+            raise Untraceable(f"loss={self.loss} is none of {', '.join(LOSSES)}")
+        self.forward = mixed(model, settings, device) if autocasts else model
+        self.optimizer = optimizer_for(self.trained, settings)
+        self.after_backward: Callable[[], None] = lambda: None
+        # Factory of the rows whose log-probabilities are computed before a step, without gradients.
+        self.scored: Callable[[], Mapping[str, Any]] | None = None
+        self.completion = 0  # completion tokens at the end of each row
+
+    def run(self, batch: Callable[[], Mapping[str, Any]], *, steps: int, micro_steps: int) -> None:
+        for number in range(steps):
+            self.annotator.begin_step(number, last=number == steps - 1)
+            if self.scored is not None:
+                self._score(self.scored())
+            for _ in range(micro_steps):
+                inputs = batch()  # the previous batch still exists meanwhile, as in a trainer's loop
+                self.annotator.mark_inputs(inputs)
+                self._micro_step(inputs, micro_steps)
+            self.annotator.enter("optimizer")
+            self._update()
+
+    def _micro_step(self, inputs: Mapping[str, Any], micro_steps: int) -> None:
+        self.annotator.enter("forward")
+        loss = self._loss(inputs)
+        if micro_steps > 1:
+            loss = loss / micro_steps
+        self.annotator.enter("backward")
+        loss.backward()
+        self.after_backward()
+        self.annotator.mark_gradients(self.model)
+
+    def _score(self, inputs: Mapping[str, Any]) -> None:
+        self.annotator.enter("score")
+        self.annotator.mark_inputs(inputs)
+        with torch.no_grad():
+            self._loss(inputs)
+
+    def _loss(self, inputs: Mapping[str, Any]) -> Any:
+        given = {name: inputs[name] for name in MODEL_INPUTS if name in inputs}
+        if self.settings.get("use_cache") is not None:
+            given["use_cache"] = self.settings["use_cache"]
+        if self.loss == "causal_lm":
+            out = self.forward(**given, labels=inputs["labels"])
+            return out["loss"] if isinstance(out, dict) else out[0]
+        options = dict(self.settings.get("loss_options") or {})
+        if not torch.is_grad_enabled():
+            options |= (self.settings.get("score") or {}).get("loss_options") or {}
+        labels = inputs["labels"]
+        if options.get("completion_alone"):  # the positions before it have no logits
+            given["logits_to_keep"] = self.completion + 1
+            labels = labels[:, -self.completion - 1 :]
+        return policy_loss(self.forward(**given), labels, self.loss, options)
+
+    def _update(self) -> None:
+        norm = self.settings.get("max_grad_norm", 1.0)
+        if norm:
+            torch.nn.utils.clip_grad_norm_(self.trained, norm)
+        self.optimizer.step()
+        self.annotator.mark_optimizer(self.optimizer)
+        self.model.zero_grad()
+
+
+def mixed(model: Any, settings: Mapping[str, Any], device: str) -> Callable[..., Any]:
+    """Apply accelerate's mixed precision: autocast around forward, outputs in float32."""
+    kind = torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else None
+    if kind is None:
+        return model  # type: ignore[no-any-return]
+    from accelerate.utils import convert_outputs_to_fp32
+
+    return convert_outputs_to_fp32(torch.autocast(device, dtype=kind)(model.__call__))  # type: ignore[no-any-return]
+
+
+def optimizer_for(trained: list[Any], settings: Mapping[str, Any]) -> Any:
+    """Build an optimizer by the Trainer's name. torch chooses batched updates by device."""
+    name = settings.get("optim", "adamw_torch")
+    rate = settings.get("learning_rate", 1e-5)
+    if name in OPTIMIZERS:
+        kind, options = OPTIMIZERS[name]
+        return getattr(torch.optim, kind)(trained, lr=rate, **options)
+    made = bitsandbytes_optimizers.optimizer_for(name, trained, lr=rate)
+    if made is None:
+        raise Untraceable(f"optim={name} has no stand-in in a generic step; {', '.join(OPTIMIZERS)} and bitsandbytes' have")
+    return made
+
+
+def checkpoint(model: Any, settings: Mapping[str, Any], *, adapted: bool) -> None:
+    """Enable gradient checkpointing like the Trainer, with input gradients for adapters."""
+    if not settings.get("gradient_checkpointing"):
+        return
+    options = settings.get("gradient_checkpointing_kwargs")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    if adapted and (options or {}).get("use_reentrant", True):
+        model.enable_input_require_grads()

@@ -1,0 +1,178 @@
+"""Adapter that traces a plain Hugging Face step of any causal language model.
+
+It replaces frameworks whose own step cannot be traced. `worker/tracing` describes the
+specification. Further settings: `loss` (`causal_lm`, or one of `losses`) and its `loss_options`;
+`score` (`rows` and `length` of a pass without gradients before each step, those of the step by
+default); `use_cache`; `patches`, functions as `module:name` that are called with the model on meta
+and the specification, for frameworks that replace parts of a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.metadata
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..tracing import Untraceable
+
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
+IMPORTS = (
+    "torch._subclasses.fake_tensor",
+    "torch.utils.flop_counter",
+    "accelerate.utils",
+    "peft",
+    "transformers.modeling_utils",
+    "transformers.modeling_flash_attention_utils",
+    "transformers.models.auto.modeling_auto",
+)
+
+
+def warm(load: Mapping[str, Any]) -> dict[str, str]:
+    """Import everything that a trace needs."""
+    from ..tracing import kernels
+
+    kernels.install_triton_stub()  # before any library checks for Triton
+    for name in IMPORTS:
+        importlib.import_module(name)
+    for name in ("cuda_choices", "fake_models", "fsdp2", "ledger", "parameter_uses", "step_annotator", "tracker"):
+        importlib.import_module(f"..tracing.{name}", __package__)
+    return versions()
+
+
+def supported() -> tuple[str, str]:
+    """Return the oldest and the newest tested release of transformers."""
+    return "4.44", "5.17"
+
+
+def load(request: Mapping[str, Any], recorder: Any) -> object:
+    """Return a placeholder: traces share nothing."""
+    return object()
+
+
+def measure(loaded: object, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
+    return trace(request)
+
+
+def release(loaded: object) -> None:
+    gc.collect()
+    gc.freeze()  # modules and cached results stay: the collector, which runs within each trace, skips them from now on
+
+
+def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
+    warm(spec)
+    from ..tracing import cuda_choices, fake_models, frozen_units, fsdp2, parameter_uses, step_annotator, zero_linear
+    from ..tracing.ledger import Ledger
+    from ..tracing.tracker import Tracker
+
+    began = time.perf_counter()
+    ledger = Ledger()
+    tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec))
+    annotator = step_annotator.StepAnnotator(ledger, tracker)
+    with cuda_choices.as_on_cuda(spec), fsdp2.process_group(spec), fake_models.real_tensor_paths():
+        model = prepared(spec)
+        with fake_models.fake_mode_with(tracker, spec["device"]):
+            # From meta to fake tensors, then sharded.
+            fake_models.materialise(model, fake_models.empty_on("cpu"))
+            annotator.mark_model(model)
+            model = fsdp2.shard(model, spec, annotator.tracker)
+            annotator.mark_layers(model)
+            log = parameter_uses.of(spec, ledger)
+            if parameter_uses.wanted(spec):
+                log.watch(model, tracker)
+            with (
+                fake_models.errors_as_untraceable(),
+                zero_linear.zero3_linear(spec),
+                frozen_units.hooked(model, spec) as after_backward,
+            ):
+                step(model, spec, annotator, after_backward)
+            annotator.stop()
+    usage = log.as_json() if parameter_uses.wanted(spec) else None
+    return document("generic", model, spec, annotator, usage, versions(), began)
+
+
+def document(
+    basis: str, model: Any, spec: Mapping[str, Any], annotator: Any, usage: Any, versions: Mapping[str, str], began: float
+) -> dict[str, Any]:
+    """Return `autotune.core.trace.Trace` as JSON types."""
+    from ..tracing import step_annotator
+
+    return {
+        "schema": 1,
+        "basis": basis,
+        "versions": versions,
+        "device": spec["device"],
+        "layers": len(step_annotator.layers_of(model)),
+        **annotator.ledger.as_json(),
+        "work": step_annotator.work(annotator.tracker),
+        "inventory": annotator.inventory,
+        "notes": annotator.notes,
+        "high_extra_bytes": annotator.high_extra_bytes,
+        "usage": usage,
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+
+
+def prepared(spec: Mapping[str, Any]) -> Any:
+    """Build the model on meta in the trainer's form: quantised, adapted, checkpointed, patched."""
+    from ..tracing import quantised
+    from . import model as generic_model
+    from . import step as generic_step
+
+    settings = spec["settings"]
+    base = generic_model.build(spec)
+    quantised.quantise(base, spec)
+    model = generic_model.adapt(base, spec.get("adapter"), widened=settings.get("autocast_adapter_dtype", True))
+    generic_step.checkpoint(model, settings, adapted=bool(spec.get("adapter")))
+    for patch in settings.get("patches", ()):
+        module, _, name = patch.partition(":")
+        changed = getattr(importlib.import_module(module), name)(model, spec)
+        model = model if changed is None else changed
+    return model.train()
+
+
+def step(model: Any, spec: Mapping[str, Any], annotator: Any, after_backward: Callable[[], None] = lambda: None) -> None:
+    from ..tracing import fsdp2
+    from .step import StandInStep
+
+    settings = spec["settings"]
+    micro_steps = spec.get("micro_steps") or min(2, int(settings.get("gradient_accumulation_steps") or 1))
+    run = StandInStep(model, settings, annotator=annotator, device=spec["device"], autocasts=fsdp2.autocasts(spec))
+    run.after_backward, run.completion = after_backward, int(spec["lengths"]["completion"])
+    if settings.get("score"):
+        run.scored = batches(spec, settings["score"])
+    run.run(batches(spec), steps=int(spec.get("steps") or 2), micro_steps=micro_steps)
+
+
+def batches(spec: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Callable[[], dict[str, Any]]:
+    """Return a factory of batches at the longest length, or of `other` rows and length."""
+    import torch
+
+    lengths = spec["lengths"]
+    rows, length = int(spec["settings"]["per_device_train_batch_size"]), int(lengths["prompt"]) + int(lengths["completion"])
+    if other is not None:
+        rows, length = int(other.get("rows") or rows), int(other.get("length") or length)
+
+    def batch() -> dict[str, Any]:
+        made = {name: torch.ones((rows, length), dtype=torch.long) for name in ("input_ids", "labels", "attention_mask")}
+        if lengths.get("padded") and length > 1:  # odd rows are one token shorter
+            made["attention_mask"][1::2, -1] = 0
+        return made
+
+    return batch
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages whose code is traced."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+__all__ = ["Untraceable", "load", "measure", "release", "supported", "trace", "warm"]

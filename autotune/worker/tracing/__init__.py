@@ -1,0 +1,33 @@
+"""Trace of a training step without a GPU, weights or memory: every storage of the step, in order.
+
+The installed framework's own code runs on fake tensors. A dispatch mode (`tracker`) sees every operation and records
+allocations and frees. This package is independent of the framework; the adapters (`trl/step_trace.py`,
+`stand_in/trace.py`) drive the steps.
+
+A trace adapter answers the worker like any other (`warm`, `load`, `measure`, `release`): `load` has only the imports'
+side effects, `measure` takes one specification and returns one trace.
+
+The specification, as JSON (`measure`'s request):
+
+    {"method": "grpo" | "rloo" | "sft" | "dpo" | "online-dpo" | "generic",
+     "model": {"name": s, "folder": s | null, "config": {...}, "dtype": "bfloat16", "attn_implementation": "sdpa" | null,
+               "load_in_4bit": false, "load_in_8bit": false, "gptq_bits": null,   with the libraries' own options
+               "layers": null | n},                                number of layers to trace; null: all
+     "adapter": {"lora_r": .., ...} | null,                        as `load` has it in the TRL adapter
+     "settings": {...},                                            the framework's own settings, as in a probe
+     "device": "cuda" | "cpu",                                     whose kernels, autocast rules and defaults apply
+     "capability": [8, 0] | absent,                                of that GPU: selects attention kernels and workspaces
+     "lengths": {"prompt": P, "completion": C, "padded": false},   a batch is B x (P + C) tokens; a row of SFT or DPO is P + C
+     "sharding": {"kind": "none" | "ddp" | "fsdp2" | "zero1" | "zero2" | "zero3", "ranks": w},
+     "micro_steps": null | k,                                      micro-steps per optimizer step to trace; null: up to 2
+     "steps": 2,
+     "trust_remote_code": false}
+
+The answer, as JSON, is an `autotune.core.trace.Trace`.
+"""
+
+from __future__ import annotations
+
+
+class Untraceable(RuntimeError):
+    """The step cannot be traced; the text names the operation or module."""

@@ -1,0 +1,290 @@
+"""Dispatch cache: on fake tensors of equal form an operation returns fake tensors of equal form.
+
+torch's FakeTensorMode has such a cache too, but it describes every operand in full for each lookup.
+Traces of a 7B's GRPO step (48,000 and 56,000 events, torch 2.13) took 5.1 and 3.9 CPU seconds with
+this cache, 13.2 and 12.5 with torch's, and 29 without any; traces of four layers 0.9 instead of
+3.1. Results that torch does not cache (dependent on data, or with complex aliases) are not cached
+here either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import CONSTANT_NUMEL_LIMIT, FakeTensor
+
+from .operands import tensors_in
+
+aten = torch.ops.aten
+
+MAX_RESULTS = 100_000
+"""Results over all traces of a process; beyond it the cache is emptied."""
+
+_PLAIN_TYPES = frozenset(
+    {int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+)  # 1, 1.0 and True are equal with different results: the type is part of the key
+_UNCACHED_TAGS = tuple(
+    tag
+    for name in ("data_dependent_output", "dynamic_output_shape", "inplace_view")
+    if (tag := getattr(torch.Tag, name, None)) is not None
+)
+_UNCACHED = frozenset(getattr(aten, name).default for name in ("lift", "lift_fresh", "lift_fresh_copy") if hasattr(aten, name))
+_CACHED_WITHOUT_MASKS = frozenset({aten.index.Tensor})
+"""The length of the result depends on data only with a mask."""
+
+_VIEWS_NOT_DECLARED = frozenset({aten._unsafe_view.default})
+"""Views that autograd does not treat as such: uncached by torch, and in every linear layer."""
+
+Key = tuple[object, ...]
+
+
+# 1. Fake tensors made directly: as FakeTensorMode makes them, without its checks.
+
+_attributes: dict[Any, dict[str, Any]] = {}
+"""Attributes, by device, that FakeTensor sets on a new instance besides its mode."""
+
+
+def _new(mode: Any, shape: Sequence[int], stride: Sequence[int], dtype: Any, device: Any) -> Any:
+    """Return a fake tensor with memory of its own."""
+    with torch._C._DisableTorchDispatch():
+        return _fake(mode, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device)
+
+
+def _view(mode: Any, base: Any, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: Any) -> Any:
+    """Return a fake tensor in the memory of `base`."""
+    with torch._C._DisableTorchDispatch():
+        plain = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        plain.set_(base.untyped_storage(), offset, shape, stride)
+        return _fake(mode, plain, base.fake_device)
+
+
+def _fake(mode: Any, plain: Any, device: Any) -> Any:
+    """Return `FakeTensor(mode, plain, device)`; attributes are copied, since setting is slow."""
+    if device not in _attributes:
+        one = FakeTensor(mode, plain, device)
+        _attributes[device] = {name: value for name, value in vars(one).items() if name != "fake_mode"}
+        return one
+    one = torch.Tensor._make_subclass(FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device)
+    # Guard against reads of the data, as the mode does.
+    lenient = getattr(mode, "_allow_unsafe_data_ptr_access", False)
+    name = "_set_warn_deprecated_on_mutable_data_ptr" if lenient else "_set_throw_on_mutable_data_ptr"
+    getattr(torch._C, name, lambda _: None)(one)
+    vars(one).update(_attributes[device], fake_mode=mode)
+    return one
+
+
+# 2. Rules for a batch's rows: each comes with another index, so there is nothing to cache.
+
+
+def by_rule(func: Any, args: Any, kwargs: Any, mode: Any) -> Any:
+    """Return the result of lifting, selecting or copying a row; None if no rule applies."""
+    rule = _RULES.get(id(func))
+    return rule(mode, *args) if rule is not None and not kwargs else None
+
+
+def _lifted(mode: Any, real: Any) -> Any:
+    """Convert the result of `torch.tensor`, except single numbers: the mode stores their value."""
+    plain = type(real) is torch.Tensor and real.layout is torch.strided and real.is_contiguous() and not real.requires_grad
+    if not plain or real.numel() <= CONSTANT_NUMEL_LIMIT or real.untyped_storage().nbytes() != real.nbytes:
+        return None
+    return _new(mode, real.shape, real.stride(), real.dtype, real.device)
+
+
+def _selected(mode: Any, whole: Any, dim: int, index: int) -> Any:
+    if not _is_simple(whole) or not 0 <= dim < whole.dim() or not 0 <= index < whole.shape[dim]:
+        return None
+    if whole.untyped_storage().nbytes() < whole.numel() * whole.element_size() or not whole.is_contiguous():
+        return None  # a view of freed memory (of a sharded parameter) would allocate it again
+    shape, stride = list(whole.shape), list(whole.stride())
+    shape.pop(dim)
+    return _view(mode, whole, shape, stride, whole.storage_offset() + index * stride.pop(dim), whole.dtype)
+
+
+def _copied(mode: Any, target: Any, source: Any) -> Any:
+    return target if _is_simple(target) and _is_simple(source) and target.shape == source.shape else None
+
+
+def _is_simple(value: Any) -> bool:
+    return (
+        type(value) is FakeTensor
+        and value.constant is None
+        and value.layout is torch.strided
+        and not value.is_conj()
+        and not value.is_neg()
+    )
+
+
+_RULES: Mapping[int, Callable[..., Any]] = {
+    id(aten.lift_fresh.default): _lifted,
+    id(aten.select.int): _selected,
+    id(aten.copy_.default): _copied,
+}
+"""Rules by operation id: operations are never freed, and hashing one calls Python."""
+
+
+# 3. The cache.
+
+
+class _Output(NamedTuple):
+    """Form of one result."""
+
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dtype: Any = None
+    offset: int = 0
+    device: Any = None
+    """None for an argument that is returned, and for plain values."""
+
+    argument: int = -1
+    """Index of the argument that is returned, or whose memory is shared; keyword arguments last."""
+
+    value: int | None = None
+
+
+class CachedResult:
+    """Result of an operation on operands of one form."""
+
+    __slots__ = ("_kind", "_outputs", "costs")
+
+    def __init__(self, kind: type, outputs: Sequence[_Output]) -> None:
+        self._kind, self._outputs = kind, tuple(outputs)
+        self.costs: dict[Any, Any] = {}
+        """Costs of the operation by FLOP formula; see `operands.cost_of`."""
+
+    def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> Any:
+        """Return the result for these operands."""
+        operands = _operands(args, kwargs)
+        if self._kind is FakeTensor:
+            return _rebuilt(self._outputs[0], operands, mode)
+        return self._kind(_rebuilt(output, operands, mode) for output in self._outputs)
+
+
+_results: dict[Key, CachedResult | None] = {}
+"""None for results that cannot be cached."""
+
+
+def key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
+    """Return everything that decides the result's form; None if that is more than a key holds."""
+    found: list[object] = [id(func), torch.get_default_dtype()]
+    if not _describe(args, found):
+        return None
+    if kwargs:
+        found += kwargs
+        if not _describe(kwargs.values(), found):
+            return None
+    return tuple(found)
+
+
+def find(key: Key) -> CachedResult | None:
+    return _results.get(key)
+
+
+def note(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any) -> CachedResult | None:
+    """Cache a result, if the key alone determines it."""
+    if key not in _results:
+        if len(_results) >= MAX_RESULTS:
+            _results.clear()
+        _results[key] = _cached(key, func, args, kwargs, mode, out)
+    return _results[key]
+
+
+def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    return (*args, *kwargs.values()) if kwargs else args
+
+
+def _describe(values: Any, found: list[object]) -> bool:
+    """Append the form of each value; False for values without a form."""
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            if value.constant is not None or value.layout is not torch.strided:
+                return False
+            found += (value.shape, value.stride(), value.dtype, value.storage_offset(), value.fake_device)
+            found += (value.is_conj(), value.is_neg(), value.untyped_storage().nbytes())
+        elif kind in _PLAIN_TYPES:
+            found += (kind, value)
+        elif kind is list or kind is tuple:
+            found += (kind, len(value))
+            if not _describe(value, found):
+                return False
+        else:
+            return False
+    return True
+
+
+def _rebuilt(output: _Output, operands: Sequence[Any], mode: Any) -> Any:
+    if output.device is None:
+        return output.value if output.argument < 0 else operands[output.argument]
+    if output.argument < 0:
+        return _new(mode, output.shape, output.stride, output.dtype, output.device)
+    return _view(mode, operands[output.argument], output.shape, output.stride, output.offset, output.dtype)
+
+
+def _cached(key: Key, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any, out: Any) -> CachedResult | None:
+    kind = type(out)
+    if kind not in (FakeTensor, tuple, list) or not _is_cacheable(func, args):
+        return None
+    if key_of(func, args, kwargs) != key:  # it changed its operands
+        return None
+    operands = _operands(args, kwargs)
+    several = [out] if kind is FakeTensor else list(out)
+    outputs = [output for one in several if (output := _output(one, func, operands)) is not None]
+    if len(outputs) < len(several):
+        return None
+    fresh = [one for one, output in zip(several, outputs, strict=True) if output.device is not None and output.argument < 0]
+    if len({one.untyped_storage()._cdata for one in fresh}) < len(fresh):  # results that share memory
+        return None
+    found = CachedResult(kind, outputs)
+    rebuilt = found.again(args, kwargs, mode)
+    forms = [_form(one) for one in ([rebuilt] if kind is FakeTensor else rebuilt)]
+    return found if forms == [_form(one) for one in several] else None
+
+
+def _is_cacheable(func: Any, args: Sequence[Any]) -> bool:
+    """Return True, by torch's rules, if the operands' forms decide form and memory."""
+    if getattr(func, "namespace", None) not in ("aten", "prims") or func in _UNCACHED:
+        return False
+    if func in _CACHED_WITHOUT_MASKS:
+        return all(index.dtype not in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
+    if any(tag in func.tags for tag in _UNCACHED_TAGS):
+        return False
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    is_view = getattr(func, "is_view", None)  # older releases of torch lack it: nothing is cached
+    return is_view is False or (is_view is True and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite))
+
+
+def _output(one: Any, func: Any, operands: Sequence[Any]) -> _Output | None:
+    if one is None or type(one) is int:
+        return _Output(value=one)
+    if type(one) is not FakeTensor:
+        return None
+    place = next((at for at, value in enumerate(operands) if value is one), None)
+    if place is not None:
+        return _Output(argument=place)
+    if not _is_simple(one) or one.requires_grad:
+        return None
+    memory = one.untyped_storage()._cdata
+    shared = [at for at, value in enumerate(operands) if type(value) is FakeTensor and value.untyped_storage()._cdata == memory]
+    others = [value.untyped_storage()._cdata for value in tensors_in(operands)]
+    is_view = func.is_view or func in _VIEWS_NOT_DECLARED
+    if bool(shared) != is_view or (not shared and memory in others) or (shared and _reaches_beyond(one)):
+        return None
+    return _Output(
+        shape=tuple(one.shape), stride=one.stride(), dtype=one.dtype, offset=one.storage_offset(), device=one.fake_device,
+        argument=shared[0] if shared else -1,
+    )  # fmt: skip
+
+
+def _reaches_beyond(view: Any) -> bool:
+    """Return True for a view of freed memory: making it again would allocate the memory."""
+    last = view.storage_offset() + sum((count - 1) * step for count, step in zip(view.shape, view.stride(), strict=True))
+    return bool(view.numel() and (last + 1) * view.element_size() > view.untyped_storage().nbytes())
+
+
+def _form(value: Any) -> object:
+    if not isinstance(value, torch.Tensor):
+        return value
+    memory = value.untyped_storage()
+    return value.shape, value.stride(), value.dtype, value.storage_offset(), value.device, value.requires_grad, memory.nbytes()

@@ -1,0 +1,292 @@
+"""FSDP2 on one rank of a fake process group: torch's own `fully_shard`, as the installed accelerate
+applies it.
+
+Nothing is sent, so one process represents one rank. FSDP2 keeps tensors alive until the next
+all-gather or reduce-scatter by plain references, on any device: a fake CPU rank holds the same as a
+CUDA rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from . import Untraceable
+
+POLICY = "TRANSFORMER_BASED_WRAP"
+"""transformers' default policy for accelerate."""
+
+
+def wanted(spec: Mapping[str, Any]) -> bool:
+    return (spec.get("sharding") or {}).get("kind") == "fsdp2"
+
+
+@contextmanager
+def process_group(spec: Mapping[str, Any], *, rank: int = 0) -> Iterator[None]:
+    """Open a fake process group for the duration of the trace; enter it before any fake mode."""
+    if not wanted(spec):
+        yield
+        return
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise Untraceable("FSDP2: this process has a process group already. The trace needs its own.")
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=int(spec["sharding"]["ranks"]))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(model: Any, spec: Mapping[str, Any], tracker: Any) -> Any:
+    """Return the model sharded by accelerate; whole tensors leave the ledger."""
+    if not wanted(spec):
+        return _cast_whole(model, spec)
+    _hide_shape_propagation(tracker)
+    _mark_communication()
+    # Sharded parameters replace the whole ones, which are freed with their last reference.
+    model = prepare(model, spec)
+    gc.collect()
+    if spec.get("device") == "cuda":
+        _remove_freed(tracker.ledger)
+    else:
+        tracker._workspaces.update(_gloo_workspaces())
+    if any(not parameter.requires_grad for parameter in model.parameters()):
+        tracker.set_part([parameter for parameter in model.parameters() if parameter.requires_grad], "adapters")
+    return model
+
+
+def _gloo_workspaces() -> dict[Any, Any]:
+    """Return the workspaces of gloo's collectives: a buffer of the whole."""
+    operations = torch.ops.c10d
+    return {
+        operations._allgather_base_.default: lambda args, kwargs, out: args[0].numel() * args[0].element_size(),
+        operations._reduce_scatter_base_.default: lambda args, kwargs, out: args[1].numel() * args[1].element_size(),
+    }
+
+
+def prepare(model: Any, spec: Mapping[str, Any]) -> Any:
+    """Apply accelerate's own preparation, on any process group, with fake and real tensors."""
+    try:
+        from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+    except ImportError:
+        return _shard_by_layer(model, spec)
+    plugin = _plugin(model, spec)
+    if plugin.activation_checkpointing:
+        from accelerate.utils.fsdp_utils import fsdp2_apply_ac
+
+        plugin.set_auto_wrap_policy(model)
+        model = fsdp2_apply_ac(_accelerator(plugin, spec), model)
+    _upcast_trainable(model, spec)
+    return fsdp2_prepare_model(_accelerator(plugin, spec), model)
+
+
+def mixed_precision(spec: Mapping[str, Any]) -> str:
+    """Return accelerate's name: `no`, `bf16` or `fp16`."""
+    settings = spec.get("settings") or {}
+    return "bf16" if settings.get("bf16") else "fp16" if settings.get("fp16") else "no"
+
+
+def autocasts(spec: Mapping[str, Any]) -> bool:
+    """Return True if accelerate autocasts the forward; FSDP2 and DeepSpeed cast themselves."""
+    kind = (spec.get("sharding") or {}).get("kind", "none")
+    return kind != "fsdp2" and not kind.startswith("zero")
+
+
+def _cast_whole(model: Any, spec: Mapping[str, Any]) -> Any:
+    """Cast the whole model, as DeepSpeed and FSDP1 do.
+
+    DeepSpeed's engine casts all floating-point tensors, adapters included, before it makes its
+    masters. FSDP1 under a mixed precision policy gathers every unit in that dtype.
+    """
+    kind, precision = (spec.get("sharding") or {}).get("kind", "none"), mixed_precision(spec)
+    if kind == "fsdp1":
+        precision = str((spec["sharding"].get("options") or {}).get("mixed_precision", "no"))
+    if not (kind.startswith("zero") or kind == "fsdp1") or precision == "no":
+        return model
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    made: dict[int, Any] = {}
+
+    def cast(tensor: Any, parameter: bool) -> Any:
+        if not tensor.is_floating_point() or tensor.dtype is dtype:
+            return tensor
+        if id(tensor) not in made:
+            new = tensor.detach().to(dtype)
+            made[id(tensor)] = torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if parameter else new
+        return made[id(tensor)]
+
+    # Tensors are replaced: fake parameters refuse other `.data`.
+    for module in model.modules():
+        module._parameters.update({name: cast(held, True) for name, held in module._parameters.items() if held is not None})
+        module._buffers.update({name: cast(held, False) for name, held in module._buffers.items() if held is not None})
+    return model
+
+
+def _plugin(model: Any, spec: Mapping[str, Any]) -> Any:
+    from accelerate import FullyShardedDataParallelPlugin
+
+    options = _options(spec)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy=str(options.get("auto_wrap_policy", POLICY)),
+        transformer_cls_names_to_wrap=options.get("transformer_layer_cls_to_wrap"),
+        min_num_params=options.get("min_num_params"),
+        reshard_after_forward=_is_true(options.get("reshard_after_forward", True)),
+        cpu_offload=False,
+        cpu_ram_efficient_loading=False,
+        activation_checkpointing=_is_true(options.get("activation_checkpointing", False)),
+    )
+    if (precision := mixed_precision(spec)) != "no":
+        plugin.set_mixed_precision(precision)
+    if hasattr(model, "active_peft_config"):
+        _set_adapter_policy(model, plugin)
+    return plugin
+
+
+def _options(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's `fsdp_config` (prefix removed) with the options of the request."""
+    given = (spec.get("settings") or {}).get("fsdp_config")
+    options = {name.removeprefix("fsdp_"): value for name, value in given.items()} if isinstance(given, Mapping) else {}
+    options.update((spec["sharding"].get("options") or {}).items())
+    if _is_true(options.get("cpu_offload", options.get("offload_params", False))):
+        raise Untraceable(
+            "FSDP2 with parameters offloaded to the host cannot be traced: its shards would be counted on the device"
+        )
+    return options
+
+
+def _is_true(value: Any) -> bool:
+    return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
+
+
+def _set_adapter_policy(model: Any, plugin: Any) -> None:
+    """Set the Trainer's policy for a PEFT model; its module differs between versions."""
+    accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
+    try:
+        from transformers.distributed.fsdp import update_fsdp_plugin_peft
+    except ImportError:
+        try:
+            from transformers.integrations.fsdp import update_fsdp_plugin_peft
+        except ImportError:
+            from peft.utils.other import fsdp_auto_wrap_policy
+
+            plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
+            return
+    update_fsdp_plugin_peft(model, accelerator)
+
+
+def _accelerator(plugin: Any, spec: Mapping[str, Any]) -> Any:
+    """Return the attributes of an Accelerator that the preparation reads."""
+    mesh = _mesh(int(spec["sharding"]["ranks"]))
+    return SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        mixed_precision=mixed_precision(spec),
+        is_main_process=False,
+        device=torch.device("cpu"),
+        torch_device_mesh={("all",): mesh},
+        parallelism_config=SimpleNamespace(fsdp_dim_names=["all"]),
+    )
+
+
+def _mesh(ranks: int) -> Any:
+    """Return a mesh of real tensors: under a fake mode its ranks could not be read."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return init_device_mesh("cpu", (ranks,))
+
+
+def _upcast_trainable(model: Any, spec: Mapping[str, Any]) -> None:
+    """Replace trainable parameters by float32 masters, as accelerate does under mixed precision.
+
+    accelerate assigns `.data` of another dtype, which a fake parameter refuses.
+    """
+    if mixed_precision(spec) == "no" or not _any_fake(model):
+        return
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None or not parameter.requires_grad or parameter.dtype is torch.float32:
+                continue
+            if id(parameter) not in made:
+                made[id(parameter)] = torch.nn.Parameter(parameter.detach().to(torch.float32))
+            module._parameters[name] = made[id(parameter)]
+
+
+def _any_fake(model: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters())
+
+
+def _shard_by_layer(model: Any, spec: Mapping[str, Any]) -> Any:
+    """Shard per decoder layer, with the rest as root, for an accelerate without FSDP2."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision(spec))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
+    how = {"mesh": _mesh(int(spec["sharding"]["ranks"])), "mp_policy": policy}
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    _upcast_trainable(model, spec)
+    for module in list(model.modules()):
+        if type(module).__name__ in names:
+            fully_shard(module, **how, reshard_after_forward=_is_true(_options(spec).get("reshard_after_forward", True)))
+    return fully_shard(model, **how)
+
+
+_CURRENT_TRACKER: list[Any] = []
+"""Tracker of the running trace: the patch below outlives a trace and uses the latest."""
+
+
+def _hide_shape_propagation(tracker: Any) -> None:
+    """Hide DTensor's shape propagation: it runs operations on tensors of the unsharded size."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    _CURRENT_TRACKER[:] = [tracker]
+    names = ("_propagate_tensor_meta", "_propagate_tensor_meta_non_cached")
+    _wrap(ShardingPropagator, names, lambda current: current.untracked())
+
+
+def _mark_communication() -> None:
+    """Mark gathered and reduced buffers as communication, whole parameters included."""
+    try:
+        from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group
+    except ImportError:  # torch before 2.6
+        from torch.distributed._composable.fsdp import _fsdp_param_group as group
+    names = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce")
+    _wrap(group, names, lambda current: current.making("communication"))
+
+
+def _wrap(holder: Any, names: tuple[str, ...], region: Callable[[Any], Any]) -> None:
+    """Run functions inside a region of the current tracker; each is wrapped once per process."""
+
+    def wrapped(plain: Any) -> Any:
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with region(_CURRENT_TRACKER[-1]) if _CURRENT_TRACKER else contextlib.nullcontext():
+                return plain(*args, **kwargs)
+
+        inside.is_wrapped = True  # type: ignore[attr-defined]
+        return inside
+
+    for name in names:
+        plain = getattr(holder, name, None)
+        if plain is not None and not hasattr(plain, "is_wrapped"):
+            setattr(holder, name, wrapped(plain))
+
+
+def _remove_freed(ledger: Any) -> None:
+    """Remove freed allocations: `fully_shard` moves and shards unit by unit."""
+    live = {entry - 1 for entry in ledger.events if entry > 0} - {-entry - 1 for entry in ledger.events if entry < 0}
+    ledger.events[:] = [entry for entry in ledger.events if abs(entry) - 1 in live]
+    ledger.live = ledger.peak = sum(ledger.sizes[number] for number in live)
+    for mark in ledger.marks:
+        mark["event"] = 0
+    del ledger.marks[:-1]

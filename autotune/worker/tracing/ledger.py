@@ -1,0 +1,62 @@
+"""Ledger of a trace: allocations with their parts, events, and marks of the step's phases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PARTS = (
+    "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs", "kv_cache", "communication",
+)  # fmt: skip
+_NUMBER = {part: number for number, part in enumerate(PARTS)}
+
+
+class Ledger:
+    """Append-only record; only the part of an allocation may be corrected later."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.parts: list[int] = []
+        self.events: list[int] = []
+        self.marks: list[dict[str, Any]] = []
+        self.live = 0
+        self.peak = 0
+        self.phase = "load"
+        self.step = 0
+        self.layer: int | None = None
+        self.closed = False
+        self.enter("load")
+
+    def enter(self, phase: str, *, layer: int | None = None) -> None:
+        """Mark the phase and layer that begin with the next event."""
+        self.phase, self.layer = phase, layer
+        mark = {"event": len(self.events), "phase": phase, "step": self.step, "layer": layer}
+        if self.marks and self.marks[-1]["event"] == len(self.events):
+            self.marks[-1] = mark
+        else:
+            self.marks.append(mark)
+
+    def allocate(self, size: int, part: str) -> int:
+        number = len(self.sizes)
+        self.sizes.append(size)
+        self.parts.append(_NUMBER[part])
+        self.events.append(number + 1)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        return number
+
+    def free(self, number: int) -> None:
+        if self.closed:
+            return
+        self.events.append(-(number + 1))
+        self.live -= self.sizes[number]
+
+    def set_part(self, number: int, part: str) -> None:
+        """Correct the part of an allocation."""
+        self.parts[number] = _NUMBER[part]
+
+    def close(self) -> None:
+        """Ignore later frees: these allocations are live at the end of the step."""
+        self.closed = True
+
+    def as_json(self) -> dict[str, Any]:
+        return {"sizes": self.sizes, "parts": self.parts, "part_names": list(PARTS), "events": self.events, "marks": self.marks}

@@ -1,0 +1,206 @@
+"""Uses of parameters and gradients by each module, from which every kind of sharding is computed.
+
+Libraries that gather parameters just before use do it in hooks like these, module by module, in
+forward, recomputation and backward. The hooks here change nothing: they record positions in the
+ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from .step_annotator import differentiable, layers_of
+
+PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
+"""Events: a pass begins at the root; a module's forward and backward begin and end; a parameter's
+gradient is ready; a parameter is read by another module than its owner."""
+
+
+class _ReadReportingDict(dict):  # type: ignore[type-arg]
+    """Parameters of a module that report each read."""
+
+    def __init__(self, held: dict[str, Any], taken: Callable[[Any], None]) -> None:
+        super().__init__(held)
+        self._taken = taken
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        self._taken(found)
+        return found
+
+
+class ParameterUses:
+    """Log of one trace."""
+
+    def __init__(self, ledger: Any, *, own_inputs: bool = False) -> None:
+        """`own_inputs`: pass each module's inputs through a node of its own, as ZeRO-3 does.
+
+        Its backward then ends when its own part of their gradients is ready, whatever other modules
+        take the same tensors.
+        """
+        self._ledger, self._own_inputs = ledger, own_inputs
+        self.parameters: list[dict[str, Any]] = []
+        self.modules: list[list[int]] = []
+        """Indices of the parameters that each module owns; empty for most."""
+        self.uses: list[list[int]] = []
+        """[event, kind, module or parameter]; for a gradient also the number of its allocation."""
+        self._handles: list[Any] = []
+        self._running: list[int] = []
+        """Modules whose forward is running, the innermost last."""
+        self._plain: list[tuple[Any, Any]] = []
+        self._keeps_recomputed = False
+
+    def as_json(self) -> dict[str, Any]:
+        found = {"parameters": self.parameters, "modules": self.modules, "uses": self.uses}
+        return {**found, "keeps_recomputed": self._keeps_recomputed}
+
+    def _note(self, what: int, which: int, *more: int) -> None:
+        self.uses.append([len(self._ledger.events), what, which, *more])
+
+    def watch(self, model: Any, tracker: Any, layer_of: dict[int, int] | None = None) -> None:
+        """Record from now on; `layer_of` maps a module's id to its decoder layer."""
+        index = self._inventory(model, tracker, layer_of or layers_by_module(model))
+        self._handles.append(model.register_forward_pre_hook(lambda *_: self._note(PASS, 0)))
+        for module in model.modules():
+            held = [index[id(parameter)] for parameter in module._parameters.values() if parameter is not None]
+            self.modules.append(held)
+            self._record_passes(module, len(self.modules) - 1)
+            self._record_reads(module, len(self.modules) - 1, index)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                self._record_gradient(parameter, index[id(parameter)], tracker)
+
+    def stop(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for module, plain in self._plain:
+            plain.update(module._parameters)
+            module._parameters = plain
+        self._plain.clear()
+
+    def _record_reads(self, module: Any, which: int, index: dict[int, int]) -> None:
+        """Record reads by other modules: an adapter's wrapper reads the dtype of its matrices."""
+
+        def taken(parameter: Any) -> None:
+            if self._running and self._running[-1] != which and id(parameter) in index:
+                self._note(READ, index[id(parameter)])
+
+        if module._parameters:
+            self._plain.append((module, module._parameters))
+            module._parameters = _ReadReportingDict(module._parameters, taken)
+
+    def _inventory(self, model: Any, tracker: Any, layer_of: dict[int, int]) -> dict[int, int]:
+        index: dict[int, int] = {}
+        for module in model.modules():
+            for parameter in module._parameters.values():
+                if parameter is None or id(parameter) in index:
+                    continue
+                index[id(parameter)] = len(self.parameters)
+                self.parameters.append(
+                    {
+                        "count": parameter.numel(),
+                        "size": parameter.numel() * parameter.element_size(),
+                        "trains": bool(parameter.requires_grad),
+                        "layer": layer_of.get(id(module)),
+                        "number": _number(tracker, parameter),
+                    }
+                )
+        return index
+
+    def _record_passes(self, module: Any, which: int) -> None:
+        def before(_: Any, inputs: Any) -> Any:
+            self._note(FORWARD, which)
+            self._running.append(which)
+            self._keeps_recomputed = self._keeps_recomputed or _keeps_recomputed_tensors()
+            if torch.is_grad_enabled() and (wanted := differentiable(inputs)):
+                return self._through(inputs, wanted, which) if self._own_inputs else self._after_all(wanted, which)
+            return None
+
+        def after(_: Any, __: Any, output: Any) -> None:
+            self._note(FORWARD_DONE, which)
+            while self._running and self._running.pop() != which:
+                pass  # recomputation stops early: modules inside may not end
+            for tensor in differentiable(output):
+                tensor.register_hook(begin)
+
+        def begin(_: Any) -> None:
+            self._note(BACKWARD, which)
+
+        self._handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+    def _after_all(self, tensors: list[Any], which: int) -> None:
+        """Record the end of the module's backward: the last of its inputs has its gradient."""
+        left = [len(tensors)]
+
+        def done(_: Any) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                self._note(BACKWARD_DONE, which)
+
+        for tensor in tensors:
+            tensor.register_hook(done)
+
+    def _through(self, inputs: Any, wanted: list[Any], which: int) -> Any:
+        """Record the same for gradients that pass through nodes of the module's own."""
+        left = [len(wanted)]
+
+        def done() -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                self._note(BACKWARD_DONE, which)
+
+        return tree_map(lambda leaf: _GradientCallback.apply(leaf, done) if differentiable(leaf) else leaf, inputs)
+
+    def _record_gradient(self, parameter: Any, which: int, tracker: Any) -> None:
+        def ready(with_gradient: Any) -> None:
+            number = _number(tracker, with_gradient.grad)
+            self._note(GRADIENT, which, -1 if number is None else number)
+
+        self._handles.append(parameter.register_post_accumulate_grad_hook(ready))
+
+
+class _GradientCallback(torch.autograd.Function):  # type: ignore[misc]
+    """Identity with a callback after the gradient's return."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, then: Callable[[], None]) -> Any:
+        ctx.then = then
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        ctx.then()
+        return gradient, None
+
+
+def _keeps_recomputed_tensors() -> bool:
+    """Return True in a recomputation whose saved tensors are stored outside the graph."""
+    top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return torch._C._current_graph_task_id() != -1 and top_hooks is not None and top_hooks(True) is not None
+
+
+def _number(tracker: Any, tensor: Any) -> int | None:
+    if tensor is None:  # a fused kernel without a gradient for its weight
+        return None
+    booked = tracker._booked(tensor.untyped_storage())
+    return None if booked is None else int(booked.number)
+
+
+def layers_by_module(model: Any) -> dict[int, int]:
+    """Return the decoder layer of every module inside a layer, by the module's id."""
+    return {id(inner): place for place, layer in enumerate(layers_of(model)) for inner in layer.modules()}
+
+
+def of(spec: Any, ledger: Any) -> ParameterUses:
+    """Return the log in the form of the sharding library."""
+    return ParameterUses(ledger, own_inputs=(spec.get("sharding") or {}).get("kind") == "zero3")
+
+
+def wanted(spec: Any) -> bool:
+    """Return True for sharding computed after the trace, from these uses."""
+    return (spec.get("sharding") or {}).get("kind") in ("ddp", "fsdp1", "zero1", "zero2", "zero3")

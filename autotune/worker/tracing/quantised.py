@@ -1,0 +1,301 @@
+"""Quantised models without weights: the storages and products of the real modules.
+
+Each frozen linear layer becomes one that holds the packed weight and its scales, and computes as
+its library does on a GPU: unpack the weight, multiply, free it, and again in the backward pass.
+Sources: bitsandbytes `autograd/_functions.py` (`MatMul4Bit`, `MatMul8bitLt`) and `functional.py`
+(`QuantState`); GPTQModel and AutoGPTQ `triton_utils/dequant.py` (`QuantLinearFunction` of the
+second Triton kernel, also used by fms-acceleration's accelerated-peft).
+
+If bitsandbytes is installed, the modules are its own subclasses, so that peft wraps them in its own
+layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import Untraceable
+from .patching import swapped
+
+BLOCK, NESTED_BLOCK = 64, 256
+"""Weights per scale, and scales per nested scale: bitsandbytes' defaults on CUDA."""
+
+GROUP = 128
+"""Rows of a GPTQ weight per scale, unless configured."""
+
+
+def quantise(model: Any, spec: Mapping[str, Any]) -> None:
+    """Replace the linear layers that the library would, on meta and before adapters."""
+    settings = spec["model"]
+    kind = kind_of(settings)
+    if kind is None:
+        return
+    skipped = _unquantised(model, settings)
+    dtype = getattr(torch, settings["dtype"])
+    options = dict(settings)
+    if kind == "gptq":
+        options.setdefault("group_size", (getattr(model.config, "quantization_config", None) or {}).get("group_size", GROUP))
+    replaced = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear and not any(name == skip or name.startswith(f"{skip}.") for skip in skipped)
+    }
+    with _disable_current_modes():  # a fake tensor cannot be a bitsandbytes parameter
+        for name, module in replaced.items():
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, _KINDS[kind](module, dtype, options))
+    _mark_quantised(model, kind)
+
+
+@contextmanager
+def unpacked_by_peft() -> Iterator[None]:
+    """Let peft unpack these weights too, as DoRA does: it recognises packed weights by class."""
+    with contextlib.ExitStack() as stack:
+        for name in [name for name in sys.modules if name.startswith("peft.")]:
+            names = vars(sys.modules[name])
+            unpack = names.get("dequantize_module_weight")
+            if callable(unpack):
+                stack.enter_context(swapped(names, "dequantize_module_weight", _or_in_full(unpack)))
+        yield
+
+
+def _or_in_full(unpack: Any) -> Any:
+    return lambda module: module.in_full() if isinstance(module, _Quantised) else unpack(module)
+
+
+def kind_of(settings: Mapping[str, Any]) -> str | None:
+    """Return `4bit`, `8bit` or `gptq`; None for a model loaded as it is."""
+    if settings.get("gptq_bits"):
+        return "gptq"
+    return "4bit" if settings.get("load_in_4bit") else "8bit" if settings.get("load_in_8bit") else None
+
+
+def _unquantised(model: Any, settings: Mapping[str, Any]) -> list[str]:
+    """Return modules in full precision: the output embedding and those that share its weight."""
+    skipped = settings.get("llm_int8_skip_modules")
+    if skipped:
+        return list(skipped)
+    head = model.get_output_embeddings()
+    names = [name for name, module in model.named_modules() if module is head and head is not None]
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    for name in (*tied, *(tied.values() if isinstance(tied, dict) else ())):
+        names.append(str(name).removesuffix(".weight"))
+    return names
+
+
+def _mark_quantised(model: Any, kind: str) -> None:
+    """Set the attributes by which transformers, peft and TRL recognise a quantised model."""
+    model.is_quantized = True
+    if kind == "gptq":
+        model.quantization_method = "gptq"
+    else:
+        setattr(model, f"is_loaded_in_{kind}", True)
+        model.quantization_method = "bitsandbytes"
+        model.is_quantized_training_enabled = True
+        if importlib.util.find_spec("bitsandbytes") is None:
+            model.num_parameters = lambda *_, **__: 0  # transformers' own count looks for bitsandbytes' kinds of parameters
+    model.hf_quantizer = SimpleNamespace(
+        is_trainable=True, is_qat_trainable=False, is_compileable=False, quantization_config=None
+    )
+
+
+class _Product(torch.autograd.Function):  # type: ignore[misc]
+    """Unpack, multiply, free; only the packed weight is saved, which is live anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Any, layer: Any, bias: Any) -> Any:
+        ctx.layer, ctx.bias_dtype = layer, None if bias is None else bias.dtype
+        return torch.nn.functional.linear(values, layer.unpacked(values.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        bias = gradient.sum(tuple(range(gradient.dim() - 1)), dtype=ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        values = torch.matmul(gradient, ctx.layer.unpacked(gradient.dtype)) if ctx.needs_input_grad[0] else None
+        return values, None, bias
+
+
+def _base(name: str) -> Any:
+    """Return bitsandbytes' own class; without the package, a plain linear layer."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return torch.nn.Linear
+    try:
+        return getattr(importlib.import_module("bitsandbytes").nn, name)
+    except (ImportError, AttributeError, OSError) as error:
+        raise Untraceable(f"bitsandbytes: cannot be used: {error}. Reinstall or uninstall it.") from error
+
+
+def _empty_layer(base: Any, source: Any) -> Any:
+    """Return a layer of this class with the source's sizes and bias, without tensors."""
+
+    class QuantisedLinear(_Quantised, base):  # type: ignore[misc]
+        pass
+
+    layer = QuantisedLinear.__new__(QuantisedLinear)
+    torch.nn.Module.__init__(layer)
+    layer.in_features, layer.out_features = source.in_features, source.out_features
+    layer.bias = source.bias
+    if source.bias is not None:
+        source.bias.requires_grad_(False)
+    layer.source_cls = type(source)
+    return layer
+
+
+def _hold(layer: Any, name: str, *shape: int, dtype: torch.dtype) -> None:
+    layer.register_buffer(name, torch.empty(shape, dtype=dtype, device="meta"), persistent=False)
+
+
+def _frozen(tensor: Any) -> Any:
+    return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+class _Quantised(torch.nn.Module):  # type: ignore[misc]
+    """Linear layer that computes as its kind does."""
+
+    kind = ""
+
+    def forward(self, x: Any) -> Any:
+        return getattr(self, f"_{self.kind}")(x)
+
+    def unpacked(self, dtype: torch.dtype) -> Any:
+        """Return the unpacked weight, live until the product is done."""
+        self._scales_unpacked()
+        shape = (self.out_features, self.in_features)
+        return torch.empty(shape, dtype=self.unpacked_dtype or dtype, device=self.weight.device).to(dtype)
+
+    def in_full(self) -> Any:
+        """Return the weight as peft unpacks it, to take a norm."""
+        if self.kind == "8bit":
+            return self.weight * self.SCB.view(-1, 1) * (1.0 / 127.0)
+        return self.unpacked(self.unpacked_dtype or self.scales.dtype)
+
+    def _scales_unpacked(self) -> None:
+        """Unpack nested scales first; they are live until the weight is."""
+        if getattr(self, "absmax_of_absmax", None) is not None:
+            torch.empty(self.absmax.shape, dtype=torch.float32, device=self.absmax.device)
+
+    def _4bit(self, x: Any) -> Any:
+        compute = self.compute_dtype or x.dtype
+        bias = None if self.bias is None else self.bias.to(compute)
+        return _Product.apply(x.to(compute), self, bias).to(x.dtype)
+
+    def _gptq(self, x: Any) -> Any:
+        out = _Product.apply(x.reshape(-1, x.shape[-1]), self, None).reshape(*x.shape[:-1], self.out_features)
+        return out if self.bias is None else out + self.bias
+
+    def _8bit(self, x: Any) -> Any:
+        return _Product8.apply(x, self, self.bias if self.bias is None else self.bias.to(x.dtype))
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        return torch.nn.Module.to(self, *args, **kwargs)
+
+
+class _Product8(torch.autograd.Function):  # type: ignore[misc]
+    """`MatMul8bitLt` for frozen weights, without outlier columns."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Any, layer: Any, bias: Any) -> Any:
+        flat = values.reshape(-1, values.shape[-1])
+        ctx.layer, ctx.shape = layer, values.shape
+        half = flat.to(torch.float16)
+        packed = torch.empty(flat.shape, dtype=torch.int8, device=flat.device)
+        scales = torch.empty(flat.shape[0], dtype=torch.float32, device=flat.device)
+        if layer.threshold:
+            outliers = half.abs() >= layer.threshold
+            del outliers
+        del half
+        weight = layer.weight
+        whole = (
+            torch._int_mm(packed, weight.t())
+            if flat.shape[0] > 16
+            else torch.empty(flat.shape[0], weight.shape[0], dtype=torch.int32)
+        )
+        out = torch.empty(whole.shape, dtype=torch.float16, device=flat.device)
+        del whole, packed, scales
+        if bias is not None and bias.dtype is not torch.float16:
+            out.add_(bias)
+        ctx.values = flat if ctx.needs_input_grad[0] else None  # saved outside the graph, as there
+        return out.to(values.dtype).reshape(*values.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        flat = gradient.reshape(-1, gradient.shape[-1]).contiguous()
+        weight = ctx.layer.weight.to(ctx.values.dtype, copy=True).mul_(ctx.layer.SCB.unsqueeze(1).mul(1.0 / 127.0))
+        return torch.matmul(flat.to(ctx.values.dtype), weight).view(ctx.shape), None, None
+
+
+def _as_4bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
+    base = _base("Linear4bit")
+    layer = _empty_layer(base, source)
+    count = source.in_features * source.out_features
+    stored = getattr(torch, str(options.get("bnb_4bit_quant_storage") or "uint8"))
+    packed = torch.empty(math.ceil(count / 2 / stored.itemsize), 1, dtype=stored, device="meta")
+    nested = bool(options.get("bnb_4bit_use_double_quant", options.get("use_bnb_nested_quant", False)))
+    layer.kind, layer.unpacked_dtype = "4bit", dtype
+    layer.compute_dtype = getattr(torch, str(options.get("bnb_4bit_compute_dtype") or options["dtype"]))
+    layer.compute_type_is_set = True
+    layer.quant_type = str(options.get("bnb_4bit_quant_type") or "nf4")
+    layer.compress_statistics, layer.quant_state, layer.quant_storage = nested, None, stored
+    layer.weight = _as_bitsandbytes(
+        "Params4bit", packed, compress_statistics=nested, quant_type=layer.quant_type, bnb_quantized=True
+    )
+    blocks = math.ceil(count / BLOCK)
+    _hold(layer, "absmax", blocks, dtype=torch.uint8 if nested else torch.float32)
+    _hold(layer, "code", 16, dtype=torch.float32)
+    if nested:
+        _hold(layer, "absmax_of_absmax", math.ceil(blocks / NESTED_BLOCK), dtype=torch.float32)
+        _hold(layer, "code_of_absmax", 256, dtype=torch.float32)
+        _hold(layer, "offset", dtype=torch.float32)
+    return layer
+
+
+def _as_8bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
+    layer = _empty_layer(_base("Linear8bitLt"), source)
+    layer.kind, layer.unpacked_dtype = "8bit", None
+    layer.threshold = float(options.get("llm_int8_threshold", 6.0))
+    packed = torch.empty(source.out_features, source.in_features, dtype=torch.int8, device="meta")
+    layer.weight = _as_bitsandbytes("Int8Params", packed, has_fp16_weights=False)
+    _hold(layer, "SCB", source.out_features, dtype=torch.float32)
+    # Attributes of `MatmulLtState` that peft reads.
+    state = {"has_fp16_weights": False, "memory_efficient_backward": False, "CB": None, "SCB": None}
+    layer.state, layer.index = SimpleNamespace(threshold=layer.threshold, **state), None
+    return layer
+
+
+def _as_gptq(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
+    """Pack along the input, as AutoGPTQ and GPTQModel do."""
+    layer = _empty_layer(torch.nn.Linear, source)
+    bits, group = int(options["gptq_bits"]), int(options["group_size"])
+    rows = source.in_features if group == -1 else group
+    groups = math.ceil(source.in_features / rows)
+    layer.kind, layer.unpacked_dtype, layer.bits = "gptq", None, bits
+    layer.weight = _frozen(torch.empty(source.in_features * bits // 32, source.out_features, dtype=torch.int32, device="meta"))
+    _hold(layer, "qzeros", groups, source.out_features * bits // 32, dtype=torch.int32)
+    _hold(layer, "scales", groups, source.out_features, dtype=torch.float16)
+    _hold(layer, "g_idx", source.in_features, dtype=torch.int32)
+    return layer
+
+
+def _as_bitsandbytes(name: str, packed: Any, **options: Any) -> Any:
+    """Return the packed weight as bitsandbytes' kind of parameter, which peft does not cast."""
+    kind = getattr(_base("Linear4bit"), "__module__", "").startswith("bitsandbytes") and getattr(
+        importlib.import_module("bitsandbytes").nn, name
+    )
+    if not kind:
+        return _frozen(packed)
+    return kind(packed, requires_grad=False, **options)
+
+
+_KINDS = {"4bit": _as_4bit, "8bit": _as_8bit, "gptq": _as_gptq}

@@ -1,0 +1,376 @@
+"""Dispatch mode that records the storages of every operation on fake tensors.
+
+With a dispatch mode on, C++ autograd takes out-of-place paths that a plain run does not take
+(accumulation of gradients, `gather`'s backward). There the result is recorded in place of the
+operand whose memory it would have reused.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from . import Untraceable, dispatch_cache, integer_values
+from .dispatch_cache import CachedResult
+from .ledger import Ledger
+from .operands import OperationCost, cost_of
+
+aten = torch.ops.aten
+
+Workspace = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
+"""Bytes inside an operation's kernel, from its arguments and its result."""
+
+VIEWS = frozenset(
+    "view transpose t expand detach unsqueeze _unsafe_view slice select squeeze permute alias split split_with_sizes "  # noqa: SIM905
+    "as_strided unbind _reshape_alias lift_fresh chunk diagonal unfold view_as_real view_as_complex".split()
+)
+"""Operations without a kernel."""
+
+
+class _OperationInfo:
+    """Properties of one operation, looked up once: a step has tens of thousands of calls."""
+
+    __slots__ = ("accumulates", "flops", "launches", "query", "workspace")
+
+    def __init__(self, func: Any, workspace: Workspace | None) -> None:
+        packet = getattr(func, "_overloadpacket", None)
+        self.query = _QUERIES.get(func)
+        self.launches = str(packet).rsplit(".", 1)[-1] not in VIEWS and getattr(func, "namespace", "") != "prim"
+        self.flops = flop_registry.get(packet)
+        self.accumulates = func in _ACCUMULATING
+        self.workspace = workspace
+
+
+class _Storage:
+    """A live storage in the ledger."""
+
+    __slots__ = ("number", "ref", "size")
+
+    def __init__(self, number: int, size: int, ref: Any) -> None:
+        self.number, self.size, self.ref = number, size, ref
+
+
+class Tracker(TorchDispatchMode):  # type: ignore[misc]
+    """Dispatch mode that records all allocations on `device`; enter it in a FakeTensorMode."""
+
+    def __init__(self, ledger: Ledger, *, device: str = "cpu", workspaces: Mapping[Any, Workspace] | None = None) -> None:
+        super().__init__()
+        self.ledger = ledger
+        self.paused = False
+        self.guess_length: Callable[[Any], int] = lambda mask: int(mask.numel())
+        self.flops: dict[tuple[str, str], float] = defaultdict(float)
+        self.moved: dict[str, float] = defaultdict(float)
+        self.kernels: dict[str, int] = defaultdict(int)
+        self.in_layers: dict[tuple[str, str], float] = defaultdict(float)
+        self.vocabulary: frozenset[int] = frozenset()
+        self._device = device
+        self._workspaces = dict(workspaces or {})
+        self._known: dict[int, _OperationInfo] = {}
+        """Operations by id: they are never freed, and hashing one calls Python."""
+        self._live: dict[int, _Storage] = {}
+        self._donated: tuple[Any, int, _Storage, int] | None = None
+        self._part: str | None = None
+        self._mode: Any = None
+
+    def __enter__(self) -> Tracker:
+        around = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, fake_tensor.FakeTensorMode)]
+        self._mode = around[-1] if around else None
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    # Interface of the step's driver.
+
+    @contextmanager
+    def making(self, part: str) -> Iterator[None]:
+        """Record allocations as this part, whatever they look like."""
+        before, self._part = self._part, part
+        try:
+            yield
+        finally:
+            self._part = before
+
+    @contextmanager
+    def untracked(self) -> Iterator[None]:
+        """Record nothing: for work that a plain run does not do."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    def set_part(self, tensors: Any, part: str) -> None:
+        """Set the part of these tensors' storages."""
+        for tensor in _plain(tensors):
+            booked = self._booked(tensor.untyped_storage())
+            if booked is not None:
+                self.ledger.set_part(booked.number, part)
+
+    def book(self, tensor: Any) -> None:
+        """Record a tensor that no operation made."""
+        if not self.paused:
+            self._book(tensor)
+
+    def reset_work(self) -> None:
+        """Reset the counters: the last optimizer step is reported."""
+        for counted in (self.flops, self.moved, self.kernels, self.in_layers):
+            counted.clear()
+
+    @contextmanager
+    def repeated_work(self, repeats: float) -> Iterator[None]:
+        """Count the work `repeats` times; memory is recorded once."""
+        counts: list[dict[Any, Any]] = [self.flops, self.moved, self.kernels, self.in_layers]
+        before = [dict(count) for count in counts]
+        yield
+        for count, earlier in zip(counts, before, strict=True):
+            for key, now in count.items():
+                count[key] = earlier.get(key, 0) + type(now)((now - earlier.get(key, 0)) * repeats)
+
+    # Interface of torch.
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: skip torch's wrapper against compilation; nothing is compiled here."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types != _FAKE and any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # its local operations are dispatched separately
+        info = self._known.get(id(func)) or self._know(func)
+        if info.query is not None:
+            return info.query(args)
+        kwargs = kwargs or {}
+        if self._donated is not None:
+            self._settle_donation()
+        out, known = self._run(func, args, kwargs)
+        if self.paused:
+            return out
+        if info.launches:
+            self._count(cost_of(info.flops, known, args, kwargs, out))
+        if info.accumulates and self._reuses_its_operand(func, args) and self._book_in_place(args[0], out):
+            return out
+        for tensor in _plain(out):
+            self._book(tensor)
+        if info.workspace is not None and (size := info.workspace(args, kwargs, out)) > 0:
+            self.ledger.free(self.ledger.allocate(size, "workspaces"))
+        return out
+
+    def _know(self, func: Any) -> _OperationInfo:
+        found = self._known[id(func)] = _OperationInfo(func, self._workspaces.get(func))
+        return found
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, CachedResult | None]:
+        """Run the operation on fake tensors, with known values where the shape depends on data;
+        return its cached form too."""
+        if func is aten._local_scalar_dense.default:
+            return integer_values.scalar(args[0]), None
+        if func in (aten.equal.default, aten.is_nonzero.default):
+            real = integer_values.really(func, args, kwargs)
+            return True if real is None else real, None
+        if func in (aten.nonzero.default, aten.masked_select.default):
+            return self._with_guessed_length(func, args), None
+        masked = func in (aten.index.Tensor, aten.index_put_.default) and any(_is_mask(index) for index in args[1])
+        if masked and func is aten.index_put_.default:
+            return args[0], None
+        if masked:
+            args = (args[0], self._positions_of(args[1]), *args[2:])
+        out, known = self._on_fakes(func, args, kwargs)
+        integer_values.learn(func, args, kwargs, out)
+        return out, None if masked else known
+
+    def _on_fakes(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, CachedResult | None]:
+        if (row := dispatch_cache.by_rule(func, args, kwargs, self._mode)) is not None:
+            return row, None
+        key = dispatch_cache.key_of(func, args, kwargs)
+        if key is not None and (known := dispatch_cache.find(key)) is not None:
+            return known.again(args, kwargs, self._mode), known
+        try:
+            out = func(*args, **kwargs)
+        except fake_tensor.UnsupportedFakeTensorException as error:
+            raise Untraceable(f"{func} cannot be traced without data: {error}") from error
+        except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException) as error:
+            real = integer_values.really(func, args, kwargs)
+            if real is None:
+                raise Untraceable(f"{func}: the result depends on data") from error
+            return real, None
+        return out, None if key is None else dispatch_cache.note(key, func, args, kwargs, self._mode, out)
+
+    def _length_of(self, mask: Any) -> int:
+        known = integer_values.count(mask)
+        return self.guess_length(mask) if known is None else known
+
+    def _with_guessed_length(self, func: Any, args: Any) -> Any:
+        if func is aten.nonzero.default:
+            shape: tuple[int, ...] = (self._length_of(args[0]), args[0].dim())
+            out = torch.empty(shape, dtype=torch.long, device=args[0].device)
+        else:
+            out = torch.empty((self._length_of(args[1]),), dtype=args[0].dtype, device=args[0].device)
+        known = integer_values.really(func, args, {})
+        if known is not None and known.shape == out.shape:
+            integer_values.keep(out, known)
+        return out
+
+    def _positions_of(self, indices: Any) -> list[Any]:
+        positions: list[Any] = []
+        for index in indices:
+            if not _is_mask(index):
+                positions.append(index)
+                continue
+            length = self._length_of(index)
+            places = [torch.zeros(length, dtype=torch.long, device=index.device) for _ in range(index.dim())]
+            for place, real in zip(places, integer_values.positions(index) or (), strict=False):
+                integer_values.keep(place, real)
+            positions += places
+        return positions
+
+    def _count(self, cost: OperationCost) -> None:
+        phase = self.ledger.phase
+        self.moved[phase] += cost.moved_bytes
+        self.kernels[phase] += 1
+        if cost.dtype:
+            self.flops[phase, cost.dtype] += cost.flops
+        if self.ledger.layer is not None:
+            self.in_layers[phase, "moved_bytes"] += cost.moved_bytes
+            self.in_layers[phase, "kernels"] += 1
+            if cost.dtype:
+                self.in_layers[phase, cost.dtype] += cost.flops
+
+    # Storages.
+
+    def _book(self, tensor: Any) -> None:
+        if tensor.device.type != self._device:
+            return
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        booked = self._booked(storage)
+        if booked is not None:
+            if booked.size != size:
+                self.resized(storage, size)
+            return
+        if size:
+            self._add(storage, self.ledger.allocate(size, self._part or self._part_of(tensor)), size)
+
+    def resized(self, storage: Any, size: int) -> None:
+        """Record a storage resized in place, as sharded parameters are."""
+        if self.paused or (storage._cdata not in self._live and storage.device.type != self._device):
+            return
+        booked = self._booked(storage)
+        if booked is None:
+            if size:
+                self._add(storage, self.ledger.allocate(size, self._part or "communication"), size)
+            return
+        part_number = self.ledger.parts[booked.number]
+        if booked.size:
+            self.ledger.free(booked.number)
+        booked.size = size
+        if size:
+            booked.number = self.ledger.allocate(size, "activations")
+            self.ledger.parts[booked.number] = part_number
+
+    def _part_of(self, tensor: Any) -> str:
+        if self.ledger.phase == "load":
+            return "weights"
+        if self.ledger.phase == "optimizer":
+            return "workspaces"  # state that stays is corrected with `set_part`
+        if tensor.dim() >= 2 and tensor.shape[-1] in self.vocabulary:
+            return "logits"
+        return "activations"
+
+    def _booked(self, storage: Any) -> _Storage | None:
+        booked = self._live.get(storage._cdata)
+        return booked if booked is not None and booked.ref() is not None else None
+
+    def _add(self, storage: Any, number: int, size: int) -> None:
+        key = storage._cdata
+        self._live[key] = _Storage(number, size, weakref.ref(storage, lambda ref: self._gone(key, ref)))
+
+    def _gone(self, key: int, ref: Any) -> None:
+        booked = self._live.get(key)
+        if booked is not None and booked.ref is ref:
+            del self._live[key]
+            if booked.size:
+                self.ledger.free(booked.number)
+
+    # Out-of-place paths of a dispatch mode.
+
+    def _reuses_its_operand(self, func: Any, args: Any) -> bool:
+        """Return True if autograd calls it and would overwrite the first operand in a plain run."""
+        if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+            return False
+        operand = args[0]
+        if func is not aten.add.Tensor and operand.untyped_storage().nbytes() != operand.numel() * operand.element_size():
+            return False
+        return _called_by_engine()
+
+    def _book_in_place(self, operand: Any, out: Any) -> bool:
+        """Record the result as its operand's allocation; undone if the operand is still live next."""
+        storage, key = out.untyped_storage(), operand.untyped_storage()._cdata
+        booked = self._live.get(key)
+        if out.device.type != self._device or booked is None or booked.size != storage.nbytes() or key == storage._cdata:
+            return False
+        del self._live[key]
+        self._add(storage, booked.number, booked.size)
+        self._donated = (booked.ref, key, booked, storage._cdata)
+        return True
+
+    def _settle_donation(self) -> None:
+        assert self._donated is not None
+        ref, _, booked, heir = self._donated
+        self._donated = None
+        operand = ref()
+        if operand is None:
+            return
+        self._add(operand, booked.number, booked.size)
+        if heir in self._live:
+            taken = self._live[heir]
+            taken.number = self.ledger.allocate(booked.size, self._part or "activations")
+
+
+_QUERIES: Mapping[Any, Callable[[Any], Any]] = getattr(fake_tensor, "_DISPATCH_META_HANDLERS", {})
+"""Queries of a fake tensor, such as its device: more than half of all calls, and without effect."""
+
+_ACCUMULATING = frozenset({aten.add.Tensor, aten.scatter_add.default, aten.index_put.default})
+
+_FAKE = (fake_tensor.FakeTensor,)
+
+_INTERMEDIATE_FILES = (__file__, "_compile.py", "eval_frame.py", "_python_dispatch.py")
+"""Files on the stack between an operation and the tracker."""
+
+
+def _called_by_engine() -> bool:
+    """Return True if autograd's engine calls, from its one Python function or from C++."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.endswith(_INTERMEDIATE_FILES):
+        frame = frame.f_back
+    return (
+        frame is not None
+        and frame.f_code.co_name in ("_engine_run_backward", "backward", "grad")
+        and (frame.f_globals.get("__name__", "").startswith("torch.autograd"))
+    )
+
+
+def _is_mask(index: Any) -> bool:
+    return index is not None and index.dtype is torch.bool
+
+
+def _plain(tree: Any) -> Iterator[Any]:
+    """Yield all tensors; for a wrapper, those inside."""
+    if type(tree) is fake_tensor.FakeTensor:
+        yield tree
+        return
+    for leaf in tree_leaves(tree):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if is_traceable_wrapper_subclass(leaf):
+            for name in leaf.__tensor_flatten__()[0]:
+                yield from _plain(getattr(leaf, name))
+        else:
+            yield leaf

@@ -1,0 +1,195 @@
+"""Memory that CUDA kernels allocate and free inside one operation, invisible to fake tensors.
+
+Each function names its source. cuBLAS's workspaces are not included: they belong to the process,
+not to an operation.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from . import traced_gpu
+
+aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+
+Workspace = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _flash_backward(args: Any, kwargs: Any, out: Any) -> int:
+    """`mha_bwd` in flash-attention's `flash_api.cpp`, as vendored by torch.
+
+    A float32 accumulator for dq and the row sums of dO x O, with rows rounded up to 128 and the
+    head to 32 (above 192: to 256). Under grouped queries also dk and dv per query head. A gradient
+    in another layout is copied first.
+    """
+    gradient, query, key = args[0], args[1], args[2]
+    batch, heads, length, size = query.shape
+    rows, columns = _up(length, 128), _up(size, 32) if size <= 192 else 256
+    taken = batch * heads * rows * (columns + 1) * 4
+    if key.shape[1] != heads:
+        taken += 2 * batch * heads * key.shape[2] * size * query.element_size()
+    return int(taken + _copied(gradient))
+
+
+def _flash_package_backward(args: Any, kwargs: Any, out: Any) -> int:
+    """The same for the package's layouts: batch, row, head, size, or packed rows
+    (`mha_varlen_bwd`).
+
+    There the accumulators have 128 additional rows for each sequence.
+    """
+    gradient, query, key, starts = args[0], args[1], args[2], args[6]
+    heads, size = query.shape[-2:]
+    sequences = query.shape[0] if starts is None else starts.numel() - 1
+    rows = sequences * _up(query.shape[1], 128) if starts is None else query.shape[0] + 128 * sequences
+    taken = heads * rows * ((_up(size, 32) if size <= 192 else 256) + 1) * 4
+    if key.shape[-2] != heads:
+        taken += 2 * key.numel() // key.shape[-2] * heads * query.element_size()
+    return int(taken + (0 if gradient.is_contiguous() else _bytes(gradient)))
+
+
+def _cudnn_backward(args: Any, kwargs: Any, out: Any) -> int:
+    """`SDPABackwardNode` in cudnn-frontend: `dQ_accum` and `softmax_sum`, both float32."""
+    batch, heads, length, size = args[1].shape
+    return int(batch * heads * length * (size + 1) * 4)
+
+
+def _copied(gradient: Any) -> int:
+    """Bytes of a copy: kernels require the gradient contiguous as batch, row, head, size."""
+    return 0 if gradient.transpose(1, 2).is_contiguous() else _bytes(gradient)
+
+
+def _efficient_backward(args: Any, kwargs: Any, out: Any) -> int:
+    """`_efficient_attention_backward` in `attention_backward.cu`, `workspace_size` in
+    `mem_eff_attention/kernel_backward.h`.
+
+    One float32 tile per block of queries for dq, tiles for dk and dv that do not fit into
+    registers, and one number per row.
+    """
+    gradient, query, key, value = args[0], args[1], args[2], args[3]
+    batch, heads, length, size = query.shape
+    half = query.dtype in _HALF
+    rows, columns, most = _efficient_tile(max(size, value.shape[3]), half)
+    in_registers = half and most <= rows
+    taken = math.ceil(length / rows) * math.ceil(size / columns) * (16 + rows * columns * 4)
+    if half and not in_registers:
+        splits = max(1, min(math.ceil(key.shape[2] / columns), 200 // (batch * heads)))
+        taken += splits * columns * (_up(size, rows) + _up(value.shape[3], rows)) * 4
+    per_row = batch * heads * length * 4
+    if not (half and (in_registers or traced_gpu.capability() != (7, 0))):
+        per_row += _bytes(gradient) // gradient.element_size() * 4 * (3 if half else 1)  # dO x O in full
+    return int(batch * heads * _up(taken, 16) + per_row + _copied(gradient))
+
+
+def _efficient_tile(size: int, half: bool) -> tuple[int, int, int]:
+    """Rows, columns and largest head of the first kernel in `cutlassB.h` that fits."""
+    large_shared_memory = traced_gpu.capability() in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
+    for most in (32, 64):
+        if size <= most:
+            return 64, 64, most
+    if not half or traced_gpu.capability()[0] < 8:
+        return (128 if half else 64), 64, 128 if size <= 128 else 65536
+    if size <= 96 and traced_gpu.capability() in ((8, 6), (8, 9)):
+        return 128, 64, 96
+    if size <= 128:
+        return (128, 128, 128) if large_shared_memory else (64, 64, 128)
+    return (128 if large_shared_memory else 64), 64, 65536
+
+
+def _embedding_backward(args: Any, kwargs: Any, out: Any) -> int:
+    """`embedding_dense_backward_cuda` in `Embedding.cu`, `embedding_backward_cuda_kernel` in
+    `EmbeddingBackwardKernel.cu`.
+
+    Above 3,072 indices: sorted indices with their origins, then segments of at most 10 rows summed
+    in float32.
+    """
+    gradient, indices, rows = args[0], args[1], args[2]
+    count = indices.numel()
+    if count <= 3072:
+        return 0
+    width = indices.element_size()
+    sorting = 4 * count * width  # sorted indices, origins, and as much again inside the sort
+    segments = min(count, rows)
+    partial = count // 10 + segments
+    return int(sorting + 3 * segments * width + partial * (width + gradient.shape[-1] * 4))
+
+
+def _index_put_backward(args: Any, kwargs: Any, out: Any) -> int:
+    """`index_put_with_sort_kernel` in `Indexing.cu`: linear index, sorted with its origins."""
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    if not accumulate:
+        return 0
+    indices = [index for index in args[1] if index is not None]
+    return int(4 * 8 * max((index.numel() for index in indices), default=0))
+
+
+def _logsumexp(args: Any, kwargs: Any, out: Any) -> int:
+    """`logsumexp_out_impl` in `ReduceOps.cpp`: the shifted exponentials in full, and the maxima."""
+    return _bytes(args[0]) + _bytes(out)
+
+
+def _softmax(args: Any, kwargs: Any, out: Any) -> int:
+    """`host_softmax` in `SoftMax.cu`, `softmax_cpu_out` and `log_softmax_cpu_out` in `SoftMax.cpp`.
+
+    A non-contiguous input (logits without the last position) is copied first.
+    """
+    return 0 if args[0].is_contiguous() else _bytes(args[0])
+
+
+def _foreach_norm(args: Any, kwargs: Any, out: Any) -> int:
+    """`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`: a float per 65,536 numbers, for each
+    tensor as for the largest."""
+    sizes = [tensor.numel() for tensor in args[0]]
+    return 4 * len(sizes) * math.ceil(max(sizes, default=0) / 65536)
+
+
+@functools.lru_cache(maxsize=1)
+def _everywhere() -> dict[Any, Workspace]:
+    return _rows({"logsumexp.default": _logsumexp, "_softmax.default": _softmax, "_log_softmax.default": _softmax})
+
+
+@functools.lru_cache(maxsize=1)
+def _on_cuda() -> dict[Any, Workspace]:
+    return _rows(
+        {
+            "_scaled_dot_product_flash_attention_backward.default": _flash_backward,
+            "_flash_attention_backward.default": _flash_package_backward,
+            "_scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
+            "_scaled_dot_product_cudnn_attention_backward.default": _cudnn_backward,
+            "embedding_dense_backward.default": _embedding_backward,
+            "index_put.default": _index_put_backward,
+            "index_put_.default": _index_put_backward,
+            "_index_put_impl_.default": _index_put_backward,
+            "_foreach_norm.Scalar": _foreach_norm,
+        }
+    )
+
+
+def _rows(named: dict[str, Workspace]) -> dict[Any, Workspace]:
+    found: dict[Any, Workspace] = {}
+    for name, workspace in named.items():
+        base, overload = name.split(".")
+        packet = getattr(aten, base, None)
+        if packet is not None and hasattr(packet, overload):  # an older torch may not have it
+            found[getattr(packet, overload)] = workspace
+    return found
+
+
+ON_ANY_DEVICE: Mapping[Any, Workspace] = _everywhere()
+"""Workspaces on CPU and CUDA alike."""
+
+ON_CUDA: Mapping[Any, Workspace] = {**ON_ANY_DEVICE, **_on_cuda()}
+"""Workspaces on CUDA, sized for the GPU of `traced_gpu`."""

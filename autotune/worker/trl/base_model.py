@@ -1,0 +1,212 @@
+"""Base model: loaded once, given to each candidate as fresh modules around the same tensors.
+
+A trainer changes its model: it patches `forward`, wraps layers with adapters, leaves gradients
+behind. Modules therefore cannot be reused; tensors can, and they are the cost of loading.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import synthetic
+from . import random_quantised
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def folder_for(model: Mapping[str, Any], scratch: Path) -> Path:
+    """Return a folder with config and tokenizer: the user's, or a synthetic one."""
+    given = Path(model["folder"]) if model.get("folder") else None
+    if given is not None and any((given / name).is_file() for name in TOKENIZER_FILES):
+        return given
+    if model["weights"] == "real":
+        raise FileNotFoundError(f"real weights were asked for, but {given} holds no tokenizer to train them with.")
+    config = model.get("config") or json.loads((given / "config.json").read_text() if given else "{}")
+    return synthetic.write_model_folder(scratch / "model", config)
+
+
+def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool) -> Any:
+    """Build the model on its device in training mode, named after its folder."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+    dtype = getattr(torch, model["dtype"])
+    place = _place(device)
+    set_seed(seed)
+    quantisation = _quantisation(model, dtype)
+    if model["weights"] == "real":
+        quantised = {} if quantisation is None else {"quantization_config": quantisation}
+        made = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=dtype, device_map=place, trust_remote_code=trust_remote_code, **quantised
+        )
+        return made.train()
+    if quantisation is not None:
+        if model.get("load_in_8bit"):
+            raise ValueError("random weights are made in 4 bits or whole, not in 8 bits: ask for real weights, or load_in_4bit.")
+        made = random_quantised.build(folder, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code)
+    else:
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        with torch.device(place):
+            made = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    return _named(made, folder).train()
+
+
+def build_sharded(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool) -> Any:
+    """Build a model that a trainer will shard over the ranks, as TRL loads it under this launch.
+
+    Under ZeRO-3 a rank has its shards only; under FSDP one rank's host has the weights. Each
+    trainer needs a new one.
+    """
+    from transformers import set_seed
+
+    set_seed(seed)
+    if model["weights"] == "real":
+        return _load_through_trl(model, folder, trust_remote_code=trust_remote_code).train()
+    if _quantisation(model, None) is not None:
+        raise ValueError("random weights in 4 bits are made whole on every rank: ask for real weights, or sharding=ddp.")
+    return _named(_random_sharded(model, folder, device=device, trust_remote_code=trust_remote_code), folder).train()
+
+
+def _place(device: str) -> str:
+    import torch
+
+    return f"cuda:{torch.cuda.current_device()}" if device == "cuda" else "cpu"
+
+
+def _named(model: Any, folder: Path) -> Any:
+    """Give a model of random weights the name and the generation config of its folder."""
+    from transformers import GenerationConfig
+
+    model.config._name_or_path = model.name_or_path = str(folder)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(str(folder))
+    return model
+
+
+def _load_through_trl(model: Mapping[str, Any], folder: Path, *, trust_remote_code: bool) -> Any:
+    """Load with TRL's own function, if this release has it, and the arguments of its trainer."""
+    import torch
+    import transformers
+    from accelerate import PartialState
+    from trl.trainer import utils
+
+    arguments: dict[str, Any] = {"dtype": model["dtype"], "trust_remote_code": trust_remote_code}
+    if model.get("attn_implementation"):
+        arguments["attn_implementation"] = model["attn_implementation"]
+    if (quantisation := _quantisation(model, getattr(torch, model["dtype"]))) is not None:
+        arguments["quantization_config"] = quantisation
+    if str(PartialState().distributed_type.value) in ("MULTI_GPU", "DEEPSPEED"):
+        arguments["device_map"] = None
+    made = getattr(utils, "create_model_from_path", None) or transformers.AutoModelForCausalLM.from_pretrained
+    return made(str(folder), **arguments)
+
+
+def _random_sharded(model: Mapping[str, Any], folder: Path, *, device: str, trust_remote_code: bool) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_utils import is_fsdp_enabled
+
+    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    dtype = getattr(torch, model["dtype"])
+
+    def made() -> Any:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+
+    if not is_fsdp_enabled():  # under ZeRO-3 transformers partitions each layer right after its construction
+        with torch.device(_place(device)):
+            return made()
+    with _without_initialisation():
+        built = made()
+    built.tie_weights()
+    if torch.distributed.get_rank() == 0:  # the other ranks receive their weights from it, and never touch them before
+        _fill(built, device)
+    return built
+
+
+def _without_initialisation() -> Any:
+    """Return transformers' context that leaves new parameters unwritten."""
+    import transformers.modeling_utils as older
+
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:
+        no_init_weights = older.no_init_weights
+    return no_init_weights()
+
+
+def _fill(model: Any, device: str) -> None:
+    """Fill matrices with random values (drawn on the device), scales with 1, biases with 0."""
+    import torch
+
+    deviation = float(getattr(model.config, "initializer_range", 0.02))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                drawn = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).normal_(std=deviation)
+                parameter.copy_(drawn)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def _quantisation(model: Mapping[str, Any], dtype: Any) -> Any:
+    """Return TRL's quantisation config for these settings; None for an unquantised model."""
+    if not (model.get("load_in_4bit") or model.get("load_in_8bit")):
+        return None
+    from transformers import BitsAndBytesConfig
+
+    if model.get("load_in_8bit"):
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4")
+
+
+def tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+    """Load the tokenizer as the trainer does."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(
+        str(folder), truncation_side="left", padding_side="left", trust_remote_code=trust_remote_code
+    )
+
+
+def fresh(model: Any, *, attention: str | None = None) -> Any:
+    """Return new modules and parameters, without gradients or hooks, around the same tensors.
+
+    bitsandbytes' modules hold the scales of 4-bit weights beside the parameters: 6% of a 7B's memory.
+    """
+    import torch
+
+    shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    shared |= {id(state): state for module in model.modules() if (state := getattr(module, "quant_state", None)) is not None}
+    for parameter in model.parameters():
+        plain = type(parameter) is torch.nn.Parameter
+        trainable = parameter.is_floating_point()
+        shared[id(parameter)] = torch.nn.Parameter(parameter.detach(), requires_grad=trainable) if plain else parameter
+    made = copy.deepcopy(model, memo=shared)
+    if attention is not None:
+        made.set_attn_implementation(attention)
+    return made
+
+
+def twin(model: Any) -> Any:
+    """Return a second model with its own tensors, as a reference model is."""
+    return copy.deepcopy(model)
+
+
+def is_finite(model: Any) -> bool:
+    """Return False if a candidate spoilt the shared weights by a NaN gradient (0 * NaN = NaN)."""
+    import torch
+
+    with torch.no_grad():
+        return all(bool(torch.isfinite(parameter.sum())) for parameter in model.parameters() if parameter.is_floating_point())
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Return the decoder's layers: the longest ModuleList, or nothing without one."""
+    import torch
+
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return max((list(found) for found in lists), key=len, default=[])

