@@ -1,4 +1,5 @@
-"""A real headless browser for the tests of pages; those that want it are skipped, by name, where none is installed."""
+"""Headless browser for tests of pages. Where none is installed, these tests are skipped with the
+reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Settings of all tests."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ OF_RAY = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Side by side, a file's tests stay together, for they share what they set up; and so do those that start Ray.
+    """Run the tests of one file in one process, since they share fixtures, and all tests with Ray in
+    one.
 
-    A scheduler of our own, because the groups that xdist 3.8 knows go unseen under pytest 9.
+    The scheduler is implemented here because pytest 9 ignores the groups of xdist 3.8.
     """
     from xdist.scheduler import LoadFileScheduling
 

@@ -11,7 +11,7 @@ import yaml
 
 from tests.cli.command import environment
 
-MADE_UP = Path(__file__).resolve().parents[1] / "autotune" / "inside" / "made_up.py"
+MADE_UP = Path(__file__).resolve().parents[1] / "autotune" / "worker" / "synthetic.py"
 
 SETTINGS = {
     "reward_funcs": ["get_soft_overlong_punishment"],

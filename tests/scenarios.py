@@ -1,4 +1,5 @@
-"""The scenario folders of examples/, asked as their pages ask: the same flags, one tracing process for all of them."""
+"""Scenario folders of examples/, run with the flags of their pages and one tracing process for all of
+them."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.asking.flags import Flags, ways_of
-from autotune.asking.keywords import flags_of, typed
-from autotune.asking.understanding import Understood, candidate_in_question, understand
-from autotune.candidate import KnobValue
-from autotune.foresight import Foresight, open_tracers
-from autotune.predict.unknown import Way
-from autotune.prediction import Prediction
-from autotune.question import Question
-from autotune.rig.tracers import Tracers
-from autotune.trainers.base import Trainer
+from autotune.core.candidate import KnobValue
+from autotune.core.job import Job
+from autotune.core.prediction import Prediction
+from autotune.estimate.unknown_facts import FactVariant
+from autotune.frameworks.base import Trainer
+from autotune.prediction.service import PredictionService, open_tracers
+from autotune.prediction.tracer_pool import TracerPool
+from autotune.request.assignments import ways_of
+from autotune.request.flags import Flags, flags_of, typed
+from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SCENARIOS = sorted(file.parent for file in EXAMPLES.glob("*/scenario.yaml"))
@@ -30,7 +31,7 @@ SCENARIOS = sorted(file.parent for file in EXAMPLES.glob("*/scenario.yaml"))
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One folder and what its scenario.yaml says."""
+    """Folder with the content of its scenario.yaml."""
 
     folder: Path
     told: Mapping[str, Any]
@@ -58,7 +59,7 @@ class Scenario:
         return _flags({**given, **by_flag, "set": {**given.get("set", {}), **self.told.get("flips_from", {}), **by_set}})
 
     def commands(self) -> list[list[str]]:
-        """As one would type them."""
+        """Return the command lines."""
         return [["autotune", "predict", *typed(self.failing())], ["autotune", "run", *typed(self.run())]]
 
 
@@ -69,7 +70,7 @@ def _flags(given: Mapping[str, Any]) -> Flags:
 class Kept:
     """A foresight's tracing processes, which outlive it."""
 
-    def __init__(self, tracers: Tracers) -> None:
+    def __init__(self, tracers: TracerPool) -> None:
         self._tracers = tracers
 
     def trace(self, specification: Mapping[str, Any]) -> Any:
@@ -79,32 +80,33 @@ class Kept:
         self._tracers.expect(specifications)
 
     def close(self) -> None:
-        """Not yet: the next scenario asks the same ones."""
+        """Keep the processes for the next scenario."""
 
 
 class Oracle:
-    """Predicts; the processes that follow steps are started once for each kind of step."""
+    """Predictor whose tracing processes are started once for each kind of step."""
 
     def __init__(self) -> None:
-        self._tracers: dict[str, Tracers] = {}
+        self._tracers: dict[str, TracerPool] = {}
 
-    def open(self, question: Question, trainer: Trainer) -> Foresight:
+    def open(self, job: Job, trainer: Trainer) -> PredictionService:
         if trainer.trace_adapter not in self._tracers:
-            self._tracers[trainer.trace_adapter] = open_tracers(question.job, trainer)
+            self._tracers[trainer.trace_adapter] = open_tracers(job.task, trainer)
         kept: Any = Kept(self._tracers[trainer.trace_adapter])
-        return Foresight(job=question.job, trainer=trainer, limit_bytes=question.memory_limit_bytes, tracer=kept)
+        return PredictionService(task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=kept)
 
-    def ways(self, flags: Flags) -> list[Way]:
-        """Every way in which what is unknown can be; without looking for what would help, which follows many more steps."""
-        return [self._way(facts, understand(given)) for facts, given in ways_of(dataclasses.replace(flags, mode="predict"))]
+    def ways(self, flags: Flags) -> list[FactVariant]:
+        """Return every combination of unknown facts, without a search for remedies, which would trace
+        many more steps."""
+        return [self._way(facts, parse_request(given)) for facts, given in ways_of(dataclasses.replace(flags, mode="predict"))]
 
-    def _way(self, facts: Mapping[str, KnobValue], understood: Understood) -> Way:
-        candidate = candidate_in_question(understood)
-        foresight = self.open(understood.question, understood.trainer)
-        return Way(facts=facts, candidate=candidate, prediction=foresight.predict(candidate))
+    def _way(self, facts: Mapping[str, KnobValue], understood: ParsedRequest) -> FactVariant:
+        candidate = candidate_of_job(understood)
+        foresight = self.open(understood.job, understood.trainer)
+        return FactVariant(facts=facts, candidate=candidate, prediction=foresight.predict(candidate))
 
     def predict(self, flags: Flags) -> Prediction:
-        """One configuration in which nothing is unknown."""
+        """Return the prediction of a configuration without unknown facts."""
         (way,) = self.ways(flags)
         return way.prediction
 
@@ -114,7 +116,8 @@ class Oracle:
 
 
 def portable(text: str, out: Path) -> str:
-    """What was written, without the folders of the machine that wrote it: the interpreter's and the output's."""
+    """Return the text without the folders of the machine that wrote it: the interpreter's and the
+    output's."""
     binaries = Path(sys.executable).parent
     return text.replace(sys.executable, "python").replace(f"{binaries}/", "").replace(str(out), "recommended")
 
@@ -124,5 +127,5 @@ def one_oracle() -> Iterator[Oracle]:
     """Meanwhile `predict` and `run` ask it as well."""
     oracle = Oracle()
     with pytest.MonkeyPatch.context() as patched, contextlib.closing(oracle):
-        patched.setattr("autotune.foresight.open_foresight", oracle.open)
+        patched.setattr("autotune.prediction.service.open_prediction_service", oracle.open)
         yield oracle

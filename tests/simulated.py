@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.candidate import Candidate, Knobs
-from autotune.composition import Composition
-from autotune.hardware import Hardware
-from autotune.measurement import Cost, Failure, Measurement, Memory, Outcome, Speed
-from autotune.prediction import Estimate, Prediction
-from autotune.question import Question
-from autotune.space import Knob, SearchSpace
-from autotune.trainers.base import Job, ProbePlan, PromptLengths
-from autotune.trainers.trl_fields import Field
-from autotune.workload import Model, Workload
+from autotune.core.candidate import Candidate, Knobs
+from autotune.core.composition import Composition
+from autotune.core.dataset_lengths import PromptLengths
+from autotune.core.hardware import Hardware
+from autotune.core.job import Job
+from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, Speed
+from autotune.core.prediction import Estimate, Prediction
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.space import Knob, SearchSpace
+from autotune.core.task import Task
+from autotune.core.workload import Model, Workload
+from autotune.frameworks.settings_table import Field
 
 MIB = 2**20
 
@@ -62,19 +64,19 @@ class ToyTrainer:
     space = "toy"
     measures = True
     canonical: Mapping[str, str] = {}
-    said_by: Mapping[str, tuple[str, ...]] = {}
+    equivalent_settings: Mapping[str, tuple[str, ...]] = {}
 
     def fields(self) -> Mapping[str, Field]:
         return {}
 
-    def complete(self, knobs: Knobs, job: Job) -> Candidate:
+    def complete(self, knobs: Knobs, task: Task) -> Candidate:
         load = {name: knobs.get(name) for name in ("use_vllm", "share")}
         return Candidate(knobs=knobs, settings=dict(knobs), load=load)
 
-    def why_illegal(self, candidate: Candidate, job: Job) -> str | None:
+    def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
         return None
 
-    def baseline(self, space: SearchSpace, job: Job) -> Knobs:
+    def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         return {
             "batch": 8,
             "checkpointing": True,
@@ -83,34 +85,34 @@ class ToyTrainer:
             "max_completion_length": space["max_completion_length"].choices[0],
         }
 
-    def prompt_lengths(self, job: Job, limit: int | None = None) -> PromptLengths | None:
+    def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         return None
 
-    def row_lengths(self, job: Job) -> None:
+    def row_lengths(self, task: Task) -> None:
         """It has no data."""
 
-    def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
+    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return dict(candidate.load)
 
-    def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
+    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
         return dict(candidate.settings)
 
-    def trace_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
+    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         raise NotImplementedError("this machine is predicted by formula")
 
-    def shortest(self, candidate: Candidate, job: Job) -> None:
-        """Its steps do not follow the data."""
+    def lower_bound_candidate(self, candidate: Candidate, task: Task) -> None:
+        """Its steps do not depend on the data."""
 
-    def compose(self, candidate: Candidate, job: Job) -> Composition:
+    def compose(self, candidate: Candidate, task: Task) -> Composition:
         raise NotImplementedError("this machine is predicted by formula")
 
-    def write_files(self, candidate: Candidate, job: Job, folder: Path) -> list[Path]:
+    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
         return []
 
 
 @dataclass
 class Machine:
-    """Measures by formula, and remembers what it was asked."""
+    """Simulated machine that measures by formula and records the requests."""
 
     limit_bytes: int
     asked: list[tuple[Candidate, ProbePlan]] = field(default_factory=list)
@@ -159,7 +161,7 @@ class Oracle:
     off: float = 0.1
     knows_speed: bool = True
     predicted: list[Candidate] = field(default_factory=list)
-    """What was asked for one by one."""
+    """Candidates that were predicted one by one."""
 
     def predict(self, candidate: Candidate) -> Prediction:
         self.predicted.append(candidate)
@@ -187,13 +189,13 @@ class Oracle:
         return Estimate(value=value, low=value * (1 - self.off), high=value * (1 + self.off))
 
 
-def toy_question(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: object) -> Question:
+def toy_job(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: object) -> Job:
     workload = Workload(
         model=Model(name="toy", config={"model_type": "toy"}, folder=None, origin="made up"), python=Path("/usr/bin/python3")
     )
     hardware = Hardware(kind="cpu", name="cpu", count=1, memory_bytes=2**34, here=True)
     settled: dict[str, object] = {
-        "job": Job(workload=workload, hardware=hardware),
+        "task": Task(workload=workload, hardware=hardware),
         "space": space,
         "memory_limit_bytes": limit_bytes,
         "budget_seconds": 600.0,
@@ -204,4 +206,4 @@ def toy_question(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes
         "study_name": "toy",
         "out": tmp_path / "out",
     }
-    return Question(**{**settled, **changes})  # type: ignore[arg-type]
+    return Job(**{**settled, **changes})  # type: ignore[arg-type]

@@ -14,25 +14,24 @@ import click
 import pytest
 
 import autotune
-from autotune.asking.flags import Flags
-from autotune.asking.keywords import Predicting, Searching, flags_of, typed
 from autotune.cli import autotune_command
-from autotune.errors import BadInput, UnknownName
-from autotune.events import Begun, Event, Foretold
+from autotune.core.errors import BadInput, UnknownName
+from autotune.core.events import CandidatePredicted, Event, JobStarted
+from autotune.request.flags import Flags, PredictOptions, RunOptions, flags_of, typed
 from tests.cli.command import autotune as program
 from tests.cli.command import shape_only
 
-ROOMS = ["predict", "diagnose", "preflight"]
+ROOMS = ["preflight"]
 LOG = Path(__file__).parent / "failures" / "samples" / "disk.txt"
 
 
 def test_every_flag_has_its_keyword() -> None:
     flags = {field.name for field in dataclasses.fields(Flags)}
-    assert {*Searching.__annotations__, *Predicting.__annotations__} == flags
+    assert {*RunOptions.__annotations__, *PredictOptions.__annotations__} == flags
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_does_not_take_its_functions_place(room: str) -> None:
+def test_a_subpackage_does_not_replace_its_function(room: str) -> None:
     module = importlib.import_module(f"autotune.{room}")
     function = getattr(autotune, room)
     assert callable(function) and function is not module and function.__name__ == room
@@ -48,7 +47,7 @@ ASKED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_what_is_typed_for_it_means_the_same(asked: dict[str, Any]) -> None:
+def test_typed_flags_mean_the_same(asked: dict[str, Any]) -> None:
     flags = flags_of(asked)
     command = autotune_command.get_command(click.Context(autotune_command), "run")
     assert command is not None
@@ -88,7 +87,7 @@ def test_diagnose_takes_a_file_or_lines() -> None:
 
 
 @pytest.mark.slow
-def test_predict_says_what_the_command_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_equals_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = shape_only(tmp_path / "model")
     heard: list[Event] = []
@@ -96,7 +95,11 @@ def test_predict_says_what_the_command_says(tmp_path: Path, monkeypatch: pytest.
     found = autotune.predict(
         model=model, gpus="A100-40G", tuning="full", max_completion_length=64, set=settings, listener=heard.append
     )
-    assert [type(event) for event in heard] == [Begun, Foretold] and found.prediction.fits is True and found.ways == ()
+    assert (
+        [type(event) for event in heard] == [JobStarted, CandidatePredicted]
+        and found.prediction.fits is True
+        and found.ways == ()
+    )
     typed_again = "--gpus A100-40G --tuning full --max-completion-length 64 --set per_device_train_batch_size=2 --json"
     words = ["predict", "--model", str(model), *shlex.split(typed_again), "--set", "gradient_checkpointing=true"]
     assert program(*words, cwd=tmp_path, timeout=200).document == json.loads(json.dumps(found.document))
@@ -108,7 +111,7 @@ def _blocks() -> list[str]:
 
 
 @pytest.mark.parametrize("block", _blocks(), ids=lambda block: block.splitlines()[-1][:40])
-def test_what_the_page_shows_is_so(block: str, tmp_path: Path) -> None:
+def test_examples_on_the_page_type_check(block: str, tmp_path: Path) -> None:
     """mypy reads it as a user's would: every function, keyword and attribute that it names is there, with that type."""
     from mypy import api
 

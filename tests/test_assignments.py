@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.assignments import check_names, check_values, parse_holds, parse_searches, parse_value
-from autotune.candidate import KnobValue
-from autotune.errors import BadInput, UnknownName
-from autotune.spaces import load_space
+from autotune.catalog.space_files import load_space
+from autotune.core.candidate import KnobValue
+from autotune.core.errors import BadInput, UnknownName
+from autotune.request.assignments import check_names, check_values, parse_holds, parse_searches, parse_value
 
 SPACE = load_space("grpo")
 
@@ -35,7 +35,7 @@ def test_holds_and_searches() -> None:
 
 
 @pytest.mark.parametrize("text", ["beta", "=3", "beta=", "", "beta = "])
-def test_what_is_no_assignment(text: str) -> None:
+def test_invalid_assignments(text: str) -> None:
     with pytest.raises(BadInput, match="form K=V"):
         parse_holds([text])
 

@@ -32,9 +32,9 @@ def test_slurm_reads_its_options_first() -> None:
 
 
 def test_the_job_of_kuberay_has_what_its_operator_wants() -> None:
-    job = yaml.safe_load((FOLDER / "kuberay.yaml").read_text())
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    cluster = job["spec"]["rayClusterSpec"]
+    task = yaml.safe_load((FOLDER / "kuberay.yaml").read_text())
+    assert (task["apiVersion"], task["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = task["spec"]["rayClusterSpec"]
     pinned = (FOLDER.parents[1] / ".ci" / "constraints" / "cpu.txt").read_text()
     assert f"ray=={cluster['rayVersion']}" in pinned
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -43,6 +43,16 @@ def test_the_job_of_kuberay_has_what_its_operator_wants() -> None:
         assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     workers = cluster["workerGroupSpecs"][0]
     assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"]
+
+
+def test_none_is_open_to_everybody_or_names_a_password() -> None:
+    for name in SHELLS:
+        text = (FOLDER / name).read_text()
+        assert "RAY_AUTH_MODE=token" in text and "--include-dashboard=false" in text and "0.0.0.0" not in text
+    text = (FOLDER / "kuberay.yaml").read_text()
+    task = yaml.safe_load(text)
+    assert task["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    assert "--storage-file" in task["spec"]["entrypoint"] and "$" not in task["spec"]["entrypoint"]
 
 
 @pytest.mark.parametrize("name", [*SHELLS, "kuberay.yaml"])

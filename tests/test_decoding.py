@@ -1,4 +1,4 @@
-"""What several threads read is known before any of them is there."""
+"""Message types for several threads are registered at import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ except msgspec.ValidationError:
 sys.setprofile(None)
 print("learns now" if "get_class_annotations" in called else "known")
 """
-"""The first decoding of a class asks Python for its annotations: it is then that a second thread finds it half known."""
+"""The first decoding of a class evaluates its annotations; meanwhile another thread finds it incomplete."""
 
 
 def _first_decoding(module: str, name: str) -> str:
@@ -32,17 +32,17 @@ def _first_decoding(module: str, name: str) -> str:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("autotune.executors.node", "Reply"),
-        ("autotune.executors.node", "Ordered"),
-        ("autotune.executors.node", "Seating"),
-        ("autotune.executors.cluster", "Node"),
-        ("autotune.rig.heard", "_Heard"),
-        ("autotune.rig.tracer", "Trace"),
+        ("autotune.probe.executors.ray_node", "NodeReply"),
+        ("autotune.probe.executors.ray_node", "ProbeOrder"),
+        ("autotune.probe.executors.ray_node", "SlotSettings"),
+        ("autotune.probe.executors.cluster_plan", "Node"),
+        ("autotune.probe.message_validation", "_Received"),
+        ("autotune.prediction.tracer", "Trace"),
     ],
 )
-def test_what_threads_decode_is_known_on_import(module: str, name: str) -> None:
+def test_types_for_threads_are_registered_on_import(module: str, name: str) -> None:
     assert _first_decoding(module, name) == "known"
 
 
-def test_what_nobody_made_known_is_learnt_at_the_first_decoding() -> None:
-    assert _first_decoding("autotune.trainers.rows", "RowLengths") == "learns now"
+def test_an_unregistered_type_is_inspected_at_the_first_decoding() -> None:
+    assert _first_decoding("autotune.core.dataset_lengths", "RowLengths") == "learns now"

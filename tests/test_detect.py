@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from autotune import detect
-from autotune.detect import gpu_named, hardware, recognise
-from autotune.devices import Device
-from autotune.errors import BadInput, UnknownName
-from autotune.units import GIB, MIB
+from autotune.core.errors import BadInput, UnknownName
+from autotune.core.units import GIB, MIB
+from autotune.machine import hardware_detection
+from autotune.machine.devices import Device
+from autotune.machine.hardware_detection import gpu_named, hardware, recognise
 
 A100 = Device(name="NVIDIA A100-SXM4-40GB", memory_bytes=40960 * MIB)
 H200 = Device(name="NVIDIA H200", memory_bytes=143771 * MIB)
+
+
+@pytest.mark.parametrize("asked", ["9" * 5000 + "xA100-40G", "999999999xA100-40G", "100001xcpu"])
+def test_more_devices_than_anything_has(asked: str) -> None:
+    with pytest.raises(BadInput, match="more than 100000 devices"):
+        hardware(asked, here=())
 
 
 @pytest.mark.parametrize(
@@ -41,6 +47,21 @@ def test_an_ambiguous_gpu_is_never_guessed(asked: str, choices: str) -> None:
         hardware(asked, here=())
 
 
+@pytest.mark.parametrize(
+    ("asked", "count", "name", "gib"),
+    [("2xH300=280G", 2, "H300", 280), ("GPU=141G", 1, "GPU=141G", 141), ("H200=100G", 1, "H200", 100)],
+)
+def test_a_card_by_its_memory_is_predicted_for(asked: str, count: int, name: str, gib: int) -> None:
+    found = hardware(asked, here=(H200,))
+    assert (found.count, found.name, found.memory_bytes, found.here) == (count, name, gib * GIB, False)
+
+
+@pytest.mark.parametrize("asked", ["GPU=", "=3G", "GPU=141", "GPU=x", "A100=40G", "GPU=-3G", "GPU=0G"])
+def test_a_card_by_its_memory_needs_a_size_with_its_unit(asked: str) -> None:
+    with pytest.raises(BadInput):
+        hardware(asked, here=())
+
+
 def test_an_ambiguous_name_stays_so_even_where_one_of_them_is_here() -> None:
     with pytest.raises(BadInput, match="A100-80G"):
         hardware("A100", here=(A100,))
@@ -52,12 +73,12 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("asked", ["", "x", "2x", "0xcpu", "0xH100", "-1xH100"])
-def test_what_is_no_hardware_is_refused(asked: str) -> None:
+def test_invalid_hardware_is_refused(asked: str) -> None:
     with pytest.raises(BadInput):
         hardware(asked, here=())
 
 
-def test_what_is_here_counts_as_the_driver_shows_it() -> None:
+def test_memory_is_the_drivers_figure() -> None:
     found = hardware("2xA100-40G", here=(A100, A100))
     assert found.here and found.memory_bytes == 40960 * MIB
 
@@ -131,7 +152,7 @@ def test_a_sister_of_a_known_gpu_is_not_taken_for_it(driver_name: str, mib: int)
     assert recognise(Device(name=driver_name, memory_bytes=mib * MIB)) is None
 
 
-def test_a_slice_of_a_gpu_is_not_taken_for_the_whole() -> None:
+def test_a_mig_slice_is_not_the_whole_gpu() -> None:
     assert recognise(Device(name="NVIDIA A100-SXM4-40GB", memory_bytes=10 * GIB)) is None
     assert gpu_named("A100-40G").memory_bytes == 40 * GIB
 
@@ -139,7 +160,7 @@ def test_a_slice_of_a_gpu_is_not_taken_for_the_whole() -> None:
 def test_machine_memory_is_at_most_the_machines() -> None:
     import psutil
 
-    assert 0 < detect.machine_memory_bytes() <= psutil.virtual_memory().total
+    assert 0 < hardware_detection.machine_memory_bytes() <= psutil.virtual_memory().total
 
 
 def test_a_cgroup_limit_of_a_parent_counts(tmp_path: Path) -> None:
@@ -149,12 +170,31 @@ def test_a_cgroup_limit_of_a_parent_counts(tmp_path: Path) -> None:
     (tmp_path / "memory" / "jobs" / "mine" / "memory.limit_in_bytes").write_text(f"{5 * GIB}\n")
     own = tmp_path / "cgroup"
     own.write_text("3:cpu,cpuacct:/\n2:memory:/jobs/mine\n")
-    assert min(detect._cgroup_limits(own, tmp_path)) == 3 * GIB
+    assert min(hardware_detection._cgroup_limits(own, tmp_path)) == 3 * GIB
     (tmp_path / "jobs" / "mine").mkdir(parents=True)
     (tmp_path / "jobs" / "mine" / "memory.max").write_text("max\n")
     (tmp_path / "jobs" / "memory.max").write_text(f"{2 * GIB}\n")
     own.write_text("0::/jobs/mine\n")
-    assert detect._cgroup_limits(own, tmp_path) == [2 * GIB]
+    assert hardware_detection._cgroup_limits(own, tmp_path) == [2 * GIB]
+
+
+CGROUPS = [("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")]
+
+
+@pytest.mark.parametrize(("usage", "stat"), CGROUPS)
+def test_memory_of_a_pod_is_what_its_cgroup_leaves(tmp_path: Path, usage: str, stat: str) -> None:
+    """The machine's free memory says nothing about a pod with a limit of its own."""
+    version_2 = usage == "memory.current"
+    root, pod = tmp_path, (tmp_path if version_2 else tmp_path / "memory") / "pod"
+    pod.mkdir(parents=True)
+    (pod / ("memory.max" if version_2 else "memory.limit_in_bytes")).write_text("1048576000\n")
+    (pod / usage).write_text("1040000000\n")
+    (pod / "memory.stat").write_text(f"anon 900000000\n{stat} 40000000\n")
+    own = tmp_path / "cgroup"
+    own.write_text("0::/pod\n" if version_2 else "2:memory:/pod\n")
+    assert hardware_detection.available_memory_bytes(own, root) == 1048576000 - 1040000000 + 40000000
+    own.write_text("0::/elsewhere\n")
+    assert hardware_detection.available_memory_bytes(own, root) > 0
 
 
 def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:
@@ -163,7 +203,8 @@ def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:
     program.chmod(0o755)
     code = (
         "import sys; sys.modules['pynvml'] = None\n"
-        "from autotune import detect; print(detect.hardware('local'), [d.memory_bytes for d in detect.gpus_here()])"
+        "from autotune.machine import hardware_detection as found\n"
+        "print(found.hardware('local'), [d.memory_bytes for d in found.gpus_here()])"
     )
 
     def ask(**more: str) -> str:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from autotune import detect
-from autotune.devices import Device, devices_here, visible
-from autotune.errors import BadInput, HardwareNotHere
-from tests.rig.nvml_playback import Playback
+from autotune.core.errors import BadInput, HardwareNotHere
+from autotune.machine import hardware_detection
+from autotune.machine.devices import Device, devices_here, visible
+from tests.probe.nvml_playback import Playback
 
 MIB = 2**20
 A, B, C = (Device(name="X", memory_bytes=1, index=number, uuid=f"GPU-{letter}00") for number, letter in enumerate("abc"))
@@ -24,15 +24,15 @@ def test_cuda_shows_what_its_variable_names_up_to_the_first_that_is_not_there(
     assert visible((A, B, C), variable) == seen
 
 
-def test_what_is_here_comes_with_all_that_the_driver_says() -> None:
+def test_devices_have_all_figures_of_the_driver() -> None:
     first, second = devices_here(Playback("two_a100"), "1,0")
     assert (first.index, second.index) == (1, 0)
     assert (first.driver_version, first.compute_capability, first.reserved_bytes) == ("550.54.15", "8.0", 600 * MIB)
-    found = detect.hardware("local", devices_here(Playback("two_a100"), "1,0"))
+    found = hardware_detection.hardware("local", devices_here(Playback("two_a100"), "1,0"))
     assert (found.name, found.count, found.memory_bytes, found.here) == ("A100-40G", 2, 40960 * MIB, True)
 
 
-def test_a_driver_that_refuses_is_told_and_not_taken_for_a_machine_without_gpus() -> None:
+def test_a_refusing_driver_is_an_error_and_not_a_machine_without_gpus() -> None:
     with pytest.raises(HardwareNotHere, match=r"version mismatch.*--gpus cpu"):
         devices_here(Playback("driver_mismatch"))
     library = Playback("lost")
@@ -50,18 +50,18 @@ def test_slices_are_named_and_one_must_be_chosen(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     slices = devices_here(Playback("mig"))
     with pytest.raises(BadInput, match=r"one slice only.*CUDA_VISIBLE_DEVICES=MIG-11111111\S+ .*MIG-22222222"):
-        detect.hardware("local", slices)
+        hardware_detection.hardware("local", slices)
     one = devices_here(Playback("mig"), "MIG-2222")
-    found = detect.hardware("local", one)
+    found = hardware_detection.hardware("local", one)
     assert (found.name, found.count, found.memory_bytes) == ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 1, 19968 * MIB)
-    assert detect.recognise(Device(name="NVIDIA A100-SXM4-40GB MIG 7g.40gb", memory_bytes=40192 * MIB)) is None
+    assert hardware_detection.recognise(Device(name="NVIDIA A100-SXM4-40GB MIG 7g.40gb", memory_bytes=40192 * MIB)) is None
 
 
 def test_different_gpus_come_with_the_choices() -> None:
     here = devices_here(Playback("mixed"), "0,1,2")
     with pytest.raises(BadInput, match=r"CUDA_VISIBLE_DEVICES=0 \(NVIDIA H200\) or CUDA_VISIBLE_DEVICES=1,2 \(NVIDIA A100"):
-        detect.hardware("local", here)
+        hardware_detection.hardware("local", here)
     with pytest.raises(BadInput, match=r"would get other GPUs here \(NVIDIA H200.*CUDA_VISIBLE_DEVICES=1,2"):
-        detect.hardware("2xA100-40G", here)
-    assert detect.hardware("2xA100-40G", here[1:]).here
-    assert detect.hardware("H200", here).here
+        hardware_detection.hardware("2xA100-40G", here)
+    assert hardware_detection.hardware("2xA100-40G", here[1:]).here
+    assert hardware_detection.hardware("H200", here).here

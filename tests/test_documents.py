@@ -1,7 +1,8 @@
-"""Every command of README and docs, taken apart by the program that would run it. test_documents_run.py runs them.
+"""Commands of README and docs, parsed by the program that would run them. test_documents_run.py runs
+them.
 
-What a block holds is what its fence says: `sh` commands, `console` a command with what it printed, `text` no command at all. So
-none is passed over: a fence that says nothing fails, and so does a command of a program that nobody here can check.
+The fence of a block defines its content: `sh` commands, `console` a command with its output, `text`
+no command. A fence without a kind fails, and so does a command of a program without a check.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 KINDS = {"sh", "console", "text", "python", "yaml", "toml"}
 WRITTEN = {"demo-out/report.html", "demo-out/launch.sh", "autotune-out/report.html", "autotune-out/launch.sh"}
-"""What a run writes, so that a page may name it."""
+"""Files that a run writes, so that a page may name them."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """What stands between two fences."""
+    """Content between two fences."""
 
     page: Path
     kind: str
@@ -56,7 +57,7 @@ BLOCKS = [
 ]  # fmt: skip
 _SPAN = re.compile(r"`(autotune [a-z]+ [^`]+|make [a-z-]+|pip [^`]+)`")
 _SPANS = {("README.md", line) for line in _SPAN.findall(_FENCE.sub("", PAGES[0].read_text()))}
-"""README's sentences and tables say what to type too. Elsewhere they may name a part of a command."""
+"""Commands in README's sentences and tables. Other pages may name a part of a command."""
 
 COMMANDS = sorted(
     {(str(block.page.relative_to(ROOT)), line.partition("  #")[0].rstrip()) for block in BLOCKS for line in block.commands}
@@ -129,7 +130,7 @@ def _installs(words: list[str]) -> None:
 
 def _scripts(words: list[str]) -> None:
     if words[0] == "-m":
-        assert words[1] in ("autotune.cli.pages", "pytest", "tests.fuzz"), words
+        assert words[1] in ("autotune.cli.reference_pages", "pytest", "tests.fuzz"), words
         return
     script = ROOT / words[0]
     assert script.is_file(), words
@@ -149,7 +150,7 @@ _CHECKS = {
     "autotune": _parsed, "make": _makes, "pip": _installs, "python": _scripts, "bash": _is_written, "xdg-open": _is_written,
     "sh": _is_there, "sbatch": _is_there, "torchrun": lambda words: None, "tee": lambda words: None,
 }  # fmt: skip
-"""Who would run it, and how it is asked. What stands before a pipe into autotune is the user's own."""
+"""Check for each program. Programs before a pipe into autotune belong to the user."""
 
 
 def test_a_flag_that_is_not_there_is_found() -> None:
@@ -180,3 +181,15 @@ def test_the_prediction_that_a_page_shows_is_what_is_predicted(tmp_path: Path) -
     for beginning in ("does not fit", "The peak is in phase", "  backward"):
         line = next(line for line in shown.text.splitlines() if line.startswith(beginning))
         assert line in done.out
+
+
+def test_the_files_that_the_architecture_names_are_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:autotune/|search_spaces/|tests/)?[\w/-]+(?:/|\.(?:py|yaml|json)))`", text))
+    roots = (ROOT, ROOT / "autotune")
+    assert {name for name in named if not any((root / name).exists() for root in roots)} <= {
+        "autotune/frameworks/NAME.py",
+        "NAME.yaml",
+        "recommendation.json",
+    }
+    assert len(named) > 40

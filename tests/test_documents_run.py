@@ -1,8 +1,8 @@
-"""Every command of README and docs is run: here, or by the test that is named. A command that no row knows fails.
+"""Commands of README and docs, run here or by the test that is named. A command without a row fails.
 
-What stands here runs as a reader would type it, in a folder that has what the pages take for granted. Only what this machine
-has not is put in its place, and each row shows it: a tiny model and a CPU where a page names GPUs, a file where
-it names a server.
+Each is run as typed, in a folder with the files that the pages assume. Parts that this machine
+lacks are replaced, and the row states the replacement: a tiny model and a CPU where a page names
+GPUs, a file where it names a server.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ TINY = {"Qwen2.5-7B": "model"}
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How one line is run."""
+    """Way to run one line."""
 
     code: int = 0
     says: str = ""
     """Words of what it prints."""
 
     instead: Mapping[str, str] = field(default_factory=dict)
-    """What this machine lacks, or has no time for, and what it gets; each once, the first that there is."""
+    """Parts that this machine lacks or has no time for, with their replacements; the first occurrence
+    of each."""
 
     before: Callable[[Path], None] = lambda folder: None
 
@@ -66,8 +67,12 @@ def _failing(folder: Path) -> None:
 
 
 def _own_command(folder: Path) -> None:
-    text = (HERE / "trainers" / "scripts" / "plain_torch.py").read_text()
+    text = (HERE / "frameworks" / "scripts" / "plain_torch.py").read_text()
     (folder / "train.py").write_text(text.replace('"--log", type=Path', '"--log", type=Path, default=Path("speed.jsonl")'))
+
+
+def _launch_script(folder: Path) -> None:
+    (folder / "run.sh").write_text("CONFIG=train.yaml\ntrl grpo --config $CONFIG --num_generations 4\n")
 
 
 def _for_gpus(folder: Path) -> None:
@@ -99,7 +104,7 @@ SECONDS = 400.0
 
 QUICK = {
     "autotune diagnose train.log": Run(says="optimizer"),
-    "autotune diagnose --check --python .venv/bin/python": Run(says="known traps"),
+    "autotune diagnose --check --python .venv/bin/python": Run(says="known conflict"),
     "autotune report autotune-out": Run(says="Written: autotune-out/report.html"),
     "autotune show gpus": Run(says="A100-40G"),
     "autotune show models": Run(says="Qwen2.5-7B"),
@@ -113,7 +118,8 @@ QUICK = {
         for target in ("test", "test-all", "bench-gpu")
     },
 }
-"""In a second or two each. Of what runs for hours, make says what it would do; the parts of it are tests of their own."""
+"""Commands that take a second or two. For targets that run for hours, make prints their commands;
+their parts are separate tests."""
 
 SLOW = {
     FIRST: Run(instead={"38G": "2G --gpus cpu --hold use_vllm=false --max-probes 2"}, says="autotune-out/recommended.yaml"),
@@ -143,6 +149,9 @@ SLOW = {
         instead={"batch=1,2,4": "batch=1,2 --gpus cpu --memory-limit 2G --budget 6m --out six"},
         before=_own_command,
         says="launch.sh",
+    ),
+    "autotune run --from-command run.sh --gpus local": Run(
+        instead={"--gpus local": f"{CPU} --out seven"}, before=_launch_script, says="changed-run.sh"
     ),
     "autotune run --script train.py --memory-limit 38G -- --learning_rate 1e-6": Run(
         instead={
@@ -201,9 +210,17 @@ OTHER_TESTS = {
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --executor ray --address 10.0.0.1:6379":
         "test_clusters.py::test_the_one_for_slurm_measures_on_a_cluster_of_ray",
     "autotune run ... --storage postgresql://me@db/autotune --study qwen --resume":
-        "study/test_postgres.py::test_three_drivers_share_a_study_and_measure_nothing_twice",
+        "search/test_postgres.py::test_three_drivers_share_a_study_and_measure_nothing_twice",
     "python benchmarks/gpu.py --device cpu --tiny --minutes 3":
         "benchmarks/test_gpu.py::test_points_and_real_out_of_memory_errors_are_there",
+    "autotune rehearse --gpus 2xA100-40G -- torchrun --nproc-per-node 2 train.py":
+        "emulator/test_rehearsal.py::test_a_command_that_fits_ends_with_its_peaks_by_phase",
+    "autotune rehearse --gpus 4xA100-80G -- torchrun --nproc-per-node 4 train.py":
+        "emulator/test_rehearsal.py::test_each_rank_of_a_launcher_is_told_in_the_document",
+    "autotune rehearse --gpus A100-40G --python .venv/bin/python -- bash launch.sh":
+        "emulator/test_rehearsal.py::test_a_command_that_does_not_fit_ends_with_its_error_and_its_place",
+    "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --mode emulate --python .venv/bin/python":
+        "emulator/test_emulated_search.py::test_a_search_on_emulated_cards",
     "autotune dashboard autotune-out": "test_documents_run.py::test_the_dashboard_is_served_until_it_is_interrupted",
     "make demo": "e2e/test_demo.py::demo",
     "xdg-open demo-out/report.html": "e2e/test_demo.py::test_its_report_opens_in_a_browser",
@@ -258,7 +275,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _really(line: str, run: Run, folder: Path, seconds: float) -> None:
-    shutil.copy(HERE / "diagnose" / "logs-third" / "eight-bit-managed.log", folder / "train.log")
+    shutil.copy(HERE / "diagnosis" / "logs-third" / "eight-bit-managed.log", folder / "train.log")
     run.before(folder)
     command = ["bash", "-c", run.typed(line)]
     done = subprocess.run(command, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=seconds)

@@ -1,4 +1,4 @@
-"""What lies in examples/ is still what autotune would write and accept."""
+"""Files in examples/, compared with what autotune writes and accepts today."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.report.document import SCHEMA
-from autotune.spaces import load_space
-from tests.trainers.conftest import make_job
+from autotune.catalog.space_files import load_space
+from autotune.report.document_types import SCHEMA
+from tests.frameworks.conftest import make_task
 
 EXAMPLES = sorted(file.parent for file in (Path(__file__).parents[1] / "examples").glob("*/recommendation.json"))
 
@@ -22,15 +22,15 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
 def test_the_recommendation_is_legal_and_its_files_agree_with_it(folder: Path) -> None:
-    from autotune.trainers import trainer
+    from autotune.frameworks import trainer
 
     told = json.loads((folder / "recommendation.json").read_text())
     assert told["schema"] == SCHEMA and told["status"] == "ok" and told["basis"] == "measured"
-    question, recommended = told["question"], told["recommendation"]
-    space = load_space(question["space"])
-    job = make_job(global_batch=space.assume["global_batch"])
-    candidate = trainer(question["framework"], question["method"]).complete(recommended["knobs"], job)
-    assert trainer("trl").why_illegal(candidate, job) is None
+    job, recommended = told["question"], told["recommendation"]
+    space = load_space(job["space"])
+    task = make_task(global_batch=space.assume["global_batch"])
+    candidate = trainer(job["framework"], job["method"]).complete(recommended["knobs"], task)
+    assert trainer("trl").why_illegal(candidate, task) is None
     assert dict(candidate.settings) == recommended["settings"]
     assert recommended["peak_memory_bytes"] <= recommended["limit_bytes"]
 

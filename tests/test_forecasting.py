@@ -9,43 +9,43 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.advice import Adviser, as_flags
-from autotune.candidate import Candidate
-from autotune.composition import Composition
-from autotune.errors import RigError
-from autotune.forecast import Forecast
-from autotune.forecasting import forecast
-from autotune.measurement import Phase
-from autotune.prediction import Estimate, PhasePrediction, Prediction
-from autotune.question import Question
-from autotune.trainers.base import Job
-from autotune.tune import baseline_candidate, legal_candidates
-from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_question, toy_space
+from autotune.core.answer import Forecast
+from autotune.core.candidate import Candidate
+from autotune.core.composition import Composition
+from autotune.core.errors import ProbeError
+from autotune.core.job import Job
+from autotune.core.measurement import Phase
+from autotune.core.prediction import Estimate, PhasePrediction, Prediction
+from autotune.core.task import Task
+from autotune.search.advice import Adviser, as_flags
+from autotune.search.forecast_search import forecast
+from autotune.search.loop import baseline_candidate, legal_candidates
+from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
 
 
-def ask(tmp_path: Path, limit: int, **oracle: float) -> tuple[Question, Machine, Forecast]:
+def ask(tmp_path: Path, limit: int, **oracle: float) -> tuple[Job, Machine, Forecast]:
     machine = Machine(limit_bytes=limit * MIB)
-    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer = ToyTrainer()
-    candidates = legal_candidates(question, trainer)
+    candidates = legal_candidates(job, trainer)
     foresight = Oracle(machine=machine, **oracle)  # type: ignore[arg-type]
-    return question, machine, forecast(question, foresight, candidates, baseline_candidate(question, trainer))
+    return job, machine, forecast(job, foresight, candidates, baseline_candidate(job, trainer))
 
 
 @pytest.mark.parametrize("limit", [450, 600, 900, 2500])
 def test_names_the_fastest_of_the_preferred_tier_that_surely_fits(tmp_path: Path, limit: int) -> None:
-    question, machine, answer = ask(tmp_path, limit)
+    job, machine, answer = ask(tmp_path, limit)
     assert answer.winner is not None and answer.relaxed == {}
     preferred = {"num_generations": 8, "max_completion_length": 64}
     surely = [
         one
-        for one in legal_candidates(question, ToyTrainer())
+        for one in legal_candidates(job, ToyTrainer())
         if machine.need(one) * 1.1 <= machine.limit_bytes and preferred.items() <= one.knobs.items()
     ]
     assert machine.speed(answer.winner.candidate) == max(machine.speed(one) for one in surely)
 
 
-def test_learning_knobs_give_way_only_when_nothing_surely_fits(tmp_path: Path) -> None:
+def test_learning_knobs_are_relaxed_only_when_nothing_surely_fits(tmp_path: Path) -> None:
     _, _, answer = ask(tmp_path, 230)
     assert answer.winner is not None
     assert answer.relaxed == {"num_generations": 4}
@@ -68,11 +68,11 @@ def test_undecided_is_not_nothing_fits(tmp_path: Path) -> None:
     assert answer.undecided is not None
 
 
-def test_what_is_named_was_followed_step_by_step(tmp_path: Path) -> None:
+def test_the_named_candidate_was_traced(tmp_path: Path) -> None:
     """The screen may be kinder than the full trace: then the next is taken."""
     machine = Machine(limit_bytes=600 * MIB)
-    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
-    candidates = legal_candidates(question, ToyTrainer())
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
+    candidates = legal_candidates(job, ToyTrainer())
 
     class Kinder(Oracle):
         def screen(self, candidates: object, *, seconds: float | None = None) -> dict[str, Prediction]:
@@ -82,7 +82,7 @@ def test_what_is_named_was_followed_step_by_step(tmp_path: Path) -> None:
             }
 
     foresight = Kinder(machine=machine)
-    answer = forecast(question, foresight, candidates, None)
+    answer = forecast(job, foresight, candidates, None)
     assert answer.winner is not None
     assert answer.winner.prediction.fits
     assert answer.winner.candidate == foresight.predicted[-1]
@@ -91,17 +91,15 @@ def test_what_is_named_was_followed_step_by_step(tmp_path: Path) -> None:
 
 def test_a_budget_that_ends_leaves_the_best_of_what_was_predicted(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=600 * MIB)
-    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
-    candidates = legal_candidates(question, ToyTrainer())
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
+    candidates = legal_candidates(job, ToyTrainer())
 
     class Brief(Oracle):
         def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> dict[str, Prediction]:
-            assert seconds == question.budget_seconds
+            assert seconds == job.budget_seconds
             return super().screen(candidates[:5])
 
-    whole, brief = (
-        forecast(question, foresight, candidates, None) for foresight in (Oracle(machine=machine), Brief(machine=machine))
-    )
+    whole, brief = (forecast(job, foresight, candidates, None) for foresight in (Oracle(machine=machine), Brief(machine=machine)))
     assert not whole.ended_by_budget and whole.predicted == whole.candidates == len(candidates)
     assert brief.ended_by_budget and (brief.predicted, brief.candidates) == (5, len(candidates))
     assert brief.winner is not None and brief.relaxed == {}, "the preferred ones come first"
@@ -109,10 +107,10 @@ def test_a_budget_that_ends_leaves_the_best_of_what_was_predicted(tmp_path: Path
 
 def _advice(tmp_path: Path, limit: int, **knobs: object) -> tuple[Candidate, Machine, list[dict[str, object]]]:
     machine = Machine(limit_bytes=limit * MIB)
-    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete({**trainer.baseline(question.space, question.job), **knobs}, question.job)  # type: ignore[dict-item]
-    adviser = Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle)
+    asked = trainer.complete({**trainer.baseline(job.space, job.task), **knobs}, job.task)  # type: ignore[dict-item]
+    adviser = Adviser(job=job, space=job.space, trainer=trainer, foresight=oracle)
     ways = adviser.ways_to_fit(asked, oracle.predict(asked))
     return asked, machine, [{"change": dict(way.change), "learning": way.learning, "ratio": way.speed_ratio} for way in ways]
 
@@ -133,11 +131,11 @@ def test_advice_moves_one_thing_and_neutral_ones_first(tmp_path: Path) -> None:
 def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
     peak: Phase, first: dict[str, int], tmp_path: Path
 ) -> None:
-    """As if shorter completions were what has the adapter alone go to the engine: not the fastest, and the cause's own mend."""
+    """Trainer whose shorter completions sync the adapter alone: not the fastest change, but the cure of the cause."""
 
     class Syncing(ToyTrainer):
-        def compose(self, candidate: Candidate, job: Job) -> Composition:
-            return SimpleNamespace(pushes_adapter=candidate.knobs["max_completion_length"] == 32)  # type: ignore[return-value]
+        def compose(self, candidate: Candidate, task: Task) -> Composition:
+            return SimpleNamespace(syncs_adapter_only=candidate.knobs["max_completion_length"] == 32)  # type: ignore[return-value]
 
     class Peaking(Oracle):
         def predict(self, candidate: Candidate) -> Prediction:
@@ -145,9 +143,9 @@ def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
             return replace(found, phases=(PhasePrediction(name=peak, peak_bytes=found.peak_memory_bytes, seconds=None),))
 
     machine, trainer = Machine(limit_bytes=600 * MIB), Syncing()
-    question, oracle = toy_question(tmp_path, toy_space(), machine.limit_bytes), Peaking(machine=machine)
-    asked = trainer.complete(trainer.baseline(question.space, question.job), question.job)
-    adviser = Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle)
+    job, oracle = toy_job(tmp_path, toy_space(), machine.limit_bytes), Peaking(machine=machine)
+    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    adviser = Adviser(job=job, space=job.space, trainer=trainer, foresight=oracle)
     assert adviser.ways_to_fit(asked, oracle.predict(asked))[0].change == first
 
 
@@ -156,19 +154,19 @@ def test_advice_moves_two_things_when_one_is_not_enough(tmp_path: Path) -> None:
     assert ways and all(len(way["change"]) == 2 for way in ways)  # type: ignore[arg-type]
 
 
-def test_a_change_that_cannot_be_followed_is_no_advice_and_stops_none(tmp_path: Path) -> None:
+def test_an_untraceable_change_is_no_advice_and_stops_none(tmp_path: Path) -> None:
     machine, trainer = Machine(limit_bytes=600 * MIB), ToyTrainer()
-    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
 
     class Losing(Oracle):
         def predict(self, candidate: Candidate) -> Prediction:
             if candidate.knobs["batch"] != 8:
-                raise RigError("The process that follows the step has ended")
+                raise ProbeError("The process that follows the step has ended")
             return super().predict(candidate)
 
     oracle = Losing(machine=machine)
-    asked = trainer.complete({**trainer.baseline(question.space, question.job), "batch": 8}, question.job)
-    adviser = Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle)
+    asked = trainer.complete({**trainer.baseline(job.space, job.task), "batch": 8}, job.task)
+    adviser = Adviser(job=job, space=job.space, trainer=trainer, foresight=oracle)
     ways = adviser.ways_to_fit(asked, oracle.predict(asked))
     assert ways and all("batch" not in way.change for way in ways)
 
@@ -179,22 +177,22 @@ def test_no_advice_where_nothing_helps(tmp_path: Path) -> None:
 
 def test_a_kind_whose_strongest_does_not_fit_is_left_at_once(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=100 * MIB)
-    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete(trainer.baseline(question.space, question.job), question.job)
+    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     prediction = oracle.predict(asked)
-    Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle).ways_to_fit(asked, prediction)
+    Adviser(job=job, space=job.space, trainer=trainer, foresight=oracle).ways_to_fit(asked, prediction)
     batches = [one.knobs["batch"] for one in oracle.predicted[1:] if one.knobs == {**asked.knobs, "batch": one.knobs["batch"]}]
     assert set(batches) == {1}, "2 and 4 need no look where 1 does not fit"
 
 
 def test_looking_ends_when_time_is_up(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=600 * MIB)
-    question = toy_question(tmp_path, toy_space(), machine.limit_bytes)
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete(trainer.baseline(question.space, question.job), question.job)
+    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     clock = iter(range(0, 10_000, 50))
-    adviser = Adviser(question=question, space=question.space, trainer=trainer, foresight=oracle, now=lambda: next(clock))
+    adviser = Adviser(job=job, space=job.space, trainer=trainer, foresight=oracle, now=lambda: next(clock))
     ways = adviser.ways_to_fit(asked, oracle.predict(asked))
     assert len(ways) == 1, "what was found by then is told"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import BadInput, UnknownName
-from autotune.models import find_model, has_weights
+from autotune.catalog.model_lookup import find_model, has_weights
+from autotune.core.errors import BadInput, UnknownName
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
         find_model("Qwen2.5-7BB")
 
 
-def test_an_unknown_hub_id_says_how_to_fetch_its_shape() -> None:
+def test_an_unknown_hub_id_is_reported_with_the_download_command() -> None:
     with pytest.raises(BadInput, match=r"hf download someone/something config\.json"):
         find_model("someone/something")
 

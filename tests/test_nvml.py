@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.nvml import CardLost, NotTold, Nvml, NvmlUnavailable
-from tests.rig.nvml_playback import Playback
+from autotune.machine.nvml import GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable
+from tests.probe.nvml_playback import Playback
 
 MIB = 2**20
 
 
-def test_two_gpus_and_who_is_on_them() -> None:
+def test_two_gpus_and_their_processes() -> None:
     nvml = Nvml.open(Playback("two_a100"))
     first, second = nvml.cards()
     assert (first.index, first.name, first.compute_capability, first.slice_of) == (0, "NVIDIA A100-SXM4-40GB", "8.0", None)
@@ -22,7 +22,7 @@ def test_two_gpus_and_who_is_on_them() -> None:
     assert nvml.process_name(9004711) == "/usr/bin/python3"
 
 
-def test_the_real_library_says_that_there_is_none_here() -> None:
+def test_the_real_library_reports_no_driver_here() -> None:
     if Path("/proc/driver/nvidia").exists():
         assert Nvml.open().cards()
         return
@@ -35,7 +35,7 @@ def test_the_real_library_says_that_there_is_none_here() -> None:
     ("recording", "why", "absent"),
     [("library_not_found", "Shared Library Not Found", True), ("driver_mismatch", "version mismatch", False)],
 )
-def test_why_nothing_can_be_asked(recording: str, why: str, absent: bool) -> None:
+def test_reasons_for_nvml_unavailable(recording: str, why: str, absent: bool) -> None:
     with pytest.raises(NvmlUnavailable, match=why) as caught:
         Nvml.open(Playback(recording))
     assert caught.value.absent is absent
@@ -49,18 +49,18 @@ def test_a_cut_gpu_shows_as_its_slices() -> None:
     assert nvml.memory(slices[0].uuid).used_bytes == 50 * MIB
 
 
-def test_bytes_that_are_not_told_are_none() -> None:
+def test_unreported_bytes_are_none() -> None:
     library = Playback("no_process_memory")
     nvml = Nvml.open(library)
     library.at(1)
     assert [one.used_bytes for one in nvml.processes(nvml.cards()[0].uuid)] == [None, None]
 
 
-def test_what_is_not_permitted_is_said_and_not_guessed() -> None:
+def test_missing_permissions_are_reported_and_not_guessed() -> None:
     nvml = Nvml.open(Playback("no_permission"))
     uuid = nvml.cards()[0].uuid
     assert nvml.memory(uuid).used_bytes == 4 * MIB
-    with pytest.raises(NotTold, match="Insufficient Permissions"):
+    with pytest.raises(NvmlNotSupported, match="Insufficient Permissions"):
         nvml.processes(uuid)
 
 
@@ -69,9 +69,9 @@ def test_a_lost_gpu_and_a_vanished_process() -> None:
     nvml = Nvml.open(library)
     uuid = nvml.cards()[0].uuid
     library.at(1)
-    with pytest.raises(CardLost, match="lost"):
+    with pytest.raises(GpuLost, match="lost"):
         nvml.memory(uuid)
-    with pytest.raises(NotTold, match="Not Found"):
+    with pytest.raises(NvmlNotSupported, match="Not Found"):
         Nvml.open(Playback("vanishing_process")).process_name(9194999)
 
 

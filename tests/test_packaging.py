@@ -1,4 +1,5 @@
-"""What is installed is complete: from a wheel, from an editable install, and by the versions it promises."""
+"""Completeness of an installation: from a wheel, from an editable install, and with the promised
+versions."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.environment import SUPPORTED
+from autotune.machine.environment import SUPPORTED
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -43,7 +44,7 @@ def test_an_installed_wheel_finds_its_spaces_and_catalogue(wheel: Path, tmp_path
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     code = (
-        "import autotune, autotune.spaces as s, autotune.catalogue as c;"
+        "import autotune, autotune.catalog.space_files as s, autotune.catalog as c;"
         f"assert autotune.__file__.startswith({str(site)!r}), autotune.__file__;"
         "print(len([s.load_space(n) for n in s.names()]), len(c.gpus()), len(c.models()), s.folder())"
     )
@@ -64,7 +65,7 @@ def test_an_editable_install_finds_its_spaces(tmp_path: Path) -> None:
     done = subprocess.run([*install, "--target", str(site)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     # A .pth file counts only in a site folder, which `addsitedir` makes of ours.
-    code = f"import site; site.addsitedir({str(site)!r}); import autotune.spaces as s; print(s.folder(), *s.names())"
+    code = f"import site; site.addsitedir({str(site)!r}); import autotune.catalog.space_files as s; print(s.folder(), *s.names())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
     folder, *names = done.stdout.split()
@@ -84,7 +85,7 @@ def test_the_core_is_light() -> None:
 
 
 def test_every_promised_extra_is_there() -> None:
-    assert set(PROJECT["optional-dependencies"]) >= {"train", "vllm", "vllm-cpu", "ray", "dashboard", "postgres", "dev"}
+    assert set(PROJECT["optional-dependencies"]) >= {"train", "vllm", "vllm-cpu", "fast", "ray", "dashboard", "postgres", "dev"}
 
 
 def test_pip_and_the_probe_agree_on_the_supported_trl() -> None:
@@ -95,7 +96,8 @@ def test_pip_and_the_probe_agree_on_the_supported_trl() -> None:
 
 
 def test_constraints_pin_what_the_extras_ask_for() -> None:
-    lines = (ROOT / ".ci" / "constraints" / "cpu.txt").read_text().splitlines()
+    files = (ROOT / ".ci" / "constraints" / name for name in ("cpu.txt", "torch-cpu.txt"))
+    lines = [line.removesuffix(" \\") for file in files for line in file.read_text().splitlines()]
     pinned = dict(line.split("==") for line in lines if "==" in line)
     assert pinned["torch"].endswith("+cpu")
     pinned = {name.lower().replace("_", "-"): version for name, version in pinned.items()}

@@ -36,7 +36,7 @@ def test_the_shell_script_can_be_started_and_slurm_reads_its_options_first() -> 
 def test_the_workflow_calls_what_there_is() -> None:
     flow = yaml.safe_load((FOLDER / "workflow.yml").read_text())
     assert set(flow["jobs"]) == {"predict", "train"}
-    runs = [step["run"] for job in flow["jobs"].values() for step in job["steps"] if "run" in step]
+    runs = [step["run"] for task in flow["jobs"].values() for step in task["steps"] if "run" in step]
     ours = [line.split() for line in runs if line.startswith("autotune ")]
     assert [words[1] for words in ours] == ["predict", "preflight"]
     for words in ours:
@@ -48,7 +48,7 @@ def test_the_workflow_calls_what_there_is() -> None:
 
 
 def test_the_configuration_is_one_that_trl_takes() -> None:
-    from autotune.trainers.trl_config import read_user_config
+    from autotune.frameworks.trl.user_config import read_user_config
 
     read = read_user_config(FOLDER / "train.yaml")
     assert read.model and read.dataset and read.settings["per_device_train_batch_size"]

@@ -1,6 +1,8 @@
-"""The five failures that autotune grew out of, each a folder of examples/: what their pages say is still what it answers.
+"""Five failures that autotune was built for, each a folder of examples/: the answers on their pages
+are still given.
 
-Signs and verdicts are held, not figures: those move with the installed versions. What follows steps takes minutes in all.
+Signs and verdicts are compared, not figures, which change with the installed versions. The traces
+take minutes in all.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune import api, catalogue
-from autotune.asking.understanding import candidate_in_question, understand
-from autotune.errors import IllegalConfiguration
-from autotune.models import find_model
-from autotune.predict import engine
-from autotune.predict.unknown import agreed, worst
-from autotune.units import MIB
+from autotune import api, catalog
+from autotune.catalog.model_lookup import find_model
+from autotune.core.errors import IllegalConfiguration
+from autotune.core.units import MIB
+from autotune.estimate import vllm_engine
+from autotune.estimate.unknown_facts import agreed, worst
+from autotune.request.job_builder import candidate_of_job, parse_request
 from tests.scenarios import SCENARIOS, Oracle, Scenario, one_oracle, portable
 
 VERDICTS = {"fits": True, "does not fit": False, "open": None}
@@ -114,14 +116,14 @@ def test_trl_cannot_push_an_adapter_over_gptq_weights_and_says_what_works(monkey
     scenario = scenario_of("trl-grpo-7b-gptq-2xa100-40g")
     monkeypatch.chdir(scenario.folder)
     flags = dataclasses.replace(scenario.failing(unknown={}), set=())
-    with pytest.raises(IllegalConfiguration, match="adapter over GPTQ weights cannot reach vLLM"):
-        candidate_in_question(understand(dataclasses.replace(flags, mode="predict")))
+    with pytest.raises(IllegalConfiguration, match="adapter over GPTQ weights cannot be synchronised with vLLM"):
+        candidate_of_job(parse_request(dataclasses.replace(flags, mode="predict")))
 
 
 def test_on_the_fourth_gpu_vllm_takes_its_share_and_less_of_it_leaves_less_for_the_cache() -> None:
-    gpu = next(one for one in catalogue.gpus() if one.name == "A100-80G")
+    gpu = next(one for one in catalog.gpus() if one.name == "A100-80G")
     high, low = (
-        engine.fit(
+        vllm_engine.fit(
             find_model("Qwen2.5-7B-Instruct").config, dtype="bfloat16", gpu=gpu, device_memory_bytes=gpu.memory_bytes,
             utilization=share, max_model_length=2048, max_num_seqs=256, tensor_parallel=1, sleep=False, eager=False,
             other_bytes=0, quantised_bits=None,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.errors import BadInput, UnknownName
-from autotune.space import Knob, SearchSpace
+from autotune.core.errors import BadInput, UnknownName
+from autotune.core.space import Knob, SearchSpace
 
 
 def knob(name: str, choices: list[object], **facts: object) -> Knob:

@@ -1,4 +1,4 @@
-"""Reading spaces: the shipped ones are sound, and a broken file is told by line and column."""
+"""Search-space files: the shipped ones are valid, and errors name line and column."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune import spaces
-from autotune.errors import BadInput, UnknownName
-from autotune.spaces import load_space, names, read_space
+from autotune.catalog import space_files
+from autotune.catalog.space_files import load_space, names, read_space
+from autotune.core.errors import BadInput, UnknownName
+from autotune.request.flags import Flags
+from autotune.request.job_builder import parse_request
 
 GOOD = """\
 about: a test
@@ -57,8 +59,8 @@ def test_a_shipped_space_orders_its_choices_as_knob_promises(name: str) -> None:
 
 
 def test_every_knob_is_one_of_the_frameworks_or_autotunes_own() -> None:
-    from autotune import trainers
-    from autotune.trainers.trl_settings import OWN_SETTINGS
+    from autotune import frameworks as trainers
+    from autotune.frameworks.trl.settings import OWN_SETTINGS
 
     for name in names():
         space = load_space(name)
@@ -94,7 +96,7 @@ def test_a_file_of_ones_own(written) -> None:  # type: ignore[no-untyped-def]
         ("    says: how long\n", "", 7, ["missing required field `says`"]),
     ],
 )
-def test_a_broken_file_is_told_by_line(written, old: str, new: str, line: int, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_errors_of_a_file_name_the_line(written, old: str, new: str, line: int, words: list[str]) -> None:  # type: ignore[no-untyped-def]
     assert old in GOOD
     with pytest.raises(BadInput) as caught:
         read_space(written(GOOD.replace(old, new, 1)))
@@ -106,8 +108,14 @@ def test_a_broken_file_is_told_by_line(written, old: str, new: str, line: int, w
         assert word in message
 
 
+@pytest.mark.parametrize(("name", "framework", "method"), [("sft", "trl", "sft"), ("verl", "verl", "grpo")])
+def test_a_space_brings_its_framework_and_method(name: str, framework: str, method: str) -> None:
+    job = parse_request(Flags(model="Qwen2.5-0.5B", gpus="L4", space=name, mode="predict")).job
+    assert (job.task.workload.framework, job.task.workload.method) == (framework, method)
+
+
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "knobs: []\n"])
-def test_what_is_no_space_at_all(written, text: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_file_without_a_space(written, text: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput, match=r"line 1, column 1"):
         read_space(written(text))
 
@@ -128,6 +136,6 @@ def test_a_wheels_own_spaces_come_before_those_of_a_clone(tmp_path: Path, monkey
     package = tmp_path / "site" / "autotune"
     (package / "search_spaces").mkdir(parents=True)
     (package / "search_spaces" / "only.yaml").write_text(GOOD)
-    assert spaces.folder() == Path(spaces.__file__).parent.parent / "search_spaces"
-    monkeypatch.setattr(spaces, "_HERE", package)
+    assert space_files.folder() == Path(space_files.__file__).parents[2] / "search_spaces"
+    monkeypatch.setattr(space_files, "_PACKAGE", package)
     assert names() == ("only",) and load_space("only").name == "only"

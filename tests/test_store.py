@@ -12,37 +12,47 @@ from typing import Any
 
 import pytest
 
-from autotune import devices
-from autotune.answering.recall import Record, circumstances
-from autotune.hardware import Hardware
-from autotune.question import Question
-from autotune.recommendation import Recommendation
-from autotune.store import LARGEST_LINE_BYTES, Store, default_folder
+from autotune.core.answer import Recommendation
+from autotune.core.hardware import Hardware
+from autotune.core.job import Job
+from autotune.machine import devices
+from autotune.search.measurement_store import MAX_LINE_BYTES, Store, default_folder
+from autotune.search.record import Record, circumstances
 from tests.report.answers import answered
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "trl": "1.16.0", "vllm": "0.31.0"}
 CASE = answered(900)
-QUESTION = replace(CASE.question, budget_seconds=600.0)
+QUESTION = replace(CASE.job, budget_seconds=600.0)
 
 
-def record(question: Question = QUESTION, versions: dict[str, str] = VERSIONS) -> Record:
-    return Record(question, versions)
+def record(job: Job = QUESTION, versions: dict[str, str] = VERSIONS) -> Record:
+    return Record(job, versions)
 
 
-def keep(answer: Recommendation = CASE.answer, question: Question = QUESTION) -> None:
-    kept = record(question)
+def keep(answer: Recommendation = CASE.answer, job: Job = QUESTION) -> None:
+    kept = record(job)
     kept.keep_answer(answer)
-    Store().remember(kept.here, answer.trials, when="now")
+    Store().append(kept.here, answer.trials, when="now")
 
 
-def test_it_lies_where_the_user_can_find_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_store_is_in_the_users_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "autotune"
     monkeypatch.delenv("XDG_DATA_HOME")
     assert default_folder() == Path("~/.local/share/autotune").expanduser()
 
 
-def test_the_same_question_gets_the_same_answer_and_is_told_where_it_is_from() -> None:
+def test_the_store_is_open_to_its_owner_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    (tmp_path / "autotune" / "answers").mkdir(parents=True, mode=0o755)
+    keep()
+    folders = [tmp_path / "autotune", *(path for path in (tmp_path / "autotune").iterdir() if path.is_dir())]
+    assert {folder.name: folder.stat().st_mode & 0o777 for folder in folders} == {
+        "autotune": 0o700, "answers": 0o700, "measurements": 0o700
+    }  # fmt: skip
+
+
+def test_the_same_job_gets_the_same_answer_with_its_source() -> None:
     assert record().answer() is None
     keep()
     known = record().answer()
@@ -58,27 +68,27 @@ def test_measurements_come_back_as_they_were() -> None:
     assert found.trials == CASE.answer.trials and found.unreadable == 0
 
 
-def _job(question: Question, **changes: Any) -> Question:
-    return replace(question, job=replace(question.job, workload=replace(question.job.workload, **changes)))
+def _job(job: Job, **changes: Any) -> Job:
+    return replace(job, task=replace(job.task, workload=replace(job.task.workload, **changes)))
 
 
-def _hardware(question: Question, **changes: Any) -> Question:
-    return replace(question, job=replace(question.job, hardware=replace(question.job.hardware, **changes)))
+def _hardware(job: Job, **changes: Any) -> Job:
+    return replace(job, task=replace(job.task, hardware=replace(job.task.hardware, **changes)))
 
 
-def _other_model(question: Question) -> Question:
-    model = question.job.workload.model
-    return _job(question, model=replace(model, config={**model.config, "hidden_size": 64}))
+def _other_model(job: Job) -> Job:
+    model = job.task.workload.model
+    return _job(job, model=replace(model, config={**model.config, "hidden_size": 64}))
 
 
-OTHERS: dict[str, Callable[[Question], Question]] = {
+OTHERS: dict[str, Callable[[Job], Job]] = {
     "model's config": _other_model,
-    "method": lambda question: _job(question, method="rloo"),
-    "tuning": lambda question: _job(question, tuning="full"),
-    "limit": lambda question: replace(question, memory_limit_bytes=question.memory_limit_bytes + 1),
-    "device": lambda question: _hardware(question, name="another"),
-    "devices": lambda question: _hardware(question, count=2),
-    "device memory": lambda question: _hardware(question, memory_bytes=2**33),
+    "method": lambda job: _job(job, method="rloo"),
+    "tuning": lambda job: _job(job, tuning="full"),
+    "limit": lambda job: replace(job, memory_limit_bytes=job.memory_limit_bytes + 1),
+    "device": lambda job: _hardware(job, name="another"),
+    "devices": lambda job: _hardware(job, count=2),
+    "device memory": lambda job: _hardware(job, memory_bytes=2**33),
 }
 
 
@@ -98,14 +108,14 @@ def test_another_version_is_another_circumstance(package: str) -> None:
 
 def test_another_driver_is_another_circumstance(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40 * 2**30, here=True)
-    question = replace(QUESTION, job=replace(QUESTION.job, hardware=gpu))
+    job = replace(QUESTION, task=replace(QUESTION.task, hardware=gpu))
     for driver in ("550.54", "570.12"):
         device = devices.Device(name="NVIDIA A100", memory_bytes=40 * 2**30, driver_version=driver)
-        monkeypatch.setattr("autotune.detect.gpus_here", lambda device=device: (device,))
-        assert record(question).answer() is None
-        assert record(question).earlier().trials == ()
-        keep(question=question)
-        assert record(question).answer() is not None
+        monkeypatch.setattr("autotune.machine.hardware_detection.gpus_here", lambda device=device: (device,))
+        assert record(job).answer() is None
+        assert record(job).earlier().trials == ()
+        keep(job=job)
+        assert record(job).answer() is not None
 
 
 @pytest.mark.parametrize("name", ["max_completion_length", "num_generations", "batch"])
@@ -119,11 +129,11 @@ def test_other_lengths_or_choices_have_no_answer_but_what_was_measured_still_cou
 def test_an_edited_file_that_the_question_names_is_another_circumstance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rewards.py").write_text("def reward(): return 1")
-    question = _job(QUESTION, user_settings={"reward_funcs": ["rewards.reward"]})
-    keep(question=question)
-    assert record(question).answer() is not None
+    job = _job(QUESTION, user_settings={"reward_funcs": ["rewards.reward"]})
+    keep(job=job)
+    assert record(job).answer() is not None
     (tmp_path / "rewards.py").write_text("def reward(): return 12345")
-    assert record(question).answer() is None
+    assert record(job).answer() is None
 
 
 def test_fresh_and_resume_ask_no_record() -> None:
@@ -140,7 +150,7 @@ def test_an_answer_for_want_of_budget_serves_only_as_small_a_one() -> None:
     assert record(replace(QUESTION, max_probes=QUESTION.max_probes + 1)).answer() is None
 
 
-def test_what_was_interrupted_is_no_answer() -> None:
+def test_an_interrupted_search_is_no_stored_answer() -> None:
     keep(replace(CASE.answer, interrupted=True))
     assert record().answer() is None
 
@@ -159,7 +169,7 @@ def _measurements() -> Path:
         b"\xff\xfe\x00",
         b'{"schema": 99, "when": "", "trial": {}}',
         b'{"schema": 1, "when": "now", "trial": {"number": "x"}}',
-        b'"' + b"a" * (LARGEST_LINE_BYTES + 1) + b'"',
+        b'"' + b"a" * (MAX_LINE_BYTES + 1) + b'"',
     ],
     ids=lambda junk: repr(junk[:20]),
 )
@@ -185,7 +195,7 @@ def test_a_broken_answer_is_none() -> None:
 def test_only_the_end_of_a_huge_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     keep()
     size = _measurements().stat().st_size
-    monkeypatch.setattr("autotune.store.MOST_READ_BYTES", size // 2)
+    monkeypatch.setattr("autotune.search.measurement_store.MAX_READ_BYTES", size // 2)
     found = record().earlier()
     assert 0 < len(found.trials) < len(CASE.answer.trials)
     assert found.trials == CASE.answer.trials[-len(found.trials) :]
@@ -193,7 +203,7 @@ def test_only_the_end_of_a_huge_file_is_read(monkeypatch: pytest.MonkeyPatch) ->
 
 def _write_many(times: int) -> None:
     for _ in range(times):
-        Store().remember(circumstances(QUESTION, VERSIONS), CASE.answer.trials[:2], when="now")
+        Store().append(circumstances(QUESTION, VERSIONS), CASE.answer.trials[:2], when="now")
 
 
 def test_several_writers_leave_whole_lines() -> None:
@@ -207,10 +217,10 @@ def test_several_writers_leave_whole_lines() -> None:
     assert found.unreadable == 0 and len(found.trials) == 3 * 30 * 2
 
 
-def test_a_file_in_the_folders_place_stops_nobody(tmp_path: Path) -> None:
+def test_a_file_instead_of_the_folder_stops_no_search(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = Store(tmp_path / "file")
-    store.remember(record().here, CASE.answer.trials, when="now")
+    store.append(record().here, CASE.answer.trials, when="now")
     assert store.measured(record().here).trials == () and store.answer(record().here) is None
 
 

@@ -1,6 +1,7 @@
-"""What an installation brings with it: little, bounded, declared, under licences that allow it, and without known holes.
+"""Dependencies of an installation: few, bounded, declared, under permitted licences, and without known
+vulnerabilities.
 
-Everything is read from files and from what is installed: no network.
+Everything is read from files and from installed packages: no network.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = [Requirement(text) for text in PROJECT["dependencies"]]
-OUR_EXTRAS = [Requirement(text) for name in ("ray", "dashboard", "postgres") for text in PROJECT["optional-dependencies"][name]]
+OUR_EXTRAS = [
+    Requirement(text) for name in ("fast", "ray", "dashboard", "postgres") for text in PROJECT["optional-dependencies"][name]
+]
 ADVISORIES = yaml.safe_load((ROOT / ".ci" / "constraints" / "advisories.yaml").read_text())
 
 MOST = 13
 PERMISSIVE = re.compile(r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation")
 COPYLEFT_EXTRAS = {"psycopg"}
-"""LGPL: asked for by who wants PostgreSQL, imported as it is, never shipped with autotune."""
+"""LGPL: installed on request for PostgreSQL, imported unchanged, never shipped with autotune."""
 
 
 def test_there_are_few() -> None:
@@ -74,10 +77,29 @@ def test_nothing_is_imported_that_is_not_declared() -> None:
         assert found & declared, f"{file.relative_to(ROOT)} imports {module}, which is no dependency of autotune's"
 
 
-def test_the_tested_set_is_pinned_to_the_last_figure() -> None:
-    lines = (ROOT / ".ci" / "constraints" / "cpu.txt").read_text().splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
-    assert pins and all("==" in pin for pin in pins)
+UNHASHED = {"torch-cpu.txt", "cuda.txt"}
+"""docs/dependencies.md gives the reasons."""
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".ci" / "constraints").glob("*.txt")), ids=lambda file: file.name)
+def test_what_tests_install_is_pinned_with_the_hashes_of_its_files(file: Path) -> None:
+    text = re.sub(r"^#.*\n", "", file.read_text(), flags=re.MULTILINE)
+    pins = text.replace(" \\\n", "").splitlines()
+    assert pins
+    for pin in pins:
+        hashed = r"" if file.name in UNHASHED else r"(?: +--hash=sha256:[0-9a-f]{64})+"
+        assert re.fullmatch(rf"[\w.-]+==[\w.+!]+{hashed}", pin), pin
+
+
+def test_no_other_index_can_shadow_a_name_and_nothing_unpinned_is_installed() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert "extra-index-url" not in makefile
+    for line in makefile.splitlines():
+        if "pip install" in line and not line.startswith("#") and "--constraint $<" not in line:
+            assert line == "PIP_INSTALL := $(BIN)/python -m pip install --no-deps", line
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    pinned = (ROOT / ".ci" / "constraints" / "cpu.txt").read_text()
+    assert all(f"{Requirement(one).name}==" in pinned for one in build), "an installation without build isolation needs them"
 
 
 def _everything() -> list[Requirement]:
@@ -95,8 +117,9 @@ def _licence(name: str) -> str | None:
 
 
 def _imports() -> Iterator[tuple[Path, str]]:
-    """Of every module but those that run in the training environment, or in the user's own process."""
-    apart = {ROOT / "autotune" / "inside", ROOT / "autotune" / "integrations"}
+    """Yield the imports of every module except those that run in the training environment or the
+    user's process."""
+    apart = {ROOT / "autotune" / "worker", ROOT / "autotune" / "integrations", ROOT / "autotune" / "emulator" / "inject"}
     for file in sorted((ROOT / "autotune").rglob("*.py")):
         if not apart & set(file.parents):
             for node in ast.walk(ast.parse(file.read_text())):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.errors import BadInput
-from autotune.units import GIB, MIB, format_bytes, format_seconds, parse_bytes, parse_seconds
+from autotune.core.errors import BadInput
+from autotune.core.units import GIB, MIB, format_bytes, format_seconds, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_sizes_as_people_type_them(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "G", "0", "0G", "-1G", "1,5G", "38 Gigs", "1e9", "nan"])
-def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInput, match="38G"):
         parse_bytes(text)
 
@@ -39,7 +39,7 @@ def test_durations_as_people_type_them(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  ", "0", "0m", "-5m", "5x", "m", "soon", "30m1h"])
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInput, match="20m"):
         parse_seconds(text)
 
@@ -52,7 +52,7 @@ def test_a_printed_size_reads_back_within_its_digits(count: int) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.42, "0.42 s"), (48, "48 s"), (200, "3 min 20 s"), (3900, "1 h 05 min"), (119.6, "120 s")]
 )
-def test_seconds_as_a_person_says_them(seconds: float, text: str) -> None:
+def test_formatted_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
 

@@ -18,8 +18,8 @@ from search_rivals import RIVALS, Arena, run  # noqa: E402
 from search_setups import gpu_of  # noqa: E402
 from search_simulator import Machine, Quirks, Shape  # noqa: E402
 
-from autotune.candidate import Candidate  # noqa: E402
-from autotune.tune import SHORT  # noqa: E402
+from autotune.core.candidate import Candidate  # noqa: E402
+from autotune.search.loop import SHORT_PROBE  # noqa: E402
 
 MICRO = "per_device_train_batch_size"
 
@@ -27,9 +27,9 @@ MICRO = "per_device_train_batch_size"
 def machine_of(name: str, seed: int = 0) -> tuple[Posed, Simulated]:
     case = next(case for case in CASES if case.name == name)
     asked = pose(case)
-    shape = Shape.of(asked.question.job.workload.model.config)
+    shape = Shape.of(asked.job.task.workload.model.config)
     dice = random.Random(seed)
-    formulas = Machine(shape, gpu_of(case), case.hardware.count, asked.question.memory_limit_bytes, Quirks.drawn(dice))
+    formulas = Machine(shape, gpu_of(case), case.hardware.count, asked.job.memory_limit_bytes, Quirks.drawn(dice))
     return asked, Simulated(formulas, memory_level=1.0, speed_level=1.0, seed=seed)
 
 
@@ -74,14 +74,14 @@ def test_an_engine_with_too_small_a_share_fails_for_its_cache_and_one_with_littl
     by_share = {one.knobs["vllm_gpu_memory_utilization"]: machine.truth(one) for one in engines}
     assert by_share[0.2].cause == "kv_cache" or by_share[0.2].by_phase["rollout"] > 2 * by_share[0.4].by_phase["rollout"]
     assert by_share[0.4].cause is None
-    measured = machine.measure(next(one for one in engines if machine.truth(one).cause is None), SHORT)
+    measured = machine.measure(next(one for one in engines if machine.truth(one).cause is None), SHORT_PROBE)
     assert measured.outcome == "ok"
 
 
 def test_a_failed_probe_says_what_the_messages_say() -> None:
     asked, machine = machine_of("qwen2.5-1.5b-lora-l4")
     failing = next(one for one in asked.candidates if machine.truth(one).cause == "activations")
-    measured = machine.measure(failing, SHORT)
+    measured = machine.measure(failing, SHORT_PROBE)
     assert measured.outcome.is_out_of_memory
     assert measured.failure is not None
     assert "Tried to allocate" in measured.failure.evidence
@@ -92,7 +92,7 @@ def test_a_failed_probe_says_what_the_messages_say() -> None:
 @pytest.mark.parametrize("rival", [name for name in RIVALS if name != "GP"])
 def test_no_searcher_beats_the_optimum_and_all_end_within_their_probes(rival: str) -> None:
     asked, machine = machine_of("qwen2.5-3b-lora-a100-40g", seed=3)
-    space = asked.question.space
+    space = asked.job.space
     optimum = Optimum.of(machine, space, asked.candidates)
     assert optimum is not None
     assert len(optimum.speeds) > 10

@@ -27,7 +27,7 @@ PROGRAM = [sys.executable, "-m", "autotune"]
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """How a call of the program ended."""
+    """Result of a call of the program."""
 
     code: int
     out: str
@@ -53,7 +53,7 @@ def autotune(*arguments: str, cwd: Path, timeout: float = 60, **variables: str) 
 
 
 def shape_only(folder: Path, **config: object) -> Path:
-    """A model folder with nothing in it but a shape: enough for every question that is settled without measuring."""
+    """Create a model folder with a config only: sufficient for requests without measurements."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**TINY_CONFIG, **config}))
     return folder

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.command import environment
 
-MADE_UP = Path(__file__).resolve().parents[2] / "autotune" / "inside" / "made_up.py"
+MADE_UP = Path(__file__).resolve().parents[2] / "autotune" / "worker" / "synthetic.py"
 
 
 @pytest.fixture(scope="session")

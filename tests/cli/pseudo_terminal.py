@@ -26,7 +26,7 @@ def seen(*arguments: str, cwd: Path, columns: int, **variables: str) -> str:
 
 
 def watched(command: Sequence[str], streams: Sequence[str], **how: Any) -> tuple[str, int]:
-    """What a command writes to the streams that are a terminal, and its exit code."""
+    """Return the terminal output of a command and its exit code."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, **dict.fromkeys(streams, theirs), **how) as process:
         os.close(theirs)
@@ -45,5 +45,5 @@ def watched(command: Sequence[str], streams: Sequence[str], **how: Any) -> tuple
 
 
 def lines(text: str) -> list[str]:
-    """What stands there, without what only moves or colours."""
+    """Strip cursor movements and colours."""
     return [line.rpartition("\r")[2] for line in _ESCAPES.sub("", text).replace("\r\n", "\n").splitlines()]

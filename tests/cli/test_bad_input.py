@@ -45,6 +45,10 @@ def test_an_ambiguous_model(here: Path) -> None:
     refused(here, "--model", "Mistral-7B", model=False, says="could be several models", instead="Mistral-7B-v0.3")
 
 
+def test_an_argument_that_is_not_text(here: Path) -> None:
+    refused(here, "--out", os.fsdecode(b"out-\xff"), says=r"'out-\udcff' is not UTF-8 text", instead="Rename")
+
+
 def test_an_unknown_gpu(here: Path) -> None:
     refused(here, "--gpus", "2xA101-40G", says="Unknown GPU 'A101-40G'", instead="'A100-40G'")
 
@@ -53,7 +57,7 @@ def test_an_ambiguous_gpu(here: Path) -> None:
     refused(here, "--gpus", "A100", says="different amounts of memory", instead="A100-40G or A100-80G")
 
 
-def test_hardware_that_is_not_here_is_said_first(here: Path) -> None:
+def test_missing_hardware_is_reported_first(here: Path) -> None:
     asked = ["--gpus", "64xB200", "--mode", "probe"]
     done = refused(here, *asked, says="64xB200 is not on this machine", instead="--gpus local")
     assert "can't be measured" in done.err.splitlines()[0]
@@ -134,6 +138,10 @@ def test_an_unknown_space(here: Path) -> None:
     refused(here, "--space", "grpo-wild", says="Unknown search space", instead="'grpo-wide'")
 
 
+def test_a_space_of_another_method(here: Path) -> None:
+    refused(here, "--space", "sft", "--method", "dpo", says="is for sft with trl, not for --method dpo", instead="leave out")
+
+
 def test_broken_yaml_with_its_place(here: Path) -> None:
     (here / "train.yaml").write_text("learning_rate: 1e-6\nnum_generations: [8\n")
     refused(here, "--config", "train.yaml", says="train.yaml, line 3, column 1: broken YAML", instead="Mend that line")
@@ -203,7 +211,7 @@ def test_a_full_output_folder(here: Path, mounted: object) -> None:
     refused(here, "--gpus", "cpu", "--out", str(place), says="--out", instead="another folder")
 
 
-def test_a_folder_of_somebody_else(here: Path) -> None:
+def test_a_folder_of_another_user(here: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     closed = here / "closed"
@@ -229,7 +237,7 @@ def test_training_packages_missing_from_our_own_environment(here: Path) -> None:
     # The interpreter is ours and has no TRL: an interpreter without its site packages is one such.
     script = (
         "import importlib.util, sys\n"
-        "from autotune import environment\n"
+        "from autotune.machine import environment\n"
         "environment._ASK = 'import json, sys; print(json.dumps(dict.fromkeys(sys.argv[1:], False)))'\n"
         "from autotune.cli import main; main(sys.argv[1:])"
     )
@@ -249,7 +257,7 @@ def test_a_storage_that_cant_be_opened(here: Path) -> None:
 
 
 def test_resume_and_fresh_exclude_each_other(here: Path) -> None:
-    refused(here, "--resume", "--fresh", says="--resume goes on", instead="one of the two")
+    refused(here, "--resume", "--fresh", says="--resume continues a study", instead="one of the two")
 
 
 def test_real_weights_that_are_not_here(here: Path) -> None:
@@ -257,7 +265,7 @@ def test_real_weights_that_are_not_here(here: Path) -> None:
 
 
 def test_an_adapter_rank_without_an_adapter(here: Path) -> None:
-    refused(here, "--tuning", "full", "--lora-rank", "8", says="full tuning has no adapter", instead="--tuning lora")
+    refused(here, "--tuning", "full", "--lora-rank", "8", says="full tuning has none", instead="--tuning lora")
 
 
 def test_an_unknown_flag_and_an_unknown_command(here: Path) -> None:

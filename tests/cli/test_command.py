@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from tests.cli.command import Done, autotune
 
-SCRIPT = Path(__file__).resolve().parents[1] / "trainers" / "scripts" / "plain_torch.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "frameworks" / "scripts" / "plain_torch.py"
 SPEED = r"(?P<tokens_per_second>[\d.]+) tok/s"
 
 
@@ -30,17 +30,17 @@ TRAIN = (sys.executable, str(SCRIPT), "--bs", "{bs}")
     [
         (("--speed-pattern", SPEED), (), "needs a command"),
         (("--search", "bs=1,2"), TRAIN, "--speed-pattern"),
-        (("--speed-pattern", SPEED, "--metrics", "m.jsonl", "--search", "bs=1"), TRAIN, "said once"),
+        (("--speed-pattern", SPEED, "--metrics", "m.jsonl", "--search", "bs=1"), TRAIN, "given once"),
         (("--speed-pattern", "(", "--search", "bs=1"), TRAIN, "no regular expression"),
         (("--speed-pattern", "tok/s", "--search", "bs=1"), TRAIN, "has no group"),
         (("--speed-pattern", SPEED), TRAIN, "--search bs=1,2,4"),
         (("--speed-pattern", SPEED, "--search", "sb=1", "--hold", "bs=1"), TRAIN, "it has {bs}. Write {sb}"),
         (("--speed-pattern", SPEED, "--search", "bs=1"), TRAIN[:2], "it has none. Write {bs}"),
-        (("--speed-pattern", SPEED, "--search", "bs=1", "--model", "Qwen2.5-7B"), TRAIN, "--model is for frameworks"),
+        (("--speed-pattern", SPEED, "--search", "bs=1", "--model", "Qwen2.5-7B"), TRAIN, "--model is for known frameworks"),
         (("--speed-pattern", SPEED, "--search", "bs=1", "--mode", "predict"), TRAIN, "not predicted"),
     ],
 )
-def test_what_is_missing_is_said_with_the_way_out(
+def test_missing_arguments_are_reported_with_the_fix(
     arguments: tuple[str, ...], command: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     done = run(*arguments, cwd=tmp_path, command=command)
@@ -60,7 +60,7 @@ def test_a_framework_that_is_not_installed_is_named_with_the_line_for_pip(tmp_pa
 
 @pytest.mark.skipif(Version(version("trl")) < Version("1.13"), reason="this release has a PPO")
 def test_a_method_that_the_installed_release_has_no_more_is_answered_with_those_that_have_it(tmp_path: Path) -> None:
-    """Where it would be measured: a prediction needs no release that has it."""
+    """Method that can be measured: predictions need no release that contains it."""
     done = autotune("run", "--method", "ppo", "--model", "Qwen2.5-0.5B", "--gpus", "cpu", cwd=tmp_path)
     assert done.code == 4 and "pip install 'trl>=1.0,<1.13'" in done.err and version("trl") in done.err
 

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.failures import CAUSES
 from tests.cli.command import PROGRAM, Done, autotune, environment
-from tests.diagnose.around import FORWARD, FRAMES, SHAPES, sample
+from tests.diagnosis.around import FORWARD, FRAMES, SHAPES, sample
 
 
 def diagnosed(folder: Path, log: str | bytes, *more: str) -> Done:
@@ -36,19 +36,19 @@ def test_a_known_failure_is_0_and_one_document(tmp_path: Path) -> None:
     assert all(each["predicted"] is None for each in told["remedies"]), "without a configuration nothing can be"
 
 
-def test_the_words_say_what_where_by_which_line_and_what_helps(tmp_path: Path) -> None:
+def test_text_names_cause_place_line_and_remedy(tmp_path: Path) -> None:
     done = diagnosed(tmp_path, SHAPES["on_rank_1"](sample("vllm_kv_too_small.earlier")))
     assert done.code == 0
     words = " ".join(done.out.split())
     assert "memory ran out, on rank 1, while loading: the KV cache (kv_cache)." in words
     assert "line ValueError: To serve at least one request" in words
-    assert "numbers asked 24 GiB, free 3.18 GiB, length asked 262144 tokens, longest length 34736 tokens" in words
+    assert "numbers requested 24 GiB, free 3.18 GiB, length requested 262144 tokens, longest length 34736 tokens" in words
     assert "try vllm_max_model_length: lower, to at most 34736 (" in words
     assert "vllm_gpu_memory_utilization: raise (" in words
     assert max(len(line) for line in done.out.splitlines()) <= 120 and "\x1b" not in done.out
 
 
-def test_not_memory_is_said_in_so_many_words(tmp_path: Path) -> None:
+def test_other_failures_are_reported_as_not_memory(tmp_path: Path) -> None:
     done = diagnosed(tmp_path, SHAPES["alone"](sample("disk")))
     assert done.code == 0 and "not out of memory: the disk" in done.out
 
@@ -115,7 +115,7 @@ def test_bad_input_is_2_with_a_way_out(tmp_path: Path) -> None:
         assert failed.code == 2 and failed.document["error"]["exit_code"] == 2
     for given, says in (
         ((), "No log was named. Name a log file"),
-        (("train.log", "--gpus", "A100-40G"), "--gpus says where a configuration ran, and none was given"),
+        (("train.log", "--gpus", "A100-40G"), "--gpus needs a configuration, and none was given"),
         (("--check", "--config", "train.yaml"), "--config is about a log, and none was named"),
     ):
         done = autotune("diagnose", *given, cwd=tmp_path)
@@ -182,6 +182,6 @@ def test_a_log_that_may_not_be_read(tmp_path: Path) -> None:
 
 
 def test_every_cause_has_words() -> None:
-    from autotune.diagnose.words import _CAUSES
+    from autotune.diagnosis.diagnosis_text import _CAUSES
 
     assert set(_CAUSES) == set(CAUSES) - {"none"}

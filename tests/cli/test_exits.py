@@ -35,15 +35,15 @@ def test_an_environment_without_the_framework_is_4(tmp_path: Path) -> None:
 
 def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
     script = (
-        "import autotune.catalogue, sys\n"
+        "import autotune.catalog, sys\n"
         "def broken(): raise RuntimeError('first line\\nsecond line')\n"
-        "autotune.catalogue.models = broken\n"
+        "autotune.catalog.models = broken\n"
         "from autotune.cli import main; main(['show', 'models'])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "Traceback (" not in done.stderr
-    assert "its own fault: RuntimeError: first line." in done.stderr
+    assert "internal error of autotune: RuntimeError: first line." in done.stderr
     kept = Path(re.search(r"traceback is in (\S+)\.$", done.stderr.strip())[1])  # type: ignore[index]
     assert "second line" in kept.read_text()
     kept.unlink()
@@ -76,6 +76,7 @@ def test_only_what_works_is_offered(tmp_path: Path) -> None:
     assert re.findall(r"^  (\w+)", commands, re.MULTILINE) == [
         "run",
         "predict",
+        "rehearse",
         "preflight",
         "diagnose",
         "report",

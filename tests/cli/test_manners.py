@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.command import autotune, environment, shape_only
 from tests.cli.pseudo_terminal import lines, seen
-from tests.diagnose.around import FRAMES, sample
+from tests.diagnosis.around import FRAMES, sample
 
 COMMANDS = (
     ["--help"],
@@ -35,7 +35,7 @@ def test_nothing_is_wider_than_the_terminal(words: list[str], columns: int, tmp_
 
 
 @pytest.mark.parametrize("columns", [60, 200])
-def test_a_question_that_cannot_be_answered_is_told_within_the_terminal(columns: int, tmp_path: Path) -> None:
+def test_errors_are_wrapped_to_the_terminal(columns: int, tmp_path: Path) -> None:
     shown = lines(seen("run", "--model", "no-such-model", cwd=tmp_path, columns=columns))
     assert shown and [line for line in shown if len(line) > columns] == []
 
@@ -57,7 +57,7 @@ def test_no_colour_in_a_pipe_nor_where_none_is_wanted(tmp_path: Path) -> None:
 
 
 def _completed(typed: str, tmp_path: Path) -> list[str]:
-    """What bash offers behind these words: the script is really sourced, and its function called as bash would."""
+    """Return bash's completions for these words: the script is sourced and its function called."""
     script = autotune("completion", "bash", cwd=tmp_path)
     assert script.code == 0, script.err
     (tmp_path / "autotune.bash").write_text(script.out)
@@ -109,7 +109,11 @@ def test_other_shells_get_a_script_of_theirs(shell: str, check: list[str], tmp_p
 def test_pages_go_into_a_folder_and_into_nothing_else(tmp_path: Path) -> None:
     for wrong in ([], ["--help"], ["a", "b"]):
         done = subprocess.run(
-            [sys.executable, "-m", "autotune.cli.pages", *wrong], cwd=tmp_path, env=environment(), capture_output=True, text=True
+            [sys.executable, "-m", "autotune.cli.reference_pages", *wrong],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
         )
         assert done.returncode != 0 and "usage" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""docs/commands is what the commands say of themselves."""
+"""docs/commands equals the generated help pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.pages import pages
+from autotune.cli.reference_pages import pages
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "commands"
 
@@ -17,7 +17,7 @@ def test_there_is_a_page_for_every_command_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", sorted(pages()))
 def test_the_page_is_up_to_date(name: str) -> None:
-    assert (FOLDER / name).read_text() == pages()[name], "make it anew with: python -m autotune.cli.pages docs/commands"
+    assert (FOLDER / name).read_text() == pages()[name], "make it anew with: python -m autotune.cli.reference_pages docs/commands"
 
 
 @pytest.mark.parametrize("name", sorted(pages()))

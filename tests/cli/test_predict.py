@@ -1,4 +1,4 @@
-"""`autotune predict` and `run --mode predict` as a user meets them: no GPU, no weights, the installed TRL followed."""
+"""`autotune predict` and `run --mode predict` from the command line: no GPU, no weights, the installed TRL is traced."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.measurement import PHASES
-from autotune.units import GIB
+from autotune.core.measurement import PHASES
+from autotune.core.units import GIB
 from tests.cli.command import Done, autotune, shape_only
 
 SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 32000}
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of traces for all tests here."""
+    """Trace cache shared by the tests of this module."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -36,7 +36,7 @@ def predict(model: Path, kept: Path, cwd: Path, *arguments: str, command: str = 
 
 
 def assert_contract(document: dict[str, Any]) -> None:
-    """Every figure is an interval, the breakdown sums, the phases are the eight."""
+    """Check that figures are intervals, the breakdown sums up, and the phases are known."""
     assert document["schema"] == 1 and document["basis"] in ("traced", "generic")
     for name in ("peak_memory_bytes", "margin_bytes", "torch_peak_allocated_bytes", "torch_peak_reserved_bytes"):
         assert document[name]["low"] <= document[name]["value"] <= document[name]["high"]
@@ -49,7 +49,7 @@ def assert_contract(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_known_leaves_it_open_and_is_named(model: Path, kept: Path, tmp_path: Path) -> None:
+def test_unknown_facts_are_undecided_and_named(model: Path, kept: Path, tmp_path: Path) -> None:
     asked = ["--gpus", "A100-40G", "--global-batch", "512", "--unknown", "per_device_train_batch_size=8,512", "--json"]
     both = predict(model, kept, tmp_path, *asked)
     assert both.code == 0, both.err
@@ -85,8 +85,8 @@ def test_fits_does_not_fit_and_can_not_be_decided(model: Path, kept: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_advice_is_what_it_says(kept: Path, tmp_path: Path) -> None:
-    """A change that is said to make it fit does, when it is asked for as typed."""
+def test_advice_makes_it_fit(kept: Path, tmp_path: Path) -> None:
+    """A reported change makes the configuration fit when it is applied."""
     model = shape_only(tmp_path / "large", **LARGE)
     arguments = ["--gpus", "A100-40G", "--memory-limit", "4G", "--set", "gradient_checkpointing=false", "--json"]
     over = predict(model, kept, tmp_path, *arguments, "--set", "per_device_train_batch_size=8")
@@ -125,7 +125,7 @@ def test_run_where_the_hardware_is_not_here(model: Path, kept: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_run_says_when_nothing_fits(model: Path, kept: Path, tmp_path: Path) -> None:
+def test_run_reports_that_nothing_fits(model: Path, kept: Path, tmp_path: Path) -> None:
     asked = ("--gpus", "A100-40G", "--memory-limit", "300M", "--out", "there", "--json")
     done = predict(model, kept, tmp_path, *asked, command="run")
     assert done.code == 3, done.err

@@ -50,7 +50,7 @@ def test_an_interpreter_that_is_none_is_4(here: Path) -> None:
     assert done.code == 4 and done.document["error"]["exit_code"] == 4
 
 
-def test_the_tuned_file_stands_wherever_the_configuration_stood(here: Path) -> None:
+def test_the_tuned_file_replaces_the_configuration(here: Path) -> None:
     words = ["trl", "grpo", "--config", CONFIG, f"--again=./{CONFIG}", str(here / CONFIG), "--run_name", "train", "x=train.yaml"]
     use = Path("out/recommended.yaml")
     said = with_file(words, CONFIG, use)
@@ -95,7 +95,7 @@ def test_a_command_ends_when_its_reader_does(tmp_path: Path) -> None:
     process.stderr.close()
 
 
-def test_what_is_on_record_loads_nothing_heavy() -> None:
+def test_an_answer_from_the_record_loads_nothing_heavy() -> None:
 
     code = "import sys, autotune.preflight.check, autotune.cli.preflight; print(*sorted({n.split('.')[0] for n in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import PROGRAM, autotune, environment
-from tests.report.page.documents import EXAMPLE
+from tests.report.html.documents import EXAMPLE
 
 
 def test_a_page_is_made_from_a_folder(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_page_is_made_from_a_folder(tmp_path: Path) -> None:
         ("\x00\xff", "holds no JSON"),
     ],
 )
-def test_what_is_no_answer_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+def test_a_file_without_an_answer_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
     if content is not None:
         (tmp_path / "recommendation.json").write_bytes(content.encode("latin-1"))
     done = autotune("report", ".", cwd=tmp_path)

@@ -40,7 +40,7 @@ def _run(model: Path, *more: str, cwd: Path, timeout: float = 280) -> subprocess
     )
 
 
-def test_a_whole_run_and_what_may_follow_it(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_whole_run_and_its_follow_ups(tiny_model: Path, tmp_path: Path) -> None:
     done = _run(tiny_model, "--budget", "3m", "--out", "out", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -48,7 +48,7 @@ def test_a_whole_run_and_what_may_follow_it(tiny_model: Path, tmp_path: Path) ->
     assert told["status"] == "ok" and told["recommendation"]["certificate"]["optimizer_steps"] >= 4
     assert told["counts"]["candidates"] == told["counts"]["probed"] == 2
     assert "assumed  full fine-tuning, global batch 16" in done.stderr
-    assert re.search(r"^probe 1 \(anchor, loading first\): .*left\]$", done.stderr, re.MULTILINE)
+    assert re.search(r"^probe 1 \(baseline, loading first\): .*left\]$", done.stderr, re.MULTILINE)
     names = {"recommended.yaml", "accelerate.yaml", "launch.sh"}
     assert names <= {Path(file).name for file in told["recommendation"]["files"]}
     assert all((tmp_path / file).exists() for file in told["recommendation"]["files"])

@@ -1,4 +1,4 @@
-"""A study that is somebody else's is never touched."""
+"""Studies of other users are never changed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from autotune.study import open_study
-from autotune.tune import baseline_candidate, legal_candidates
+from autotune.search.loop import baseline_candidate, legal_candidates
+from autotune.search.study import open_study
 from tests.cli.command import autotune, shape_only
-from tests.simulated import MIB, ToyTrainer, toy_question, toy_space
+from tests.simulated import MIB, ToyTrainer, toy_job, toy_space
 
 
 def _other_study(folder: Path) -> str:
-    question = toy_question(folder, toy_space(), 900 * MIB)
-    open_study(question, legal_candidates(question, ToyTrainer()), baseline_candidate(question, ToyTrainer()))
-    return question.storage
+    job = toy_job(folder, toy_space(), 900 * MIB)
+    open_study(job, legal_candidates(job, ToyTrainer()), baseline_candidate(job, ToyTrainer()))
+    return job.storage
 
 
 def _rows(database: Path) -> list[str]:

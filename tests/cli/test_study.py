@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalW
 
 
 def _made(folder: Path) -> str:
-    """A study with a fitting trial, one that ran out of memory, and one that nobody finished."""
+    """Study with a fitting trial, one out of memory, and an unfinished one."""
     url = f"sqlite:///{folder}/one.db"
     study = optuna.create_study(study_name="one", storage=url, direction="maximize")
     study.set_user_attr("autotune:question", {"model": {"hidden_size": 8}})
@@ -102,7 +102,7 @@ def test_a_broken_file_leaves_no_study_behind(tmp_path: Path, change: Any, said:
     assert left is None or left.get_all_studies() == []
 
 
-def test_a_storage_of_several_wants_a_name(tmp_path: Path) -> None:
+def test_a_storage_with_several_studies_requires_a_name(tmp_path: Path) -> None:
     url = _made(tmp_path)
     optuna.create_study(study_name="two", storage=url)
     unnamed = autotune("study", "export", "--storage", url, "moved.json", cwd=tmp_path)
@@ -111,3 +111,21 @@ def test_a_storage_of_several_wants_a_name(tmp_path: Path) -> None:
     wrong = autotune("study", "export", "--storage", url, "--study", "three", "moved.json", cwd=tmp_path)
     assert wrong.code == 2
     assert "no study 'three'" in wrong.err
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"metric_names": ["one", "two"]},
+        {"trials": [{"state": "COMPLETE", "params": {}, "distributions": {}, "user_attrs": {}, "values": [1.0, 2.0]}]},
+        {"user_attrs": {"nested": "DEEP"}},
+    ],
+    ids=["metrics", "values", "depth"],
+)
+def test_a_failed_import_leaves_no_study(broken: dict[str, Any], tmp_path: Path) -> None:
+    content = {"schema": 1, "name": "one", "metric_names": [], "user_attrs": {}, "trials": [], **broken}
+    (tmp_path / "moved.json").write_text(json.dumps(content).replace('"DEEP"', "[" * 900 + "]" * 900))
+    url = f"sqlite:///{tmp_path}/two.db"
+    done = autotune("study", "import", "--storage", url, "moved.json", cwd=tmp_path)
+    assert done.code == 2 and "Traceback" not in done.err and ".." not in done.err
+    assert optuna.get_all_study_names(storage=url) == []

@@ -19,13 +19,13 @@ def _variable(name: str) -> str:
 
 
 def demo_flags() -> list[str]:
-    """What `make demo` types, without the model and the output folder."""
+    """Return the flags of `make demo`, without the model and the output folder."""
     return ["--gpus", "cpu", "--space", "demo", "--memory-limit", _variable("DEMO_LIMIT"), "--budget", _variable("DEMO_BUDGET")]
 
 
 def demo_model(folder: Path) -> Path:
     """The model that `make demo` makes."""
     shape = _variable("DEMO_SHAPE").split()
-    command = [sys.executable, str(ROOT / "autotune/inside/made_up.py"), str(folder), *shape]
+    command = [sys.executable, str(ROOT / "autotune/worker/synthetic.py"), str(folder), *shape]
     subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment())
     return folder

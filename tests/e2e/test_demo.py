@@ -48,7 +48,7 @@ def test_it_measures_what_it_promises(demo: dict[str, Any]) -> None:
 
 
 def test_memory_really_runs_out_in_more_than_one_phase(demo: dict[str, Any], tmp_path: Path) -> None:
-    """The search goes out of the way of what must fail; asked for nothing else, it meets it."""
+    """The search avoids candidates that must fail; with no others in the space, it measures them."""
     asked = [
         "--gpus", "cpu", "--space", "demo", "--memory-limit", "800M", "--budget", "90s", "--out", "tight", "--json",
         "--hold", "use_vllm=false", "--hold", "max_completion_length=256",

@@ -70,7 +70,8 @@ def test_the_tuner_is_killed(model: Path, tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_probe_is_killed(model: Path, tmp_path: Path, seed: int) -> None:
-    """Not out of memory, not the candidate's fault as far as anybody can tell; the search goes on."""
+    """Not out of memory, and not the candidate's fault as far as can be determined; the search
+    continues."""
     mark = f"mark-{uuid.uuid4()}"
     with _start(model, tmp_path, mark, "--json") as process:
         _wait_for(process, "probe 2")

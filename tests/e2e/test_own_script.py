@@ -1,4 +1,5 @@
-"""`autotune run --script`: from somebody's script to one that trains as it was measured, without a change to it before that."""
+"""`autotune run --script`: from an unchanged script to one that trains with the measured
+configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ DEMO = ["--space", "demo", "--hold", "use_vllm=false", "--hold", "gradient_check
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "model"
-    made_up = Path(__file__).parents[2] / "autotune" / "inside" / "made_up.py"
+    made_up = Path(__file__).parents[2] / "autotune" / "worker" / "synthetic.py"
     subprocess.run([sys.executable, str(made_up), str(folder)], check=True, capture_output=True, env=environment())
     return folder
 
@@ -112,5 +113,5 @@ def test_supervised(here: Path, model: Path) -> None:
 def test_what_the_look_refuses_is_an_exit_code(here: Path, model: Path) -> None:
     (here / "none.py").write_text("print('hello')\n")
     done = autotune("run", "--script", "none.py", cwd=here)
-    assert done.code == 2 and "none.py comes to its end and builds no GRPOTrainer" in done.err
+    assert done.code == 2 and "none.py ends and builds no GRPOTrainer" in done.err
     assert "Traceback" not in done.err

@@ -1,4 +1,5 @@
-"""One real study in a hostile place: secrets all around, a model named like markup and shell, a reward that tells all."""
+"""A real study in a hostile environment: secrets everywhere, a model named like markup and shell code,
+a reward that prints them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.cli.command import Done, autotune, environment
 from tests.e2e.demo import demo_model
-from tests.study.postgres import PASSWORD, installed, server
+from tests.search.postgres import PASSWORD, installed, server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -38,7 +39,7 @@ def telling(completions, **rest):
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What a study left behind."""
+    """Files and output that a study left behind."""
 
     folder: Path
     done: Done

@@ -1,4 +1,5 @@
-"""`--soak`: the winner runs on, and what its memory did is told; the certificate says what it went through."""
+"""`--soak`: a longer run of the winner, with its memory growth in the report and its phases in the
+certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every executor must do, inline or in processes of its own."""
+"""Contract of every executor, inline or in processes of its own."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.candidate import Candidate
-from autotune.errors import RigError
-from autotune.executors.base import Executor, Rig
-from autotune.executors.inline import InlineExecutor
-from autotune.executors.seat import Place
-from autotune.measurement import Cost, Measurement, Memory, Outcome, Speed
-from autotune.trainers.base import ProbePlan
-from tests.rig.toys import executor, plan, toy
+from autotune.core.candidate import Candidate
+from autotune.core.errors import ProbeError
+from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed
+from autotune.core.probe_plan import ProbePlan
+from autotune.probe.executors.base import Executor, ProbeRunner
+from autotune.probe.executors.inline import InlineExecutor
+from autotune.probe.executors.slot import SlotPlace
+from tests.probe.toys import executor, plan, toy
 
 ONE = toy({"do": "phase", "name": "rollout"}, {"do": "sleep", "seconds": 0.01})
 SAME_LOAD = toy({"do": "phase", "name": "backward"}, {"do": "sleep", "seconds": 0.01})
@@ -63,18 +63,18 @@ _MADE: dict[str, Callable[[Path, pytest.FixtureRequest], Executor]] = {
     "inline": lambda folder, request: InlineExecutor(simulate),
     "inline x2": lambda folder, request: InlineExecutor(simulate, slots=2),
     "local": lambda folder, request: executor(folder),
-    "local x2": lambda folder, request: executor(folder, places=(Place(words="first"), Place(words="second"))),
+    "local x2": lambda folder, request: executor(folder, places=(SlotPlace(words="first"), SlotPlace(words="second"))),
     "ray": _on_ray,
 }
 
 
-def test_slots_are_counted_from_nought_and_say_where_they_are(any_executor: Executor) -> None:
+def test_slots_are_numbered_from_zero_with_their_hosts(any_executor: Executor) -> None:
     any_executor.prepare()
     assert [slot.number for slot in any_executor.slots] == list(range(len(any_executor.slots)))
     assert any_executor.slots and all(slot.hosts and slot.words for slot in any_executor.slots)
 
 
-def test_every_slot_has_a_rig_of_its_own(any_executor: Executor) -> None:
+def test_every_slot_has_its_own_runner(any_executor: Executor) -> None:
     any_executor.prepare()
     for slot in any_executor.slots:
         assert any_executor.open(ONE, slot.number).measure(ONE, plan()).outcome is Outcome.OK
@@ -84,7 +84,7 @@ def test_every_slot_has_a_rig_of_its_own(any_executor: Executor) -> None:
     assert any_executor.loads == len(any_executor.slots)
 
 
-def test_what_is_interrupted_ends_at_once_and_after_closing_all_is_as_before(any_executor: Executor) -> None:
+def test_interrupted_probe_ends_at_once_and_close_restores(any_executor: Executor) -> None:
     any_executor.open(ONE).measure(ONE, plan())
     if isinstance(any_executor, InlineExecutor):
         return  # a function can't be interrupted
@@ -93,7 +93,7 @@ def test_what_is_interrupted_ends_at_once_and_after_closing_all_is_as_before(any
     def measure() -> None:
         try:
             found.append(any_executor.open(LONG).measure(LONG, plan(60)))
-        except RigError as error:
+        except ProbeError as error:
             found.append(error)
 
     thread = threading.Thread(target=measure)
@@ -103,7 +103,7 @@ def test_what_is_interrupted_ends_at_once_and_after_closing_all_is_as_before(any
     any_executor.interrupt()
     thread.join(20)
     assert time.monotonic() - began < 15
-    assert len(found) == 1 and isinstance(found[0], RigError)
+    assert len(found) == 1 and isinstance(found[0], ProbeError)
     any_executor.close()
     assert any_executor.open(ONE).measure(ONE, plan()).outcome is Outcome.OK
 
@@ -117,15 +117,15 @@ def test_one_load_serves_every_candidate_of_its_key(any_executor: Executor) -> N
     assert any_executor.loads == 1
 
 
-def test_another_key_loads_anew_and_so_does_the_first_when_it_comes_back(any_executor: Executor) -> None:
+def test_another_load_key_loads_again(any_executor: Executor) -> None:
     for candidate in (ONE, OTHER_LOAD, ONE):
         any_executor.open(candidate).measure(candidate, plan())
     assert any_executor.loads == 3
 
 
 def test_nothing_is_loaded_before_the_first_measure(any_executor: Executor) -> None:
-    rig: Rig = any_executor.open(ONE)
-    assert rig.load_key == ONE.load_key
+    runner: ProbeRunner = any_executor.open(ONE)
+    assert runner.load_key == ONE.load_key
     assert any_executor.loads == 0
 
 
@@ -147,16 +147,16 @@ def test_a_candidate_that_does_not_fit_is_a_measurement_and_the_next_one_runs(an
     assert any_executor.open(ONE).measure(ONE, plan()).outcome is Outcome.OK
 
 
-def test_a_rig_refuses_a_candidate_of_another_load(any_executor: Executor) -> None:
-    with pytest.raises(RigError, match=OTHER_LOAD.load_key):
+def test_runner_refuses_a_candidate_of_another_load(any_executor: Executor) -> None:
+    with pytest.raises(ProbeError, match=OTHER_LOAD.load_key):
         any_executor.open(ONE).measure(OTHER_LOAD, plan())
 
 
 def test_closing_twice_is_harmless_and_opening_again_works(any_executor: Executor) -> None:
-    rig = any_executor.open(ONE)
-    rig.measure(ONE, plan())
-    rig.close()
-    rig.close()
+    runner = any_executor.open(ONE)
+    runner.measure(ONE, plan())
+    runner.close()
+    runner.close()
     any_executor.close()
     any_executor.close()
     assert any_executor.open(ONE).measure(ONE, plan()).outcome is Outcome.OK

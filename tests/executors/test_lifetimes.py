@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.toys import environment, gone, tree_of
+from tests.probe.toys import environment, gone, tree_of
 
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-from autotune.executors.local import close_all
-from tests.rig.toys import executor, plan, toy
+from autotune.probe.executors.local import close_all
+from tests.probe.toys import executor, plan, toy
 
 def stop(number, frame):
     close_all()
@@ -27,7 +27,7 @@ signal.signal(signal.SIGINT, stop)
 folder = Path(sys.argv[1])
 made = executor(folder / "scratch", hint={"warm_seconds": float(sys.argv[2])})
 made.prepare()
-(folder / "keeper").write_text(str(made.keeper_pid))
+(folder / "keeper").write_text(str(made.worker_pid))
 candidate = toy({"do": "grandchild", "pid_file": str(folder / "grandchild")}, {"do": "sleep", "seconds": 60})
 made.open(candidate).measure(candidate, plan(60))
 """
@@ -46,10 +46,10 @@ def wait_for(file: Path) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_the_end_of_the_parent_is_the_end_of_its_probes(tmp_path: Path, number: signal.Signals) -> None:
+def test_probes_exit_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
     parent = start(tmp_path)
-    grandchild, keeper = wait_for(tmp_path / "grandchild"), wait_for(tmp_path / "keeper")
-    tree = tree_of(keeper)
+    grandchild, worker = wait_for(tmp_path / "grandchild"), wait_for(tmp_path / "keeper")
+    tree = tree_of(worker)
     assert len(tree) >= 3
     assert grandchild in tree
     parent.send_signal(number)
@@ -59,25 +59,25 @@ def test_the_end_of_the_parent_is_the_end_of_its_probes(tmp_path: Path, number: 
         assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_a_parent_killed_while_its_keeper_imports_leaves_none(tmp_path: Path) -> None:
+def test_worker_exits_if_its_parent_is_killed_during_imports(tmp_path: Path) -> None:
     parent = start(tmp_path, warm_seconds=30)
-    keeper = wait_for(tmp_path / "keeper")
+    worker = wait_for(tmp_path / "keeper")
     time.sleep(0.3)
     parent.kill()
     parent.wait()
-    assert gone(keeper)
+    assert gone(worker)
 
 
-def test_what_a_killed_parent_left_is_swept_by_the_next(tmp_path: Path) -> None:
-    from autotune.rig.folder import RigFolder
+def test_folder_of_a_killed_parent_is_removed_by_the_next(tmp_path: Path) -> None:
+    from autotune.probe.work_folder import WorkFolder
 
     parent = start(tmp_path)
-    keeper = wait_for(tmp_path / "grandchild") and wait_for(tmp_path / "keeper")
+    worker = wait_for(tmp_path / "grandchild") and wait_for(tmp_path / "keeper")
     parent.kill()
     parent.wait()
-    assert gone(keeper)
+    assert gone(worker)
     left = list((tmp_path / "scratch").iterdir())
     assert len(left) == 1
-    following = RigFolder(tmp_path / "scratch")
+    following = WorkFolder(tmp_path / "scratch")
     assert not left[0].exists()
     following.close()

@@ -1,4 +1,4 @@
-"""Real processes, really ended in every way that we know of: each gets its name, and the next candidate runs."""
+"""Real processes, ended in every known way: each end is classified, and the next candidate runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import RigError, TrainingEnvironmentError
-from autotune.executors.local import LocalExecutor
-from autotune.measurement import Measurement, Outcome
-from tests.rig.toys import MIB, executor, gone, plan, running, toy, tree_of
+from autotune.core.errors import ProbeError, TrainingEnvironmentError
+from autotune.core.measurement import Measurement, Outcome
+from autotune.probe.executors.local import LocalExecutor
+from tests.probe.toys import MIB, executor, gone, plan, running, toy, tree_of
 
 
 def phase(name: str) -> dict[str, str]:
@@ -57,7 +57,7 @@ def test_the_peak_is_what_was_held_and_each_phase_has_its_own(local: LocalExecut
     assert 58 * MIB < by_phase["backward"] - by_phase["rollout"] < 62 * MIB
 
 
-def test_the_whole_course_of_memory_and_what_was_printed_are_kept(local: LocalExecutor) -> None:
+def test_timeline_and_output_are_recorded(local: LocalExecutor) -> None:
     load = ({"do": "hold", "mib": 60}, {"do": "say", "text": "loading"}, {"do": "sleep", "seconds": 0.3})
     steps = (phase("rollout"), {"do": "hold", "mib": 10}, {"do": "sleep", "seconds": 0.3})
     more = (phase("backward"), {"do": "hold", "mib": 50}, {"do": "sleep", "seconds": 0.3}, {"do": "say", "text": "done"})
@@ -73,7 +73,7 @@ def test_the_whole_course_of_memory_and_what_was_printed_are_kept(local: LocalEx
     assert {moment.phase for moment in again.memory.timeline} <= {"rollout", None} and again.printed == ""
 
 
-def test_a_refused_allocation_leaves_the_rig_as_it_was(local: LocalExecutor) -> None:
+def test_refused_allocation_keeps_the_runner(local: LocalExecutor) -> None:
     before = still_works(local)
     failed = measure(local, toy(phase("backward"), {"do": "hold", "mib": 900, "piece": 900}))
     assert failed.outcome is Outcome.OOM_BACKWARD
@@ -86,7 +86,7 @@ def test_a_refused_allocation_leaves_the_rig_as_it_was(local: LocalExecutor) -> 
     assert after.memory.peak_bytes == pytest.approx(before.memory.peak_bytes, abs=8 * MIB)
 
 
-def test_a_refused_load_is_the_measurement_of_the_candidate_that_asked_for_it(local: LocalExecutor) -> None:
+def test_refused_load_is_the_measurement_of_its_candidate(local: LocalExecutor) -> None:
     failed = measure(local, toy(load=({"do": "hold", "mib": 400},)))
     assert failed.outcome is Outcome.OOM_LOAD
     assert failed.failure is not None
@@ -94,8 +94,8 @@ def test_a_refused_load_is_the_measurement_of_the_candidate_that_asked_for_it(lo
     still_works(local)
 
 
-def test_memory_that_no_allocator_refuses_is_ended_by_the_cgroup(local: LocalExecutor) -> None:
-    keeper = still_works(local) and local.keeper_pid
+def test_cgroup_kills_what_no_allocator_refuses(local: LocalExecutor) -> None:
+    worker = still_works(local) and local.worker_pid
     if "cgroup" not in (local.bound_by or ""):
         pytest.skip("no memory cgroup can be made here")
     failed = measure(local, toy(phase("rollout"), {"do": "hold", "mib": 10}, phase("optimizer"), {"do": "share", "mib": 400}))
@@ -105,15 +105,15 @@ def test_memory_that_no_allocator_refuses_is_ended_by_the_cgroup(local: LocalExe
     assert failed.memory.peak_bytes is not None
     assert 0.9 * failed.memory.limit_bytes < failed.memory.peak_bytes <= failed.memory.limit_bytes
     still_works(local)
-    assert local.keeper_pid == keeper  # its imports were kept
+    assert local.worker_pid == worker  # its imports stay
     assert local.loads == 2
 
 
-def test_without_a_cgroup_the_meter_ends_what_the_guard_cannot_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.rig import keeper as keeper_module
-    from autotune.rig.limits import Rlimit
+def test_without_a_cgroup_the_meter_kills_what_the_guard_cannot_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.probe import worker_process
+    from autotune.probe.limits import Rlimit
 
-    monkeypatch.setattr(keeper_module, "best_limit", Rlimit)
+    monkeypatch.setattr(worker_process, "best_limit", Rlimit)
     made = executor(tmp_path)
     try:
         before = still_works(made)
@@ -131,7 +131,7 @@ def test_without_a_cgroup_the_meter_ends_what_the_guard_cannot_refuse(tmp_path: 
         made.close()
 
 
-def test_memory_that_is_mapped_and_never_touched_is_none(local: LocalExecutor) -> None:
+def test_untouched_mappings_do_not_count(local: LocalExecutor) -> None:
     touched = still_works(local)
     if not touched.memory.bound_by.startswith("cgroup"):
         return  # there the guard is all there is, and it counts what is mapped
@@ -140,7 +140,7 @@ def test_memory_that_is_mapped_and_never_touched_is_none(local: LocalExecutor) -
     assert mapped.memory.peak_bytes == pytest.approx(touched.memory.peak_bytes, abs=16 * MIB)
 
 
-def test_torch_itself_says_that_it_cannot_allocate_and_the_process_goes_on(tmp_path: Path) -> None:
+def test_torch_reports_a_refused_allocation_and_continues(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     made = executor(tmp_path, limit_mib=700)
     try:
@@ -167,7 +167,7 @@ def test_a_rank_that_keeps_its_memory_is_replaced(local: LocalExecutor) -> None:
     assert after.memory.peak_bytes == pytest.approx(before.memory.peak_bytes, abs=8 * MIB)
 
 
-def test_a_rank_that_goes_for_what_it_keeps_takes_nothing_back(tmp_path: Path) -> None:
+def test_result_of_a_rank_that_exits_afterwards_is_valid(tmp_path: Path) -> None:
     """It has measured before it goes, and its peer still measures then."""
     with contextlib.closing(executor(tmp_path, ranks=2, limit_mib=512)) as two:
         found = measure(
@@ -182,7 +182,8 @@ def test_a_rank_that_goes_for_what_it_keeps_takes_nothing_back(tmp_path: Path) -
     [
         ({"do": "exit", "code": 0}, Outcome.CRASH, "exit code 0 and no result"),
         ({"do": "exit", "code": 7}, Outcome.CRASH, "exit code 7"),
-        ({"do": "kill", "signal": "SIGKILL"}, Outcome.CRASH, "somebody else"),
+        ({"do": "kill", "signal": "SIGKILL"}, Outcome.INTERRUPTED, "SIGKILL, sent from outside"),
+        ({"do": "kill", "signal": "SIGTERM"}, Outcome.INTERRUPTED, "SIGTERM, sent from outside"),
         ({"do": "kill", "signal": "SIGSEGV"}, Outcome.CRASH, "SIGSEGV"),
         ({"do": "raise", "type": "SystemExit", "text": "bye"}, Outcome.CRASH, "SystemExit: bye"),
         ({"do": "raise", "type": "RuntimeError", "text": "something new"}, Outcome.CRASH, "RuntimeError: something new"),
@@ -199,7 +200,7 @@ def test_a_rank_that_goes_for_what_it_keeps_takes_nothing_back(tmp_path: Path) -
     ],
     ids=lambda value: str(value.get("do")) if isinstance(value, dict) else "",
 )
-def test_every_end_has_its_name(local: LocalExecutor, last_words: dict[str, object], outcome: Outcome, evidence: str) -> None:
+def test_every_exit_is_classified(local: LocalExecutor, last_words: dict[str, object], outcome: Outcome, evidence: str) -> None:
     failed = measure(local, toy(phase("score"), last_words))
     assert failed.outcome is outcome
     assert failed.failure is not None
@@ -210,12 +211,12 @@ def test_every_end_has_its_name(local: LocalExecutor, last_words: dict[str, obje
 
 def test_a_disturbed_machine_is_no_fault_of_the_candidate(local: LocalExecutor) -> None:
     words = "Error in memory profiling. Initial free memory 39.01 GiB, current free memory 41.55 GiB."
-    with pytest.raises(RigError, match="disturbed"):
+    with pytest.raises(ProbeError, match="disturbed"):
         measure(local, toy({"do": "raise", "type": "RuntimeError", "text": words}))
     still_works(local)
 
 
-def test_a_native_abort_for_want_of_memory_is_told_by_its_last_words(local: LocalExecutor) -> None:
+def test_native_out_of_memory_abort_is_recognised_by_its_output(local: LocalExecutor) -> None:
     words = "terminate called after throwing an instance of 'std::bad_alloc'"
     failed = measure(local, toy(phase("score"), {"do": "say", "text": words}, {"do": "kill", "signal": "SIGABRT"}))
     assert failed.outcome is Outcome.OOM_SCORE
@@ -223,7 +224,7 @@ def test_a_native_abort_for_want_of_memory_is_told_by_its_last_words(local: Loca
 
 def test_a_hang_is_ended_at_its_deadline(local: LocalExecutor) -> None:
     still_works(local)
-    keeper = local.keeper_pid
+    worker = local.worker_pid
     started = time.monotonic()
     hung = measure(local, toy(phase("reward"), {"do": "spin"}), seconds=0.7)
     assert 0.7 <= time.monotonic() - started < 3.0
@@ -231,10 +232,10 @@ def test_a_hang_is_ended_at_its_deadline(local: LocalExecutor) -> None:
     assert hung.failure is not None
     assert hung.failure.phase == "reward"
     still_works(local)
-    assert local.keeper_pid == keeper
+    assert local.worker_pid == worker
 
 
-def test_at_the_deadline_slow_is_told_from_hung(local: LocalExecutor) -> None:
+def test_slow_and_hung_differ_at_the_deadline(local: LocalExecutor) -> None:
     still_works(local)
     slow = measure(local, toy(phase("rollout"), {"do": "write"}), seconds=4.0)
     hung = measure(local, toy(phase("rollout"), {"do": "spin"}), seconds=4.0)
@@ -254,41 +255,41 @@ def test_a_grandchild_of_its_own_session_does_not_outlive_its_rank(local: LocalE
     assert gone(int(second.read_text()))
 
 
-def test_a_gibibyte_of_output_is_read_and_not_kept(local: LocalExecutor, tmp_path: Path) -> None:
+def test_a_gibibyte_of_output_is_read_and_bounded(local: LocalExecutor, tmp_path: Path) -> None:
     chatty = measure(local, toy({"do": "print", "mib": 1024}), seconds=120.0)
     assert chatty.outcome is Outcome.OK
     assert sum(file.stat().st_size for file in tmp_path.rglob("log*")) < 3 * MIB
 
 
-def test_nonsense_on_the_wire_is_passed_over(local: LocalExecutor) -> None:
+def test_malformed_lines_are_skipped(local: LocalExecutor) -> None:
     garbled = measure(local, toy(phase("forward"), {"do": "garble"}, {"do": "sleep", "seconds": 0.05}), seconds=3.0)
     assert garbled.outcome is Outcome.OK
     assert garbled.worst is not None
 
 
-def test_a_killed_rank_is_missed_even_between_two_candidates(local: LocalExecutor) -> None:
+def test_rank_killed_between_candidates_is_replaced(local: LocalExecutor) -> None:
     os.kill(pid_of(still_works(local)), signal.SIGKILL)
     time.sleep(0.2)
     still_works(local)
     assert local.loads == 2
 
 
-def test_a_killed_keeper_is_a_fault_of_the_rig_and_takes_its_ranks_along(local: LocalExecutor, tmp_path: Path) -> None:
+def test_killed_worker_is_a_fault_and_its_ranks_exit(local: LocalExecutor, tmp_path: Path) -> None:
     still_works(local)
     orphan = tmp_path / "orphan"
-    keeper = local.keeper_pid
-    assert keeper is not None
+    worker = local.worker_pid
+    assert worker is not None
     tree: list[int] = []
 
     def kill() -> None:
         while not orphan.exists() or not orphan.read_text():
             time.sleep(0.01)
-        tree.extend([*tree_of(keeper), int(orphan.read_text())])
-        os.kill(keeper, signal.SIGKILL)
+        tree.extend([*tree_of(worker), int(orphan.read_text())])
+        os.kill(worker, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(RigError, match="keeper"):
+    with pytest.raises(ProbeError, match="worker process exited"):
         measure(local, toy({"do": "grandchild", "pid_file": str(orphan)}, {"do": "sleep", "seconds": 30}))
     killer.join()
     assert len(tree) >= 3
@@ -311,10 +312,10 @@ def test_two_ranks_are_measured_as_one(tmp_path: Path) -> None:
         made.close()
 
 
-def test_a_trainer_that_ran_alone_where_two_were_asked_for_is_found_out(tmp_path: Path) -> None:
+def test_wrong_world_size_is_a_fault(tmp_path: Path) -> None:
     made = executor(tmp_path, ranks=2)
     try:
-        with pytest.raises(RigError, match="world size"):
+        with pytest.raises(ProbeError, match="world size"):
             measure(made, toy(world_size=1))
     finally:
         made.close()
@@ -330,14 +331,14 @@ def test_one_rank_out_of_memory_ends_both_at_once(tmp_path: Path) -> None:
             assert failed.failure is not None
             assert failed.failure.rank == 1
             assert time.monotonic() - started < 5.0
-        assert made.keeper_pid is not None
-        assert tree_of(made.keeper_pid) == [made.keeper_pid]
+        assert made.worker_pid is not None
+        assert tree_of(made.worker_pid) == [made.worker_pid]
         still_works(made)
     finally:
         made.close()
 
 
-def test_thirty_rigs_leave_no_file_open(tmp_path: Path) -> None:
+def test_thirty_runners_leave_no_open_file(tmp_path: Path) -> None:
     made = executor(tmp_path)
     counts: set[int] = set()
     for turn in range(30):
@@ -349,27 +350,27 @@ def test_thirty_rigs_leave_no_file_open(tmp_path: Path) -> None:
     assert made.loads == 30
 
 
-def test_an_interpreter_that_is_none_is_the_users_to_mend(tmp_path: Path) -> None:
-    for python, says in ((tmp_path / "nothing", "cannot be started"), (Path("/bin/true"), "did not start the training side")):
+def test_bad_interpreter_is_an_environment_error(tmp_path: Path) -> None:
+    for python, expected in ((tmp_path / "nothing", "cannot be started"), (Path("/bin/true"), "did not start the worker")):
         made = executor(tmp_path, python=python)
-        with pytest.raises(TrainingEnvironmentError, match=says):
+        with pytest.raises(TrainingEnvironmentError, match=expected):
             made.prepare()
         made.close()
 
 
-def test_an_absent_or_unsupported_framework_is_told_with_what_to_type(tmp_path: Path) -> None:
-    for package, span, says in (
+def test_unsupported_framework_is_reported_with_a_command(tmp_path: Path) -> None:
+    for package, span, expected in (
         ("no-such-framework", ("1.0", "2"), r"has no no-such-framework.*pip install 'no-such-framework>=1.0,<2'"),
         ("pytest", ("0.1", "0.2"), r"has pytest \d.*supports pytest from 0.1 to below 0.2"),
     ):
-        made = executor(tmp_path, supported_versions={package: span})
-        with pytest.raises(TrainingEnvironmentError, match=says):
+        made = executor(tmp_path, supported={package: span})
+        with pytest.raises(TrainingEnvironmentError, match=expected):
             made.prepare()
         made.close()
 
 
-def test_a_framework_that_cannot_be_imported_is_told_with_its_own_words(tmp_path: Path) -> None:
-    made = executor(tmp_path, hint={"warm_fails": True}, supported_versions={"pytest": ("1", "99")})
+def test_import_error_of_a_framework_is_quoted(tmp_path: Path) -> None:
+    made = executor(tmp_path, hint={"warm_fails": True}, supported={"pytest": ("1", "99")})
     try:
         with pytest.raises(TrainingEnvironmentError, match=r"No module named 'framework'.*pip install 'pytest>=1,<99'"):
             measure(made, WELL)
@@ -388,10 +389,10 @@ def test_a_limit_below_the_imports_themselves_is_an_out_of_memory_load(tmp_path:
 def test_nothing_is_left_behind(local: LocalExecutor, tmp_path: Path) -> None:
     inside = still_works(local)
     assert str(inside.effective["tmp"]).startswith(str(tmp_path))
-    keeper = local.keeper_pid
-    assert keeper is not None
-    tree = tree_of(keeper)
-    limit = local._keeper.limit
+    worker = local.worker_pid
+    assert worker is not None
+    tree = tree_of(worker)
+    limit = local._worker.limit
     local.close()
     assert gone(*tree)
     assert list(tmp_path.iterdir()) == []

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import BadInput, HardwareNotHere, RigError, SlotLost, TrainingEnvironmentError
-from autotune.measurement import Outcome
-from tests.rig.toys import gone, plan, toy, tree_of
+from autotune.core.errors import BadInput, HardwareNotHere, ProbeError, SlotLost, TrainingEnvironmentError
+from autotune.core.measurement import Outcome
+from tests.probe.toys import gone, plan, toy, tree_of
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 from tests.executors.clusters import ROOT, cluster, ray_executor
@@ -37,26 +37,26 @@ def wait_for(file: Path, seconds: float = 60.0) -> int:
     return int(file.read_text())
 
 
-def test_what_a_cluster_lacks_is_said_at_once(two_nodes: Any, tmp_path: Path) -> None:
+def test_missing_resources_of_a_cluster_are_reported_at_once(two_nodes: Any, tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(
         BadInput,
-        match=r"9 slots of cpu were asked for, and the cluster has room for [24]: it has 2 nodes of 2 CPUs.*at most --slots",
+        match=r"9 slots of cpu were requested, and the cluster has room for [24]: it has 2 nodes of 2 CPUs.*at most --slots",
     ):
         ray_executor(two_nodes.address, tmp_path, slots=9).prepare()
-    with pytest.raises(HardwareNotHere, match=r"64xcpu was asked for, and the cluster has 2 nodes of 2 CPUs"):
+    with pytest.raises(HardwareNotHere, match=r"64xcpu was requested, and the cluster has 2 nodes of 2 CPUs"):
         ray_executor(two_nodes.address, tmp_path, ranks=64).prepare()
     with pytest.raises(HardwareNotHere, match=r"A probe may use .*smaller --memory-limit"):
         ray_executor(two_nodes.address, tmp_path, limit_mib=2**24).prepare()
     assert time.monotonic() - began < 60
 
 
-def test_no_cluster_is_said_with_what_to_type(tmp_path: Path) -> None:
+def test_missing_cluster_is_reported_with_a_command(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no Ray cluster at 127.0.0.1:1 .*--address HOST:6379"):
         ray_executor("127.0.0.1:1", tmp_path).prepare()
 
 
-def test_an_interpreter_that_is_none_is_named_with_its_node(two_nodes: Any, tmp_path: Path) -> None:
+def test_bad_interpreter_is_reported_with_its_node(two_nodes: Any, tmp_path: Path) -> None:
     with pytest.raises(TrainingEnvironmentError, match="cannot be started"):
         ray_executor(two_nodes.address, tmp_path, python=tmp_path / "nothing").prepare()
 
@@ -75,7 +75,7 @@ def test_a_hang_is_ended_at_its_deadline_and_the_slot_goes_on(two_nodes: Any, tm
 
 
 def test_a_job_that_spans_nodes_is_one_job(two_nodes: Any, tmp_path: Path) -> None:
-    """Four ranks on two nodes of two processors each: they know each other's number, and one measurement is made of all."""
+    """Four ranks on two nodes of two processors each see all numbers, and give one measurement."""
     made = ray_executor(two_nodes.address, tmp_path, ranks=4)
     try:
         made.prepare()
@@ -115,14 +115,14 @@ def test_a_lost_node_is_a_fault_and_its_slot_moves_or_is_lost(tmp_path: Path) ->
             slot = where.index(lost.node_id)
             made.remove_node(lost, allow_graceful=False)
             assert gone(pids[slot], within=60)  # until its worker notices, the slot still answers
-            with pytest.raises(RigError, match="was lost"):
+            with pytest.raises(ProbeError, match="was lost"):
                 running.open(WELL, slot).measure(WELL, plan())
             assert running.open(WELL, slot).measure(WELL, plan()).outcome is Outcome.OK
             assert running.open(WELL, 1 - slot).measure(WELL, plan()).outcome is Outcome.OK
             second = next(node for node in others if node is not lost)
             slot = 0 if _node_of(running, 0) == second.node_id else 1
             made.remove_node(second, allow_graceful=False)
-            with pytest.raises(RigError):
+            with pytest.raises(ProbeError):
                 for _ in range(600):  # until its worker notices, the slot still answers
                     running.open(WELL, slot).measure(WELL, plan())
                     time.sleep(0.1)
@@ -136,14 +136,14 @@ def test_a_lost_node_is_a_fault_and_its_slot_moves_or_is_lost(tmp_path: Path) ->
 def _node_of(running: Any, slot: int) -> str:
     from ray.util.placement_group import placement_group_table
 
-    return str(placement_group_table(running._seats[slot]._group)["bundles_to_node_id"][0])
+    return str(placement_group_table(running._slots[slot]._group)["bundles_to_node_id"][0])
 
 
 DRIVER = """
 import sys
 from pathlib import Path
 from tests.executors.clusters import ray_executor
-from tests.rig.toys import plan, toy
+from tests.probe.toys import plan, toy
 
 made = ray_executor(sys.argv[1], Path(sys.argv[2]) / "scratch", slots=1)
 candidate = toy({"do": "grandchild", "pid_file": sys.argv[2] + "/grandchild"}, {"do": "sleep", "seconds": 120})
@@ -174,7 +174,7 @@ def test_closing_while_a_probe_runs_leaves_nothing(two_nodes: Any, tmp_path: Pat
     def measure() -> None:
         try:
             made.open(long).measure(long, plan(100))
-        except RigError as error:
+        except ProbeError as error:
             ended.append(error)
 
     thread = threading.Thread(target=measure)

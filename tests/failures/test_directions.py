@@ -1,10 +1,10 @@
-"""Which way a knob must move after a failure: opposite ways for failures that sound alike."""
+"""Directions of a knob after a failure: opposite ones for failures with similar messages."""
 
 from __future__ import annotations
 
 import pytest
 
-from autotune.failures import BY_CAUSE, BY_ROW, CAUSES, MEMORY_CAUSES, REMARKS, ROWS, pushes, remarks_in
+from autotune.failures import BY_CAUSE, BY_ROW, CAUSES, KNOWN_WARNINGS, MEMORY_CAUSES, ROWS, directions_after, warning_in
 
 SHARE = "vllm_gpu_memory_utilization"
 
@@ -27,14 +27,14 @@ SHARE = "vllm_gpu_memory_utilization"
     ],
 )
 def test_the_knob_moves_this_way(cause: str, row: str | None, knob: str, way: str) -> None:
-    assert pushes(cause, row)[knob] == way
+    assert directions_after(cause, row)[knob] == way
 
 
 def test_what_is_no_lack_of_memory_moves_no_memory_knob() -> None:
     settings = {SHARE, "per_device_train_batch_size", "max_completion_length", "gradient_checkpointing", "num_generations"}
     for row in ROWS:
         if row.kind == "other" and row.cause is not None:
-            assert not settings & set(pushes(row.cause, row.name)), row.name
+            assert not settings & set(directions_after(row.cause, row.name)), row.name
 
 
 def test_remedies_are_for_rows_and_causes_that_exist() -> None:
@@ -55,8 +55,8 @@ def test_remedies_are_for_rows_and_causes_that_exist() -> None:
     ],
 )
 def test_a_training_that_goes_on_is_remarked_on(line: str, name: str) -> None:
-    assert remarks_in(line) == next(remark.says for remark in REMARKS if remark.name == name)
+    assert warning_in(line) == next(remark.says for remark in KNOWN_WARNINGS if remark.name == name)
 
 
 def test_an_ordinary_line_is_no_remark() -> None:
-    assert remarks_in("{'loss': 0.1, 'reward': 0.2}") is None
+    assert warning_in("{'loss': 0.1, 'reward': 0.2}") is None

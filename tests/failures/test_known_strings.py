@@ -1,11 +1,12 @@
-"""Every string by which failures of GRPO runs are known, and what it must be taken for: the table is closed, so all are here."""
+"""Every known message of failed GRPO runs, and its classification: the table is closed, so all are
+listed here."""
 
 from __future__ import annotations
 
 import pytest
 
-from autotune.failures import Raised, judge_raised, read_log, remarks_in, told_by_line
-from autotune.measurement import Outcome
+from autotune.core.measurement import Outcome
+from autotune.failures import ReportedException, classify_exception, classify_line, read_log, warning_in
 
 NEVER_OUT_OF_MEMORY = [
     ("AssertionError: Error in memory profiling. Initial free memory 30.3 GiB, current free memory 31 GiB.", "gpu_other_process"),
@@ -44,27 +45,27 @@ IN_A_PRINTED_LINE = [
 ]
 
 
-def raised(text: str) -> Raised:
+def raised(text: str) -> ReportedException:
     kind, _, words = text.partition(": ")
-    return Raised(chain=((kind, words),), phase="forward", device="cuda")
+    return ReportedException(chain=((kind, words),), phase="forward", device="cuda")
 
 
 @pytest.mark.parametrize(("text", "cause"), NEVER_OUT_OF_MEMORY)
 def test_what_is_no_lack_of_memory_is_never_counted_as_one(text: str, cause: str | None) -> None:
-    finding = judge_raised(raised(text))
+    finding = classify_exception(raised(text))
     assert not finding.outcome.is_out_of_memory and finding.cause == cause
-    said = told_by_line(text, is_error=True)
+    said = classify_line(text, is_error=True)
     assert said is None or not said.outcome.is_out_of_memory
 
 
 @pytest.mark.parametrize(("text", "outcome"), OUT_OF_MEMORY)
 def test_a_lack_of_memory_is_one(text: str, outcome: Outcome) -> None:
-    assert judge_raised(raised(text)).outcome is outcome
+    assert classify_exception(raised(text)).outcome is outcome
 
 
 @pytest.mark.parametrize("line", IN_A_PRINTED_LINE)
 def test_the_machines_memory_is_told_by_a_printed_line(line: str) -> None:
-    finding = told_by_line(line, is_error=False)
+    finding = classify_line(line, is_error=False)
     assert finding is not None and finding.outcome is Outcome.OOM_HOST
 
 
@@ -85,11 +86,11 @@ def test_the_machines_memory_is_told_by_a_printed_line(line: str) -> None:
 def test_the_innermost_frame_names_what_the_memory_was_for(frame: str, cause: str) -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     kind, _, words = text.partition(": ")
-    told = Raised(chain=((kind, words),), frames=("train.py:<module>", frame), phase="forward", device="cuda")
-    assert judge_raised(told).cause == cause
+    told = ReportedException(chain=((kind, words),), frames=("train.py:<module>", frame), phase="forward", device="cuda")
+    assert classify_exception(told).cause == cause
 
 
 def test_what_only_mentions_an_error_is_none() -> None:
     assert read_log("clip_grad_norm_(max_norm=1.0, error_if_nonfinite=False)") is None
-    assert told_by_line("clip_grad_norm_(max_norm=1.0, error_if_nonfinite=False)", is_error=False) is None
-    assert remarks_in("Sequence group 3 is preempted by PreemptionMode.RECOMPUTE") is not None
+    assert classify_line("clip_grad_norm_(max_norm=1.0, error_if_nonfinite=False)", is_error=False) is None
+    assert warning_in("Sequence group 3 is preempted by PreemptionMode.RECOMPUTE") is not None

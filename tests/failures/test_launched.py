@@ -1,11 +1,11 @@
-"""The end of a program that nobody watched from within."""
+"""Exit of a launched program."""
 
 from __future__ import annotations
 
 import pytest
 
-from autotune.failures import Ending, judge_launched
-from autotune.measurement import Outcome
+from autotune.core.measurement import Outcome
+from autotune.failures import ProcessExit, classify_launched
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/me/train.py", line 9, in <module>
@@ -27,43 +27,43 @@ def printed(
 
 
 def test_the_phase_is_what_its_traceback_tells() -> None:
-    ended = Ending(exit=1, printed=printed(file="autograd/__init__.py", function="backward"))
-    found = judge_launched(ended, "")
+    ended = ProcessExit(exit=1, printed=printed(file="autograd/__init__.py", function="backward"))
+    found = classify_launched(ended, "")
     assert found.outcome is Outcome.OOM_BACKWARD and found.numbers["asked_bytes"] == 536870912
 
 
 def test_what_is_computed_again_while_gradients_are_is_the_backward_pass() -> None:
-    assert judge_launched(Ending(exit=1, printed=printed()), "").outcome is Outcome.OOM_BACKWARD
+    assert classify_launched(ProcessExit(exit=1, printed=printed()), "").outcome is Outcome.OOM_BACKWARD
     alone = printed(code="hidden = model(batch)")
-    assert judge_launched(Ending(exit=1, printed=alone), "").outcome is Outcome.OOM_FORWARD
+    assert classify_launched(ProcessExit(exit=1, printed=alone), "").outcome is Outcome.OOM_FORWARD
 
 
 @pytest.mark.parametrize(
     "ending",
     [
-        Ending(exit=1, printed=printed(file="_tensor.py", function="clone", code="kept.append(state.clone())")),
-        Ending(signal=9, out_of_memory="limit"),
-        Ending(exit=1, out_of_memory="limit", printed="Signal 9 (SIGKILL) received by PID 7"),
-        Ending(exit=1, device="cuda", printed="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
+        ProcessExit(exit=1, printed=printed(file="_tensor.py", function="clone", code="kept.append(state.clone())")),
+        ProcessExit(signal=9, out_of_memory="limit"),
+        ProcessExit(exit=1, out_of_memory="limit", printed="Signal 9 (SIGKILL) received by PID 7"),
+        ProcessExit(exit=1, device="cuda", printed="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
     ],
 )
-def test_an_unknown_phase_is_not_called_a_load(ending: Ending) -> None:
-    found = judge_launched(ending, "")
+def test_an_unknown_phase_is_not_called_a_load(ending: ProcessExit) -> None:
+    found = classify_launched(ending, "")
     assert found.outcome is Outcome.OOM_UNKNOWN and found.phase is None
     assert found.outcome.is_out_of_memory
 
 
 def test_what_is_not_about_memory_is_named_where_the_table_knows_it() -> None:
     error = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
-    assert judge_launched(Ending(exit=1, printed=printed(error)), "").outcome is Outcome.ILLEGAL
-    unknown = judge_launched(Ending(exit=1, printed=printed("ValueError: no such corpus")), "")
+    assert classify_launched(ProcessExit(exit=1, printed=printed(error)), "").outcome is Outcome.ILLEGAL
+    unknown = classify_launched(ProcessExit(exit=1, printed=printed("ValueError: no such corpus")), "")
     assert unknown.outcome is Outcome.CRASH and unknown.evidence == "ValueError: no such corpus"
 
 
 def test_without_an_exception_its_last_words_are_the_evidence() -> None:
-    found = judge_launched(Ending(exit=2, printed="usage: train.py"), "usage: train.py")
+    found = classify_launched(ProcessExit(exit=2, printed="usage: train.py"), "usage: train.py")
     assert found.outcome is Outcome.CRASH and "exit code 2" in found.evidence and "usage: train.py" in found.evidence
 
 
 def test_the_machines_memory_is_the_machines() -> None:
-    assert judge_launched(Ending(signal=9, out_of_memory="machine"), "").outcome is Outcome.OOM_HOST
+    assert classify_launched(ProcessExit(signal=9, out_of_memory="machine"), "").outcome is Outcome.OOM_HOST

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.failures import NUMBERS, read_log
-from autotune.units import GIB, MIB
+from autotune.core.units import GIB, MIB
+from autotune.failures import NUMBERS, numbers, read_log
 from tests.failures.test_table import NAMES, sample
 
 
@@ -99,3 +99,7 @@ def test_what_torch_was_allowed_to_take_is_a_number_of_its_own() -> None:
     text = sample("cuda_out_of_memory.itself").replace("memory in use. Of", "memory in use. 5.00 GiB allowed; Of")
     finding = read_log(text)
     assert finding is not None and finding.numbers["allowed_bytes"] == 5 * GIB
+
+
+def test_figures_of_hundreds_of_digits_are_bounded() -> None:
+    assert numbers._bytes("9" * 400, "GiB") == 2**63

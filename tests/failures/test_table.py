@@ -1,4 +1,4 @@
-"""The table of failures: real texts for each row, whose first line says what they are and where they come from."""
+"""Failure table: recorded texts for each row, whose first line contains their source."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.failures import CAUSES, ROWS, Ending, Raised, judge_ending, judge_raised, read_log
-from autotune.measurement import Outcome, Phase
+from autotune.core.measurement import Outcome, Phase
+from autotune.failures import CAUSES, ROWS, ProcessExit, ReportedException, classify_exception, classify_exit, read_log
 
 SAMPLES = Path(__file__).parent / "samples"
 NAMES = sorted(file.stem for file in SAMPLES.iterdir())
@@ -27,9 +27,9 @@ def sample(name: str) -> str:
     return (SAMPLES / f"{name}.txt").read_text().partition("\n")[2].strip()
 
 
-def raised(name: str, phase: Phase | None = "backward", **more: object) -> Raised:
+def raised(name: str, phase: Phase | None = "backward", **more: object) -> ReportedException:
     kind, _, text = sample(name).partition(": ")
-    return Raised(chain=((kind, text),), phase=phase, device="cuda", **more)  # type: ignore[arg-type]
+    return ReportedException(chain=((kind, text),), phase=phase, device="cuda", **more)  # type: ignore[arg-type]
 
 
 def test_each_row_has_a_sample_and_each_sample_a_row() -> None:
@@ -41,7 +41,7 @@ def test_each_row_has_a_sample_and_each_sample_a_row() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_sample_says_what_it_is_and_where_it_comes_from(name: str) -> None:
     first, _, text = (SAMPLES / f"{name}.txt").read_text().partition("\n")
-    assert any(re.fullmatch(f"# {origin}", first) for origin in ORIGINS)
+    assert any(re.fullmatch(f"# {origin}", first) for origin in ORIGINS), f"first line: '# reported: URL', not {first!r}"
     assert text.strip()
 
 
@@ -68,8 +68,8 @@ def test_a_clean_log_is_no_failure() -> None:
 
 
 def test_the_phase_is_where_it_happened_unless_the_text_can_only_come_from_one() -> None:
-    assert judge_raised(raised("cuda_out_of_memory")).outcome is Outcome.OOM_BACKWARD
-    assert judge_raised(raised("vllm_no_cache_blocks")).outcome is Outcome.OOM_LOAD
+    assert classify_exception(raised("cuda_out_of_memory")).outcome is Outcome.OOM_BACKWARD
+    assert classify_exception(raised("vllm_no_cache_blocks")).outcome is Outcome.OOM_LOAD
 
 
 @pytest.mark.parametrize(
@@ -84,56 +84,62 @@ def test_the_phase_is_where_it_happened_unless_the_text_can_only_come_from_one()
 )
 def test_the_innermost_frames_tell_what_the_memory_was_for(frame: str, cause: str) -> None:
     text = sample("cuda_out_of_memory").replace("2.30 GiB is reserved", "20.00 MiB is reserved")
-    told = Raised(chain=(("OutOfMemoryError", text),), frames=("train.py:main", frame), phase="backward", device="cuda")
-    assert judge_raised(told).cause == cause
+    told = ReportedException(
+        chain=(("OutOfMemoryError", text),), frames=("train.py:main", frame), phase="backward", device="cuda"
+    )
+    assert classify_exception(told).cause == cause
 
 
 def test_memory_that_is_there_in_pieces_is_fragmentation() -> None:
-    assert judge_raised(raised("cuda_out_of_memory")).cause == "fragmentation"
+    assert classify_exception(raised("cuda_out_of_memory")).cause == "fragmentation"
 
 
 def test_only_a_large_neighbour_on_the_gpu_is_blamed() -> None:
-    assert judge_raised(raised("cuda_other_process")).cause == "gpu_other_process"
-    assert judge_raised(raised("cuda_other_process.itself")).cause == "gpu_other_process"
+    assert classify_exception(raised("cuda_other_process")).cause == "gpu_other_process"
+    assert classify_exception(raised("cuda_other_process.itself")).cause == "gpu_other_process"
     for alone in ("cuda_out_of_memory.container", "cuda_out_of_memory.itself"):
-        assert judge_raised(raised(alone)).cause == "activations"
-    assert judge_raised(raised("cuda_out_of_memory.small_neighbour")).cause == "activations"
+        assert classify_exception(raised(alone)).cause == "activations"
+    assert classify_exception(raised("cuda_out_of_memory.small_neighbour")).cause == "activations"
 
 
 def test_a_wrapper_is_told_by_what_was_printed_behind_it() -> None:
     printed = f"(EngineCore pid=7) ERROR {sample('vllm_kv_too_small')}\n"
-    finding = judge_raised(raised("engine_wrapper", phase="load", printed=printed))
+    finding = classify_exception(raised("engine_wrapper", phase="load", printed=printed))
     assert finding.outcome is Outcome.OOM_LOAD
     assert finding.cause == "kv_cache"
 
 
 def test_the_cause_behind_an_exception_counts_and_a_handled_one_before_it_does_not() -> None:
-    wrapped = Raised(chain=(("RuntimeError", "generation failed"), ("MemoryError", "")), phase="rollout")
-    assert judge_raised(wrapped).outcome is Outcome.OOM_ROLLOUT
-    fallback = Raised(chain=(("MemoryError", ""), ("KeyError", "'cache'")), phase="rollout")
-    assert judge_raised(fallback).outcome is Outcome.OOM_ROLLOUT
+    wrapped = ReportedException(chain=(("RuntimeError", "generation failed"), ("MemoryError", "")), phase="rollout")
+    assert classify_exception(wrapped).outcome is Outcome.OOM_ROLLOUT
+    fallback = ReportedException(chain=(("MemoryError", ""), ("KeyError", "'cache'")), phase="rollout")
+    assert classify_exception(fallback).outcome is Outcome.OOM_ROLLOUT
 
 
 def test_the_hosts_memory_is_not_the_gpus() -> None:
-    assert judge_raised(raised("cpu_out_of_memory")).outcome is Outcome.OOM_HOST
+    assert classify_exception(raised("cpu_out_of_memory")).outcome is Outcome.OOM_HOST
 
 
 def test_a_complaint_about_a_lost_peer_is_secondary() -> None:
-    assert judge_raised(raised("peer_gone")).secondary
+    assert classify_exception(raised("peer_gone")).secondary
 
 
 def test_an_unknown_exception_is_a_crash_in_its_own_words() -> None:
-    finding = judge_raised(
-        Raised(chain=(("RuntimeError", "who knows"),), phase="reward", printed="WARNING must be divisible by 8\n")
+    finding = classify_exception(
+        ReportedException(chain=(("RuntimeError", "who knows"),), phase="reward", printed="WARNING must be divisible by 8\n")
     )
     assert finding.outcome is Outcome.CRASH
     assert finding.evidence == "RuntimeError: who knows"
 
 
 def test_endings_without_a_word() -> None:
-    assert judge_ending(Ending(signal=9, phase="forward", out_of_memory="limit")).outcome is Outcome.OOM_FORWARD
-    assert judge_ending(Ending(signal=9, phase="forward", out_of_memory="machine")).outcome is Outcome.OOM_HOST
-    assert judge_ending(Ending(signal=9, phase="forward")).outcome is Outcome.CRASH
-    assert judge_ending(Ending(exit=0)).outcome is Outcome.CRASH
-    aborted = judge_ending(Ending(signal=6, phase="score", printed=sample("cannot_allocate")))
+    assert classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="limit")).outcome is Outcome.OOM_FORWARD
+    assert classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="machine")).outcome is Outcome.OOM_HOST
+    for number in (9, 15, 2, 1):
+        assert classify_exit(ProcessExit(signal=number, phase="forward")).from_outside
+    others = classify_exit(ProcessExit(signal=9, phase="forward", out_of_memory="others"))
+    assert others.outcome is Outcome.INTERRUPTED and "used up by others" in others.evidence
+    assert not classify_exit(ProcessExit(signal=11)).from_outside
+    assert classify_exit(ProcessExit(exit=0)).outcome is Outcome.CRASH
+    aborted = classify_exit(ProcessExit(signal=6, phase="score", printed=sample("cannot_allocate")))
     assert aborted.outcome is Outcome.OOM_SCORE

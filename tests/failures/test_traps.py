@@ -1,4 +1,4 @@
-"""Known traps, each where it is there and where it is not: asked of a real interpreter, over folders as pip leaves them."""
+"""Known traps, present and absent, in folders like those that pip leaves, read by a real interpreter."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from autotune.diagnose.surroundings import surroundings_of
-from autotune.failures import Surroundings, sprung_in, traps
-from autotune.units import MIB
+from autotune.core.units import MIB
+from autotune.diagnosis.environment_snapshot import environment_facts
+from autotune.failures import EnvironmentFacts, active_traps, traps
 
 Packages = dict[str, str]
 
 # name: (packages, variables) where it is there, and where it is not.
 CASES: dict[str, tuple[tuple[Packages, dict[str, str]], tuple[Packages, dict[str, str]]]] = {
     "sleep_mode_with_expandable_segments": (
-        ({"vllm": "0.26.0"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}),
-        ({"vllm": "0.26.0"}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}),
+        ({"vllm": "0.20.0"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}),
+        ({"vllm": "0.20.1"}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     ),
     "allocator_setting_that_vllm_does_not_see": (
         ({"vllm": "0.26.0"}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
@@ -108,7 +108,7 @@ def interpreter(folder: Path, packages: Packages) -> Path:
 def found(folder: Path, packages: Packages, settings: dict[str, str], variables: pytest.MonkeyPatch) -> set[str]:
     for name, value in settings.items():
         variables.setenv(name, value)
-    return {trap.name for trap in sprung_in(surroundings_of(interpreter(folder, packages)))}
+    return {trap.name for trap in active_traps(environment_facts(interpreter(folder, packages)))}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -126,13 +126,15 @@ def test_a_bare_interpreter_has_no_trap_of_packages(tmp_path: Path, variables: p
 
 
 def test_small_shared_memory_is_told_with_its_size() -> None:
-    small = Surroundings(packages={}, shm_bytes=64 * MIB)
-    assert [trap.name for trap in sprung_in(small)] == ["shared_memory_small"] and "64 MiB" in sprung_in(small)[0].says
-    assert not sprung_in(Surroundings(packages={}, shm_bytes=16 * 1024 * MIB)) and not sprung_in(Surroundings(packages={}))
+    small = EnvironmentFacts(packages={}, shm_bytes=64 * MIB)
+    assert [trap.name for trap in active_traps(small)] == ["shared_memory_small"] and "64 MiB" in active_traps(small)[0].says
+    assert not active_traps(EnvironmentFacts(packages={}, shm_bytes=16 * 1024 * MIB)) and not active_traps(
+        EnvironmentFacts(packages={})
+    )
 
 
 def test_what_is_said_names_the_versions(tmp_path: Path, variables: pytest.MonkeyPatch) -> None:
-    told = sprung_in(surroundings_of(interpreter(tmp_path, {"trl": "1.16.0", "vllm": "0.33.0", "ms_swift": "4.6.0"})))
+    told = active_traps(environment_facts(interpreter(tmp_path, {"trl": "1.16.0", "vllm": "0.33.0", "ms_swift": "4.6.0"})))
     says = " ".join(trap.says for trap in told)
     assert "TRL 1.16.0 is made for vllm <=0.31.0,>=0.22.0, and vllm is 0.33.0" in says
     assert "ms-swift 4.6.0 requires trl<1.0,>=0.15, and 1.16.0 is installed" in says

@@ -1,8 +1,8 @@
-"""Every fault at every place, many times over: prints the table, and keeps it in benchmarks/results.
+"""Repetition of every fault at every place: prints the table and writes it to benchmarks/results.
 
-make test-faults                                              # all of it, the better part of an hour
-python -m tests.faults --seeds 3 --only "probe killed"        # some rows; the others of the results stay as they are
-python -m tests.faults --places ray --missing                 # what an earlier one was ended before
+make test-faults                                              # all of it, most of an hour
+python -m tests.faults --seeds 3 --only "probe killed"        # some rows; the other results stay
+python -m tests.faults --places ray --missing                 # rows that an interrupted run lacks
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.faults import results
 from tests.faults.play import Stages, play, play_apart, stages
-from tests.faults.table import FAULTS, PLACES, Fault, Place, why_not_here
+from tests.faults.table import FAULTS, PLACES, ExecutorKind, Fault, why_not_here
 
 SEEDS, HEAVY_SEEDS = 20, 5
 
@@ -42,8 +42,8 @@ def main() -> None:
     raise SystemExit(1 if any(row.wrong for row in kept.rows) else 0)
 
 
-def _rows(options: argparse.Namespace, kept: results.Results) -> list[tuple[Place, Fault]]:
-    """What is to be played, place by place."""
+def _rows(options: argparse.Namespace, kept: results.Results) -> list[tuple[ExecutorKind, Fault]]:
+    """Return the rows to run, place by place."""
     asked = [
         (place, fault)
         for place in PLACES
@@ -57,11 +57,11 @@ def _rows(options: argparse.Namespace, kept: results.Results) -> list[tuple[Plac
     ]
 
 
-def _count(fault: Fault, place: Place, options: argparse.Namespace) -> int:
+def _count(fault: Fault, place: ExecutorKind, options: argparse.Namespace) -> int:
     return min(options.seeds, HEAVY_SEEDS) if fault.heavy or place in fault.heavy_on else int(options.seeds)
 
 
-def _row(fault: Fault, place: Place, options: argparse.Namespace, shared: Stages, pool: Executor) -> results.Row:
+def _row(fault: Fault, place: ExecutorKind, options: argparse.Namespace, shared: Stages, pool: Executor) -> results.Row:
     """Runs go beside each other only where they share nothing that one of them harms."""
     seeds, load = range(options.first, options.first + _count(fault, place, options)), os.getloadavg()[0]
     if place == "local" and fault.database == "sqlite" and not fault.heavy:

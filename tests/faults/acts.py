@@ -1,4 +1,4 @@
-"""What is done to a running search from outside."""
+"""Faults that are caused from outside of a running search."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.faults.scene import Scene, small_disk
+
+MAX_STOP_SECONDS = 10.0
+"""Bound on the time between a stop signal and the exit."""
 
 CLOCK = Path(__file__).parent / "jumping_clock.c"
 
@@ -32,12 +35,12 @@ def kill_the_probe(scene: Scene) -> None:
         _kill(probe["pid"])
 
 
-def kill_the_keeper(scene: Scene) -> None:
+def kill_the_worker(scene: Scene) -> None:
     _kill_above(scene, 1)
 
 
-def kill_the_worker(scene: Scene) -> None:
-    """On a cluster's node the process that holds the keeper."""
+def kill_the_actor(scene: Scene) -> None:
+    """Kill the process on a cluster node that contains the worker handle."""
     _kill_above(scene, 2)
 
 
@@ -109,7 +112,7 @@ def stop_the_server(scene: Scene) -> None:
 
 
 def make_the_server_read_only(scene: Scene) -> None:
-    """As after a failover to a standby: connections are cut, and new ones may only read."""
+    """Emulate a failover to a standby: connections are cut, and new ones may only read."""
     scene.wait_for_probe(scene.at)
     _on_server(scene, "ALTER DATABASE postgres SET default_transaction_read_only = on")
     assert scene.driver is not None
@@ -128,20 +131,93 @@ def _on_server(scene: Scene, statements: str) -> None:
         connection.execute(cut)
 
 
-def free_the_disk(scene: Scene) -> None:
-    """Full from one moment on, and after a while no more."""
+def fill_the_disk(scene: Scene) -> None:
+    """Full from one moment on."""
     scene.wait_for_probe(scene.at)
-    filler = scene.folder / "db" / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+    with contextlib.suppress(OSError), _filler(scene).open("wb", buffering=0) as file:
         while True:
             file.write(b"x" * 4096)
-    time.sleep(scene.random.uniform(6.0, 8.0))
-    filler.unlink()
+
+
+def free_the_disk(scene: Scene) -> None:
+    _filler(scene).unlink()
+
+
+def _filler(scene: Scene) -> Path:
+    return scene.folder / "db" / "filler"
+
+
+def end_probes_from_outside(scene: Scene) -> None:
+    """Signal up to three probes in a row, as an operator, a scheduler or the OOM killer does."""
+    for number in range(scene.at, scene.at + scene.random.choice((1, 2, 3))):
+        probe = scene.wait_for_probe(number)
+        scene.a_moment(0.08)
+        if probe is not None:
+            with contextlib.suppress(OSError):
+                os.kill(probe["pid"], scene.random.choice((signal.SIGTERM, signal.SIGKILL, signal.SIGHUP)))
+
+
+def stop_twice(scene: Scene) -> None:
+    """Press Ctrl-C while a scheduler sends SIGTERM."""
+    scene.wait_for_probe(scene.at)
+    scene.a_moment(0.1)
+    assert scene.driver is not None and scene.driver.pid is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(OSError):
+            os.kill(scene.driver.pid, number)
+    if scene.driver.code(MAX_STOP_SECONDS) is None:
+        scene.wrong.append(f"the driver was still there {MAX_STOP_SECONDS:.0f} s after the signals")
+
+
+def start_a_second_run(scene: Scene) -> None:
+    """Start another run with the same output folder."""
+    scene.wait_for_probe(scene.at)
+    first = scene.driver
+    assert first is not None
+    second = scene.start(scene.order("intruder", resume=True))
+    second.code(60.0)
+    scene.driver = first
+    refused = [line["text"] for line in scene.events("intruder") if line.get("error") == "BadInput"]
+    if first.code(0.0) is None and not any(f"in use by process {first.pid} on " in text for text in refused):
+        scene.wrong.append(f"a second run was not refused: {scene.events('intruder')}")
+
+
+@contextlib.contextmanager
+def own_cluster(scene: Scene) -> Iterator[None]:
+    """Give the run a cluster that it may destroy, and a fresh one for its resumption."""
+    from tests.executors.clusters import cluster
+
+    shared = scene.cluster, scene.address
+    with contextlib.ExitStack() as stack:
+        scene.cluster = stack.enter_context(cluster(nodes=2))
+        scene.address = scene.cluster.address
+        scene.closing = stack
+        yield
+    scene.cluster, scene.address = shared
+
+
+def kill_the_head(scene: Scene) -> None:
+    """Kill the head's server, alone or with its raylet, so that its machine seems lost."""
+    scene.wait_for_probe(scene.at)
+    scene.a_moment(0.1)
+    processes = scene.cluster.head_node.all_processes
+    for name in ("gcs_server", *scene.random.choice(((), ("raylet",)))):
+        _kill(processes[name][0].process.pid)
+
+
+def start_another_cluster(scene: Scene) -> None:
+    from tests.executors.clusters import cluster
+
+    for node in [*scene.cluster.worker_nodes, scene.cluster.head_node]:
+        scene.cluster.remove_node(node, allow_graceful=False)  # to drain them would need the head
+    scene.closing.close()
+    scene.cluster = scene.closing.enter_context(cluster(nodes=2))
+    scene.address = scene.cluster.address
 
 
 @contextlib.contextmanager
 def as_it_is(scene: Scene) -> Iterator[None]:
-    """Nothing special about the place."""
+    """Change nothing."""
     yield
 
 
@@ -184,8 +260,8 @@ def jump_the_clock(scene: Scene) -> None:
 
 @contextlib.contextmanager
 def jumping_clock(scene: Scene) -> Iterator[None]:
-    """Every process of this run, and no other, gets the time of day from a library that lies. On a cluster the driver's jumps
-    once: a client of Ray that can't trust its clock from one call to the next does not connect."""
+    """Give every process of this run a false time of day, by a preloaded library. On a cluster the driver's clock jumps
+    once: a Ray client with an unsteady clock does not connect."""
     library = scene.folder / "clock.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(CLOCK), "-ldl"], check=True)
     scene.variables["LD_PRELOAD"] = str(library)

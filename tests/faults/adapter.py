@@ -1,5 +1,5 @@
-"""The toy framework, in which trouble comes at the probe that the test names. What it does, it also writes down by itself,
-so that nobody has to believe the study about what was really measured."""
+"""Toy framework with a fault at the probe that the test names. It records its own actions, so that the study can be checked
+against them."""
 
 # ruff: noqa: PTH123
 # mypy: ignore-errors
@@ -13,12 +13,12 @@ import sys
 import time
 import uuid
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rig"))  # noqa: PTH118, PTH120, PTH100
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "probe"))  # noqa: PTH118, PTH120, PTH100
 import toy_adapter as toy
 
 MIB = 2**20
 CYCLE_SECONDS = 0.1
-"""What every cycle is said to have taken: the truth of this made-up machine is exact."""
+"""Reported duration of every cycle: the truth of this synthetic machine is exact."""
 
 
 def warm(hint):
@@ -43,7 +43,7 @@ def measure(loaded, request, stage):
 
 
 def _begin(folder, candidate, rank):
-    """Which probe of the whole study this is, counted over all slots."""
+    """Return the number of this probe in the whole study, counted over all slots."""
     mine = uuid.uuid4().hex
     _note(f"{folder}/begun-{rank}", {"candidate": candidate, "pid": os.getpid(), "mine": mine})
     with open(f"{folder}/begun-{rank}") as file:

@@ -1,4 +1,4 @@
-"""What must be true after a fault, told by those who saw it: the ranks' own notes, the study's file, /proc."""
+"""Invariants after a fault, from independent records: the ranks' own notes, the study's file, /proc."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import msgspec
 import optuna
 import pytest
 
-from autotune.candidate import Candidate
-from autotune.measurement import Measurement, Outcome
-from autotune.study.records import CANDIDATE, MEASUREMENT, PURPOSE
-from autotune.study.storage import open_storage
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement, Outcome
+from autotune.search.storage import open_storage
+from autotune.search.trial_records import CANDIDATE, MEASUREMENT, PURPOSE
+from autotune.search.trial_view import MAX_ATTEMPTS
 from tests.faults.machine import speed_of
 from tests.faults.scene import Scene
 
 
-class Told(msgspec.Struct, frozen=True):
+class RecordedTrial(msgspec.Struct, frozen=True):
     """A measurement as the study has it."""
 
     number: int
@@ -28,59 +29,77 @@ class Told(msgspec.Struct, frozen=True):
     measurement: Measurement
 
 
-def told_in(scene: Scene) -> tuple[list[Told], Counter[str]]:
-    """What the study holds, and its trials by their state."""
+def recorded_trials(scene: Scene) -> tuple[list[RecordedTrial], Counter[str]]:
+    """Return the trials of the study by state."""
     try:
         trials = optuna.load_study(study_name=scene.folder.name, storage=open_storage(scene.storage)).get_trials()
     except KeyError:  # no driver came as far as to make it: they say so themselves
         return [], Counter()
     found = [
-        Told(trial.number, Candidate(**said[CANDIDATE]), said[PURPOSE], msgspec.convert(said[MEASUREMENT], Measurement))
+        RecordedTrial(
+            trial.number,
+            Candidate(**attributes[CANDIDATE]),
+            attributes[PURPOSE],
+            msgspec.convert(attributes[MEASUREMENT], Measurement),
+        )
         for trial in trials
-        if MEASUREMENT in (said := trial.user_attrs)
+        if MEASUREMENT in (attributes := trial.user_attrs)
     ]
     return found, Counter(trial.state.name for trial in trials)
 
 
-def lost_measurements(heard: Sequence[dict[str, Any]], study: Sequence[Told]) -> list[str]:
-    """What a driver had told, and the study does not have."""
-    kept = {told.number: str(told.measurement.outcome) for told in study}
+def lost_measurements(events: Sequence[dict[str, Any]], study: Sequence[RecordedTrial]) -> list[str]:
+    """Return measurements that a driver reported and the study lacks."""
+    kept = {trial.number: str(trial.measurement.outcome) for trial in study}
     return [
         f"trial {line['ended']} ended {line['outcome']}, and the study has {kept.get(line['ended'])}"
-        for line in heard
+        for line in events
         if "ended" in line and kept.get(line["ended"]) != line["outcome"]
     ]
 
 
-def invented_measurements(scene: Scene, study: Sequence[Told]) -> list[str]:
-    """What the study has, and no rank ever did; or did otherwise."""
+def invented_measurements(scene: Scene, study: Sequence[RecordedTrial]) -> list[str]:
+    """Return measurements of the study that no rank recorded, or recorded differently."""
     begun = Counter(line["candidate"] for line in scene.begun())
     finished = Counter(line["candidate"] for line in scene.finished())
-    told, well = Counter[str](), Counter[str]()
+    recorded, well = Counter[str](), Counter[str]()
     wrong = []
     for one in study:
-        told[one.candidate.id] += one.measurement.outcome is not Outcome.TIMEOUT  # which may come while it is still loading
+        recorded[one.candidate.id] += one.measurement.outcome is not Outcome.TIMEOUT  # which may come while it is still loading
         if one.measurement.outcome is Outcome.OK:
             well[one.candidate.id] += 1
             speed = one.measurement.worst
             if speed is None or speed.tokens_per_second != pytest.approx(scene.ranks * speed_of(one.candidate.knobs)):
                 wrong.append(f"trial {one.number} has a speed that was not measured")
-    wrong += [f"{name} was told {count} times and begun {begun[name]}" for name, count in told.items() if count > begun[name]]
+    wrong += [
+        f"{name} was recorded {count} times and begun {begun[name]}" for name, count in recorded.items() if count > begun[name]
+    ]
     twice = [name for name, count in well.items() if count > finished[name]]
-    return wrong + [f"{name} was told ok {well[name]} times and done {finished[name]}" for name in twice]
+    return wrong + [f"{name} was recorded ok {well[name]} times and done {finished[name]}" for name in twice]
 
 
-def measured_twice(study: Sequence[Told]) -> list[str]:
+def fastest_left_out(study: Sequence[RecordedTrial]) -> list[str]:
+    """Return the space's fastest candidate if its probe was ended from outside and never measured
+    again. A slower one need not be: by then the search may know that it is slower."""
+    fastest = max((one.candidate for one in study), key=lambda candidate: speed_of(candidate.knobs), default=None)
+    short = [one.measurement for one in study if one.candidate == fastest and one.purpose != "confirm"]
+    ended = sum(measurement.ended_from_outside for measurement in short)
+    decided = any(measurement.outcome is not Outcome.INTERRUPTED for measurement in short)
+    wrong = 0 < ended < MAX_ATTEMPTS and not decided
+    return [f"the fastest was ended from outside {ended} times, and not measured again"] if wrong else []
+
+
+def measured_twice(study: Sequence[RecordedTrial]) -> list[str]:
     short = Counter(one.candidate.id for one in study if one.purpose != "confirm" and one.measurement.outcome is Outcome.OK)
     return [f"{name} was measured {count} times" for name, count in short.items() if count > 1]
 
 
-def wrong_answer(heard: Sequence[dict[str, Any]], study: Sequence[Told]) -> list[str]:
+def wrong_answer(events: Sequence[dict[str, Any]], study: Sequence[RecordedTrial]) -> list[str]:
     """The search came to its end, and recommends the fastest of what ended well."""
-    last = next((line for line in heard if "answer" in line), None)
+    last = next((line for line in events if "answer" in line), None)
     if last is None:
-        said = next((line["text"] for line in heard if "error" in line), "nothing was said")
-        return [f"no answer ({said})"]
+        error = next((line["text"] for line in events if "error" in line), "no message")
+        return [f"no answer ({error})"]
     failed = {one.candidate.id for one in study if one.purpose == "confirm" and one.measurement.outcome is not Outcome.OK}
     well = [one for one in study if one.measurement.outcome is Outcome.OK and one.candidate.id not in failed]
     best = max(well, key=lambda one: speed_of(one.candidate.knobs), default=None)
@@ -89,14 +108,14 @@ def wrong_answer(heard: Sequence[dict[str, Any]], study: Sequence[Told]) -> list
     return ["it was not searched to its end"] if last["interrupted"] or last["proven"] == "budget spent" else []
 
 
-def said_in_one_sentence(heard: Sequence[dict[str, Any]], pattern: str) -> list[str]:
-    """Somewhere among what the user is shown; never as a traceback."""
-    texts = [str(line[key]) for line in heard for key in ("note", "evidence", "text") if line.get(key)]
+def message_missing(events: Sequence[dict[str, Any]], pattern: str) -> list[str]:
+    """Return what is wrong with the messages to the user: none matches, or one is a traceback."""
+    texts = [str(line[key]) for line in events for key in ("note", "evidence", "text", "fault") if line.get(key)]
     wrong = [f"not one sentence: {text!r}" for text in texts if "\n" in text.strip() or "Traceback" in text]
-    return wrong if any(re.search(pattern, text) for text in texts) else [*wrong, f"nobody said {pattern!r}: {texts}"]
+    return wrong if any(re.search(pattern, text) for text in texts) else [*wrong, f"no message {pattern!r}: {texts}"]
 
 
-def leaked_slots(heard: Sequence[dict[str, Any]], wanted: int) -> list[str]:
-    given_up = [line["note"] for line in heard if "Going on without" in line.get("note", "")]
-    few = [f"{line['slots']} slots of {wanted}" for line in heard if line.get("slots", wanted) != wanted]
+def leaked_slots(events: Sequence[dict[str, Any]], wanted: int) -> list[str]:
+    given_up = [line["note"] for line in events if "Going on without" in line.get("note", "")]
+    few = [f"{line['slots']} slots of {wanted}" for line in events if line.get("slots", wanted) != wanted]
     return [*given_up, *few]

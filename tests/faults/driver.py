@@ -1,4 +1,4 @@
-"""A driver as a process of its own: the real loop, a real study, real rigs. What it hears it writes down at once."""
+"""Driver in a process of its own: real loop, real study, real probes. It records every event at once."""
 
 from __future__ import annotations
 
@@ -12,22 +12,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune import tune as loop
-from autotune.errors import AutotuneError, BadInput
-from autotune.events import Event, Note, ProbeEnded, ProbeStarted
-from autotune.executors.base import Executor
-from autotune.executors.local import LocalExecutor
-from autotune.executors.seat import Place
-from autotune.files import put_whole
-from autotune.hardware import Hardware
-from autotune.rig.gpus import Gpus
-from autotune.study import open_study
-from tests.faults.machine import LIMIT_MIB, Trainer, question
-from tests.rig.nvml_playback import Playback
+from autotune.core.errors import AutotuneError, BadInput
+from autotune.core.events import Event, Note, ProbeEnded, ProbeStarted
+from autotune.core.files import write_atomically
+from autotune.core.hardware import Hardware
+from autotune.machine.signals import interruptible
+from autotune.probe.executors.base import Executor
+from autotune.probe.executors.local import LocalExecutor
+from autotune.probe.executors.slot import SlotPlace
+from autotune.probe.gpu_set import Gpus
+from autotune.probe.runner import RequestBuilders
+from autotune.probe.worker_process import RunnerSettings
+from autotune.report.folder_claim import claimed_folder
+from autotune.search import loop
+from autotune.search.study import open_study
+from tests.faults.machine import LIMIT_MIB, Trainer, job
+from tests.probe.nvml_playback import Playback
 from tests.simulated import MIB
 
 if importlib.util.find_spec("ray"):  # imported once, for every driver that is forked off
-    import autotune.executors.ray
+    import autotune.probe.executors.ray
+
+FORCED = 99
+"""Exit code of a driver that did not close in time after a signal."""
 
 ADAPTER = Path(__file__).parent / "adapter.py"
 MARK = "HF_AUTOTUNE_FAULT"
@@ -36,11 +43,11 @@ MARK = "HF_AUTOTUNE_FAULT"
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One run of a driver."""
+    """Parameters of one run of a driver."""
 
     folder: str
     name: str
-    """Of the file in which it writes down what it hears."""
+    """Path of the file with its events."""
 
     storage: str
     mark: str
@@ -54,20 +61,21 @@ class Order:
     deadline_seconds: float = 30.0
     patience_seconds: float = 30.0
     moment: str = ""
-    """The file that tells a cluster's nodes what their GPU shows."""
+    """Path of the file with the device memory (NVML) of a cluster's nodes."""
 
     gpus: bool = False
-    """Whether somebody takes the GPU (of a recording) after the first probe, until the search says so."""
+    """True: another process takes the recorded GPU after the first probe, until the search reports it."""
 
 
 def drive(order: Order) -> None:
     os.environ[MARK] = order.mark
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    loop.SHORT = replace(loop.SHORT, deadline_seconds=order.deadline_seconds)  # type: ignore[misc]
+    loop.SHORT_PROBE = replace(loop.SHORT_PROBE, deadline_seconds=order.deadline_seconds)  # type: ignore[misc]
     loop.WAIT_SECONDS = 0.1  # type: ignore[misc]
     notebook = Notebook(Path(order.folder) / f"{order.name}.jsonl")
     try:
-        _search(order, notebook)
+        with interruptible(lambda: os._exit(FORCED)), claimed_folder(Path(order.folder) / "out"):
+            _search(order, notebook)
     except (AutotuneError, BadInput) as error:
         notebook.write(error=type(error).__name__, text=str(error))
 
@@ -84,14 +92,14 @@ class Notebook:
 
 def _search(order: Order, notebook: Notebook) -> None:
     folder = Path(order.folder)
-    asked, trainer = question(folder, order.storage, resume=order.resume), Trainer(folder, order.trouble)
+    asked, trainer = job(folder, order.storage, resume=order.resume), Trainer(folder, order.trouble)
     library = Playback("newcomer")
-    executor = _executor(order, asked.job, trainer, library)
+    executor = _executor(order, asked.task, trainer, library)
     candidates = loop.legal_candidates(asked, trainer)
     executor.prepare()
     notebook.write(slots=len(executor.slots))
     study = open_study(asked, candidates, loop.baseline_candidate(asked, trainer))
-    study._patience.seconds = order.patience_seconds
+    study._retry.seconds = order.patience_seconds
     visitor = Visitor(Board(Path(order.moment)) if order.address else library) if order.gpus else None
 
     def listen(event: Event) -> None:
@@ -99,9 +107,9 @@ def _search(order: Order, notebook: Notebook) -> None:
         if visitor is not None:
             visitor.hear(event)
 
-    answer = loop.tune(asked, study=study, executor=executor, listener=listen, clock=loop.Clock(asked.budget_seconds))
+    answer = loop.run_search(asked, study=study, executor=executor, listener=listen, clock=loop.Clock(asked.budget_seconds))
     winner = None if answer.winner is None else answer.winner.candidate.id
-    notebook.write(answer=winner, proven=answer.proven, interrupted=answer.interrupted)
+    notebook.write(answer=winner, proven=answer.proven, interrupted=answer.interrupted, fault=answer.fault)
 
 
 def _write(notebook: Notebook, event: Event) -> None:
@@ -116,17 +124,17 @@ def _write(notebook: Notebook, event: Event) -> None:
 
 
 class Board:
-    """Tells the nodes of a cluster what their GPU shows."""
+    """Writer of the device memory (NVML) that the nodes of a cluster read."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def put(self, device: int, used_mib: int, compute: list[dict[str, Any]]) -> None:
-        put_whole(self._file, json.dumps({"device": device, "used_mib": used_mib, "compute": compute}).encode())
+        write_atomically(self._file, json.dumps({"device": device, "used_mib": used_mib, "compute": compute}).encode())
 
     def at(self, number: int) -> None:
         assert number == 0
-        put_whole(self._file, json.dumps(None).encode())
+        write_atomically(self._file, json.dumps(None).encode())
 
 
 class Visitor:
@@ -143,24 +151,24 @@ class Visitor:
             self._library.at(0)
 
 
-def _executor(order: Order, job: Any, trainer: Trainer, library: Playback) -> Executor:
-    given: dict[str, Any] = {
-        "python": Path(sys.executable), "adapter": str(ADAPTER), "ranks": order.ranks,
-        "load_request": lambda candidate: trainer.load_request(candidate, job),
-        "probe_request": lambda candidate, plan: trainer.probe_request(candidate, job, plan),
-        "limit_bytes": (40960 if order.gpus else _limit_mib(order)) * MIB, "scratch_root": Path(order.folder) / "scratch",
-    }  # fmt: skip
+def _executor(order: Order, task: Any, trainer: Trainer, library: Playback) -> Executor:
+    settings = RunnerSettings(
+        python=Path(sys.executable), adapter=str(ADAPTER), ranks=order.ranks, device_kind="cuda" if order.gpus else "cpu",
+        limit_bytes=(40960 if order.gpus else _limit_mib(order)) * MIB, scratch_root=Path(order.folder) / "scratch",
+    )  # fmt: skip
+    requests = RequestBuilders(
+        load=lambda candidate: trainer.load_request(candidate, task),
+        probe=lambda candidate, plan: trainer.probe_request(candidate, task, plan),
+    )
     if order.address is not None:
         cpu = Hardware(kind="cpu", name="cpu", count=order.ranks, memory_bytes=_limit_mib(order) * MIB, here=True)
         gpu = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40960 * MIB, here=True)
         hardware = gpu if order.gpus else cpu
-        return autotune.executors.ray.RayExecutor(
-            **given, hardware=hardware, device_kind=hardware.kind, address=order.address, slots=order.slots
+        return autotune.probe.executors.ray.RayExecutor(
+            settings, requests, hardware=hardware, address=order.address, slots=order.slots
         )
-    if order.gpus:
-        given |= {"device_kind": "cuda", "open_gpus": lambda: _gpu(library)}
-    places = [Place(words=f"slot {number}") for number in range(order.slots)]
-    return LocalExecutor(**given, places=places)
+    places = [SlotPlace(words=f"slot {number}") for number in range(order.slots)]
+    return LocalExecutor(settings, requests, places=places, open_gpus=(lambda: _gpu(library)) if order.gpus else None)
 
 
 def _limit_mib(order: Order) -> int:

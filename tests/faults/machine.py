@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.candidate import Candidate, Knobs
-from autotune.question import Question
-from autotune.space import Knob, SearchSpace
-from autotune.trainers.base import Job, ProbePlan
+from autotune.core.candidate import Candidate, Knobs
+from autotune.core.job import Job
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.space import Knob, SearchSpace
+from autotune.core.task import Task
 from tests.faults.adapter import CYCLE_SECONDS
-from tests.simulated import MIB, ToyTrainer, toy_question
+from tests.simulated import MIB, ToyTrainer, toy_job
 
 LIMIT_MIB = 256
 PROBE_SECONDS = 0.06
@@ -44,16 +45,16 @@ class Trainer(ToyTrainer):
     def __init__(self, folder: Path, trouble: Mapping[str, object] | None) -> None:
         self._folder, self._trouble = folder, trouble
 
-    def complete(self, knobs: Knobs, job: Job) -> Candidate:
+    def complete(self, knobs: Knobs, task: Task) -> Candidate:
         return Candidate(knobs=knobs, settings=dict(knobs), load={"engine": knobs["engine"]})
 
-    def baseline(self, space: SearchSpace, job: Job) -> Knobs:
+    def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         return {"number": 1, "engine": False}
 
-    def load_request(self, candidate: Candidate, job: Job) -> Mapping[str, object]:
+    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return {"script": [], "gloo": (self._trouble or {}).get("name") == "hang in a collective"}
 
-    def probe_request(self, candidate: Candidate, job: Job, plan: ProbePlan) -> Mapping[str, object]:
+    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
         half = {"do": "sleep", "seconds": PROBE_SECONDS / 2}
         return {
             "script": [{"do": "phase", "name": "rollout"}, half, {"do": "phase", "name": "backward"}, half],
@@ -62,7 +63,5 @@ class Trainer(ToyTrainer):
         }  # fmt: skip
 
 
-def question(folder: Path, storage: str, *, resume: bool) -> Question:
-    return toy_question(
-        folder, SPACE, LIMIT_MIB * MIB, storage=storage, study_name=folder.name, resume=resume, budget_seconds=120.0
-    )
+def job(folder: Path, storage: str, *, resume: bool) -> Job:
+    return toy_job(folder, SPACE, LIMIT_MIB * MIB, storage=storage, study_name=folder.name, resume=resume, budget_seconds=120.0)

@@ -1,4 +1,4 @@
-"""One fault, one place, one seed: played out and judged."""
+"""Run and verdict of a fault, at a place, with a seed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import Any
 
 from tests.faults import checks
 from tests.faults.scene import LONGEST_SECONDS, Scene
-from tests.faults.table import FAULTS, Fault, Place
+from tests.faults.table import FAULTS, ExecutorKind, Fault
 
 ON_NODES = Path(__file__).parent / "on_nodes"
 NVML_FILE = "AUTOTUNE_TEST_NVML"
-"""Says, to what lies there in NVML's place, which file tells what a GPU shows."""
+"""Environment variable with the path of the file that the replacement of NVML reads."""
 
 ORPHAN_SECONDS = 10.0
-"""How long the processes of a driver that ended may take to end as well."""
+"""Time limit for the exit of the processes of an ended driver."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What became of one run."""
+    """Result of one run."""
 
     wrong: tuple[str, ...]
-    """In words; empty where everything was as it must be."""
+    """Description of violations; empty where there is none."""
 
     lost: int
     orphans: int
@@ -44,21 +44,21 @@ class Found:
 
 @dataclass(kw_only=True)
 class Stages:
-    """What runs share, made when first needed: a cluster and a database server."""
+    """Resources that runs share, created at first use: a cluster and a database server."""
 
     folder: Path
     nodes: int = 0
-    """Of the cluster, where there is one."""
+    """Address of the cluster, if there is one."""
 
     cluster: Any = None
     server: Any = None
 
     @property
     def moment(self) -> Path:
-        """The file that tells the cluster's nodes what their GPU shows."""
+        """Path of the file with the device memory (NVML) of the cluster's nodes."""
         return self.folder / "moment.json"
 
-    def scene(self, fault: Fault, place: Place, seed: int) -> Scene:
+    def scene(self, fault: Fault, place: ExecutorKind, seed: int) -> Scene:
         random = Random(f"{fault.name} {place} {seed}")
         folder = self.folder / f"{fault.name.replace(' ', '-').replace(chr(39), '')}-{place}-{seed}"
         (folder / "db").mkdir(parents=True)
@@ -72,12 +72,12 @@ class Stages:
 
 
 @contextmanager
-def stages(folder: Path, faults: tuple[Fault, ...], places: tuple[Place, ...]) -> Iterator[Stages]:
-    """As much as these faults need."""
+def stages(folder: Path, faults: tuple[Fault, ...], places: tuple[ExecutorKind, ...]) -> Iterator[Stages]:
+    """Create the resources that these faults need."""
     made = Stages(folder=folder)
     with contextlib.ExitStack() as stack:
         if any(fault.database == "postgres" for fault in faults):
-            from tests.study.postgres import server
+            from tests.search.postgres import server
 
             made.server = stack.enter_context(server())
         if any(set(places) & set(fault.places) & {"ray"} for fault in faults):
@@ -90,16 +90,16 @@ def stages(folder: Path, faults: tuple[Fault, ...], places: tuple[Place, ...]) -
         yield made
 
 
-def play(fault: Fault, place: Place, seed: int, shared: Stages) -> Found:
+def play(fault: Fault, place: ExecutorKind, seed: int, shared: Stages) -> Found:
     began, scene = time.monotonic(), shared.scene(fault, place, seed)
     with fault.stage(scene):
         wrong, orphans = _first(fault, scene)
         if fault.mend is not None:
             fault.mend(scene)
         more, left = _second(scene)
-        study, states = checks.told_in(scene)
+        study, states = checks.recorded_trials(scene)
         lost = _lost(scene, study)
-        wrong += [*more, *_judge(fault, scene, study, states), *lost]
+        wrong += [*scene.wrong, *more, *_judge(fault, scene, study, states), *lost]
     _as_before(shared)
     count = orphans + left
     return Found(
@@ -109,7 +109,7 @@ def play(fault: Fault, place: Place, seed: int, shared: Stages) -> Found:
 
 
 def play_apart(name: str, folder: Path, seed: int) -> Found:
-    """On this machine, in a process of its own that needs nothing of what runs share."""
+    """Run on this machine, in a process of its own, without shared resources."""
     fault = next(fault for fault in FAULTS if fault.name == name)
     return play(fault, "local", seed, Stages(folder=folder))
 
@@ -124,9 +124,9 @@ def _first(fault: Fault, scene: Scene) -> tuple[list[str], int]:
         fault.outside(scene)
     code = driver.code(LONGEST_SECONDS)
     end = _end(scene, "first", code)
-    wrong = [] if end in fault.ends else [f"the driver ended by {end} ({code}): {scene.heard('first')[-1:]}"]
-    if fault.told is not None and end != "killed" and not (fault.may_pass_unseen and _unseen(scene)):
-        wrong += checks.said_in_one_sentence(scene.heard("first"), fault.told)
+    wrong = [] if end in fault.ends else [f"the driver ended by {end} ({code}): {scene.events('first')[-1:]}"]
+    if fault.message is not None and end != "killed" and not (fault.may_pass_unseen and _unseen(scene)):
+        wrong += checks.message_missing(scene.events("first"), fault.message)
     return wrong, _clear(scene)
 
 
@@ -135,18 +135,18 @@ def _end(scene: Scene, name: str, code: int | None) -> str:
         assert scene.driver is not None
         scene.driver.kill()
         return "hanging"
-    said = [key for line in scene.heard(name) for key in ("answer", "error") if key in line]
-    return "killed" if code == -signal.SIGKILL else said[-1] if said else "nothing"
+    ends = [key for line in scene.events(name) for key in ("answer", "error") if key in line]
+    return "killed" if code == -signal.SIGKILL else ends[-1] if ends else "nothing"
 
 
 def _unseen(scene: Scene) -> bool:
-    """Whether nothing went wrong as far as the driver could see."""
+    """Return True if the driver noticed no problem."""
 
-    def tells_trouble(line: Mapping[str, object]) -> bool:
-        noted = "note" in line and not str(line["note"]).startswith("Measuring again alone")
+    def reports_trouble(line: Mapping[str, object]) -> bool:
+        noted = "note" in line and not str(line["note"]).startswith("Measuring one candidate again alone")
         return noted or "error" in line or line.get("outcome", "ok") != "ok"
 
-    return not any(map(tells_trouble, scene.heard("first")))
+    return not any(map(reports_trouble, scene.events("first")))
 
 
 def _second(scene: Scene) -> tuple[list[str], int]:
@@ -154,27 +154,28 @@ def _second(scene: Scene) -> tuple[list[str], int]:
     driver = scene.start(scene.order("second", resume=True))
     code = driver.code(LONGEST_SECONDS)
     end = _end(scene, "second", code)
-    return ([] if end == "answer" else [f"resuming ended by {end} ({code}): {scene.heard('second')[-1:]}"]), _clear(scene)
+    return ([] if end == "answer" else [f"resuming ended by {end} ({code}): {scene.events('second')[-1:]}"]), _clear(scene)
 
 
-def _judge(fault: Fault, scene: Scene, study: list[checks.Told], states: Any) -> list[str]:
+def _judge(fault: Fault, scene: Scene, study: list[checks.RecordedTrial], states: Any) -> list[str]:
     allowed = {"ok", "interrupted", *fault.outcomes}
     strange = [f"trial {one.number} ended {one.measurement.outcome}" for one in study if one.measurement.outcome not in allowed]
     open_still = [f"{states[name]} trials are {name}" for name in ("RUNNING", "WAITING") if states[name]]
-    files = [f"{folder.name} was left" for folder in (scene.folder / "scratch").glob("autotune-rig-*")]
+    files = [f"{folder.name} was left" for folder in (scene.folder / "scratch").glob("autotune-probe-*")]
     return [
-        *strange, *open_still, *files, *checks.measured_twice(study), *checks.invented_measurements(scene, study),
-        *checks.wrong_answer(scene.heard("second"), study),
-        *(text for name in ("first", "second") for text in checks.leaked_slots(scene.heard(name), scene.slots)),
+        *strange, *open_still, *files, *checks.measured_twice(study), *checks.fastest_left_out(study),
+        *checks.invented_measurements(scene, study),
+        *checks.wrong_answer(scene.events("second"), study),
+        *(text for name in ("first", "second") for text in checks.leaked_slots(scene.events(name), scene.slots)),
     ]  # fmt: skip
 
 
-def _lost(scene: Scene, study: list[checks.Told]) -> list[str]:
-    return [text for name in ("before", "first", "second") for text in checks.lost_measurements(scene.heard(name), study)]
+def _lost(scene: Scene, study: list[checks.RecordedTrial]) -> list[str]:
+    return [text for name in ("before", "first", "second") for text in checks.lost_measurements(scene.events(name), study)]
 
 
 def _clear(scene: Scene) -> int:
-    """How many processes were left; they are ended, so that the next run is not disturbed."""
+    """Return the number of leftover processes, and kill them for the sake of the next run."""
     left = scene.marked_after(ORPHAN_SECONDS)
     for pid in left:
         with contextlib.suppress(OSError):

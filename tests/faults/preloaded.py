@@ -1,4 +1,4 @@
-"""What the process has imported, and used once, off which drivers are forked: a study takes seconds to open the first time."""
+"""Imports of the process from which drivers are forked, each used once: opening a study the first time takes seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import optuna
 from optuna.storages import RDBStorage
 
 import tests.faults.driver  # noqa: F401
-from autotune.study.storage import open_storage
+from autotune.search.storage import open_storage
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The table of what was played out: kept row by row, so that rows can be run again one by one; each says when and where."""
+"""Result table, stored row by row with time and machine, so that single rows can be repeated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES = ("optuna", "sqlalchemy", "ray", "psycopg", "torch")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault at one place."""
+    """Fault at one place."""
 
     fault: str
     how: str
@@ -32,7 +32,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     runs: int = 0
     survived: int = 0
     lost: int = 0
-    """Measurements that a driver had told, and the study has not."""
+    """Measurements that a driver reported and the study lacks."""
 
     orphans: int = 0
     """Processes that were left."""
@@ -43,13 +43,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The machine, in words."""
 
     load_average: float | None = None
-    """What else it was doing, before the row."""
+    """Load of the machine before the row."""
 
     wrong: tuple[str, ...] = ()
     """Seed by seed what was not as it must be."""
 
     left_out: str | None = None
-    """Why there is nothing to run."""
+    """Reason for a row without runs."""
 
 
 class Kept(msgspec.Struct, kw_only=True):
@@ -60,12 +60,12 @@ class Kept(msgspec.Struct, kw_only=True):
 
 
 class Results:
-    """What is known by now; written after every row. Without a file it is only printed."""
+    """Results so far; written after every row. Without a file only printed."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self.rows: list[Row] = []
-        """Of this run."""
+        """Rows of this run."""
         self._kept = Kept(machine=_machine(), rows=_rows_of(file) if file is not None and file.exists() else [])
 
     @property
@@ -74,7 +74,7 @@ class Results:
         return f"{machine['date']}, {in_words(machine)}, load average {machine['load_average_before']} before"
 
     def has(self, fault: Fault, place: str, runs: int) -> bool:
-        """Whether the row is there with at least so many runs, or with the reason why there are none."""
+        """Return True if the row has at least this many runs, or the reason for none."""
         mine = [row for row in self._kept.rows if (row.fault, row.place) == (fault.name, place)]
         return any(row.left_out is not None or row.runs >= runs for row in mine)
 
@@ -91,7 +91,7 @@ class Results:
 
 
 def _rows_of(file: Path) -> list[Row]:
-    """Those that do not say where they were played were played where the file says."""
+    """Assign rows without a place to the place of the file."""
     kept = msgspec.json.decode(file.read_bytes(), type=Kept)
     where, load = in_words(kept.machine), kept.machine["load_average_before"]
     return [row if row.where else msgspec.structs.replace(row, where=where, load_average=load) for row in kept.rows]
@@ -113,7 +113,7 @@ def left_out(fault: Fault, place: str, why: str) -> Row:
 
 
 def line(row: Row) -> str:
-    """As it is printed while it runs."""
+    """Format a row for the terminal."""
     if row.left_out is not None:
         return f"{row.fault:26} {row.place:5}  left out: {row.left_out}"
     figures = f"{row.runs:3} runs, {row.survived:3} survived, {row.lost} lost, {row.orphans} orphans, {row.median_seconds} s each"
@@ -121,10 +121,10 @@ def line(row: Row) -> str:
 
 
 ABOUT = """\
-Each run is a whole search of its own (a real driver, study, keepers and probes of a toy framework) to which one thing
+Each run is a whole search of its own (a real driver, study, workers and probes of a toy framework) to which one thing
 happens at a moment that the seed decides; then a second driver resumes the study. It survived if the driver ended as it
-may, the user was told in one sentence, no slot is missing, nothing is measured twice or invented, and the resumed search
-recommends what is the fastest. *Lost* are measurements that a driver had told and the study has not; *orphans* are
+may, the user got a message of one sentence, no slot is missing, nothing is measured twice or invented, and the resumed search
+recommends what is the fastest. *Lost* are measurements that a driver had reported and the study lacks; *orphans* are
 processes that were left. Rows with fewer runs than others take long, or load the machine."""
 
 

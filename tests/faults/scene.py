@@ -1,7 +1,8 @@
-"""One run of one fault: a driver of its own, what is done to it from outside, and a second driver that resumes the study."""
+"""A run of one fault: a driver, the fault from outside, and a second driver that resumes the study."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ from random import Random
 from typing import Any, Protocol
 
 from tests.faults.driver import MARK, Order, as_json, drive
-from tests.rig.toys import environment
+from tests.probe.toys import environment
 
 LONGEST_SECONDS = 240.0
 """A driver that is still there after that hangs."""
@@ -35,7 +36,7 @@ class Driver(Protocol):
     def kill(self) -> None: ...
 
     def code(self, seconds: float) -> int | None:
-        """How it ended; None where it did not in time."""
+        """Exit code; None where it did not exit in time."""
         ...
 
 
@@ -56,7 +57,7 @@ class Forked:
 
 
 class Started:
-    """From nothing, where the environment must say something before the interpreter starts."""
+    """Start a new interpreter, where its environment must be set beforehand."""
 
     def __init__(self, order: Order, **variables: str) -> None:
         command = [sys.executable, "-m", "tests.faults.driver", as_json(order)]
@@ -75,7 +76,7 @@ class Started:
 
 @dataclass(kw_only=True)
 class Scene:
-    """Where a run takes place. `random` decides every moment and every variant."""
+    """Place of a run. `random` decides every moment and every variant."""
 
     folder: Path
     random: Random
@@ -88,13 +89,18 @@ class Scene:
     slots: int = 1
     ranks: int = 1
     variables: dict[str, str] = field(default_factory=dict)
-    """What the drivers' environment says besides."""
+    """Additional environment of the drivers."""
 
     moment: Path
-    """The file that tells a cluster's nodes what their GPU shows."""
+    """Path of the file with the device memory (NVML) of a cluster's nodes."""
 
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     driver: Driver | None = None
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Resources of this run alone."""
+
+    wrong: list[str] = field(default_factory=list)
+    """Violations that the fault itself observed."""
     at: int = 1
     """The probe at which it happens, counted from 1 over the whole study."""
 
@@ -116,7 +122,7 @@ class Scene:
     def finished(self) -> list[dict[str, Any]]:
         return lines_of(self.folder / "finished-0")
 
-    def heard(self, name: str) -> list[dict[str, Any]]:
+    def events(self, name: str) -> list[dict[str, Any]]:
         return lines_of(self.folder / f"{name}.jsonl")
 
     def wait_for_probe(self, number: int) -> dict[str, Any] | None:
@@ -140,7 +146,7 @@ class Scene:
         return carrying(f"{MARK}={self.mark}", spare={os.getpid(), (self.driver and self.driver.pid) or 0})
 
     def marked_after(self, seconds: float) -> list[int]:
-        """Those that are left after a while."""
+        """Return the processes that remain after a while."""
         until = time.monotonic() + seconds
         while (left := self.marked()) and time.monotonic() < until:
             time.sleep(0.02)
@@ -148,7 +154,7 @@ class Scene:
 
 
 Act = Callable[[Scene], None]
-"""What is done from outside while the driver runs."""
+"""Cause the fault from outside while the driver runs."""
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.play import Stages, play, stages
-from tests.faults.table import FAULTS, PLACES, Fault, Place, why_not_here
+from tests.faults.table import FAULTS, PLACES, ExecutorKind, Fault, why_not_here
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -26,7 +26,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
 
 
 @pytest.mark.parametrize(("fault", "place"), ROWS, ids=[f"{fault.name}, {place}" for fault, place in ROWS])
-def test_nothing_is_lost_and_nobody_stays(fault: Fault, place: Place, shared: Stages) -> None:
+def test_no_measurement_is_lost_and_no_process_stays(fault: Fault, place: ExecutorKind, shared: Stages) -> None:
     reason = why_not_here(fault, place)
     if reason is not None:
         pytest.skip(reason)

@@ -1,24 +1,62 @@
-"""Puts broken inputs into one parser and tells what crashed it."""
+"""Driver that passes broken inputs to one parser and reports crashes."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.errors import AutotuneError
+from autotune.core.errors import AutotuneError
 from tests.fuzz.parsers import PARSERS
+
+MAX_CPU_SECONDS = 1.0
+"""Processor time for one input, so that a busy machine does not count."""
+
+MAX_GROWTH_BYTES = 200 * 2**20
+
+
+class _TooLong(BaseException):
+    """No Exception, so that no parser can catch it."""
 
 
 def crashes(name: str, folder: Path, *, seed: int, share: float) -> list[str]:
-    """`number: Error: text` for every input that ended in anything but an answer or an error of autotune's."""
+    """`number: Error: text` for every input that ended in anything but an answer or an error of autotune's, or late, or in
+    too much memory."""
     parser, found = PARSERS[name], []
     for number in range(max(1, int(parser.inputs * share))):
         given = parser.make(random.Random(f"{seed}/{name}/{number}"), folder)
+        before = peak_bytes()
         try:
-            parser.read(given)
+            with limited():
+                parser.read(given)
+        except _TooLong:
+            found.append(f"{number}: more than {MAX_CPU_SECONDS:.0f} s")
         except AutotuneError as error:
             if not str(error).strip():
                 found.append(f"{number}: an error without a word")
         except Exception as error:
             found.append(f"{number}: {type(error).__name__}: {str(error)[:200]}")
+        if (growth := peak_bytes() - before) > MAX_GROWTH_BYTES:
+            found.append(f"{number}: {growth >> 20} MiB")
     return found
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    def end(number: int, frame: object) -> None:
+        raise _TooLong
+
+    previous = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -10,10 +10,12 @@ NASTY_TEXTS = (
     "1e309", "NaN", "-0", "9" * 400, "0x10", "1_000", "{", "}", "[", "]", ": ", "&a", "*a", "<<: *a",
     "!!python/object/apply:os.system ['true']",
     "%YAML 9.9\n---\n", "? ", "| ", "'", '"', "\\", "$(true)", "`true`", "%s%n", "{0.__class__}", "../" * 30,
+    "[" * 3000, "{a: " * 500, "- " * 300, "9" * 5000, "1" + ":1" * 3000, "2001-99-99",
+    "\na: &a [1,1,1]\nb: &b [*a,*a,*a]\nc: &c [*b,*b,*b]\n", "\nx: &x {k: 1}\ny: {<<: [*x, *x]}\n", "&a [*a]",
     "<script>alert(1)</script>", "None", "null", "true", "a" * 5000,
 )  # fmt: skip
 NASTY_VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 2**63, 2**200, 1e308, float("nan"), float("inf"), "", "9", "\ud800", "a" * 5000,
+    None, True, -1, 0, 2**63, 2**200, 10**6, 10**12, 1e308, float("nan"), float("inf"), "", "9", "\ud800", "a" * 5000,
     [], {}, [[]], [None], {"": None}, {"$": {"$": {}}}, [-1, "x"],
 )  # fmt: skip
 

@@ -9,30 +9,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune import detect, units
-from autotune.assignments import parse_holds, parse_searches
-from autotune.diagnose import as_document, diagnose
-from autotune.document import read_document
-from autotune.inside.wire import Message
-from autotune.report.page import render
-from autotune.report.page.files import read_document as read_answer
-from autotune.rig.assemble import (
-    Kernel,
+from autotune import catalog
+from autotune.catalog.model_lookup import find_model
+from autotune.catalog.space_files import read_space
+from autotune.core import units
+from autotune.core.secrets import Secrets
+from autotune.core.yaml_document import read_document
+from autotune.diagnosis import as_document, diagnose
+from autotune.estimate.model_shape import shape
+from autotune.machine import hardware_detection
+from autotune.probe.assembly import (
+    KernelReport,
     Peaks,
+    activity_of,
     bodies_by_rank,
     bodies_of,
-    exercised_of,
     failure_of,
     merge_speeds,
     models_of,
     tree_peaks,
 )
-from autotune.rig.conversation import Answer
-from autotune.rig.device_report import torch_by_phase
-from autotune.rig.heard import well_formed
-from autotune.secrets import Secrets
-from autotune.spaces import read_space
-from autotune.study import moving
+from autotune.probe.command_exchange import CommandReply
+from autotune.probe.device_report import torch_by_phase
+from autotune.probe.message_validation import valid_messages
+from autotune.report.html import read_document as read_answer
+from autotune.report.html import render
+from autotune.request.assignments import parse_holds, parse_searches
+from autotune.search import study_export
+from autotune.worker.protocol import Message
 from tests.fuzz import mutate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,10 +44,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Parser:
-    """One of them."""
+    """Parser under test."""
 
     inputs: int
-    """How many it gets: as many as it reads in about ten seconds, at most."""
+    """Number of inputs: the amount that it reads in about ten seconds, at most."""
 
     make: Callable[[random.Random, Path], Any]
     """A broken input, as it would arrive."""
@@ -65,7 +69,7 @@ def _files(seeds: list[str], suffix: str) -> Callable[[random.Random, Path], Pat
 
 
 def _logs() -> list[str]:
-    logs = sorted((ROOT / "tests" / "diagnose" / "logs").glob("*.log"))
+    logs = sorted((ROOT / "tests" / "diagnosis" / "logs").glob("*.log"))
     return [log.read_text(errors="replace")[-3000:] for log in logs]
 
 
@@ -136,23 +140,23 @@ def _event(dice: random.Random, _: Path) -> Message:
 
 
 def _hear(message: Message) -> None:
-    """As a conversation does it: what is believed becomes parts of a measurement."""
-    answer = Answer()
-    for heard in well_formed([message], Secrets({})):
+    """Process a message like a conversation: valid parts become parts of a measurement."""
+    answer = CommandReply()
+    for heard in valid_messages([message], Secrets({})):
         if heard["event"] in ("measured", "loaded") and heard.get("rank") is not None:
             answer.results[heard["rank"]] = heard
         elif heard["event"] in ("failed", "lost"):
             answer.failures.append(heard)
     bodies = bodies_of(answer)
     merge_speeds([body["worst"] for body in bodies if body.get("worst")])
-    exercised_of(bodies)
+    activity_of(bodies)
     torch_by_phase(bodies)
     models_of(bodies_by_rank(answer))
     peaks = tree_peaks(answer, 5, {}, None)
     assert isinstance(peaks, Peaks) and (peaks.peak_bytes is None or peaks.peak_bytes >= 0)
     assert all(float(body.get("setup_seconds") or 0) >= 0 for body in bodies)
     if answer.failures:
-        failure_of(answer, Kernel(out_of_memory=False, own_limit=False, full=False), "cpu", 1.0)
+        failure_of(answer, KernelReport(out_of_memory=False, own_limit=False, full=False), "cpu", 1.0)
 
 
 def _holds(text: str) -> None:
@@ -163,12 +167,34 @@ def _diagnose(text: str) -> None:
     json.dumps(as_document(diagnose(text)))
 
 
+def chain(levels: int, style: str) -> str:
+    """A small document that is huge once its aliases are replaced."""
+    lines = ["a0: &a0 {k: 1}"]
+    for level in range(1, levels):
+        again = ", ".join([f"*a{level - 1}"] * 9)
+        lines.append(f"a{level}: &a{level} " + (f"{{<<: [{again}]}}" if style == "merge" else f"[{again}]"))
+    return "\n".join(lines) + "\n"
+
+
+def _config(dice: random.Random, folder: Path) -> Path:
+    """A model's folder."""
+    made = mutate.value(dice, json.loads(dice.choice(_MODELS)))
+    text = json.dumps(made) if dice.random() > 0.2 else mutate.text(dice, _MODELS)
+    (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    return folder
+
+
+def _shape(folder: Path) -> None:
+    shape(find_model(str(folder)).config)
+
+
 def _page(file: Path) -> None:
     render(read_answer(file))
 
 
 _SPACES = [file.read_text() for file in sorted((ROOT / "search_spaces").glob("*.yaml"))]
 _ANSWER = (ROOT / "examples" / "tiny-qwen2-on-a-cpu" / "recommendation.json").read_text()
+_MODELS = [json.dumps(known.config) for known in catalog.models()]
 _CONFIG = "model: x\nbeta: 0.1\nper_device_train_batch_size: 4\nreport_to: [none]\n"
 _STUDY = json.dumps({"schema": 1, "name": "a", "directions": ["maximize"], "user_attrs": {}, "system_attrs": {}, "trials": []})
 
@@ -178,7 +204,7 @@ PARSERS: dict[str, Parser] = {
     "hardware": Parser(
         inputs=8_000,
         make=_texts("2xA100-40G", "local", "cpu", "4xRTX 4090", "1xH100"),
-        read=lambda text: detect.hardware(text, here=()),
+        read=lambda text: hardware_detection.hardware(text, here=()),
     ),
     "held knobs": Parser(inputs=15_000, make=_texts("beta=0.0", "optim=adamw_torch", "use_vllm=true", "x=null"), read=_holds),
     "searched knobs": Parser(
@@ -189,11 +215,12 @@ PARSERS: dict[str, Parser] = {
     "spaces": Parser(inputs=300, make=_files(_SPACES, ".yaml"), read=read_space),
     "configurations": Parser(
         inputs=2_000,
-        make=_files([_CONFIG], ".yaml"),
+        make=_files([_CONFIG, _CONFIG, chain(12, "list"), chain(12, "merge")], ".yaml"),
         read=read_document,
     ),
+    "models": Parser(inputs=3_000, make=_config, read=_shape),
     "answers": Parser(inputs=300, make=_files([_ANSWER], ".json"), read=_page),
-    "studies": Parser(inputs=3_000, make=_files([_STUDY], ".json"), read=moving.read),
+    "studies": Parser(inputs=3_000, make=_files([_STUDY], ".json"), read=study_export.read),
 }
 """The formats that autotune reads, from a command line, a file, a log or a probe."""
 

@@ -13,7 +13,7 @@ from tests.fuzz.drive import crashes
 from tests.fuzz.parsers import PARSERS
 
 SHARE = 0.05
-"""Of each parser's inputs, in the fast tests."""
+"""Share of each parser's inputs in the fast tests."""
 
 
 def test_together_they_read_a_hundred_thousand() -> None:

@@ -1,4 +1,4 @@
-"""What was measured on GPUs and is committed, held against what is predicted for the same points."""
+"""Committed measurements on GPUs, compared with the predictions of the same points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parts(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def rows(parts: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """What ended well and was predicted: only there both figures are those of a whole step."""
+    """Return the points that ended well and have a prediction: only there both figures cover a whole step."""
     found = [row for name in names if name in parts for row in parts[name]["rows"]]
     return [row for row in found if row["outcome"] == "ok" and row["predicted"]]
 
@@ -30,7 +30,7 @@ def off(rows: list[dict[str, Any]], measured: str, predicted: str) -> float:
     """The median of the relative distances."""
     pairs = [(row[measured], row["predicted"][predicted]["value"]) for row in rows if row[measured] is not None]
     assert pairs
-    return statistics.median(abs(foretold - real) / real for real, foretold in pairs)
+    return statistics.median(abs(predicted - real) / real for real, predicted in pairs)
 
 
 def test_enough_was_measured(parts: dict[str, Any]) -> None:
@@ -40,11 +40,11 @@ def test_enough_was_measured(parts: dict[str, Any]) -> None:
         assert parts["colocated"]["counts"]["points"] >= 20
 
 
-def test_what_torch_allocates_is_predicted_within_a_percent(parts: dict[str, Any]) -> None:
+def test_torch_memory_is_predicted_within_one_percent(parts: dict[str, Any]) -> None:
     assert off(rows(parts, "transformers"), "torch_allocated_bytes", "torch_peak_allocated_bytes") <= 0.01
 
 
-def test_what_the_device_shows_is_predicted_within_three_percent(parts: dict[str, Any]) -> None:
+def test_device_memory_is_predicted_within_three_percent(parts: dict[str, Any]) -> None:
     assert off(rows(parts, "transformers", "colocated"), "peak_bytes", "peak_memory_bytes") <= 0.03
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.rigs import WHOLE, asked, candidate, check_well, measured, rig
+from tests.gpu.runners import WHOLE, candidate, check_well, gpu_request, measured, runner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -14,7 +14,7 @@ ENGINE = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.2, "vllm_max_model_
 
 
 def test_bf16_with_an_adapter(tmp_path: Path) -> None:
-    found = measured(asked(tmp_path))
+    found = measured(gpu_request(tmp_path))
     check_well(found)
     assert found.effective["bf16"] is True
     assert found.effective["dtype"] == "bfloat16"
@@ -22,21 +22,21 @@ def test_bf16_with_an_adapter(tmp_path: Path) -> None:
 
 
 def test_full_tuning_needs_more_than_an_adapter(tmp_path: Path) -> None:
-    whole, adapter = measured(asked(tmp_path, tuning="full")), measured(asked(tmp_path))
+    whole, adapter = measured(gpu_request(tmp_path, tuning="full")), measured(gpu_request(tmp_path))
     check_well(whole)
     assert (whole.memory.torch_allocated_bytes or 0) > 1.5 * (adapter.memory.torch_allocated_bytes or 0)
 
 
 def test_an_adapter_with_colocated_vllm(tmp_path: Path) -> None:
-    understood = asked(tmp_path, "use_vllm=true", "vllm_enable_sleep_mode=false")
-    found = measured(understood, WHOLE, **ENGINE)
+    request = gpu_request(tmp_path, "use_vllm=true", "vllm_enable_sleep_mode=false")
+    found = measured(request, WHOLE, **ENGINE)
     check_well(found)
     assert found.exercised is not None and found.exercised.weight_syncs
     assert found.exercised.sleeps is None
 
 
 def test_sleep_mode_sleeps_and_wakes_in_every_cycle(tmp_path: Path) -> None:
-    found = measured(asked(tmp_path, "use_vllm=true"), WHOLE, **ENGINE, vllm_enable_sleep_mode=True)
+    found = measured(gpu_request(tmp_path, "use_vllm=true"), WHOLE, **ENGINE, vllm_enable_sleep_mode=True)
     check_well(found)
     ran = found.exercised
     assert ran is not None and ran.sleeps and ran.wakes and min(ran.sleeps, ran.wakes) >= ran.generations
@@ -44,31 +44,31 @@ def test_sleep_mode_sleeps_and_wakes_in_every_cycle(tmp_path: Path) -> None:
     assert found.memory.torch_reserved_why
 
 
-def test_an_engine_that_slept_serves_the_next_candidate(tmp_path: Path) -> None:
-    understood = asked(tmp_path, "use_vllm=true")
-    with rig(understood) as executor:
+def test_engine_serves_the_next_candidate_after_sleep(tmp_path: Path) -> None:
+    request = gpu_request(tmp_path, "use_vllm=true")
+    with runner(request) as executor:
         for micro_batch in (2, 8, 4):
-            one = candidate(understood, **ENGINE, vllm_enable_sleep_mode=True, per_device_train_batch_size=micro_batch)
+            one = candidate(request, **ENGINE, vllm_enable_sleep_mode=True, per_device_train_batch_size=micro_batch)
             check_well(executor.open(one).measure(one, WHOLE))
         assert executor.loads == 1
 
 
 def test_four_bit_weights_need_no_download(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
-    found = measured(asked(tmp_path, tuning="qlora"))
+    found = measured(gpu_request(tmp_path, tuning="qlora"))
     check_well(found)
-    plain = measured(asked(tmp_path))
+    plain = measured(gpu_request(tmp_path))
     assert (found.memory.torch_allocated_bytes or 0) < (plain.memory.torch_allocated_bytes or 0)
 
 
 @pytest.mark.parametrize("configuration", ["expandable_segments:True", None])
 def test_expandable_segments(tmp_path: Path, configuration: str | None) -> None:
-    found = measured(asked(tmp_path), PYTORCH_CUDA_ALLOC_CONF=configuration)
+    found = measured(gpu_request(tmp_path), PYTORCH_CUDA_ALLOC_CONF=configuration)
     check_well(found)
 
 
 def test_the_whole_certificate_on_a_gpu(tmp_path: Path) -> None:
-    found = measured(asked(tmp_path), WHOLE)
+    found = measured(gpu_request(tmp_path), WHOLE)
     check_well(found)
     assert found.exercised is not None
     assert found.exercised.checkpoint_saves == 1

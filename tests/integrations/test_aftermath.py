@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.candidate import KnobValue
-from autotune.diagnose import Diagnosis
-from autotune.diagnose.advising import advice_for
-from autotune.integrations import aftermath
-from autotune.integrations.aftermath import Moment, next_smaller
-from autotune.integrations.running import Running
-from autotune.spaces import load_space
-from autotune.trainers.trl import TrlGrpo
-from autotune.trainers.trl_config import read_user_config
-from tests.trainers.conftest import make_job
+from autotune.catalog.space_files import load_space
+from autotune.core.candidate import KnobValue
+from autotune.diagnosis import Diagnosis
+from autotune.diagnosis.advice_table import advice_for
+from autotune.frameworks.trl.trainers import TrlGrpo
+from autotune.frameworks.trl.user_config import read_user_config
+from autotune.integrations import oom_report
+from autotune.integrations.oom_report import OomMoment, next_smaller
+from autotune.integrations.running_trainer import Running
+from tests.frameworks.conftest import make_task
 
 HELD: dict[str, KnobValue] = {
     "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "num_generations": 8, "max_completion_length": 1024,
@@ -30,10 +30,10 @@ def run(file: Path | None = None, **held: KnobValue) -> Running:
     settings = {**HELD, **held}
     shape = int(settings["per_device_train_batch_size"] or 0) * int(settings["gradient_accumulation_steps"] or 0)
     rest = {"dataset_name": "made/prompts", "reward_funcs": ["mine.reward"], "lora_target_modules": ["q_proj"]}
-    job = make_job(kind="cuda", held=settings, config_file=file or Path("gone.yaml"), global_batch=shape, user_settings=rest)
+    task = make_task(kind="cuda", held=settings, config_file=file or Path("gone.yaml"), global_batch=shape, user_settings=rest)
     trainer, space = TrlGrpo(), load_space("grpo")
-    candidate = trainer.complete(trainer.baseline(space, job), job)
-    return Running(job=job, trainer=trainer, space=space, candidate=candidate, from_file=file is not None)
+    candidate = trainer.complete(trainer.baseline(space, task), task)
+    return Running(task=task, trainer=trainer, space=space, candidate=candidate, from_file=file is not None)
 
 
 def diagnosis(cause: str) -> Diagnosis:
@@ -53,12 +53,12 @@ def diagnosis(cause: str) -> Diagnosis:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_leaves_learning_alone_comes_first(cause: str, held: dict[str, Any], change: dict[str, Any]) -> None:
+def test_neutral_changes_come_first(cause: str, held: dict[str, Any], change: dict[str, Any]) -> None:
     found = next_smaller(run(**held), diagnosis(cause))
     assert found is not None and dict(found.change) == change and not found.learning
 
 
-def test_what_changes_learning_is_the_last_resort_and_says_so(tmp_path: Path) -> None:
+def test_learning_changes_are_the_last_resort_and_marked(tmp_path: Path) -> None:
     used_up = {"per_device_train_batch_size": 1, "num_generations": 2, "gradient_checkpointing": True}
     found = next_smaller(run(**used_up), diagnosis("activations"))
     assert found is not None and found.learning and dict(found.change) == {"max_completion_length": 512}
@@ -67,8 +67,8 @@ def test_what_changes_learning_is_the_last_resort_and_says_so(tmp_path: Path) ->
 
 
 def write(folder: Path, running: Running, cause: str) -> Path:
-    files = aftermath.write(
-        folder, MemoryError("no memory"), diagnosis(cause), Moment(rank=3, world_size=4, step=17, reading=None), running
+    files = oom_report.write(
+        folder, MemoryError("no memory"), diagnosis(cause), OomMoment(rank=3, world_size=4, step=17, reading=None), running
     )
     assert [file.name for file in files] == ["rank3.json", "rank3.txt", "next.yaml"]
     return files[-1]
@@ -94,16 +94,16 @@ def test_the_file_is_the_users_own_with_that_change(tmp_path: Path) -> None:
 
 def test_ranks_that_fail_together_leave_one_configuration_and_a_diagnosis_each(tmp_path: Path) -> None:
     for rank in range(3):
-        moment = Moment(rank=rank, world_size=3, step=1, reading=None)
-        aftermath.write(tmp_path, MemoryError(), diagnosis("activations"), moment, run())
+        moment = OomMoment(rank=rank, world_size=3, step=1, reading=None)
+        oom_report.write(tmp_path, MemoryError(), diagnosis("activations"), moment, run())
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == ["next.yaml", *(f"rank{rank}.{kind}" for rank in range(3) for kind in ("json", "txt"))]
     assert yaml.safe_load((tmp_path / "next.yaml").read_text())["per_device_train_batch_size"] == 8
 
 
 def test_without_a_configuration_there_is_still_a_diagnosis(tmp_path: Path) -> None:
-    moment = Moment(rank=0, world_size=1, step=1, reading=None)
-    files = aftermath.write(tmp_path, MemoryError(), diagnosis("unknown_memory"), moment, None)
+    moment = OomMoment(rank=0, world_size=1, step=1, reading=None)
+    files = oom_report.write(tmp_path, MemoryError(), diagnosis("unknown_memory"), moment, None)
     assert [file.name for file in files] == ["rank0.json", "rank0.txt"]
 
 
@@ -111,4 +111,4 @@ def test_an_error_that_is_not_about_memory_is_none() -> None:
     try:
         raise ValueError("the dataset has no column 'prompt'")
     except ValueError as error:
-        assert not aftermath.diagnosis_of(error).is_memory
+        assert not oom_report.diagnosis_of(error).is_memory

@@ -1,4 +1,4 @@
-"""What one rank holds, of the limit that is nearest."""
+"""Memory of one rank and its nearest limit."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-from autotune.detect import machine_memory_bytes
-from autotune.integrations.gauges import CpuGauge, CudaGauge
-from autotune.units import GIB, MIB
+from autotune.core.units import GIB, MIB
+from autotune.integrations.memory_gauges import CpuGauge, CudaGauge
+from autotune.machine.hardware_detection import machine_memory_bytes
 
 LIMITED = """
 import resource
-from autotune.integrations.gauges import CpuGauge
+from autotune.integrations.memory_gauges import CpuGauge
 gauge = CpuGauge()
 before = gauge.read()
 mapped = gauge.read
@@ -28,7 +28,7 @@ print(before.by, first.by, first.margin_bytes // 2**20, second.margin_bytes // 2
 """
 
 
-def test_a_limit_on_what_may_be_mapped_is_the_nearest_one() -> None:
+def test_a_data_limit_is_the_nearest_limit() -> None:
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
     before, by, *margins = done.stdout.strip().split("|")
     first, second, third = map(int, margins)
@@ -47,7 +47,7 @@ def test_without_one_it_is_the_machines() -> None:
     assert second.peak_bytes >= first.peak_bytes and len(held) and second.peak_bytes >= 200 * MIB
 
 
-def test_what_a_child_holds_counts() -> None:
+def test_memory_of_children_counts() -> None:
     gauge = CpuGauge()
     before = gauge.read().peak_bytes
     code = "held = bytearray(300 * 2**20); print('ready', flush=True); input()"
@@ -65,7 +65,7 @@ def cuda(**figures: int) -> SimpleNamespace:
     )
 
 
-def test_a_gpus_peak_is_torchs_and_what_lies_outside() -> None:
+def test_a_gpus_peak_is_torchs_plus_memory_outside() -> None:
     torch = cuda(free=50, total=80, memory_reserved=24, max_memory_reserved=40)
     found = CudaGauge(torch, "cuda:0", sleeps=False).read()
     assert (found.peak_bytes, found.outside_bytes, found.margin_bytes) == (46 * GIB, 6 * GIB, 34 * GIB)

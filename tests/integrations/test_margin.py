@@ -1,4 +1,4 @@
-"""Whether the margin will last: what is warned of, and what is not."""
+"""Warnings about the memory margin."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from autotune.integrations.gauges import Reading
-from autotune.integrations.margin import MOST_POINTS, Margin
-from autotune.units import GIB, MIB
+from autotune.core.units import GIB, MIB
+from autotune.integrations.memory_gauges import GaugeReading
+from autotune.integrations.memory_margin import MAX_POINTS, Margin
 
 LIMIT = 40 * GIB
 
 
-def reading(peak: float) -> Reading:
-    return Reading(peak_bytes=round(peak), limit_bytes=LIMIT, by="GPU 0")
+def reading(peak: float) -> GaugeReading:
+    return GaugeReading(peak_bytes=round(peak), limit_bytes=LIMIT, by="GPU 0")
 
 
 def run(
@@ -34,14 +34,14 @@ def test_a_steady_run_is_left_alone() -> None:
     assert run([20 * GIB + noise.randrange(4 * MIB) for _ in range(300)]) == []
 
 
-def test_each_narrowing_is_told_once() -> None:
+def test_each_narrow_margin_is_reported_once() -> None:
     shares = [0.8, 0.91, 0.92, 0.96, 0.96, 0.985, 0.985, 0.99]
     said = run([share * LIMIT for share in shares])
     assert len(said) == 3
     assert said[0].startswith("3.6 GiB left of 40 GiB, GPU 0") and "1.6 GiB left" in said[1]
 
 
-def test_growth_that_crosses_before_the_end_is_told_long_before() -> None:
+def test_growth_that_crosses_the_limit_is_reported_early() -> None:
     growing = [20 * GIB + step * 64 * MIB for step in range(60)]
     (said,) = run(growing)
     assert "grows by 64 MiB (at least 64 MiB) a step" in said and "the run takes 1000" in said
@@ -66,5 +66,5 @@ def test_a_long_run_takes_no_more_memory_or_time_to_watch(steps: int) -> None:
     margin = Margin(last_step=steps, longest=4096)
     for step in range(1, steps + 1):
         margin.look(step, reading(20 * GIB), step)
-    assert len(margin.by_step) <= MOST_POINTS and len(margin.by_length) <= MOST_POINTS
+    assert len(margin.by_step) <= MAX_POINTS and len(margin.by_length) <= MAX_POINTS
     assert steps < 3 or margin.by_step[-1].steps > steps / 2, "the trend is over the whole run"

@@ -113,7 +113,7 @@ def test_a_run_that_ends_well_leaves_nothing_behind(tmp_path: Path, model: Path,
 
 
 def _begun(folder: Path, **options: Any) -> Any:
-    """The callback in a run whose trainer nobody can see."""
+    """Callback in a run without access to the trainer."""
     from transformers import TrainerControl, TrainerState
     from trl import GRPOConfig
 
@@ -125,7 +125,7 @@ def _begun(folder: Path, **options: Any) -> Any:
     return callback, args
 
 
-def test_what_nobody_catches_is_heard_of_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncaught_errors_reach_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: heard.append(error))
     callback, _ = _begun(tmp_path)
@@ -150,12 +150,12 @@ def test_trouble_of_its_own_does_not_disturb_the_run(
     assert "autotune could not read memory: ZeroDivisionError" in caplog.text
 
 
-def test_warnings_reach_whoever_asked_for_them(tmp_path: Path) -> None:
-    from autotune.integrations.gauges import Reading
+def test_warnings_reach_the_given_function(tmp_path: Path) -> None:
+    from autotune.integrations.memory_gauges import GaugeReading
 
     heard: list[str] = []
     callback, args = _begun(tmp_path, warn=heard.append)
-    callback._gauge = SimpleNamespace(read=lambda: Reading(peak_bytes=97, limit_bytes=100, by="GPU 0"))
+    callback._gauge = SimpleNamespace(read=lambda: GaugeReading(peak_bytes=97, limit_bytes=100, by="GPU 0"))
     callback.on_step_end(args, SimpleNamespace(global_step=7), None)
     callback.on_log(args, SimpleNamespace(global_step=7), None, logs={"completions/max_length": 12.0})
     assert len(heard) == len(callback.warnings) == 1 and heard[0].startswith("step 7, rank 0: 3 B left of 100 B, GPU 0")

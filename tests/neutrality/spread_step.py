@@ -1,6 +1,8 @@
-"""One optimizer step of the real GRPOTrainer on one rank of several, whatever spreads the model: `python -m ... CASE.json`.
+"""Optimizer step of the real GRPOTrainer on one rank of several, under any sharding: `python -m ...
+CASE.json`.
 
-The optimizer is plain gradient descent with a step of 1, so what the weights lost is the gradient itself, of all ranks together.
+The optimizer is plain gradient descent with a step of 1, so that the change of the weights is the
+gradient of all ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.inside.drive import inside
+from tests.worker.drive import inside
 
 
 def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         num_generations=4, max_completion_length=16, max_grad_norm=0.0, learning_rate=1.0, optim="sgd",
         lr_scheduler_type="constant", seed=7, per_device_train_batch_size=4, **case.get("settings", {}),
     )  # fmt: skip
-    model = inside("adapters.trl_model").spread(
+    model = inside("trl.base_model").build_sharded(
         {"weights": "real", "dtype": "float32", **case.get("model", {})}, Path(case["folder"]), device="cpu", seed=7,
         trust_remote_code=False,
     )  # fmt: skip
@@ -52,7 +54,7 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def whole(model: Any) -> dict[str, Any]:
-    """Every parameter, put together again from all ranks, under its plain name."""
+    """Return every parameter, assembled from all ranks, under its plain name."""
     found = {}
     for name, parameter in model.named_parameters():
         found[name.removeprefix("module.")] = full(parameter).detach().double().clone()
@@ -71,7 +73,7 @@ def full(parameter: Any) -> Any:
 
 
 def held(parameter: Any) -> int:
-    return int(inside("adapters.trl_effective")._numel_here(parameter))
+    return int(inside("trl.trainer_state").local_numel(parameter))
 
 
 def main() -> None:
@@ -80,12 +82,12 @@ def main() -> None:
     case = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     inside()
-    from tests.inside.gloo_as_gpus import take_gloo_for_gpus
+    from tests.worker.gloo_as_gpus import take_gloo_for_gpus
 
     folder = Path(sys.argv[1]).parent / f"rank{os.environ['RANK']}"
     folder.mkdir(exist_ok=True)
-    launch = inside("adapters.trl_launch")
-    if launch.spreads(case):
+    launch = inside("trl.rank_environment")
+    if launch.is_sharded(case):
         take_gloo_for_gpus()
     launch.enter(case, folder)
     answer = one_step(case, folder)

@@ -1,7 +1,8 @@
-"""What the spaces call neutral is neutral: the gradient of one optimizer step of the real GRPOTrainer stays the same.
+"""Neutral knobs of the search spaces: the gradient of one optimizer step of the real GRPOTrainer stays
+the same.
 
-Every trainer here generates the same batch (same seed, same generation batch); completions end at different
-lengths, so that a loss that normalises per local batch shows.
+Every trainer here generates the same batch (same seed, same generation batch). Completions have
+different lengths, so that a loss that normalises per local batch is detected.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from autotune.inside.made_up import tiny_config, write_model_folder
-from autotune.spaces import load_space, names
-from autotune.trainers.trl_legality import LOSSES
+from autotune.catalog.space_files import load_space, names
+from autotune.frameworks.trl.legality import LOSSES
+from autotune.worker.synthetic import tiny_config, write_model_folder
 
 GENERATION_BATCH = 8
 SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1)]
@@ -24,7 +25,7 @@ ROUNDING = 1e-5
 
 PROVEN = {"per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim"}
 PROVEN_ON_RANKS = {"sharding", "ds3_gather_for_generation", "attn_implementation"}
-"""In test_neutral_topology."""
+"""Knobs proven in test_neutral_topology."""
 
 EXCLUDED = {
     "use_vllm": "another engine draws other samples of the same policy; TRL corrects the difference by importance sampling",
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_every_neutral_knob_is_proven_here_or_excluded_with_a_reason() -> None:
-    """Of TRL's. What other frameworks' spaces call neutral is taken from their sources: docs/frameworks.md says so."""
+    """Covers TRL. Neutral knobs of other frameworks are taken from their sources (docs/frameworks.md)."""
     spaces = [load_space(name) for name in names()]
     measured = [space for space in spaces if space.framework == "trl"]
     offered = [knob for space in measured for knob in (*space.knobs, *space.remedies)]
@@ -103,7 +104,7 @@ def _one_step(model: str, folder: Path, settings: dict[str, Any]) -> dict[str, A
 
 
 def distance(one: Any, other: Any) -> float:
-    """How far apart two gradients are, as a share of their size."""
+    """Return the distance of two gradients relative to their size."""
     return float((one - other).norm() / one.norm())
 
 
@@ -157,7 +158,7 @@ def test_gradient_checkpointing_is_neutral(one_step: Step) -> None:
 
 
 def test_the_neutral_optimizers_make_the_same_update(one_step: Step) -> None:
-    """Their gradients are the same by nature; so must be what they do with them."""
+    """Equal gradients have to lead to equal updates."""
     plain, fused = (one_step(**shape(4, 2), optim=value) for value in ("adamw_torch", "adamw_torch_fused"))
     # Adam's first step divides by the gradient's own size, so rounding shows where that is next to nothing.
     assert distance(plain["update"], fused["update"]) < 1e-3

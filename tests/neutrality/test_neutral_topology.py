@@ -1,4 +1,5 @@
-"""How a model is spread, gathered and computed changes no gradient: one step of the real trainer on two ranks, over gloo."""
+"""Sharding, gathering and kernels change no gradient: one step of the real trainer on two ranks, over
+gloo."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from autotune.inside.made_up import tiny_config, write_model_folder
-from autotune.trainers import trainer
-from autotune.trainers.trl_requests import launch_request
-from tests.trainers.conftest import make_job
+from autotune.frameworks import trainer
+from autotune.frameworks.trl.requests import launch_request
+from autotune.worker.synthetic import tiny_config, write_model_folder
+from tests.frameworks.conftest import make_task
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDING = 1e-5
@@ -46,11 +47,11 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Step:
 
 
 def on_ranks(model: Path, folder: Path, sharding: str, knobs: dict[str, Any], case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each rank's answer. The launch is worded by the trainer, as a probe's is."""
+    """Return each rank's result. The launch is built by the trainer, as for a probe."""
     import torch
 
-    job = make_job(RANKS)
-    launch = launch_request(trainer("trl").complete({"sharding": sharding, **knobs}, job), job)
+    task = make_task(RANKS)
+    launch = launch_request(trainer("trl").complete({"sharding": sharding, **knobs}, task), task)
     file = folder / "case.json"
     file.write_text(json.dumps({"launch": launch, "folder": str(model), **case}))
     with socket.socket() as free:

@@ -1,1 +1,1 @@
-"""Training scripts of the kinds that people have: run by the tests as their owners would run them."""
+"""Typical user scripts, run by the tests."""

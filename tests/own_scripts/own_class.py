@@ -1,4 +1,4 @@
-"""A trainer class of its own with another signature, a model that it loads itself, settings that can't be read off the call."""
+"""Trainer subclass with another signature, a model of its own, settings not visible in the call."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A reward of its own from the file beside it, an object as another, settings written into the call."""
+"""Reward from a neighbouring file, a callable object as another, settings in the call."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class Brevity:
-    """A reward that is an object with a state."""
+    """Callable object with a state."""
 
     def __init__(self, target):
         self.target = target

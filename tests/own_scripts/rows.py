@@ -1,4 +1,4 @@
-"""Supervised: given rows, no rewards."""
+"""Supervised fine-tuning on given rows, without rewards."""
 
 import sys
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.events import Begun, Event, Note, ProbeEnded
+from autotune.core.events import Event, JobStarted, Note, ProbeEnded
 from autotune.preflight.check import Preflight
 from tests.pipeline import make_project, write_prompts
 
@@ -82,7 +82,7 @@ def test_it_is_measured_at_its_worst_case(proven: tuple[Preflight, list[Event]],
     assert found.proof.certificate is not None and found.proof.certificate["complete"]
     assert found.candidate.settings["max_prompt_length"] == 4 * 6 - 1, "the longest row, as its tokenizer has it"
     kinds = [type(event) for event in heard]
-    assert kinds[0] is Begun and kinds[-1] is ProbeEnded
+    assert kinds[0] is JobStarted and kinds[-1] is ProbeEnded
     document = json.loads(json.dumps(found.document))
     assert document["status"] == "fits" and document["peak_memory_bytes"] < document["limit_bytes"] == 2 * 2**30
 
@@ -146,18 +146,18 @@ def test_a_setting_changed(no_probe: list[str], project: Path) -> None:
 def test_another_number_of_processes_is_refused(project: Path) -> None:
     file = project / "two.yaml"
     file.write_text((project / "train.yaml").read_text() + "num_processes: 2\n")
-    with pytest.raises(autotune.errors.BadInput, match=r"starts 2 processes, and cpu are 1.*2xcpu"):
+    with pytest.raises(autotune.core.errors.BadInput, match=r"starts 2 processes, and cpu are 1.*2xcpu"):
         autotune.preflight(file, gpus="cpu")
 
 
 def test_without_data_the_longest_prompt_must_be_given(project: Path) -> None:
     file = project / "nodata.yaml"
     file.write_text((project / "train.yaml").read_text().replace("dataset_name: prompts\n", ""))
-    with pytest.raises(autotune.errors.BadInput, match="--max-prompt-length 512"):
+    with pytest.raises(autotune.core.errors.BadInput, match="--max-prompt-length 512"):
         autotune.preflight(file, gpus="cpu", memory_limit="2G")
 
 
-def test_what_does_not_fit_is_tuned_to_learn_the_same(project: Path, tmp_path: Path) -> None:
+def test_a_configuration_that_does_not_fit_is_tuned_to_learn_the_same(project: Path, tmp_path: Path) -> None:
     file = project / "large.yaml"
     settings = (project / "train.yaml").read_text().replace("per_device_train_batch_size: 8", "per_device_train_batch_size: 32")
     settings = settings.replace("max_completion_length: 32", "max_completion_length: 384").replace("steps: 2", "steps: 1")

@@ -1,4 +1,4 @@
-"""What a preflight proved holds only while nothing changed that decided it: with recorded facts of GPUs, versions, drivers."""
+"""Proofs of a preflight become invalid when a deciding fact changes: recorded GPUs, versions, drivers."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ from pathlib import Path
 
 import pytest
 
-from autotune.candidate import Candidate
-from autotune.hardware import Hardware
-from autotune.measurement import Cost, DeviceMemory, Measurement, Memory, Outcome
+from autotune.catalog.space_files import load_space
+from autotune.core.answer import Trial
+from autotune.core.candidate import Candidate
+from autotune.core.hardware import Hardware
+from autotune.core.job import Job
+from autotune.core.measurement import Cost, DeviceMemory, Measurement, Memory, Outcome
+from autotune.core.task import Task
+from autotune.core.units import MIB
+from autotune.core.verdict import judge
+from autotune.core.workload import Model, Workload
+from autotune.frameworks.trl.trainers import TrlGrpo
 from autotune.preflight import proofs as room
 from autotune.preflight.proofs import Missed, Proof, Proofs, decided
-from autotune.question import Question
-from autotune.recommendation import Trial
-from autotune.spaces import load_space
-from autotune.store import Store
-from autotune.trainers.base import Job
-from autotune.trainers.trl import TrlGrpo
-from autotune.units import MIB
-from autotune.verdict import judge
-from autotune.workload import Model, Workload
-from tests.rig.nvml_playback import Playback
+from autotune.search.measurement_store import Store
+from tests.probe.nvml_playback import Playback
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "trl": "1.16.0"}
 A100 = Hardware(kind="cuda", name="A100-40G", count=1, memory_bytes=40960 * MIB, here=True)
 CONFIG = {"model_type": "qwen2", "hidden_size": 896, "max_position_embeddings": 4096}
 OTHERS = 3080 * MIB
-"""What others hold of GPU 0 in the recording."""
+"""Memory of other processes on GPU 0 in the recording."""
 
-Change = Callable[[Question], Question]
+Change = Callable[[Job], Job]
 
 
 @pytest.fixture(name="driver", autouse=True)
 def recorded_driver(monkeypatch: pytest.MonkeyPatch) -> Playback:
-    """A driver that plays back what two A100 said."""
+    """Driver that plays back the replies of two A100."""
     library = Playback("two_a100")
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     return library
 
 
-def question(*, prompt: int = 512, config: dict[str, object] = CONFIG, held: dict[str, object] | None = None) -> Question:
+def job(*, prompt: int = 512, config: dict[str, object] = CONFIG, held: dict[str, object] | None = None) -> Job:
     settings = {"max_prompt_length": prompt, "per_device_train_batch_size": 8, "num_generations": 8, **(held or {})}
     workload = Workload(
         model=Model(name="made/up", config=config, folder=None, origin="catalogue"),
         python=Path(sys.executable), tuning="full", held=settings, user_settings={"dataset_name": "made/prompts"},
     )  # type: ignore[arg-type]  # fmt: skip
-    return Question(
-        job=Job(workload=workload, hardware=A100), space=load_space("grpo"), memory_limit_bytes=A100.memory_bytes,
+    return Job(
+        task=Task(workload=workload, hardware=A100), space=load_space("grpo"), memory_limit_bytes=A100.memory_bytes,
         budget_seconds=60, max_probes=1, mode="probe", sampler="value", storage="memory://", study_name="one", out=Path("out"),
     )  # fmt: skip
 
 
-def candidate(asked: Question) -> Candidate:
+def candidate(asked: Job) -> Candidate:
     trainer = TrlGrpo()
-    return trainer.complete(trainer.baseline(asked.space, asked.job), asked.job)
+    return trainer.complete(trainer.baseline(asked.space, asked.task), asked.task)
 
 
-def proofs(asked: Question, versions: dict[str, str] = VERSIONS) -> Proofs:
+def proofs(asked: Job, versions: dict[str, str] = VERSIONS) -> Proofs:
     return Proofs(asked, TrlGrpo(), candidate(asked), versions)
 
 
-def trial(asked: Question, outcome: Outcome = Outcome.OK, peak: int | None = 20 * 1024 * MIB) -> Trial:
+def trial(asked: Job, outcome: Outcome = Outcome.OK, peak: int | None = 20 * 1024 * MIB) -> Trial:
     device = DeviceMemory(index=0, uuid="GPU-0", name="A100", peak_bytes=peak, measured_by="nvml-processes", others_bytes=OTHERS)
     memory = Memory(peak_bytes=peak, limit_bytes=A100.memory_bytes, bound_by="device", devices=(device,))
     cost = Cost(total_seconds=30.0, load_seconds=20.0)
@@ -72,109 +72,109 @@ def trial(asked: Question, outcome: Outcome = Outcome.OK, peak: int | None = 20 
     return Trial(number=0, purpose="confirm", candidate=candidate(asked), measurement=measured, verdict=judge(measured))
 
 
-def prove(asked: Question) -> None:
+def prove(asked: Job) -> None:
     proofs(asked).keep(trial(asked), {"complete": True})
 
 
-def missed(asked: Question, versions: dict[str, str] = VERSIONS) -> str:
+def missed(asked: Job, versions: dict[str, str] = VERSIONS) -> str:
     found = proofs(asked, versions).find()
     assert isinstance(found, Missed), "the record answered"
     return found.why
 
 
 def test_the_very_same_is_answered_from_the_record() -> None:
-    prove(question())
-    found = proofs(question()).find()
+    prove(job())
+    found = proofs(job()).find()
     assert isinstance(found, Proof)
-    assert found.trial == trial(question()) and found.certificate == {"complete": True}
+    assert found.trial == trial(job()) and found.certificate == {"complete": True}
     assert found.trial.measurement.memory.devices[0].others_bytes == OTHERS
 
 
-def test_an_empty_record_says_so_and_fresh_asks_none() -> None:
-    assert missed(question()) == "nothing like it was measured here before"
-    prove(question())
-    assert "--fresh" in missed(dataclasses.replace(question(), fresh=True))
+def test_an_empty_record_is_reported_and_fresh_skips_it() -> None:
+    assert missed(job()) == "nothing like it was measured here before"
+    prove(job())
+    assert "--fresh" in missed(dataclasses.replace(job(), fresh=True))
 
 
 def test_another_driver_is_a_miss(driver: Playback) -> None:
-    prove(question())
+    prove(job())
     driver._recording["driver"] = "999.1"
-    assert "device.driver" in missed(question()) and "999.1" in missed(question())
+    assert "device.driver" in missed(job()) and "999.1" in missed(job())
 
 
 def test_another_version_is_a_miss() -> None:
-    prove(question())
-    assert "versions.torch (2.13.0, now 2.14.0)" in missed(question(), {**VERSIONS, "torch": "2.14.0"})
-    assert "versions.vllm (not set, now 0.31.0)" in missed(question(), {**VERSIONS, "vllm": "0.31.0"})
+    prove(job())
+    assert "versions.torch (2.13.0, now 2.14.0)" in missed(job(), {**VERSIONS, "torch": "2.14.0"})
+    assert "versions.vllm (not set, now 0.31.0)" in missed(job(), {**VERSIONS, "vllm": "0.31.0"})
 
 
 def test_another_model_config_is_a_miss() -> None:
-    prove(question())
-    assert "model.hidden_size (896, now 1024)" in missed(question(config={**CONFIG, "hidden_size": 1024}))
+    prove(job())
+    assert "model.hidden_size (896, now 1024)" in missed(job(config={**CONFIG, "hidden_size": 1024}))
 
 
 def test_a_longer_prompt_in_the_data_is_a_miss() -> None:
-    prove(question(prompt=512))
-    assert "probe.lengths.prompt (512, now 700)" in missed(question(prompt=700))
-    assert isinstance(proofs(question(prompt=512)).find(), Proof), "and the old one is still there"
+    prove(job(prompt=512))
+    assert "probe.lengths.prompt (512, now 700)" in missed(job(prompt=700))
+    assert isinstance(proofs(job(prompt=512)).find(), Proof), "and the old one is still there"
 
 
 @pytest.mark.parametrize("used", [3080 - 300, 3080 + 900], ids=["less", "more"])
 def test_other_users_of_the_gpu_are_a_miss(driver: Playback, used: int) -> None:
-    prove(question())
+    prove(job())
     driver.put(0, used, [{"pid": 9004711, "mib": used}])
-    assert missed(question()).startswith("others hold ") and "when it was measured" in missed(question())
+    assert missed(job()).startswith("others hold ") and "when it was measured" in missed(job())
 
 
-def test_nobody_to_ask_about_others_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    prove(question())
+def test_unknown_other_processes_are_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    prove(job())
     monkeypatch.setattr(room, "held_by_others", lambda *_: None)
-    assert missed(question()) == "it can't be told who else uses these GPUs"
+    assert missed(job()) == "it can't be told who else uses these GPUs"
 
 
 def test_a_few_mebibytes_of_others_are_no_change(driver: Playback) -> None:
-    prove(question())
+    prove(job())
     driver.put(0, 3080 + 20, [{"pid": 9004711, "mib": 3080 + 20}])
-    assert isinstance(proofs(question()).find(), Proof)
+    assert isinstance(proofs(job()).find(), Proof)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda asked: dataclasses.replace(asked, memory_limit_bytes=38 * 1024 * MIB),
-        lambda asked: question(held={"gradient_checkpointing": False}),
-        lambda asked: question(held={"max_completion_length": 64}),
-        lambda asked: dataclasses.replace(asked, job=_with_lists(asked.job, lora_target_modules=["q_proj"])),
+        lambda asked: job(held={"gradient_checkpointing": False}),
+        lambda asked: job(held={"max_completion_length": 64}),
+        lambda asked: dataclasses.replace(asked, task=_with_lists(asked.task, lora_target_modules=["q_proj"])),
     ],
     ids=["limit", "a neutral setting", "a length", "a list"],
 )
 def test_another_setting_is_a_miss(change: Change) -> None:
-    prove(question(held={"use_peft": True}))
-    asked = change(question(held={"use_peft": True}))
+    prove(job(held={"use_peft": True}))
+    asked = change(job(held={"use_peft": True}))
     assert "changed" in missed(asked)
 
 
-def _with_lists(job: Job, **lists: object) -> Job:
-    user = {**job.workload.user_settings, **lists}
-    return dataclasses.replace(job, workload=dataclasses.replace(job.workload, user_settings=user))
+def _with_lists(task: Task, **lists: object) -> Task:
+    user = {**task.workload.user_settings, **lists}
+    return dataclasses.replace(task, workload=dataclasses.replace(task.workload, user_settings=user))
 
 
-def test_an_allocators_variable_is_a_miss_and_its_value_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    prove(question())
+def test_an_allocator_variable_is_a_miss_and_its_value_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    prove(job())
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:secret")
-    assert "environment.PYTORCH_CUDA_ALLOC_CONF" in missed(question())
-    prove(question())
+    assert "environment.PYTORCH_CUDA_ALLOC_CONF" in missed(job())
+    prove(job())
     kept = "".join(file.read_text() for file in (Store().folder / "proofs").iterdir())
     assert "PYTORCH_CUDA_ALLOC_CONF" in kept and "secret" not in kept
 
 
 def test_where_the_output_goes_changes_nothing() -> None:
-    prove(question(held={"output_dir": "runs/1", "run_name": "one"}))
-    assert isinstance(proofs(question(held={"output_dir": "runs/2", "run_name": "two"})).find(), Proof)
+    prove(job(held={"output_dir": "runs/1", "run_name": "one"}))
+    assert isinstance(proofs(job(held={"output_dir": "runs/2", "run_name": "two"})).find(), Proof)
 
 
-def test_only_what_the_candidate_decided_is_kept() -> None:
-    asked = question()
+def test_only_decided_proofs_are_stored() -> None:
+    asked = job()
     assert decided(trial(asked)) is True
     assert decided(trial(asked, Outcome.OOM_BACKWARD)) is False
     assert decided(trial(asked, peak=50 * 1024 * MIB)) is False, "it ran and took more than the limit"
@@ -189,7 +189,7 @@ def test_only_what_the_candidate_decided_is_kept() -> None:
 
 def test_on_a_cpu_a_fuller_machine_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = Hardware(kind="cpu", name="cpu", count=1, memory_bytes=2**40, here=True)
-    asked = dataclasses.replace(question(), job=dataclasses.replace(question().job, hardware=cpu), memory_limit_bytes=2**40)
+    asked = dataclasses.replace(job(), task=dataclasses.replace(job().task, hardware=cpu), memory_limit_bytes=2**40)
     proofs(asked).keep(trial(asked, peak=1), None)
     assert isinstance(proofs(asked).find(), Proof)
     proofs(asked).keep(trial(asked, peak=2**39), None)
@@ -197,7 +197,7 @@ def test_on_a_cpu_a_fuller_machine_is_a_miss(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_proof_that_was_cut_short_is_none() -> None:
-    prove(question())
+    prove(job())
     (file,) = (Store().folder / "proofs").iterdir()
     file.write_bytes(file.read_bytes()[:100])
-    assert "measured here before" in missed(question())
+    assert "measured here before" in missed(job())

@@ -7,14 +7,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.events import Event
-from autotune.executors.inline import InlineExecutor
-from autotune.measurement import Outcome
-from autotune.question import Question
-from autotune.recommendation import Recommendation
-from autotune.study import open_study
-from autotune.tune import Clock, baseline_candidate, legal_candidates, tune
-from tests.simulated import MIB, Machine, ToyTrainer, toy_question, toy_space
+from autotune.core.answer import Recommendation
+from autotune.core.events import Event
+from autotune.core.job import Job
+from autotune.core.measurement import Outcome
+from autotune.probe.executors.inline import InlineExecutor
+from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
+from autotune.search.study import open_study
+from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="autotune-answers-")
 """Emptied when the tests end."""
@@ -22,7 +22,7 @@ _SCRATCH = tempfile.TemporaryDirectory(prefix="autotune-answers-")
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    question: Question
+    job: Job
     answer: Recommendation
     machine: Machine
     events: tuple[Event, ...]
@@ -30,14 +30,14 @@ class Answered:
 
 @functools.cache
 def answered(limit_mib: int, *, everything_crashes: bool = False) -> Answered:
-    """What a whole search of the toy space finds under this limit."""
+    """Return the answer of a search of the toy space under this limit."""
     folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
-    question = toy_question(folder, toy_space(num_generations=(8, 4)), limit_mib * MIB)
+    job = toy_job(folder, toy_space(num_generations=(8, 4)), limit_mib * MIB)
     trainer, events = ToyTrainer(), list[Event]()
-    candidates = legal_candidates(question, trainer)
+    candidates = legal_candidates(job, trainer)
     outcomes = {candidate.id: Outcome.CRASH for candidate in candidates} if everything_crashes else {}
     machine = Machine(limit_bytes=limit_mib * MIB, outcomes=outcomes)
-    study = open_study(question, candidates, baseline_candidate(question, trainer))
+    study = open_study(job, candidates, baseline_candidate(job, trainer))
     executor = InlineExecutor(measure=machine.measure)
-    answer = tune(question, study=study, executor=executor, listener=events.append, clock=Clock(600))
-    return Answered(question=question, answer=answer, machine=machine, events=tuple(events))
+    answer = run_search(job, study=study, executor=executor, listener=events.append, clock=Clock(600))
+    return Answered(job=job, answer=answer, machine=machine, events=tuple(events))

@@ -1,4 +1,4 @@
-"""The certificate says what was done, by what the probe counted, and why the rest was not."""
+"""Certificate items from the probe's counters, with the reason for each missing one."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from autotune.measurement import DeviceMemory, Exercised, ModelMemory
-from autotune.recommendation import Trial
-from autotune.report.certificate import certificate_lines, certificate_row, is_complete, items_of, models_in_words
-from autotune.units import MIB
+from autotune.core.answer import Trial
+from autotune.core.measurement import DeviceMemory, LoopActivity, ModelMemory
+from autotune.core.units import MIB
+from autotune.report.certificate import certificate_lines, certificate_row, describe_models, is_complete, items_of
 from tests.report.answers import answered
 
 CASE = answered(900)
 
-WHOLE = Exercised(
+WHOLE = LoopActivity(
     optimizer_steps=6, generations=6, weight_syncs=5, sleeps=6, wakes=6, checkpoint_saves=1, evaluations=1,
     shortest_prompt=64, longest_prompt=64, shortest_completion=256, longest_completion=256, seconds=9.0,
 )  # fmt: skip
 
 
-def proof(ran: Exercised | None, **memory: Any) -> Trial:
+def proof(ran: LoopActivity | None, **memory: Any) -> Trial:
     found = CASE.answer.certificate
     assert found is not None
     settings = {**found.candidate.settings, "max_prompt_length": 64, "max_completion_length": 256}
@@ -30,13 +30,13 @@ def proof(ran: Exercised | None, **memory: Any) -> Trial:
     return replace(found, candidate=replace(found.candidate, settings=settings), measurement=measured)
 
 
-def states(ran: Exercised | None) -> dict[str, str]:
-    return {item.name: item.state for item in items_of(CASE.question, proof(ran))}
+def states(ran: LoopActivity | None) -> dict[str, str]:
+    return {item.name: item.state for item in items_of(CASE.job, proof(ran))}
 
 
 def test_everything_that_happened_is_done() -> None:
     assert set(states(WHOLE).values()) == {"done"}
-    assert is_complete(items_of(CASE.question, proof(WHOLE)))
+    assert is_complete(items_of(CASE.job, proof(WHOLE)))
 
 
 def test_what_the_run_has_not_is_not_applicable() -> None:
@@ -62,13 +62,13 @@ def test_what_the_run_has_not_is_not_applicable() -> None:
 def test_what_did_not_happen_is_never_assumed(change: dict[str, int], item: str) -> None:
     ran = replace(WHOLE, **change)
     assert [name for name, state in states(ran).items() if state == "not done"] == [item]
-    assert certificate_lines(CASE.question, proof(ran))[0].startswith("Certified in part")
+    assert certificate_lines(CASE.job, proof(ran))[0].startswith("Certified in part")
 
 
 @pytest.mark.parametrize(
     ("taken", "state", "says"),
     [
-        ({}, "not applicable", "says nowhere"),
+        ({}, "not applicable", "does not report its settings"),
         ({"max_prompt_length": 64, "beta": 0}, "done", "none of them changed"),
         ({"max_prompt_length": 64.0, "optim": "ADAMW_torch", "dtype": "torch.bfloat16"}, "done", "3 of "),
         ({"max_prompt_length": 64, "max_completion_length": 128}, "not done", "max_completion_length=128 instead of 256"),
@@ -77,7 +77,7 @@ def test_what_did_not_happen_is_never_assumed(change: dict[str, int], item: str)
     ],
 )
 def test_a_setting_that_a_launched_framework_took_otherwise_is_named(taken: dict[str, Any], state: str, says: str) -> None:
-    made = proof(Exercised(watched="outside", optimizer_steps=4))
+    made = proof(LoopActivity(watched="outside", optimizer_steps=4))
     asked = {
         **made.candidate.settings,
         "optim": "adamw_torch",
@@ -89,28 +89,28 @@ def test_a_setting_that_a_launched_framework_took_otherwise_is_named(taken: dict
     made = replace(
         made, candidate=replace(made.candidate, settings=asked), measurement=replace(made.measurement, effective=taken)
     )
-    item = next(item for item in items_of(CASE.question, made) if item.name == "settings as asked")
+    item = next(item for item in items_of(CASE.job, made) if item.name == "settings as asked")
     assert item.state == state and says in item.says
-    row = certificate_row(CASE.question, made)
+    row = certificate_row(CASE.job, made)
     assert row is not None and row["complete"] is (state != "not done" and made.verdict.fits)
 
 
-def test_a_probe_that_said_nothing_certifies_nothing() -> None:
+def test_a_probe_without_counters_certifies_nothing() -> None:
     assert set(states(None).values()) == {"not done"}
 
 
-def test_what_each_model_holds_is_told_of_the_fullest_rank_and_kept_of_all() -> None:
+def test_model_tensors_are_described_for_the_fullest_rank_and_recorded_for_all() -> None:
     models = (
         ModelMemory(rank=0, bytes={"weights": 100 * MIB, "optimizer": 300 * MIB}),
         ModelMemory(rank=1, bytes={"weights": 100 * MIB, "optimizer": 300 * MIB, "reference_weights": 200 * MIB}),
     )
     made = proof(WHOLE, models=models)
-    said = models_in_words(made.measurement)
+    said = describe_models(made.measurement)
     assert said is not None and "rank 1" in said and said.index("optimizer 300 MiB") < said.index("reference weights 200 MiB")
-    row = certificate_row(CASE.question, made)
+    row = certificate_row(CASE.job, made)
     assert row is not None and [one["rank"] for one in row["models"]] == [0, 1]
     assert row["models"][1]["bytes"]["reference_weights"] == 200 * MIB
-    assert models_in_words(proof(WHOLE, models=()).measurement) is None
+    assert describe_models(proof(WHOLE, models=()).measurement) is None
 
 
 def test_the_worst_device_is_named() -> None:
@@ -118,11 +118,11 @@ def test_the_worst_device_is_named() -> None:
         DeviceMemory(index=index, uuid=None, name="H200", peak_bytes=peak * MIB, measured_by="nvml-processes")
         for index, peak in ((0, 700), (1, 800))
     )
-    row = certificate_row(CASE.question, proof(WHOLE, devices=devices, peak_bytes=800 * MIB))
+    row = certificate_row(CASE.job, proof(WHOLE, devices=devices, peak_bytes=800 * MIB))
     assert row is not None
     json.dumps(row)
     assert row["peak_by"] == "nvml-processes on device 1, the worst of 2"
     assert [device["peak_bytes"] for device in row["devices"]] == [700 * MIB, 800 * MIB]
     assert row["margin_bytes"] == proof(WHOLE).verdict.margin_bytes
-    assert certificate_row(CASE.question, None) is None
-    assert certificate_lines(CASE.question, None)[0].startswith("Not certified")
+    assert certificate_row(CASE.job, None) is None
+    assert certificate_lines(CASE.job, None)[0].startswith("Not certified")

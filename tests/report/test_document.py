@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
-from autotune.measurement import Outcome
-from autotune.report import document
-from autotune.report.document import nearest_miss
+import jsonschema
+import pytest
+
+from autotune.core.measurement import Outcome
+from autotune.report import document, document_types
+from autotune.report.answer_document import nearest_miss
 from tests.report.answers import answered
 from tests.simulated import MIB
 
@@ -19,7 +23,7 @@ COUNTS = {"candidates", "screened", "implied", "probed", "out_of_memory", "faile
 
 def test_the_document_keeps_the_contract() -> None:
     case = answered(900)
-    written = json.loads(json.dumps(document(case.question, case.answer, ["out/a.yaml"])))
+    written = json.loads(json.dumps(document(case.job, case.answer, ["out/a.yaml"])))
     assert set(written) >= CONTRACT
     assert set(written["recommendation"]) >= RECOMMENDED
     assert set(written["counts"]) >= COUNTS
@@ -27,12 +31,12 @@ def test_the_document_keeps_the_contract() -> None:
     assert set(written["recommendation"]["tokens_per_second"]) == {"worst", "typical"}
     assert (written["schema"], written["status"], written["basis"]) == (1, "ok", "measured")
     assert written["recommendation"]["files"] == ["out/a.yaml"]
-    assert written["study"] == {"storage": case.question.storage, "name": "toy"}
+    assert written["study"] == {"storage": case.job.storage, "name": "toy"}
 
 
 def test_figures_are_the_measured_ones_and_unknown_is_null() -> None:
     case = answered(900)
-    told = document(case.question, case.answer, [])
+    told = document(case.job, case.answer, [])
     best = told["recommendation"]
     assert case.answer.winner is not None
     assert best["peak_memory_bytes"] == case.machine.need(case.answer.winner.candidate) <= best["limit_bytes"] == 900 * MIB
@@ -45,20 +49,20 @@ def test_a_password_in_the_storage_is_not_written_down() -> None:
     from dataclasses import replace
 
     case = answered(900)
-    question = replace(case.question, storage="postgresql+psycopg://me:secret@host/db")
-    told = json.dumps(document(question, case.answer, []))
+    job = replace(case.job, storage="postgresql+psycopg://me:secret@host/db")
+    told = json.dumps(document(job, case.answer, []))
     assert "secret" not in told and "host/db" in told
 
 
 def test_a_baseline_that_ran_out_of_memory_has_no_speed() -> None:
     case = answered(450)
-    told = document(case.question, case.answer, [])["baseline"]
+    told = document(case.job, case.answer, [])["baseline"]
     assert told["outcome"] == "oom_backward" and told["tokens_per_second"] is None
 
 
 def test_nothing_fits() -> None:
     case = answered(100)
-    told = document(case.question, case.answer, [])
+    told = document(case.job, case.answer, [])
     assert told["status"] == "nothing_fits" and told["recommendation"] is None
     assert told["nearest_miss"]["phase"] == "backward"
     assert told["counts"]["out_of_memory"] == len(case.answer.trials)
@@ -69,15 +73,37 @@ def test_there_is_a_nearest_miss_only_where_nothing_fits() -> None:
     assert nearest_miss(answered(450).answer) is None
 
 
-def test_failures_that_are_not_memorys_say_nothing_about_fitting() -> None:
+def test_failures_without_memory_errors_do_not_mean_nothing_fits() -> None:
     case = answered(900, everything_crashes=True)
     assert case.answer.winner is None
-    told = document(case.question, case.answer, [])
+    told = document(case.job, case.answer, [])
     assert told["status"] == "failed" and told["nearest_miss"] is None
 
 
-def test_a_budget_that_ended_every_probe_says_nothing_about_fitting() -> None:
+def test_a_budget_that_ended_every_probe_does_not_mean_nothing_fits() -> None:
     case = answered(900)
     ended = [replace(trial, measurement=replace(trial.measurement, outcome=Outcome.INTERRUPTED)) for trial in case.answer.trials]
-    told = document(case.question, replace(case.answer, winner=None, trials=tuple(ended)), [])
+    told = document(case.job, replace(case.answer, winner=None, trials=tuple(ended)), [])
     assert told["status"] == "undecided" and told["recommendation"] is None
+
+
+def test_the_checked_in_schema_is_that_of_the_types() -> None:
+    """After a change of the types: `autotune.report.document_types.write_json_schema()`."""
+    assert Path(document_types.__file__).with_name(document_types.SCHEMA_FILE).read_bytes() == document_types.json_schema()
+
+
+@pytest.mark.parametrize("limit_mib", [1, 900], ids=["nothing fits", "one fits"])
+def test_a_document_agrees_with_the_schema_and_has_no_field_beyond_it(limit_mib: int) -> None:
+    case = answered(limit_mib)
+    schema = json.loads(document_types.json_schema())
+    made = document(case.job, case.answer, ["out/recommended.yaml"])
+    jsonschema.validate(json.loads(json.dumps(made)), schema)
+    assert made.keys() <= schema["$defs"]["AnswerDocument"]["properties"].keys()
+    assert all(row.keys() <= schema["$defs"]["CandidateRow"]["properties"].keys() for row in made["trials"])
+
+
+def test_committed_examples_agree_with_the_schema() -> None:
+    files = sorted((Path(__file__).parents[2] / "examples").glob("*/recommendation.json"))
+    assert files
+    for file in files:
+        jsonschema.validate(json.loads(file.read_text()), json.loads(document_types.json_schema()))

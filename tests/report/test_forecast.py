@@ -1,4 +1,4 @@
-"""Predictions in words, pictures and JSON: they sum, they fit the screen, and nobody could take them for measurements."""
+"""Predictions as text, bars and JSON: sums agree, lines fit the terminal, and all are marked as predicted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.candidate import Candidate
-from autotune.forecast import Forecast, Foreseen, WayToFit
-from autotune.prediction import EngineFit, Estimate, PhasePrediction, Prediction
-from autotune.question import Question
-from autotune.recommendation import Change
-from autotune.report import forecast_document, prediction_document, show_forecast, show_prediction, show_ways
-from autotune.units import GIB
-from tests.simulated import toy_question, toy_space
+from autotune.core.answer import Change, Forecast, PredictedCandidate, WayToFit
+from autotune.core.candidate import Candidate
+from autotune.core.job import Job
+from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
+from autotune.core.units import GIB
+from autotune.report import document as answer_document
+from autotune.report import prediction_document, show_forecast, show_prediction, show_ways
+from tests.simulated import toy_job, toy_space
 
 CANDIDATE = Candidate(knobs={"batch": 8, "checkpointing": True}, settings={"batch": 8}, load={})
 
@@ -52,21 +52,21 @@ WAY = WayToFit(
 
 
 @pytest.fixture
-def question(tmp_path: Path) -> Question:
-    return toy_question(tmp_path, toy_space(), 40 * GIB, mode="predict")
+def job(tmp_path: Path) -> Job:
+    return toy_job(tmp_path, toy_space(), 40 * GIB, mode="predict")
 
 
-def shown(question: Question, prediction: Prediction, width: int = 100, ways: tuple[WayToFit, ...] = ()) -> str:
+def shown(job: Job, prediction: Prediction, width: int = 100, ways: tuple[WayToFit, ...] = ()) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
-    show_prediction(console, question, CANDIDATE, prediction, assumed=("global batch 64",))
+    show_prediction(console, job, CANDIDATE, prediction, assumed=("global batch 64",))
     if not prediction.fits:
         show_ways(console, ways)
     return stream.getvalue()
 
 
-def test_the_answer_its_size_and_its_reason(question: Question) -> None:
-    text = shown(question, PREDICTION, ways=(WAY,))
+def test_the_answer_its_size_and_its_reason(job: Job) -> None:
+    text = shown(job, PREDICTION, ways=(WAY,))
     assert "predicted, nothing was measured" in text and "trl 1.16.0" in text
     assert "does not fit: 50 GiB (48 GiB to 53 GiB) of 40 GiB; 10 GiB too much, at least 8 GiB" in text
     assert "The peak is in phase backward" in text
@@ -75,8 +75,8 @@ def test_the_answer_its_size_and_its_reason(question: Question) -> None:
     assert "1,000 tokens/s (500 to 2,000)" in text and "backward 75%" in text
 
 
-def test_bars_share_one_scale_with_the_limit(question: Question) -> None:
-    lines = [line for line in shown(question, PREDICTION).splitlines() if "│" in line]
+def test_bars_share_one_scale_with_the_limit(job: Job) -> None:
+    lines = [line for line in shown(job, PREDICTION).splitlines() if "│" in line]
     assert len(lines) == 5
     assert len({line.index("│") for line in lines}) == 1, "the limit is in one column"
     full = {line.split()[0]: line.count("█") for line in lines}
@@ -87,30 +87,30 @@ def test_bars_share_one_scale_with_the_limit(question: Question) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_pictures_fit_the_terminal(question: Question, width: int) -> None:
-    pictures = [line for line in shown(question, PREDICTION, width).splitlines() if "│" in line]
+def test_pictures_fit_the_terminal(job: Job, width: int) -> None:
+    pictures = [line for line in shown(job, PREDICTION, width).splitlines() if "│" in line]
     assert pictures and all(len(line) <= width for line in pictures)
 
 
-def test_what_fits_and_what_depends(question: Question) -> None:
-    assert "fits: 30 GiB (29 GiB to 31 GiB) of 40 GiB; 10 GiB left, at least 9 GiB" in shown(question, WAY.prediction)
+def test_what_fits_and_what_depends(job: Job) -> None:
+    assert "fits: 30 GiB (29 GiB to 31 GiB) of 40 GiB; 10 GiB left, at least 9 GiB" in shown(job, WAY.prediction)
     undecided = replace(PREDICTION, fits=None, peak_memory_bytes=gib(40, 38, 42), depends_on=("what the driver takes",))
-    text = shown(question, undecided)
+    text = shown(job, undecided)
     assert "can't be decided" in text and "depends on what the driver takes" in text
     refused = replace(PREDICTION, failure="ValueError: No available memory for the cache blocks")
-    assert "it would stop with: ValueError: No available memory" in shown(question, refused)
-    assert "No change of one or two settings was found" in text
+    assert "it would stop with: ValueError: No available memory" in shown(job, refused)
+    assert "No change of one or two settings makes it" in text
 
 
-def test_an_engine_and_an_unknown_speed(question: Question) -> None:
+def test_an_engine_and_an_unknown_speed(job: Job) -> None:
     engine = EngineFit(kv_cache_bytes=gib(3, 2, 4), kv_cache_tokens=54_321, concurrency=12.34, longest_length=8192)
-    text = shown(question, replace(PREDICTION, engine=engine, tokens_per_second=None))
+    text = shown(job, replace(PREDICTION, engine=engine, tokens_per_second=None))
     assert "54,321 tokens, 12.3 sequences" in text
-    assert "not known for this hardware" in text
+    assert "unknown for this hardware" in text
 
 
-def test_the_document_keeps_the_contract(question: Question) -> None:
-    document = prediction_document(question, CANDIDATE, PREDICTION, (WAY,))
+def test_the_document_keeps_the_contract(job: Job) -> None:
+    document = prediction_document(job, CANDIDATE, PREDICTION, (WAY,))
     assert document["schema"] == 1 and document["basis"] == "traced" and document["fits"] is False
     assert document["peak_memory_bytes"] == {"value": 50 * GIB, "low": 48 * GIB, "high": 53 * GIB}
     assert document["margin_bytes"] == {"value": -10 * GIB, "low": -13 * GIB, "high": -8 * GIB}
@@ -121,10 +121,10 @@ def test_the_document_keeps_the_contract(question: Question) -> None:
 
 
 def _forecast(**changes: object) -> Forecast:
-    winner = Foreseen(candidate=CANDIDATE, prediction=WAY.prediction)
+    winner = PredictedCandidate(candidate=CANDIDATE, prediction=WAY.prediction)
     settled: dict[str, object] = {
         "winner": winner,
-        "baseline": Foreseen(candidate=CANDIDATE, prediction=PREDICTION),
+        "baseline": PredictedCandidate(candidate=CANDIDATE, prediction=PREDICTION),
         "changes": (Change(name="batch", baseline=8, recommended=4, effect="neutral", why="sequences at once"),),
         "candidates": 10,
         "predicted": 10,
@@ -134,8 +134,8 @@ def _forecast(**changes: object) -> Forecast:
     return Forecast(**{**settled, **changes})  # type: ignore[arg-type]
 
 
-def test_a_predicted_recommendation_says_so_everywhere(question: Question) -> None:
-    document = forecast_document(question, _forecast(), ["out/recommended.yaml"], confirm_with="autotune run --mode probe")
+def test_a_predicted_recommendation_is_marked_everywhere(job: Job) -> None:
+    document = answer_document(job, _forecast(), ["out/recommended.yaml"], confirm_with="autotune run --mode probe")
     assert document["status"] == "ok" and document["basis"] == "predicted"
     assert document["recommendation"]["basis"] == document["baseline"]["basis"] == "predicted"
     assert document["recommendation"]["certificate"] is None
@@ -146,29 +146,29 @@ def test_a_predicted_recommendation_says_so_everywhere(question: Question) -> No
     }  # fmt: skip
     stream = io.StringIO()
     console = Console(file=stream, width=120, highlight=False, markup=False)
-    show_forecast(console, question, _forecast(), document, confirm_with="autotune run --mode probe")
+    show_forecast(console, job, _forecast(), document, confirm_with="autotune run --mode probe")
     text = stream.getvalue()
     assert text.startswith("Predicted, nothing was measured.")
     assert "To confirm it, where the hardware is: autotune run --mode probe" in text
     assert "None was run." in text
 
 
-def test_a_budget_that_ended_it_is_said(question: Question) -> None:
+def test_an_end_by_the_budget_is_reported(job: Job) -> None:
     ended = _forecast(candidates=15_360, predicted=10)
-    document = forecast_document(question, ended, [], confirm_with="x")
+    document = answer_document(job, ended, [], confirm_with="x")
     assert document["stopped_by"] == "budget" and document["counts"]["predicted"] == 10
-    assert forecast_document(question, _forecast(), [], confirm_with="x")["stopped_by"] is None
+    assert answer_document(job, _forecast(), [], confirm_with="x")["stopped_by"] is None
     stream = io.StringIO()
-    show_forecast(Console(file=stream, width=200), question, ended, document, confirm_with="x")
+    show_forecast(Console(file=stream, width=200), job, ended, document, confirm_with="x")
     assert "--budget ended it: 10 of 15,360 candidates" in stream.getvalue()
     without = _forecast(winner=None, candidates=20, predicted=10, screened=10, nearest_miss=ended.winner)
-    assert forecast_document(question, without, [], confirm_with="x")["status"] == "undecided", "nobody looked at the others"
+    assert answer_document(job, without, [], confirm_with="x")["status"] == "undecided", "nobody looked at the others"
 
 
-def test_nothing_fits_and_undecided_are_told_apart(question: Question) -> None:
-    miss = Foreseen(candidate=CANDIDATE, prediction=PREDICTION)
-    nothing = forecast_document(question, _forecast(winner=None, screened=10, nearest_miss=miss), [], confirm_with="x")
+def test_nothing_fits_and_undecided_are_distinguished(job: Job) -> None:
+    miss = PredictedCandidate(candidate=CANDIDATE, prediction=PREDICTION)
+    nothing = answer_document(job, _forecast(winner=None, screened=10, nearest_miss=miss), [], confirm_with="x")
     assert nothing["status"] == "nothing_fits" and nothing["recommendation"] is None
     assert nothing["nearest_miss"]["knobs"] == {"batch": 8, "checkpointing": True}
-    undecided = forecast_document(question, _forecast(winner=None, undecided=miss), [], confirm_with="x")
+    undecided = answer_document(job, _forecast(winner=None, undecided=miss), [], confirm_with="x")
     assert undecided["status"] == "undecided"

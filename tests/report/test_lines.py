@@ -1,4 +1,4 @@
-"""What goes on below stands under the words, at every width; a program that reads along gets whole lines."""
+"""Continuation lines are indented below the text at every width; a pipe gets whole lines."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import io
 import pytest
 from rich.console import Console
 
-from autotune.report.lines import tell
+from autotune.report.line_wrapping import print_line
 
 WORDS = "num_generations=8, max_prompt_length=64, beta=0.0, loss_type=dapo, optim=adamw_torch_fused, vllm_max_model_length=320"
 
 
 def told(text: str, width: int, *, soft: bool = False) -> list[str]:
     page = io.StringIO()
-    tell(Console(file=page, width=width, markup=False, highlight=False, soft_wrap=soft), text)
+    print_line(Console(file=page, width=width, markup=False, highlight=False, soft_wrap=soft), text)
     return page.getvalue().splitlines()
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 @pytest.mark.parametrize(("before", "under"), [("held     ", 9), ("settings ", 9), ("  ", 6), ("", 4)])
-def test_it_goes_on_under_the_words(before: str, under: int, width: int) -> None:
+def test_continuation_lines_are_below_the_text(before: str, under: int, width: int) -> None:
     first, *others = told(before + WORDS, width)
     assert first.startswith(f"{before}num_generations=8") and others
     assert all(line.startswith(" " * under) and line[under] != " " for line in others)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from autotune.events import Note
+from autotune.core.events import Note
 from autotune.report import Progress
 from tests.cli.pseudo_terminal import watched
 from tests.report.answers import answered
@@ -15,13 +15,13 @@ from tests.report.answers import answered
 def test_plain_lines_where_there_is_no_terminal() -> None:
     case = answered(450)
     page = io.StringIO()
-    with Progress(case.question.space, stream=page) as progress:
+    with Progress(case.job.space, stream=page) as progress:
         for event in [*case.events, Note(text="one [bold]sentence[/bold]")]:
             progress(event)
     lines = page.getvalue().splitlines()
     assert "\x1b" not in page.getvalue()
     assert lines[0].startswith(f"{case.answer.counts.candidates} candidates; at most 100 probes in 10 min 00 s")
-    assert lines[1].startswith("probe 1 (anchor, loading first): batch=1 checkpointing=true")
+    assert lines[1].startswith("probe 1 (baseline, loading first): batch=8 checkpointing=true")
     assert lines[1].endswith("left]")
     assert any("  fits: " in line and "tokens/s" in line for line in lines)
     assert any("  oom_backward, peak 450 MiB" in line for line in lines)
@@ -31,20 +31,20 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
 SHOW = """
 import time
 from pathlib import Path
-from autotune.events import ProbeEnded, ProbeStarted, Settled
-from autotune.measurement import Cost, Measurement, Memory, Outcome
-from autotune.recommendation import Trial
+from autotune.core.events import ProbeEnded, ProbeStarted, CandidatesPruned
+from autotune.core.measurement import Cost, Measurement, Memory, Outcome
+from autotune.core.answer import Trial
 from autotune.report import Progress
-from autotune.tune import legal_candidates
-from autotune.verdict import judge
-from tests.simulated import ToyTrainer, Machine, toy_question, toy_space
-from autotune.trainers.base import ProbePlan
-question = toy_question(Path("/tmp"), toy_space(), 2**30)
+from autotune.search.loop import legal_candidates
+from autotune.core.verdict import judge
+from tests.simulated import ToyTrainer, Machine, toy_job, toy_space
+from autotune.core.probe_plan import ProbePlan
+question = toy_job(Path("/tmp"), toy_space(), 2**30)
 candidate = legal_candidates(question, ToyTrainer())[0]
 measured = Machine(limit_bytes=2**30).measure(candidate, ProbePlan())
 trial = Trial(number=0, purpose="anchor", candidate=candidate, measurement=measured, verdict=judge(measured))
 with Progress(question.space) as progress:
-    progress(Settled(candidates=3, budget_seconds=60, max_probes=9, resumed_trials=0))
+    progress(CandidatesPruned(candidates=3, budget_seconds=60, max_probes=9, resumed_trials=0))
     progress(ProbeStarted(number=0, purpose="anchor", candidate=candidate, loads=True, seconds_left=50))
     time.sleep(0.7)
     progress(ProbeEnded(trial=trial, best=trial, seconds_left=40))
@@ -53,7 +53,7 @@ with Progress(question.space) as progress:
 
 
 def _on_a_terminal(**variables: str) -> str:
-    """What a person would see: the program's stderr is a real pseudo-terminal."""
+    """Return the program's stderr on a real pseudo-terminal."""
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "PYTHONPATH": root, **variables}
     environment.pop("NO_COLOR", None) if "NO_COLOR" not in variables else None

@@ -1,6 +1,6 @@
-"""What the nodes of a test's cluster find as nvidia-ml-py: the recording of a GPU, at the moment that a file tells of.
+"""Replacement of nvidia-ml-py on the nodes of a test cluster: the recording of a GPU at the moment named in a file.
 
-It lies in front of the real one in their search path, and hands itself on in its own place.
+It precedes the real module in their search path, and replaces itself in sys.modules.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ assert _real is not None and _real.loader is not None
 sys.modules["pynvml"] = module_from_spec(_real)  # whose constants, structures and errors a recording is played back with
 _real.loader.exec_module(sys.modules["pynvml"])
 
-from tests.rig.nvml_playback import Playback  # noqa: E402
+from tests.probe.nvml_playback import Playback  # noqa: E402
 
 
 class Told(Playback):
-    """Whoever asks is told what the file says now."""
+    """Recording that reads the file at every query."""
 
     def _state(self, handle: Any) -> dict[str, Any]:
         self.at(0)

@@ -1,0 +1,106 @@
+"""Traced peaks against the counts of an allocator while the same trainer runs on real tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.counted_memory import cases, counting
+from tests.counted_memory.phases import PHASES
+
+pytest.importorskip("trl")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER)),
+]
+
+CLOSE = 0.005
+"""Largest relative error of a phase's peak, and of the whole peak."""
+
+DRAWN = 10
+SEED = int(os.environ.get("AUTOTUNE_FORESIGHT_SEED") or random.SystemRandom().randrange(2**32))
+"""Seed of the random cases, new in every run. Set it to repeat a run's cases."""
+
+OVERLAYS = os.environ.get("AUTOTUNE_TRL_OVERLAYS")
+
+OLDER = (
+    "grpo",
+    "grpo, checkpointing, non-reentrant",
+    "grpo, lora everywhere, bf16, reentrant, padded",
+    "grpo, old log-probabilities",
+    "grpo, reference model",
+    "rloo",
+    "sft, padded, wide",
+    "dpo, lora, autocast",
+)
+"""Cases that every supported release can run."""
+
+
+def run(specifications: list[dict[str, Any]], **environment: str) -> list[dict[str, Any]]:
+    known = {**os.environ, **counting.QUIET, **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.counted_memory.counted", str(counting.compiled())],
+        input=json.dumps(specifications), capture_output=True, text=True, timeout=800, env=known, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(specifications), done.stderr[-3000:]
+    return answers
+
+
+def off(answer: dict[str, Any]) -> dict[str, float]:
+    """Return the relative errors of the whole peak and of each phase's."""
+    for side in ("traced", "counted"):
+        assert "error" not in answer[side], answer[side]["error"]
+    predicted, found = answer["traced"], answer["counted"]
+    assert predicted["phases"].keys() == found["phases"].keys()
+    errors = {phase: predicted["phases"][phase] / counted - 1 for phase, counted in found["phases"].items()}
+    return {"peak": predicted["peak"] / found["peak"] - 1, **errors}
+
+
+def report(named: dict[str, dict[str, float]]) -> list[str]:
+    worst = sorted(named, key=lambda name: -max(map(abs, named[name].values())))
+    return [f"{name}: " + ", ".join(f"{what} {error:+.4%}" for what, error in named[name].items()) for name in worst]
+
+
+def test_fixed_configurations_match_the_prediction() -> None:
+    began = time.monotonic()
+    answers = dict(zip(cases.FIXED, run(list(cases.FIXED.values())), strict=True))
+    errors = {name: off(answer) for name, answer in answers.items()}
+    print(f"{len(errors)} configurations in {time.monotonic() - began:.0f} s; the worst:", *report(errors)[:5], sep="\n")
+    assert len(errors) >= 40
+    outside = {name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE}
+    assert len(outside) <= 0.01 * len(errors), "\n".join(report(outside))
+    # Peaks are in different phases, and every phase is checked.
+    phases = [answer["counted"]["phases"] for answer in answers.values()]
+    assert len({max(peaks, key=peaks.__getitem__) for peaks in phases}) > 1
+    assert all(sum(phase in peaks for peaks in phases) >= 40 for phase in PHASES)
+
+
+def test_random_configurations_match_the_prediction() -> None:
+    print(f"AUTOTUNE_FORESIGHT_SEED={SEED}")
+    draw = random.Random(SEED)
+    specifications = [cases.drawn(draw) for _ in range(DRAWN)]
+    errors = {json.dumps(each): off(answer) for each, answer in zip(specifications, run(specifications), strict=True)}
+    outside = {name: found for name, found in errors.items() if max(map(abs, found.values())) > CLOSE}
+    print(*report(errors)[:2], sep="\n")
+    assert not outside, f"AUTOTUNE_FORESIGHT_SEED={SEED}\n" + "\n".join(report(outside))
+
+
+@pytest.mark.skipif(not OVERLAYS, reason="`make trl-overlays` makes the older releases; AUTOTUNE_TRL_OVERLAYS names their folder")
+@pytest.mark.parametrize("release", ["1.0.0", "1.8.0"])
+def test_older_releases_match_the_prediction(release: str) -> None:
+    overlay = Path(OVERLAYS or "") / f"trl-{release}"
+    assert overlay.is_dir(), overlay
+    answers = run([cases.FIXED[name] for name in OLDER], PYTHONPATH=str(overlay))
+    errors = {name: off(answer) for name, answer in zip(OLDER, answers, strict=True)}
+    print(*report(errors), sep="\n")
+    assert max(max(map(abs, found.values())) for found in errors.values()) <= CLOSE, "\n".join(report(errors))

@@ -1,0 +1,79 @@
+"""The rows of the public measurements: each record once, each exclusion with its reason, each chosen row expressible."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import foresight_express as express  # noqa: E402
+import foresight_report as report  # noqa: E402
+import foresight_verdicts as verdicts  # noqa: E402
+
+CHOICE: dict[str, Any] = json.loads((BENCHMARKS / "foresight-rows.json").read_text())
+ROWS: list[dict[str, Any]] = CHOICE["rows"]
+
+
+def test_every_record_is_chosen_or_excluded_once() -> None:
+    ids = [row["id"] for row in ROWS] + [name for one in CHOICE["excluded"] for name in one["ids"]]
+    assert len(ids) == len(set(ids)) == 725
+    assert all(len(one["reason"]) > 10 for one in CHOICE["excluded"])
+
+
+def test_enough_rows_of_both_kinds_are_chosen() -> None:
+    fms = [row for row in ROWS if row["class"] == "fms"]
+    assert len(fms) >= 60
+    assert {row["gpus"] for row in fms} >= {1, 2, 4}
+    assert any(row["outcome"] == "oom" for row in ROWS if row["class"] == "verdict")
+
+
+def test_a_chosen_row_has_a_public_page_and_its_environment_is_pinned() -> None:
+    for row in ROWS:
+        assert row["url"].startswith("https://github.com/")
+        pinned = BENCHMARKS.parent / ".ci" / "constraints" / f"foresight-{row['environment']}.txt"
+        assert row["environment"] == "current" or pinned.is_file()
+
+
+def test_rows_with_different_steps_request_different_traces() -> None:
+    cases = [express.fms(row) for row in ROWS if row["class"] == "fms"]
+    seen: dict[str, Any] = {}
+    for case in cases:
+        seen.setdefault(case.key, case.specification)
+        assert seen[case.key] == case.specification
+    environments = {(case.key, case.row["environment"]) for case in cases}
+    assert len(environments) == len(seen), "the same step under other versions is another trace"
+    batches = {(case.row["model"], case.row["tuning"], case.row["micro_batch"]) for case in cases}
+    assert len(seen) >= len(batches)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["class"] == "verdict"], ids=lambda row: str(row["id"]))
+def test_a_verdict_row_is_expressed_or_lists_the_missing_facts(row: dict[str, Any]) -> None:
+    case = verdicts.express(row)
+    assert case.ways or case.open
+
+
+def test_a_row_without_a_trace_counts_against_the_bar() -> None:
+    right = {
+        "id": "a",
+        "class": "x",
+        "gpus": 1,
+        "torch_max_allocated": {"error": 0.0},
+        "nvidia_smi_used": {"error": 0.0, "predicted": 1, "measured": 1},
+    }
+    lost = {"id": "b", "class": "x", "gpus": 1, "error": "no environment"}
+    bars = report.document([right, lost], [], {})["bars"]
+    assert not bars["torch_max_allocated"]["met"]
+    assert report.document([right], [], {})["bars"]["torch_max_allocated"]["met"]
+
+
+def test_an_out_of_memory_called_a_fit_fails_the_bar() -> None:
+    bad = [{"id": "v", "outcome": "oom", "verdict": True}]
+    assert not report.document([], bad, {})["verdicts"]["met"]
+    still_open = [{"id": "v", "outcome": "oom", "verdict": None}]
+    assert report.document([], still_open, {})["verdicts"]["met"]

@@ -1,0 +1,121 @@
+"""The loop of `two_ranks_loop` on two real ranks, and traced for one."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autotune.core.trace import Trace
+from autotune.estimate.sharding import Sharding, apply
+from tests.counted_memory import counting, two_ranks_loop
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def on_real_ranks(case: dict[str, Any], folder: Path) -> list[dict[str, int]]:
+    """Return each rank's peaks by phase and step: one process per rank, over gloo."""
+    file = folder / "case.json"
+    file.write_text(json.dumps({**case, "allocator": str(counting.compiled())}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [_start(file, rank, port) for rank in range(2)]
+    said = [process.communicate(timeout=280)[0] for process in ranks]
+    for process, text in zip(ranks, said, strict=True):
+        assert process.returncode == 0, text[-3000:]
+    return [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(2)]
+
+
+def _start(file: Path, rank: int, port: int) -> subprocess.Popen[str]:
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": 2,
+        "LOCAL_WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    quiet = {**counting.QUIET, "DS_ACCELERATOR": "cpu"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.counted_memory.two_ranks_loop", str(file)],
+        cwd=ROOT,
+        env={**os.environ, **{name: str(value) for name, value in {**place, **quiet}.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def predicted(case: dict[str, Any], rank: int) -> Trace:
+    """Return the trace of one rank: traced sharded for FSDP2, rewritten from a plain trace for the other kinds."""
+    given = {"kind": case["kind"], "ranks": 2, "rank": rank, "options": case.get("options", {})}
+    return apply(followed(case, rank), Sharding.of(given)).trace
+
+
+def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
+    from autotune.worker.tracing import cuda_choices, fake_models, fsdp2, parameter_uses, zero_linear
+    from autotune.worker.tracing.ledger import Ledger
+    from autotune.worker.tracing.tracker import Tracker
+
+    spec = {**two_ranks_loop.specification(case), "device": device}
+    ledger = Ledger()
+    tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec))
+    log = parameter_uses.of(spec, ledger)
+    two_ranks_loop.build(case)  # transformers' imports must precede the patch that treats fake tensors as real
+    with fsdp2.process_group(spec, rank=rank), fake_models.real_tensor_paths():
+        model = two_ranks_loop.build(case)
+        with fake_models.fake_mode_with(tracker, device):
+            fake_models.materialise(model, fake_models.empty_on("cpu"))
+            model = fsdp2.shard(two_ranks_loop.ready(model, case), spec, tracker)
+            gc.collect()
+            if parameter_uses.wanted(spec):
+                log.watch(model, tracker)
+
+            def enter(phase: str, step: int) -> None:
+                ledger.step = step
+                ledger.enter(phase)
+
+            with zero_linear.zero3_linear(spec):
+                two_ranks_loop.train(model, case, enter)
+    return _trace(ledger, log if parameter_uses.wanted(spec) else None, device)
+
+
+def _trace(ledger: Any, log: Any, device: str) -> Trace:
+    answer = {
+        **ledger.as_json(),
+        "schema": 1,
+        "basis": "traced",
+        "versions": {},
+        "device": device,
+        "layers": two_ranks_loop.SHAPE["num_hidden_layers"],
+        "work": [],
+        "inventory": {
+            "parameters": 0, "trainable_parameters": 0, "weight_bytes": 0, "trainable_bytes": 0, "layer_bytes": [],
+            "layer_trainable": [], "largest_parameter": 0,
+        },
+        "usage": log.as_json() if log else None,
+    }  # fmt: skip
+    return msgspec.convert(answer, Trace)
+
+
+def peaks(trace: Trace) -> dict[str, int]:
+    """Return peaks by phase and step, like `on_real_ranks`; memory held at the start of a phase counts."""
+    found: dict[str, int] = {}
+    live, key, marks = 0, "", list(trace.marks)
+    for at, event in enumerate((*trace.events, 0)):
+        while marks and marks[0].event <= at:
+            mark = marks.pop(0)
+            key = f"{mark.phase}{mark.step}"
+            found[key] = max(live, found.get(key, 0))
+        if event:
+            live += trace.sizes[event - 1] if event > 0 else -trace.sizes[-event - 1]
+            found[key] = max(live, found.get(key, 0))
+    return found

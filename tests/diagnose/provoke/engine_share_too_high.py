@@ -1,8 +1,0 @@
-"""vLLM asked for more memory than is free."""
-
-from __future__ import annotations
-
-from parts import engine
-
-if __name__ == "__main__":
-    engine(gpu_memory_utilization=0.999)

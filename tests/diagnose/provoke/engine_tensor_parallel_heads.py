@@ -1,8 +1,0 @@
-"""vLLM asked to spread four heads over three."""
-
-from __future__ import annotations
-
-from parts import engine
-
-if __name__ == "__main__":
-    engine(tensor_parallel_size=3)

@@ -1,7 +1,0 @@
-"""flash-attention asked for, and not installed."""
-
-from __future__ import annotations
-
-from parts import grpo
-
-grpo(model_init_kwargs={"attn_implementation": "flash_attention_2"})

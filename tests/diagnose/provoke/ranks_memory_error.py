@@ -1,8 +1,0 @@
-"""Two ranks, of which the second asks for more memory than there is."""
-
-from __future__ import annotations
-
-import torch
-from parts import loop, rank
-
-loop(then=lambda model: torch.empty(10**15) if rank() == 1 else None)

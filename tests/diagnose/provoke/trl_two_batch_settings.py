@@ -1,7 +1,0 @@
-"""Two settings that say the same thing twice."""
-
-from __future__ import annotations
-
-from parts import grpo
-
-grpo(generation_batch_size=4, steps_per_generation=2)

@@ -1,0 +1,7 @@
+"""A model that belongs to another user."""
+
+from __future__ import annotations
+
+from parts import sft
+
+sft()

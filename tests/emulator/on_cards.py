@@ -1,0 +1,105 @@
+"""Programs under the CUDA build of torch that AUTOTUNE_CUDA_PYTHON names, on emulated cards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.errors import TrainingEnvironmentError
+from autotune.emulator import launch, reports
+from autotune.emulator.build import Built, build
+from autotune.emulator.cards import EmulatedMachine, emulated_machine
+from autotune.emulator.installation import Installation, look
+from autotune.emulator.reports import RunReport
+
+VARIABLE = "AUTOTUNE_CUDA_PYTHON"
+"""One interpreter, or several with a colon between them: a torch for CUDA 12 beside one for CUDA 13."""
+
+GIB, MIB = 2**30, 2**20
+
+
+def interpreters() -> list[str]:
+    return [python for python in os.environ.get(VARIABLE, "").split(os.pathsep) if python]
+
+
+@functools.cache
+def installed(python: str) -> tuple[Installation, Built]:
+    try:
+        found = look(Path(python))
+    except TrainingEnvironmentError as error:
+        pytest.skip(f"{VARIABLE}: {error}")
+    return found, build(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """A program that has ended."""
+
+    code: int
+    said: str
+    """What it printed, errors among it."""
+
+    report: RunReport
+
+    @property
+    def told(self) -> Any:
+        """What it printed last as JSON; torch may warn after it."""
+        for line in reversed(self.said.strip().splitlines()):
+            with contextlib.suppress(ValueError):
+                return json.loads(line)
+        raise AssertionError(self.said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cards:
+    """A machine that stands, for one program after the other."""
+
+    python: str
+    built: Built
+    stand: launch.Stand
+
+    def start(self, program: str, **environment: str) -> subprocess.Popen[str]:
+        known = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        return subprocess.Popen(
+            [self.python, "-c", textwrap.dedent(program)],
+            env=launch.environment(known, self.built, self.stand, phases=True),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def ended(self, process: subprocess.Popen[str]) -> Ran:
+        said, _ = process.communicate()
+        return Ran(code=process.returncode, said=said, report=self.report())
+
+    def run(self, program: str, **environment: str) -> Ran:
+        return self.ended(self.start(program, **environment))
+
+    def report(self) -> RunReport:
+        return reports.read(self.stand.reports, self.built.stubs)
+
+
+@contextmanager
+def cards(python: str, machine: EmulatedMachine | str) -> Iterator[Cards]:
+    installation, built = installed(python)
+    asked = emulated_machine(machine) if isinstance(machine, str) else machine
+    with launch.stand(asked, installation) as stand:
+        yield Cards(python=python, built=built, stand=stand)
+
+
+def run(python: str, machine: EmulatedMachine | str, program: str, **environment: str) -> Ran:
+    """One program on a machine of its own."""
+    with cards(python, machine) as stand:
+        return stand.run(program, **environment)

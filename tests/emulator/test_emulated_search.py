@@ -1,0 +1,170 @@
+"""`autotune run --mode emulate`: real probes on emulated GPUs, with predicted speed, and marked so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.core.answer import Recommendation, Trial
+from autotune.core.hardware import Hardware
+from autotune.core.job import Job
+from autotune.core.measurement import Speed
+from autotune.core.prediction import Estimate
+from autotune.report import document, render, show_answer
+from autotune.search.emulated_speed import with_predicted_speed
+from autotune.search.record import circumstances
+from tests.cli.command import autotune, shape_only
+from tests.report.answers import answered
+from tests.report.test_forecast import PREDICTION
+
+DOUBT = "Emulated, not measured: for a test."
+TIMED = Speed(
+    completion_tokens=64, cycle_seconds=(9.0, 8.0), cycle_loss_tokens=(400, 500), prompt_tokens=10, phase_seconds={"other": 17.0}
+)
+
+
+def on(job: Job, *, emulated: bool) -> Job:
+    hardware = Hardware(kind="cuda", name="A100-40G", count=2, memory_bytes=40 * 2**30, here=True, emulated=emulated)
+    return replace(job, task=replace(job.task, hardware=hardware), mode="emulate" if emulated else "probe")
+
+
+def emulated_answer() -> tuple[Job, Recommendation]:
+    def mark(trial: Trial) -> Trial:
+        return replace(trial, measurement=replace(trial.measurement, emulated=True, caveats=(DOUBT,)))
+
+    case = answered(900)
+    answer = case.answer
+    assert answer.winner is not None and answer.certificate is not None and answer.baseline is not None
+    marked = {name: tuple(map(mark, getattr(answer, name))) for name in ("runner_ups", "trade_offs", "refuted", "trials")}
+    alone = {name: mark(getattr(answer, name)) for name in ("winner", "certificate", "baseline")}
+    return on(case.job, emulated=True), replace(answer, **marked, **alone)
+
+
+def test_the_timed_speed_gives_place_to_the_predicted_one() -> None:
+    measured = replace(answered(900).answer.trials[0].measurement, worst=TIMED, typical=TIMED)
+    predicted = replace(PREDICTION, tokens_per_second=Estimate(value=1000.0, low=500.0, high=2000.0))
+    found = with_predicted_speed(measured, predicted)
+    assert found.worst is not None
+    assert found.worst.tokens_per_second == 1000.0 and found.typical is None
+    assert sum(found.worst.phase_seconds.values()) == pytest.approx(sum(found.worst.cycle_seconds))
+
+
+def test_a_speed_that_cannot_be_predicted_is_unknown() -> None:
+    measured = replace(answered(900).answer.trials[0].measurement, worst=TIMED)
+    assert with_predicted_speed(measured, None).worst is None
+    assert with_predicted_speed(measured, replace(PREDICTION, tokens_per_second=None)).worst is None
+
+
+def test_emulated_and_measured_figures_are_never_in_one_record_or_study() -> None:
+    real, emulated = (on(answered(900).job, emulated=one) for one in (False, True))
+    assert circumstances(real, {}).key != circumstances(emulated, {}).key
+    assert real.identity != emulated.identity
+    assert str(emulated.task.hardware) == "emulated 2xA100-40G"
+
+
+def test_every_candidate_of_the_document_is_marked() -> None:
+    job, answer = emulated_answer()
+    made = document(job, answer, [], confirm_with="autotune run --mode probe")
+    assert (made["basis"], made["recommendation"]["basis"], made["baseline"]["basis"]) == ("emulated",) * 3
+    rows = [*made["trials"], *made["runner_ups"], *made["trade_offs"], *made["refuted"]]
+    assert {row["basis"] for row in rows} == {"emulated"}
+    assert made["caveats"] == [DOUBT] and made["confirm_with"] == "autotune run --mode probe"
+
+
+def test_neither_terminal_nor_page_calls_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    job, answer = emulated_answer()
+    show_answer(Console(width=200), job, answer, [], "autotune run --mode probe")
+    said = capsys.readouterr().out
+    assert "emulated peak memory" in said and "predicted tokens/s" in said and "Certified" not in said
+    assert "easurabl" not in said and "±" not in said
+    assert f"Note: {DOUBT}" in said and "Confirm it on the target: autotune run --mode probe" in said
+    page = render(document(job, answer, [], confirm_with="autotune run --mode probe"))
+    head = page[: page.index("<script>")]
+    assert "Nothing was measured: memory is of emulated GPUs" in head and DOUBT in head
+    assert "Emulated: " in head and "measured peak" not in page and "measured tokens/s" not in page
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpus", "local"], "'local' names no card that could be emulated. Name one, like --gpus 2xA100-40G."),
+        (["--gpus", "2xA100"], "'A100' comes with different amounts of memory. Say which: A100-40G or A100-80G."),
+        (["--gpus", "L4", "--slots", "2"], "One probe at a time runs on emulated GPUs. Leave --slots out."),
+        (["--gpus", "L4", "--executor", "ray"], "GPUs are emulated on this machine, and not on a cluster. Leave --executor out."),
+    ],
+)
+def test_bad_use_is_one_sentence_with_the_way_out(words: list[str], said: str, tmp_path: Path) -> None:
+    done = autotune("run", "--model", str(shape_only(tmp_path / "m")), "--mode", "emulate", *words, cwd=tmp_path)
+    assert (done.code, done.out, done.err) == (2, "", f"Error: {said}\n")
+
+
+def test_a_torch_without_cuda_is_one_sentence(tmp_path: Path) -> None:
+    model = str(shape_only(tmp_path / "m"))
+    words = ["run", "--model", model, "--gpus", "L4", "--mode", "emulate", "--hold", "use_vllm=false"]
+    done = autotune(*words, cwd=tmp_path)
+    assert done.code == 4 and "which is no CUDA build, and only those can be emulated" in done.err, done.err
+    assert str(Path(sys.executable)) in done.err
+
+
+def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch: Any = pytest.importorskip("torch")
+    transformers: Any = pytest.importorskip("transformers")
+    from autotune.emulator.inject import emulator_rollouts
+
+    class Model(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
+        """The patched methods stay in this class."""
+
+    monkeypatch.setattr(emulator_rollouts, "STRIDE", 8)
+    emulator_rollouts.shorten_transformers(SimpleNamespace(GenerationMixin=Model))  # type: ignore[arg-type]
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = Model(transformers.Qwen2Config(**sizes, num_key_value_heads=2, vocab_size=64))
+    held: list[int] = []
+    attention = model.model.layers[0].self_attn
+    attention.register_forward_hook(
+        lambda module, args, kwargs, out: held.append(kwargs["past_key_values"].get_seq_length()), with_kwargs=True
+    )
+    config = transformers.GenerationConfig(max_new_tokens=32, min_new_tokens=32, pad_token_id=0, eos_token_id=1)
+    ids = torch.full((2, 5), 7)
+    made = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    assert made.shape == (2, 5 + 32)
+    assert held == [5, 13, 21, 29]  # the prompt, then a token in eight
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_search_on_emulated_cards(python: str, tmp_path: Path) -> None:
+    model = str(
+        shape_only(
+            tmp_path / "m",
+            hidden_size=2048,
+            intermediate_size=8192,
+            num_attention_heads=16,
+            num_hidden_layers=4,
+            vocab_size=151936,
+        )
+    )
+    words = [
+        "run", "--model", model, "--gpus", "A100-40G", "--mode", "emulate", "--python", python, "--hold", "use_vllm=false",
+        "--max-prompt-length", "64", "--max-completion-length", "192", "--global-batch", "16", "--num-generations", "8",
+        "--search", "per_device_train_batch_size=2,16", "--search", "gradient_checkpointing=false", "--max-probes", "2",
+        "--budget", "8m", "--json",
+    ]  # fmt: skip
+    done = autotune(*words, cwd=tmp_path, timeout=590, XDG_DATA_HOME=str(tmp_path / "data"))
+    assert done.code == 0, done.err
+    made = done.document
+    assert made["basis"] == "emulated" and made["question"]["hardware"] == "emulated A100-40G"
+    best = made["recommendation"]
+    trial = next(row for row in made["trials"] if row["knobs"] == best["knobs"])
+    interval = trial["prediction"]["peak_memory_bytes"]
+    assert interval["low"] <= best["peak_memory_bytes"] <= interval["high"]
+    assert best["tokens_per_second"]["worst"] == pytest.approx(trial["prediction"]["tokens_per_second"]["value"], rel=0.01)
+    assert any("docs/emulated-gpus.md" in caveat for caveat in made["caveats"])
+    assert "--mode probe" in made["confirm_with"] and json.dumps(made)

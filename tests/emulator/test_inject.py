@@ -1,0 +1,64 @@
+"""What is put into training processes: any Python from 3.9 on, and nothing where no card is emulated."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.emulator import launch
+from autotune.emulator.build import Built
+from autotune.emulator.launch import INJECTED, Stand
+
+
+@pytest.mark.parametrize("file", sorted(INJECTED.glob("*.py")), ids=lambda file: file.name)
+def test_the_oldest_python_reads_it(file: Path) -> None:
+    ast.parse(file.read_text(), feature_version=(3, 9))
+
+
+def start(tmp_path: Path, program: str, **more: str) -> str:
+    (tmp_path / "sitecustomize.py").write_text("print('of the environment')")
+    path = os.pathsep.join([str(INJECTED), str(tmp_path)])
+    known = {**os.environ, "PYTHONPATH": path, **more}
+    return subprocess.run([sys.executable, "-c", program], env=known, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_environments_own_sitecustomize_has_its_turn_and_no_hook_is_left(tmp_path: Path) -> None:
+    program = "import sys; print([type(finder).__name__ for finder in sys.meta_path if '_TorchImportHook' in str(type(finder))])"
+    assert start(tmp_path, program) == "of the environment\n[]\n"
+
+
+def test_code_runs_after_an_import_however_often_it_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("from types import SimpleNamespace\nversion = SimpleNamespace(cuda=None)\n")
+    program = """
+import importlib.util, emulator_start
+seen = []
+emulator_start._keep_values, kept = None, emulator_start._keep_values
+hook = emulator_start._TorchImportHook({"torch": lambda module: seen.append(module.__name__)})
+import sys
+sys.meta_path.insert(0, hook)
+importlib.util.find_spec("torch")
+importlib.util.find_spec("torch")
+assert seen == []
+import torch
+import torch as again
+kept(torch)
+print(seen)
+"""
+    assert start(tmp_path, program).splitlines()[-1] == "['torch']"
+
+
+def test_the_users_environment_goes_on_behind_ours(tmp_path: Path) -> None:
+    built = Built(folder=tmp_path / "built", stubs=())
+    stand = Stand(folder=tmp_path)
+    ours = {"LD_PRELOAD": "libjemalloc.so", "PYTHONPATH": "/mine", "DS_BUILD_OPS": "1", "HOME": "/home/me"}
+    made = launch.environment(ours, built, stand)
+    assert made["LD_PRELOAD"] == f"{built.library}:libjemalloc.so"
+    assert made["PYTHONPATH"] == f"{INJECTED}:/mine"
+    assert (made["DS_BUILD_OPS"], made["HOME"], made["LD_LIBRARY_PATH"]) == ("1", "/home/me", str(built.folder))
+    assert "AUTOTUNE_EMULATOR_PHASES" not in made

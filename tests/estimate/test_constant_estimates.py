@@ -1,0 +1,55 @@
+"""The catalogue's constants, and the estimates for a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from autotune.catalog.constants import constants
+from autotune.core.units import MIB
+from autotune.estimate.constant_estimates import communication, context, cublas_workspace, estimate
+from tests.estimate.synthetic import A100
+
+
+def test_every_constant_has_its_figures_in_order_a_reason_and_a_public_source() -> None:
+    for constant in constants().values():
+        assert constant.low <= constant.value <= constant.high, constant.name
+        assert constant.why.strip() and constant.unit, constant.name
+        assert constant.sources and all(source.startswith("https://") for source in constant.sources), constant.name
+
+
+def test_a_context_grows_with_the_multiprocessors() -> None:
+    """MiB of a bare context: each public figure behind the constant is inside its interval."""
+    for multiprocessors, seen in ((34, 107), (82, 256), (142, 426), (188, 555)):
+        bare = estimate("context_mib_per_multiprocessor", MIB * multiprocessors)
+        assert bare.low - MIB <= seen * MIB <= bare.high + MIB, multiprocessors
+
+
+def test_a_context_of_an_unknown_gpu_is_wider_than_of_a_known_one() -> None:
+    known, unknown = context(A100), context(None)
+    assert unknown.high - unknown.low > known.high - known.low
+    assert unknown.low < known.value < unknown.high
+
+
+def test_device_memory_above_reserved_on_an_a100_is_inside() -> None:
+    """0.51 GiB in most of the runs that the constant cites, 0.3 to 0.9 in others."""
+    found = context(A100)
+    assert found.low <= 0.4 * 1024 * MIB and found.high >= 0.9 * 1024 * MIB
+    assert found.value == pytest.approx(0.51 * 1024 * MIB, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("capability", "kib"), [("7.5", 8320), ("8.0", 8320), ("8.9", 8320), ("9.0", 32768), ("12.0", 32768), (None, 8320)]
+)
+def test_cublas_workspaces(capability: str | None, kib: int) -> None:
+    assert cublas_workspace(dataclasses.replace(A100, compute_capability=capability)) == kib * 1024
+
+
+def test_one_rank_has_no_buffers_and_more_links_have_more() -> None:
+    assert communication(A100, 1).high == 0
+    pcie = dataclasses.replace(A100, link="pcie")
+    assert communication(pcie, 2).value < communication(A100, 2).value < communication(A100, 4).value
+    assert communication(A100, 2, communicators=2).value == 2 * communication(A100, 2).value
+    unknown = communication(dataclasses.replace(A100, link=None), 2)
+    assert unknown.low == communication(pcie, 2).low and unknown.high == communication(A100, 2).high

@@ -1,0 +1,72 @@
+"""Formulas of sizes, recovered from their values at a few points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.estimate.screening.blocks import Floats, Point, rows_of
+from autotune.estimate.screening.formulas import Basis
+from autotune.estimate.screening.survey import corner, picked_points
+
+SPACE = [
+    Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=steps)
+    for batch, prompt, completion, steps in ((1, 256, 256, 4), (8, 512, 1024, 64), (4, 256, 512, 16))
+]
+POINTS = rows_of(picked_points(SPACE))
+FAR = rows_of([corner(SPACE), Point(micro_batch=3, prompt=300, completion=777, micro_steps=9)])
+
+
+def extrapolated(of: object, points: Floats = POINTS) -> tuple[Floats, bool]:
+    """Return the prediction at the far points for a size `of` a point, from its values at the
+    picked points."""
+    rows = np.array([[of(*row) for row in points]])  # type: ignore[operator]
+    basis = Basis.of(points)
+    coefficients, exact = basis.fit(points, rows)
+    if not exact.all():
+        basis = basis.with_caps(points, rows)
+        coefficients, exact = basis.fit(points, rows)
+    return basis.values(FAR) @ coefficients[0], bool(exact[0])
+
+
+SIZES = {
+    "a constant": lambda b, p, c, n: 4096,
+    "hidden states": lambda b, p, c, n: 2 * 3584 * b * (p + c),
+    "shifted": lambda b, p, c, n: 8 * b * (p + c - 1),
+    "the completion's logits": lambda b, p, c, n: 2 * 152064 * b * (c + 1),
+    "a generation's tokens": lambda b, p, c, n: 8 * b * n * (p + c),
+    "a mask": lambda b, p, c, n: b * (p + c) ** 2,
+    "a causal square": lambda b, p, c, n: 4 * (p + c) ** 2,
+    "rounded up by a kernel": lambda b, p, c, n: 4 * 128 * b * (-(-(p + c) // 128) * 128),
+    "a tile": lambda b, p, c, n: 65536 * min(4096, b * c),
+    "a shifted tile": lambda b, p, c, n: 65536 * min(4096, b * (p + c - 1)),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_tensor_sizes_are_recovered_exactly(name: str) -> None:
+    predicted, exact = extrapolated(SIZES[name])
+    assert exact
+    assert predicted == pytest.approx([SIZES[name](*row) for row in FAR], rel=1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(hidden=st.integers(1, 20000), width=st.integers(1, 64), fixed=st.integers(0, 10**9))
+def test_any_width_with_any_constant(hidden: int, width: int, fixed: int) -> None:
+    def size(b: float, p: float, c: float, n: float) -> float:
+        return fixed + hidden * b * (p + c) + width * b * n
+
+    predicted, exact = extrapolated(size)
+    assert exact and predicted == pytest.approx([size(*row) for row in FAR], rel=1e-9)
+
+
+def test_other_functions_are_not_exact() -> None:
+    predicted, exact = extrapolated(lambda b, p, c, n: 1000 * b * p * c / (n + p % 7 + 1))
+    assert not exact and np.isfinite(predicted).all()
+
+
+def test_constant_axes_are_no_variables() -> None:
+    fixed = rows_of([Point(micro_batch=2, prompt=256, completion=c, micro_steps=4) for c in (128, 256, 512)])
+    assert {axes for term in Basis.of(fixed).terms for axes, _ in term.products} <= {"", "S", "C", "SS", "CC"}

@@ -1,0 +1,150 @@
+"""Shapes of models against published figures and the models that transformers builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from autotune import catalog
+from autotune.core.errors import BadInput
+from autotune.estimate.architectures import architectures
+from autotune.estimate.model_shape import dtype_bytes, shape
+
+
+def config_of(name: str) -> Mapping[str, object]:
+    return next(known.config for known in catalog.models() if name in known.ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen/Qwen2.5-7B", 7.616),
+        ("meta-llama/Llama-3.1-8B", 8.030),
+        ("mistralai/Mistral-7B-v0.1", 7.242),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.70),
+        ("google/gemma-2-9b", 9.242),
+        ("microsoft/phi-4", 14.66),
+        ("Qwen/Qwen3-30B-A3B", 30.53),
+    ],
+)
+def test_parameters_equal_the_published_count(name: str, billions: float) -> None:
+    assert shape(config_of(name)).parameters / 1e9 == pytest.approx(billions, rel=5e-4)
+
+
+def test_a_token_uses_few_experts() -> None:
+    found = shape(config_of("Qwen/Qwen3-30B-A3B"))
+    assert (found.active_parameters + found.embedding) / 1e9 == pytest.approx(3.35, rel=0.02)  # published: 3.3B active
+    assert found.active_parameters < found.parameters / 8
+
+
+def test_cache_per_token_equals_the_formula() -> None:
+    assert shape(config_of("Qwen/Qwen2.5-7B")).cached_per_token == 28 * 2 * 4 * 128
+    latent = shape(config_of("deepseek-ai/DeepSeek-V2-Lite"))
+    assert {layer.cached for layer in latent.layers} == {512 + 64}
+
+
+def test_windows_by_family() -> None:
+    def windows(name: str) -> list[int | None]:
+        return [layer.window for layer in shape(config_of(name)).layers]
+
+    assert windows("google/gemma-2-9b")[:4] == [4096, None, 4096, None]
+    assert windows("google/gemma-3-1b-it")[:7] == [512] * 5 + [None, 512]
+    assert set(windows("Qwen/Qwen2.5-7B")) == {None}
+    assert set(windows("mistralai/Mistral-7B-v0.1")) == {4096}
+
+
+def test_unknown_architectures_are_refused() -> None:
+    with pytest.raises(BadInput, match="mamba2"):
+        shape({"model_type": "mamba2"})
+    with pytest.raises(BadInput, match="hidden_size"):
+        shape({"model_type": "llama"})
+    with pytest.raises(BadInput, match="int3"):
+        dtype_bytes("int3")
+
+
+ODD: Mapping[str, Mapping[str, object]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"head_dim": 24},
+    "qwen2": {},
+    "qwen3": {"attention_bias": True},
+    "gemma": {"head_dim": 24},
+    "gemma2": {"head_dim": 24},
+    "gemma3_text": {"head_dim": 24},
+    "phi3": {"pad_token_id": 0},
+    "granite": {"attention_bias": True, "mlp_bias": True},
+    "smollm3": {"attention_bias": True, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "mixtral": {"num_local_experts": 3},
+    "qwen2_moe": {"num_experts": 5, "moe_intermediate_size": 56, "shared_expert_intermediate_size": 88, "mlp_only_layers": [1]},
+    "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 56, "decoder_sparse_step": 2},
+    "granitemoe": {"num_local_experts": 3},
+    "olmo2": {"pad_token_id": 0},
+    "gpt_oss": {"num_local_experts": 4, "head_dim": 24},
+    "gpt_bigcode": {"n_embd": 96, "n_head": 4, "n_layer": 3, "n_inner": 200, "n_positions": 128},
+    "deepseek_v2": {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": None},
+    "deepseek_v3": {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 32},
+    "olmo3": {"attention_bias": True, "sliding_window": 64, "pad_token_id": 0},
+    "glm": {"attention_bias": True, "head_dim": 24, "pad_token_id": 0},
+    "glm4_moe_lite": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "q_lora_rank": 32,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "pad_token_id": 0,
+    },
+}
+"""Unusual settings that make each architecture's own parameters appear."""
+
+LATENT: Mapping[str, object] = {
+    "kv_lora_rank": 40,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 24,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 56,
+}
+
+
+def test_every_architecture_is_tested() -> None:
+    assert ODD.keys() == architectures().traits.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(ODD))
+@pytest.mark.parametrize("tied", [False, True])
+def test_unusual_models_have_the_parameters_of_transformers_models(kind: str, tied: bool) -> None:
+    config = {
+        "model_type": kind,
+        "vocab_size": 301,
+        "hidden_size": 96,
+        "intermediate_size": 200,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": tied,
+        **({"num_experts_per_tok": 2} if architectures().traits[kind].experts else {}),
+        **(LATENT if architectures().traits[kind].latent else {}),
+        **ODD[kind],
+    }
+    assert shape(config).parameters == built(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", catalog.models(), ids=lambda known: known.ids[0])
+def test_catalogued_models_have_the_parameters_of_transformers_models(known: catalog.KnownModel) -> None:
+    assert shape(known.config).parameters == built(known.config)
+
+
+def built(config: Mapping[str, object]) -> int:
+    """Parameters of the installed transformers' model, built without memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    fields: dict[str, Any] = {name: value for name, value in config.items() if name != "model_type"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[str(config["model_type"])](**fields))
+    return sum(parameter.numel() for parameter in model.parameters())

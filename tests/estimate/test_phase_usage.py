@@ -1,0 +1,146 @@
+"""Memory of traces in their context."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.units import MIB
+from autotune.estimate.phase_usage import PhaseUse, StepStage, TraceUsage, usage
+from autotune.estimate.trace_context import Generation, TraceContext
+from tests.estimate.synthetic import Book, training
+
+WORKSPACE = 8 * MIB + 128 * 1024
+
+
+def phase(found: TraceUsage, name: str) -> PhaseUse:
+    return next(use for use in found.phases if use.phase == name)
+
+
+def test_cublas_workspaces_come_with_the_first_forward_and_the_first_backward_pass() -> None:
+    found = usage(training(), TraceContext(cublas_workspace_bytes=WORKSPACE))
+    assert "workspaces" not in phase(found, "load").parts
+    assert found.resting.parts["workspaces"] == 2 * WORKSPACE
+    assert phase(found, "forward").parts["workspaces"] == 2 * WORKSPACE  # of the second step, which is higher
+    plain = usage(training())
+    assert phase(found, "forward").requested_bytes - phase(plain, "forward").requested_bytes == 2 * WORKSPACE
+
+
+def test_a_phase_has_the_peak_of_its_highest_step() -> None:
+    found = usage(training(steps=2))
+    assert phase(found, "forward").requested_bytes == 470 * MIB  # with the optimizer's state
+    assert [use.phase for use in found.phases] == ["load", "forward", "backward", "optimizer"]
+
+
+def test_resting_is_the_state_between_two_steps() -> None:
+    for steps in (1, 2):
+        found = usage(training(steps=steps)).resting
+        assert found.parts == {"weights": 100 * MIB, "optimizer": 200 * MIB}
+        assert found.requested_bytes == 300 * MIB
+
+
+def test_shorter_batches_leave_an_unusable_cache() -> None:
+    found = usage(training(micro_batch=4))
+    assert found.reserved_high_bytes > found.reserved_bytes
+    # at most the cache of the first, shorter step is added
+    assert found.reserved_high_bytes - found.reserved_bytes <= 0.9 * 4 * 170 * MIB
+
+
+def generation(**changed: int) -> Generation:
+    facts = {
+        "kv_cache_bytes": 256 * MIB, "logits_bytes": 40 * MIB, "prefill_bytes": 16 * MIB, "decode_bytes": 8 * MIB, "layers": 4,
+        "prompt_length": 128, "completion_length": 128,
+    }  # fmt: skip
+    return Generation(**{**facts, **changed})
+
+
+def test_a_rollout_holds_the_longest_cache_and_temporary_memory() -> None:
+    found = phase(usage(training(), TraceContext(generation=generation())), "rollout")
+    one = 256 * MIB // 8  # keys or values of one layer
+    resting = 300 * MIB
+    assert resting + 256 * MIB + 48 * MIB <= found.requested_bytes <= resting + 256 * MIB + max(48 * MIB, one)
+    assert found.parts["kv_cache"] == 256 * MIB
+
+
+def test_a_prompt_longer_than_its_completion_peaks_in_the_prefill() -> None:
+    wide = generation(prefill_bytes=400 * MIB, completion_length=1, prompt_length=255)
+    found = phase(usage(training(), TraceContext(generation=wide)), "rollout")
+    assert found.requested_bytes == 300 * MIB + 400 * MIB + 8 * (256 * MIB * 255 // 256 // 8)
+
+
+def test_a_cache_that_grows_token_by_token_fragments() -> None:
+    found = usage(training(), TraceContext(generation=generation()))
+    assert phase(found, "rollout").reserved_bytes > phase(found, "rollout").requested_bytes + 26 * MIB
+
+
+def test_an_offloaded_engine_empties_the_cache() -> None:
+    awake = usage(training(micro_batch=4), TraceContext())
+    asleep = usage(training(micro_batch=4), TraceContext(empties_before_rollout=True))
+    assert asleep.resting.requested_bytes == awake.resting.requested_bytes
+    assert asleep.resting.reserved_bytes < 500 * MIB < 700 * MIB < awake.resting.reserved_bytes
+    # 300 of state: some of it is in segments made for activations, and keeps them
+
+
+def test_merging_an_adapter_counts_in_the_sync() -> None:
+    found = usage(training(), TraceContext(merge_bytes=70 * MIB, empties_before_rollout=True))
+    assert phase(found, "sync").requested_bytes == 370 * MIB
+
+
+def test_the_frameworks_interval_of_emptying_the_cache() -> None:
+    """The cache emptied before a backward pass serves no request of the optimizer."""
+    book = Book()
+    book.enter("load")
+    book.make(20 * MIB, "weights")
+    for step in range(2):
+        book.enter("forward", step)
+        book.drop(book.make(400 * MIB, "activations"))
+        book.enter("backward", step)
+        book.drop(book.make(100 * MIB, "gradients"))
+    kept, emptied = usage(book.trace()), usage(book.trace(), TraceContext(empty_cache_steps=1))
+    assert phase(kept, "backward").reserved_bytes == 420 * MIB
+    assert phase(emptied, "backward").reserved_bytes == 120 * MIB
+    every_other = usage(book.trace(), TraceContext(empty_cache_steps=2))
+    assert phase(every_other, "backward").reserved_bytes == 520 * MIB  # step 1 keeps its 400 and the 100 of step 0
+
+
+@pytest.mark.parametrize(("capacity", "expected"), [(2000, True), (250, False)])
+def test_fitting_in_a_capacity(capacity: int, expected: bool) -> None:
+    assert StepStage(training(), TraceContext()).fits(capacity * MIB) is expected
+
+
+def test_out_of_memory_names_the_phase() -> None:
+    assert usage(training(), capacity_bytes=200 * MIB).out_of_memory == "forward"
+    assert usage(training()).out_of_memory is None
+
+
+def test_preparation_between_phases_is_not_loading() -> None:
+    """Preparation marked `load`, after the cache of a forward pass exists."""
+    book = Book()
+    book.enter("load")
+    book.make(20 * MIB, "weights")
+    book.enter("score")
+    book.drop(book.make(400 * MIB, "activations"))
+    book.enter("load")
+    book.drop(book.make(30 * MIB, "inputs"))
+    book.enter("forward")
+    book.drop(book.make(100 * MIB, "activations"))
+    found = usage(book.trace())
+    assert found.loaded_bytes == phase(found, "load").reserved_bytes == 20 * MIB
+    assert phase(found, "score").reserved_bytes == 420 * MIB
+
+
+def test_an_offloaded_engine_empties_the_cache_around_its_rollout_alone() -> None:
+    book = Book()
+    book.enter("load")
+    book.make(20 * MIB, "weights")
+    for step in range(2):
+        book.enter("rollout", step)
+        book.drop(book.make(2 * MIB, "inputs"))
+        book.enter("score", step)
+        book.drop(book.make(200 * MIB, "activations"))
+        book.enter("optimizer", step)  # work between scoring and training
+        book.drop(book.make(2 * MIB, "inputs"))
+        book.enter("forward", step)
+        book.drop(book.make(300 * MIB, "activations"))
+    found = usage(book.trace(), TraceContext(empties_before_rollout=True))
+    assert phase(found, "rollout").reserved_bytes == 40 * MIB  # weights, and a segment of twenty for the inputs
+    assert phase(found, "forward").reserved_bytes >= (20 + 200 + 300) * MIB  # the score's cache is still there

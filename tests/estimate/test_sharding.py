@@ -1,0 +1,343 @@
+"""Sharding of plain traces small enough to compute by hand. Real ranks: tests/counted_memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Trace
+from autotune.core.units import MIB
+from autotune.estimate.replay import replay
+from autotune.estimate.sharding import Sharding, apply, fsdp1, gather_for_generation_bytes, worst_rank
+
+COUNT = 1000
+"""Elements of each parameter, in bfloat16."""
+
+SIZE = 2 * COUNT
+PARTS: tuple[Part, ...] = ("weights", "gradients", "optimizer", "activations", "communication")
+INVENTORY = Inventory(
+    parameters=4 * COUNT,
+    trainable_parameters=4 * COUNT,
+    weight_bytes=4 * SIZE,
+    trainable_bytes=4 * SIZE,
+    layer_bytes=(SIZE,) * 4,
+    layer_trainable=(COUNT,) * 4,
+    largest_parameter=COUNT,
+)
+
+
+def plain(device: str = "cuda", *, steps: int = 3, layers: int = 4) -> Trace:
+    """Trace with a parameter and a module per layer; Adam's two moments in the parameter's dtype, no temporary tensors."""
+    sizes: list[int] = []
+    parts: list[int] = []
+    events: list[int] = []
+    uses: list[tuple[int, ...]] = []
+    marks = [Mark(event=0, phase="load", step=0)]
+
+    def new(size: int, part: Part) -> int:
+        sizes.append(size)
+        parts.append(PARTS.index(part))
+        events.append(len(sizes))
+        return len(sizes) - 1
+
+    def gone(number: int) -> None:
+        events.append(-(number + 1))
+
+    weights = [new(SIZE, "weights") for _ in range(layers)]
+    for step in range(steps):
+        marks.append(Mark(event=len(events), phase="forward", step=step))
+        uses.append((len(events), 0, 0))
+        held = []
+        for layer in range(layers):
+            uses.append((len(events), 1, layer))
+            held.append(new(10, "activations"))
+            uses.append((len(events), 2, layer))
+        marks.append(Mark(event=len(events), phase="backward", step=step))
+        gradients: dict[int, int] = {}
+        for layer in reversed(range(layers)):
+            uses.append((len(events), 3, layer))
+            gradients[layer] = new(SIZE, "gradients")
+            uses.append((len(events), 5, layer, gradients[layer]))
+            gone(held[layer])
+            uses.append((len(events), 4, layer))
+        marks.append(Mark(event=len(events), phase="optimizer", step=step))
+        if step == 0:
+            for _ in range(2 * layers):
+                new(SIZE, "optimizer")
+        for number in gradients.values():
+            gone(number)
+    usage = ModuleUse(
+        parameters=tuple(
+            Parameter(count=COUNT, size=SIZE, trains=True, layer=layer, number=weights[layer]) for layer in range(layers)
+        ),
+        modules=tuple((layer,) for layer in range(layers)),
+        uses=tuple(uses),
+    )
+    return Trace(
+        basis="traced",
+        versions={},
+        device=device,  # type: ignore[arg-type]
+        layers=layers,
+        sizes=tuple(sizes),
+        parts=tuple(parts),
+        part_names=PARTS,
+        events=tuple(events),
+        marks=tuple(marks),
+        work=(),
+        inventory=INVENTORY,
+        usage=usage,
+    )
+
+
+def live_at_end(trace: Trace) -> dict[Part, int]:
+    return trace.live_parts_at(len(trace.events) - 1)
+
+
+def balanced(trace: Trace) -> bool:
+    """Check that every allocation is made before it is freed, and freed at most once."""
+    live: set[int] = set()
+    for event in trace.events:
+        number = abs(event) - 1
+        if (event > 0) == (number in live):
+            return False
+        live ^= {number}
+    return True
+
+
+KINDS = ("ddp", "fsdp1", "zero1", "zero2", "zero3")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_kind_writes_a_consistent_trace(kind: str, device: str) -> None:
+    trace = plain(device)
+    sharded = apply(trace, Sharding.of({"kind": kind, "ranks": 3, "options": {"reduce_bucket_size": 1500}})).trace
+    assert balanced(sharded)
+    assert [(mark.phase, mark.step) for mark in sharded.marks] == [(mark.phase, mark.step) for mark in trace.marks]
+    assert [mark.event for mark in sharded.marks] == sorted(mark.event for mark in sharded.marks)
+    assert sharded.marks[-1].event <= len(sharded.events)
+
+
+def test_one_rank_or_no_sharding_changes_nothing() -> None:
+    trace = plain()
+    assert apply(trace, Sharding()).trace is trace
+    assert apply(trace, Sharding(kind="zero3", ranks=1)).trace is trace
+    assert apply(trace, Sharding(kind="fsdp2", ranks=4)).trace is trace
+
+
+def test_a_trace_without_usage_cannot_be_sharded_afterwards() -> None:
+    with pytest.raises(ValueError, match="Trace it with sharding kind zero2"):
+        apply(replace(plain(), usage=None), Sharding(kind="zero2", ranks=2))
+
+
+def test_a_trace_without_an_optimizer_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one optimizer step"):
+        apply(plain(steps=0), Sharding(kind="zero2", ranks=2))
+
+
+def test_ddp_adds_one_copy_of_the_gradients_unless_they_are_views_of_it() -> None:
+    trace = plain()
+    beside = apply(trace, Sharding(kind="ddp", ranks=2)).trace
+    views = apply(trace, Sharding(kind="ddp", ranks=2, gradient_as_bucket_view=True)).trace
+    assert beside.peak_bytes == trace.peak_bytes + 4 * SIZE
+    assert live_at_end(beside)["communication"] == 4 * SIZE
+    # A gradient is copied into its bucket at once: one extra at a time.
+    assert max_of(views, "gradients") == SIZE
+
+
+def test_ddp_buckets_close_when_they_reach_their_cap() -> None:
+    from autotune.estimate.sharding.ddp import Ddp
+
+    trace = plain()
+    assert trace.usage is not None
+    big = replace(trace.usage, parameters=tuple(replace(one, size=MIB) for one in trace.usage.parameters))
+    sizes = Ddp(trace, big, Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB))._buckets()
+    assert sizes == [MIB, 2 * MIB, MIB]  # the first is of 1 MiB, so that the reduction starts early
+
+
+def test_zero1_and_zero2_keep_a_partition_of_masters_and_state() -> None:
+    for kind in ("zero1", "zero2"):
+        kept = live_at_end(apply(plain(), Sharding(kind=kind, ranks=2, reduce_bucket_size=100)).trace)  # type: ignore[arg-type]
+        assert kept["weights"] == 4 * SIZE
+        assert kept["optimizer"] == 4 * COUNT // 2 * (4 + 4 + 4)  # float32: masters and both moments
+
+
+def test_zero2_holds_less_gradient_than_zero1() -> None:
+    small = {"ranks": 4, "reduce_bucket_size": 1000}
+    first = apply(plain(), Sharding(kind="zero1", **small)).trace  # type: ignore[arg-type]
+    second = apply(plain(), Sharding(kind="zero2", rank=3, **small)).trace  # type: ignore[arg-type]
+    assert max_of(first, "gradients", "backward") == 4 * SIZE
+    assert max_of(second, "gradients", "backward") == 2 * SIZE  # one partition, and the newest gradient
+
+
+def test_overlapping_reductions_take_a_second_bucket() -> None:
+    one = apply(plain(), Sharding(kind="zero2", ranks=2, reduce_bucket_size=5000)).trace
+    two = apply(plain(), Sharding(kind="zero2", ranks=2, reduce_bucket_size=5000, overlap_comm=True)).trace
+    assert max_of(two, "communication") - max_of(one, "communication") == 5000 * 2
+
+
+def test_zero3_keeps_a_part_of_everything() -> None:
+    sharding = Sharding(kind="zero3", ranks=4, reduce_bucket_size=10, param_persistence_threshold=0, max_reuse_distance=0)
+    kept = live_at_end(apply(plain(), sharding).trace)
+    assert kept["weights"] == 4 * SIZE // 4
+    assert kept["optimizer"] == 4 * COUNT // 4 * (4 + 4 + 4)
+    assert kept["gradients"] == 4 * SIZE // 4  # one permanent flat buffer
+    assert kept["communication"] == 10 * 2
+
+
+def test_zero3_keeps_small_and_soon_reused_parameters_whole() -> None:
+    lean = Sharding(
+        kind="zero3", ranks=4, reduce_bucket_size=10, param_persistence_threshold=0, max_reuse_distance=0, prefetch_bucket_size=0
+    )
+    whole = replace(lean, param_persistence_threshold=COUNT)
+    near = replace(lean, max_reuse_distance=100 * COUNT)
+    ahead = replace(lean, prefetch_bucket_size=2 * COUNT)
+
+    def gathered(sharding: Sharding) -> int:
+        return max_of(apply(plain(), sharding).trace, "communication", "forward") - 10 * 2
+
+    assert gathered(lean) == SIZE
+    assert gathered(whole) == gathered(near) == 4 * SIZE
+    # This layer, the next two in one buffer, and that buffer until it is copied apart.
+    assert gathered(ahead) > 2 * SIZE
+
+
+def test_a_lower_ceiling_of_live_parameters_stops_prefetching() -> None:
+    free = Sharding(
+        kind="zero3", ranks=4, reduce_bucket_size=10, param_persistence_threshold=0, max_reuse_distance=0,
+        prefetch_bucket_size=4 * COUNT,
+    )  # fmt: skip
+    capped = replace(free, max_live_parameters=COUNT)
+    assert max_of(apply(plain(), capped).trace, "communication", "forward") < max_of(
+        apply(plain(), free).trace, "communication", "forward"
+    )
+
+
+def test_offloaded_state_is_on_the_host() -> None:
+    options = {"reduce_bucket_size": 10, "offload_optimizer": {"device": "cpu"}}
+    second = apply(plain(), Sharding.of({"kind": "zero2", "ranks": 2, "options": options}))
+    assert "optimizer" not in live_at_end(second.trace)
+    # Masters, moments, gradients in float32; weights to copy back; one gradient in transit.
+    assert second.host_bytes == 2 * COUNT * (4 + 8 + 4 + 2) + SIZE
+    both = {**options, "offload_param": {"device": "cpu"}, "stage3_param_persistence_threshold": 0}
+    third = apply(plain(), Sharding.of({"kind": "zero3", "ranks": 2, "options": both}))
+    assert live_at_end(third.trace).get("weights", 0) == 0
+    assert third.host_bytes >= 2 * COUNT * (4 + 8) + 4 * SIZE // 2
+
+
+def test_fsdp1_gathers_a_layer_at_a_time_and_one_ahead_in_backward() -> None:
+    trace = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
+    alone = apply(plain(), Sharding(kind="fsdp1", ranks=4, prefetches_backward=False)).trace
+    kept = apply(plain(), Sharding(kind="fsdp1", ranks=4, reshards_after_forward=False)).trace
+    assert live_at_end(trace)["weights"] == 4 * SIZE // 4
+    assert max_of(trace, "communication", "forward") == SIZE
+    assert max_of(trace, "communication", "backward") == 2 * SIZE
+    assert max_of(alone, "communication", "backward") == SIZE
+    assert max_of(kept, "communication", "forward") == 4 * SIZE
+
+
+def test_fsdp1_gathers_and_reduces_on_streams_of_their_own() -> None:
+    trace = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
+    part_of = {number: trace.part_names[part] for number, part in enumerate(trace.parts)}
+    assert {part_of[number] for number, stream in trace.streams.items() if stream == fsdp1.GATHERING} == {
+        "communication", "gradients",
+    }  # fmt: skip
+    assert {part_of[number] for number, stream in trace.streams.items() if stream == fsdp1.REDUCING} == {"gradients"}
+    assert not apply(plain("cpu"), Sharding(kind="fsdp1", ranks=4)).trace.streams, "on a CPU there are none"
+
+
+def test_fsdp1_blocks_return_after_the_rate_limiter_waited() -> None:
+    trace = apply(plain(), Sharding(kind="fsdp1", ranks=4, sync_module_states=False)).trace
+    forward = [span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("forward", 0)]
+    made = [trace.events[at] - 1 for span in forward for at in span if trace.events[at] > 0]
+    gathered = [number for number in made if trace.streams.get(number) == fsdp1.GATHERING]
+    assert [gathered.index(trace.returns[number]) for number in gathered[:2]] == [2, 3]
+
+
+def test_ranks_that_begin_on_meta_run_ahead_of_broadcasts() -> None:
+    given = Sharding(kind="fsdp1", ranks=4, begins_on_meta=True)
+    first, last = (loaded(apply(large(), replace(given, rank=rank)).trace) for rank in (0, 3))
+    assert first == loaded(apply(large(), replace(given, rank=3, begins_on_meta=False)).trace) < last
+    assert loaded(worst_rank(large(), given).trace) == last
+
+
+def loaded(trace: Trace) -> int:
+    return next(held.reserved_bytes for held in replay(trace).phases if held.phase == "load")
+
+
+def large() -> Trace:
+    """The same with parameters of 40 MB."""
+    trace, times = plain(layers=16), 20_000
+    assert trace.usage is not None
+    parameters = tuple(replace(one, count=one.count * times, size=one.size * times) for one in trace.usage.parameters)
+    sizes = tuple(size * times for size in trace.sizes)
+    return replace(trace, sizes=sizes, usage=replace(trace.usage, parameters=parameters))
+
+
+def test_the_optimizer_gets_pieces_of_parameters_or_flat_ones() -> None:
+    def states(**options: bool) -> list[int]:
+        trace = apply(plain(), Sharding(kind="fsdp1", ranks=4, **options)).trace  # type: ignore[arg-type]
+        return [size for size, part in zip(trace.sizes, trace.parts, strict=True) if trace.part_names[part] == "optimizer"]
+
+    assert sum(states()) == sum(states(use_orig_params=False))
+
+
+def test_fsdp1_mixed_precision_keeps_float32_shards_of_trainable_parameters() -> None:
+    given = {"kind": "fsdp1", "ranks": 4, "options": {"mixed_precision": "bf16"}}
+    trace = apply(plain(), Sharding.of(given)).trace
+    assert live_at_end(trace)["weights"] == 4 * COUNT // 4 * 4
+    assert live_at_end(trace)["optimizer"] == 2 * 4 * COUNT // 4 * 4
+    assert max_of(trace, "communication", "forward") == SIZE + SIZE // 4  # a layer, and this rank's part of it cast for gathering
+
+
+def test_ranks_differ_by_indivisible_parts_alone() -> None:
+    sharding = Sharding(kind="zero2", ranks=3, reduce_bucket_size=500)
+    assert worst_rank(plain(), sharding).trace.peak_bytes >= apply(plain(), sharding).trace.peak_bytes
+
+
+def test_options_have_the_libraries_names() -> None:
+    sharding = Sharding.of(
+        {
+            "kind": "zero3",
+            "ranks": 2,
+            "options": {
+                "zero_optimization": {"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": 5e7, "overlap_comm": "auto"},
+                "stage3_param_persistence_threshold": "auto",
+            },
+        },
+        hidden_size=64,
+    )
+    assert (sharding.reduce_bucket_size, sharding.prefetch_bucket_size) == (64 * 64, 50_000_000)
+    assert sharding.param_persistence_threshold == 640
+    assert sharding.overlap_comm  # ZeRO-3 overlaps by default
+    assert not Sharding.of({"kind": "zero2", "ranks": 2}).overlap_comm
+
+
+def test_invalid_sharding_is_refused() -> None:
+    with pytest.raises(ValueError, match="'zero4': unknown"):
+        Sharding.of({"kind": "zero4", "ranks": 2})
+    with pytest.raises(ValueError, match="hidden size"):
+        Sharding.of({"kind": "zero2", "ranks": 2, "options": {"reduce_bucket_size": "auto"}})
+
+
+def test_gathering_for_generation() -> None:
+    third = Sharding(kind="zero3", ranks=4)
+    assert gather_for_generation_bytes(INVENTORY, third, whole=True, bytes_per_parameter=2) == 4 * SIZE * 3 // 4
+    assert gather_for_generation_bytes(INVENTORY, third, whole=False, bytes_per_parameter=2) == SIZE
+    assert gather_for_generation_bytes(INVENTORY, Sharding(kind="zero2", ranks=4), whole=True, bytes_per_parameter=2) == 0
+
+
+def max_of(trace: Trace, part: Part, phase: str | None = None) -> int:
+    """Return the peak of a part, in a phase of the last step or at any time."""
+    last = max(mark.step for mark in trace.marks)
+    spans = [span for mark, span in trace.stretches() if phase is None or (mark.phase, mark.step) == (phase, last)]
+    wanted = {event for span in spans for event in span}
+    live = most = 0
+    for at, event in enumerate(trace.events):
+        number = abs(event) - 1
+        if trace.part_names[trace.parts[number]] == part:
+            live += trace.sizes[number] if event > 0 else -trace.sizes[number]
+        if at in wanted:
+            most = max(most, live)
+    return most

@@ -1,0 +1,86 @@
+"""Context of a traced step: by library, kind of generation and sharding."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from autotune.core.composition import Composition, EngineSettings
+from autotune.core.trace import Trace
+from autotune.core.units import MIB
+from autotune.estimate.allocator import AllocatorSettings
+from autotune.estimate.step_context import step_context
+from autotune.estimate.trace_context import TraceContext
+from tests.estimate.synthetic import A100, CONFIG, composition, training
+
+ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8, sleep=True)
+MATRIX = 1536 * 8960
+"""The largest matrix with an adapter."""
+
+
+def around(made: Composition, *, trace: Trace | None = None, on_cpu: bool = False, **settings: Any) -> TraceContext:
+    return step_context(
+        made, CONFIG, gpu=A100, trace=trace or training(), settings=settings, allocator=AllocatorSettings(), on_cpu=on_cpu
+    )
+
+
+def sharded(kind: str, **changed: Any) -> Composition:
+    return dataclasses.replace(composition(ranks=4, **changed), sharded_by=kind)
+
+
+def test_workspaces_depend_on_the_gpu() -> None:
+    assert around(composition()).cublas_workspace_bytes == 8320 * 1024
+    assert around(composition(), on_cpu=True).cublas_workspace_bytes == 0
+
+
+def test_only_an_offloaded_engine_empties_the_cache() -> None:
+    awake = dataclasses.replace(ENGINE, sleep=False)
+    assert around(composition(engine=ENGINE, generation="engine")).empties_before_rollout
+    assert not around(composition(engine=awake, generation="engine")).empties_before_rollout
+    assert not around(composition()).empties_before_rollout
+
+
+def test_adapters_are_merged_for_the_sync() -> None:
+    assert around(composition(engine=ENGINE, generation="engine", adapter_rank=16)).merge_bytes == 10 * MATRIX
+    assert around(composition(engine=ENGINE, generation="engine")).merge_bytes == 0
+    assert around(composition(adapter_rank=16)).merge_bytes == 0  # no engine
+
+
+def test_zero_3_gathers_all_to_merge_and_otherwise_one_parameter() -> None:
+    merging = around(sharded("zero3", engine=ENGINE, generation="engine", adapter_rank=16)).merge_bytes
+    pushing = around(sharded("zero3", engine=ENGINE, generation="engine")).merge_bytes
+    assert merging == pytest.approx(10 * MATRIX + 100 * MIB * 3 / 4, abs=2)
+    assert pushing == pytest.approx(100 * MIB * 2 / 10, abs=2)
+
+
+def test_an_adapter_alone_gathers_nothing_and_sync_parts_gather_a_part() -> None:
+    merged = sharded("zero3", engine=ENGINE, generation="engine", adapter_rank=16)
+    assert around(dataclasses.replace(merged, syncs_adapter_only=True)).merge_bytes == 0
+    parts = around(dataclasses.replace(merged, sync_parts=5)).merge_bytes
+    assert parts == pytest.approx(10 * MATRIX + 100 * MIB * 3 / 4 / 5, abs=2)
+
+
+def test_zero_3_gathers_the_model_for_its_own_generation_by_default() -> None:
+    whole = around(sharded("zero3", generation="trainer")).generation
+    layers = around(dataclasses.replace(sharded("zero3", generation="trainer"), gathers_per_token=True)).generation
+    assert whole is not None and layers is not None
+    assert whole.gathered_bytes == 75 * MIB
+    assert layers.gathered_bytes == 2 * 40 * MIB
+    plain = around(sharded("ddp", generation="trainer")).generation
+    assert plain is not None and plain.gathered_bytes == 0
+
+
+@pytest.mark.parametrize(("version", "expected"), [("4.48.1", False), ("4.50.0", True), ("5.17.0", True), ("", False)])
+def test_weights_are_loaded_at_once_by_newer_releases(version: str, expected: bool) -> None:
+    trace = dataclasses.replace(training(), versions={"transformers": version})
+    assert around(composition(), trace=trace).loads_at_once is expected
+    assert not around(composition(ranks=2), trace=trace).loads_at_once
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, None), ({"torch_empty_cache_steps": None}, None), ({"torch_empty_cache_steps": 3}, 3)]
+)
+def test_the_frameworks_interval_of_emptying_the_cache(given: dict[str, Any], expected: int | None) -> None:
+    assert around(composition(), **given).empty_cache_steps == expected

@@ -1,0 +1,173 @@
+"""Step models of synthetic traces: a step whose peak moves, in models of other lengths."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from autotune.core.trace import Inventory, Mark, Part, Trace
+from autotune.estimate.replay import Track, replay
+from autotune.estimate.screening import StepModelFit, phase_peaks
+from autotune.estimate.screening.blocks import NotUniform, Point, Sample
+from autotune.estimate.screening.layer_growth import LayerRepetition
+from autotune.estimate.screening.stretching import stretched
+from autotune.estimate.screening.survey import corner, picked_points, repetition_of, survey
+
+NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")
+SPACE = [
+    Point(micro_batch=batch, prompt=prompt, completion=completion, micro_steps=4)
+    for batch in (1, 2, 8) for prompt in (64, 256) for completion in (64, 512)
+]  # fmt: skip
+
+
+class TraceWriter:
+    """Writer of a synthetic trace."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.parts: list[int] = []
+        self.events: list[int] = []
+        self.marks: list[Mark] = []
+
+    def enter(self, phase: str, step: int, layer: int | None = None) -> None:
+        self.marks.append(Mark(event=len(self.events), phase=phase, step=step, layer=layer))  # type: ignore[arg-type]
+
+    def make(self, size: int, part: Part) -> int:
+        self.sizes.append(size)
+        self.parts.append(NAMES.index(part))
+        self.events.append(len(self.sizes))
+        return len(self.sizes)
+
+    def drop(self, *numbers: int) -> None:
+        self.events += [-number for number in numbers]
+
+    def trace(self, layers: int) -> Trace:
+        inventory = Inventory(
+            parameters=layers, trainable_parameters=layers, weight_bytes=100 * layers, trainable_bytes=100 * layers,
+            layer_bytes=(100,) * layers, layer_trainable=(1,) * layers, largest_parameter=1,
+        )  # fmt: skip
+        return Trace(
+            basis="traced", versions={}, device="cpu", layers=layers, sizes=tuple(self.sizes), parts=tuple(self.parts),
+            part_names=NAMES, events=tuple(self.events), marks=tuple(self.marks), work=(), inventory=inventory,
+        )  # fmt: skip
+
+
+def step(point: Point, layers: int, odd_layer: int | None = None) -> Trace:
+    """Trace of weights and two steps: activations per layer, logits in tiles, a backward pass,
+    clipping and an optimizer.
+
+    Clipping and optimizer grow with the layers: small allocations of equal size, and a list over
+    all of them.
+    """
+    writer, length = TraceWriter(), point.prompt + point.completion
+    writer.enter("load", 0)
+    for _ in range(layers):
+        writer.make(100_000, "weights")
+    for number in (0, 1):
+        kept = []
+        for layer in range(layers):
+            writer.enter("forward", number, layer)
+            inner = writer.make(50 * point.micro_batch * length * (300 if layer == odd_layer else 1), "activations")
+            kept.append(writer.make(7 * point.micro_batch * length, "activations"))
+            writer.drop(inner)
+        writer.enter("forward", number)
+        writer.drop(writer.make(1000 * min(1024, point.micro_batch * point.completion), "logits"))
+        for layer in reversed(range(layers)):
+            writer.enter("backward", number, layer)
+            writer.drop(writer.make(3 * point.micro_batch * length**2 // 8, "activations"), kept[layer])
+        writer.enter("optimizer", number)
+        norms = [writer.make(2, "optimizer") for _ in range(3 * layers + 2)]
+        writer.drop(writer.make(400 * layers + 100, "optimizer"), writer.make(4 * layers, "optimizer"), *norms)
+        writer.drop(*[writer.make(2, "optimizer") for _ in range(5)])
+        states = [writer.make(60_000, "optimizer") for _ in range(layers)]
+        if number:
+            writer.drop(*states)
+    return writer.trace(layers)
+
+
+@pytest.mark.parametrize("layers", [8, 40])
+def test_a_short_model_determines_every_point_of_a_long_one(layers: int) -> None:
+    config = {"num_hidden_layers": layers, "model_type": "synthetic"}
+    model = survey(lambda point, short: step(point, short or layers), SPACE, repetition_of(config))
+    assert model.exact and model.residual == 0.0
+    track = Track(model.trace)
+    for point, sizes in zip(SPACE, model.at(SPACE), strict=True):
+        whole = step(point, layers)
+        assert track.replay(sizes) == replay(whole)
+        assert phase_peaks(model.trace, sizes) == phase_peaks(whole)
+    assert len({max(peaks, key=lambda phase: peaks[phase]) for peaks in map(phase_peaks, (step(p, layers) for p in SPACE))}) > 1
+    assert model.trace.layers == layers and len(model.trace.inventory.layer_bytes) == layers
+
+
+def test_a_model_with_different_layers_is_refused() -> None:
+    repetition = LayerRepetition(layers=3, first=1, period=1, copies=1)
+    with pytest.raises(NotUniform, match="layer"):
+        stretched(step(SPACE[0], 3), step(SPACE[0], 4, odd_layer=2), repetition)
+
+
+def test_the_check_measures_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown kernel at the corner is reported as the residual; a large residual is refused."""
+
+    def trace(point: Point, layers: int | None) -> Trace:
+        far = point == corner(SPACE)
+        return step(point, layers or 8, odd_layer=0 if far else None)
+
+    assert survey(trace, SPACE, repetition_of({"num_hidden_layers": 8})).residual > 0.01
+    monkeypatch.setattr(importlib.import_module("autotune.estimate.screening.survey"), "MAX_USABLE_ERROR", 0.01)
+    with pytest.raises(NotUniform, match="off"):
+        survey(trace, SPACE, repetition_of({"num_hidden_layers": 8}))
+
+
+def test_points_with_other_phases_are_refused() -> None:
+    first, second = picked_points(SPACE)[:2]
+    whole = step(second, 3)
+    cut = Trace(**{**{name: getattr(whole, name) for name in whole.__dataclass_fields__}, "marks": whole.marks[:-1]})
+    with pytest.raises(NotUniform):
+        StepModelFit([Sample(point=first, trace=step(first, 3)), Sample(point=second, trace=cut)], None)
+
+
+def test_samples_are_reproduced_exactly() -> None:
+    samples = [Sample(point=point, trace=step(point, 5)) for point in picked_points(SPACE)]
+    plan = LayerRepetition(layers=5, first=1, period=1, copies=0)
+    assert [StepModelFit(samples, None).error_at(plan, sample) for sample in samples] == [0.0] * len(samples)
+
+
+def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
+    """The loop keeps an allocation for each row and makes a temporary one."""
+
+    def looped(point: Point) -> Trace:
+        writer = TraceWriter()
+        writer.enter("load", 0)
+        writer.make(100_000, "weights")
+        for number in (0, 1):
+            writer.enter("score", number)
+            kept = []
+            for _ in range(point.micro_batch):
+                inner = writer.make(64 * point.completion, "logits")
+                kept.append(writer.make(8 * point.completion, "activations"))
+                writer.drop(inner)
+            writer.enter("forward", number)
+            writer.drop(writer.make(4 * point.completion, "activations"), *kept)
+        return writer.trace(1)
+
+    model = survey(lambda point, _: looped(point), SPACE, None)
+    for point, sizes in zip(SPACE, model.at(SPACE), strict=True):
+        assert phase_peaks(model.trace, sizes) == phase_peaks(looped(point))
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "period"),
+    [
+        ({"num_hidden_layers": 28}, 3, 1),
+        ({"num_hidden_layers": 3}, None, None),
+        ({"num_hidden_layers": 12, "layer_types": ["sliding", "full"] * 6}, 4, 2),
+        ({"num_hidden_layers": 26, "layer_types": [*["sliding"] * 5, "full"] * 4 + ["sliding"] * 2}, 8, 6),
+        ({"num_hidden_layers": 5, "layer_types": ["a", "b", "b", "a", "c"]}, None, None),
+    ],
+)
+def test_the_short_model_has_all_kinds_of_layers(config: dict[str, object], layers: int | None, period: int | None) -> None:
+    repetition = repetition_of({"model_type": "synthetic", **config})
+    assert (repetition.layers, repetition.period) == (layers, period) if repetition else layers is None
+    if repetition:
+        assert repetition.layers + repetition.copies * repetition.period == config["num_hidden_layers"]

@@ -1,0 +1,368 @@
+"""Seconds and tokens per second: properties of all predictions, and public figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from autotune import catalog
+from autotune.catalog.efficiency import efficiencies
+from autotune.core.composition import Composition, EngineSettings, Resident
+from autotune.core.prediction import Estimate, PhasePrediction, Prediction
+from autotune.core.trace import Inventory, Mark, Trace, Work
+from autotune.estimate import throughput
+from autotune.estimate.throughput import generation
+from autotune.estimate.throughput.generation import GenerationLoad
+from autotune.estimate.throughput.roofline import Ceilings, ceilings
+
+QWEN = "https://github.com/QwenLM/Qwen2.5/blob/main/docs/source/benchmark/speed_benchmark.rst"
+TENSTORRENT = "https://github.com/tenstorrent/tt-inference-server/issues"
+
+
+def config_of(name: str) -> Mapping[str, object]:
+    return next(known.config for known in catalog.models() if name in known.ids)
+
+
+def gpu(name: str) -> catalog.Gpu:
+    return next(gpu for gpu in catalog.gpus() if gpu.name == name)
+
+
+def device(name: str) -> Ceilings:
+    found = ceilings(gpu(name))
+    assert found is not None
+    return found
+
+
+def composition(**changes: Any) -> Composition:
+    policy = Resident(role="policy", model="m", ranks=(0,), dtype="bfloat16", trains=True)
+    settings: dict[str, Any] = {
+        "residents": (policy,),
+        "ranks": 1,
+        "micro_batch": 4,
+        "accumulation": 4,
+        "generation_batch": 16,
+        "prompt_length": 512,
+        "completion_length": 1024,
+        "checkpointing": True,
+        "optimizer": "adamw_torch_fused",
+        "generation": "engine",
+        "engine": EngineSettings(utilization=0.3, max_model_length=1536, max_num_seqs=16),
+    }
+    return Composition(**settings | changes)
+
+
+def trace(*, micro_steps: int = 1) -> Trace:
+    """Trace with this number of micro-steps and round figures of work."""
+    marks = [Mark(event=0, phase="load", step=0), Mark(event=0, phase="rollout", step=1), Mark(event=0, phase="score", step=1)]
+    for _ in range(micro_steps):
+        marks += [Mark(event=0, phase="forward", step=1), Mark(event=0, phase="backward", step=1, layer=1)]
+        marks += [Mark(event=0, phase="backward", step=1)]
+    marks.append(Mark(event=0, phase="optimizer", step=1))
+    flops = {"bfloat16": 60e12 * micro_steps}
+    return Trace(
+        basis="traced",
+        versions={},
+        device="cuda",
+        layers=28,
+        sizes=(),
+        parts=(),
+        part_names=(),
+        events=(),
+        marks=tuple(marks),
+        work=(
+            Work(phase="score", flops={"bfloat16": 240e12}, moved_bytes=4e11, kernels=4000),
+            Work(phase="forward", flops=flops, moved_bytes=1e11 * micro_steps, kernels=1000 * micro_steps),
+            Work(phase="backward", flops={"bfloat16": 180e12 * micro_steps}, moved_bytes=3e11 * micro_steps, kernels=3000),
+            Work(phase="optimizer", flops={}, moved_bytes=1e11, kernels=10),
+        ),
+        inventory=Inventory(
+            parameters=7_000_000_000,
+            trainable_parameters=7_000_000_000,
+            weight_bytes=14_000_000_000,
+            trainable_bytes=14_000_000_000,
+            layer_bytes=(),
+            layer_trainable=(),
+            largest_parameter=500_000_000,
+        ),
+    )
+
+
+def seconds(traced: Trace | None = None, *, on: str = "A100-80G", **changes: Any) -> Mapping[Any, Estimate]:
+    return throughput.cycle(traced or trace(), composition(**changes), device=device(on), config=config_of("Qwen/Qwen2.5-7B"))
+
+
+def total(found: Mapping[Any, Estimate]) -> float:
+    return sum(estimate.value for estimate in found.values())
+
+
+# Properties of all predictions.
+
+
+def test_a_cycle_repeats_the_traced_work() -> None:
+    once, twice = seconds(), seconds(trace(micro_steps=2))
+    assert once["forward"].value == pytest.approx(twice["forward"].value)
+    assert seconds(generation_batch=32)["forward"].value == pytest.approx(2 * once["forward"].value)
+    assert seconds(accumulation=2)["optimizer"].value == pytest.approx(2 * once["optimizer"].value)
+
+
+def test_scoring_counts_for_the_whole_batch() -> None:
+    once, twice = seconds(), seconds(trace(micro_steps=2))
+    assert once["score"].value == twice["score"].value == pytest.approx(once["forward"].value)
+
+
+def test_without_completions_of_its_own_a_cycle_is_one_optimizer_step() -> None:
+    found = seconds(generation="none", engine=None, generation_batch=0, accumulation=8)
+    assert found["forward"].value == pytest.approx(2 * seconds()["forward"].value)
+    assert "rollout" not in found and "sync" not in found
+    assert throughput.tokens_per_second(found, composition(generation="none", generation_batch=0)) is None
+
+
+def test_iterations_repeat_training_but_not_scoring() -> None:
+    once = seconds()
+    again = throughput.cycle(trace(), composition(), device=device("A100-80G"), config=config_of("Qwen/Qwen2.5-7B"), iterations=2)
+    assert again["backward"].value == pytest.approx(2 * once["backward"].value)
+    assert again["score"].value == pytest.approx(once["score"].value)
+
+
+def test_tokens_are_completions_over_whole_cycles() -> None:
+    found = seconds()
+    rate = throughput.tokens_per_second(found, composition())
+    assert rate is not None
+    assert rate.value == pytest.approx(16 * 1024 / total(found))
+    assert rate.low < rate.value < rate.high
+
+
+def test_a_faster_gpu_is_faster() -> None:
+    assert total(seconds(on="H100")) < total(seconds(on="A100-80G")) < total(seconds(on="L4"))
+
+
+def test_small_work_is_bound_by_the_host() -> None:
+    tiny = Work(phase="forward", flops={"bfloat16": 1e9}, moved_bytes=1e6, kernels=2000)
+    assert throughput.phase_seconds(tiny, device("H100")) == throughput.phase_seconds(tiny, device("A100-80G"))
+
+
+def test_float32_does_not_run_on_the_tensor_cores() -> None:
+    half = throughput.phase_seconds(Work(phase="forward", flops={"bfloat16": 1e14}, moved_bytes=0, kernels=0), device("A100-80G"))
+    full = throughput.phase_seconds(Work(phase="forward", flops={"float32": 1e14}, moved_bytes=0, kernels=0), device("A100-80G"))
+    assert full.value > 10 * half.value
+
+
+def test_a_gpu_without_bfloat16_runs_it_as_float32_with_a_wide_interval() -> None:
+    found = device("T4")
+    assert found.half_is_emulated == {"bfloat16"}
+    work = Work(phase="forward", flops={"bfloat16": 1e13}, moved_bytes=0, kernels=0)
+    estimate = throughput.phase_seconds(work, found)
+    assert estimate.high / estimate.value > 2
+
+
+def test_an_engine_reads_a_shared_prompt_once() -> None:
+    def prefill(by_engine: bool, prompts: int) -> float:
+        writing = GenerationLoad(
+            config=config_of("Qwen/Qwen2.5-7B"),
+            dtype="bfloat16",
+            sequences=64,
+            prompts=prompts,
+            prompt_length=2048,
+            completion_length=1,
+            batch=64,
+            by_engine=by_engine,
+        )
+        return generation.seconds(writing, device("A100-80G")).value
+
+    assert prefill(True, 8) < 0.3 * prefill(True, 64)
+    assert prefill(False, 8) == prefill(False, 64)
+
+
+def test_decoding_together_costs_little_more_than_alone() -> None:
+    def writing(sequences: int) -> GenerationLoad:
+        return GenerationLoad(
+            config=config_of("Qwen/Qwen2.5-7B"),
+            dtype="bfloat16",
+            sequences=sequences,
+            prompts=1,
+            prompt_length=128,
+            completion_length=512,
+            batch=sequences,
+            by_engine=True,
+        )
+
+    alone, together = (generation.seconds(writing(size), device("A100-80G")).value for size in (1, 32))
+    assert alone < together < 1.5 * alone
+
+
+def test_exchanges_depend_on_the_sharding() -> None:
+    counts = throughput.counted(trace(), composition())
+    sent = {
+        kind: throughput.exchanged_bytes(trace().inventory, composition(ranks=2, sharded_by=kind), counts)
+        for kind in ("ddp", "zero2", "zero3", "fsdp2")
+    }
+    assert sent["ddp"] == 2 * 7e9  # half of the gradients, twice, once per optimizer step
+    assert sent["zero3"] == sent["fsdp2"] == 4 * (2 * 7e9 + 7e9)
+    assert throughput.exchanged_bytes(trace().inventory, composition(), counts) == 0
+    assert seconds(ranks=2, generation_batch=32, sharded_by="zero3")["backward"].high > seconds()["backward"].high
+
+
+def test_gathering_every_layer_for_every_token_waits_for_the_link() -> None:
+    spread = {"ranks": 4, "sharded_by": "zero3", "generation": "trainer", "engine": None}
+    alone = seconds(**{**spread, "sharded_by": "zero2"})["rollout"]
+    once = seconds(**spread)["rollout"]
+    each_time = seconds(**spread, gathers_per_token=True)["rollout"]
+    assert alone.value < once.value < 1.2 * alone.value
+    sent = composition(**spread).completion_length * 14e9 * 3 / 4
+    link = device("A100-80G").link_bytes_per_second
+    assert link is not None
+    assert each_time.low >= sent / link
+    assert each_time.value > 2 * once.value
+
+
+def test_a_device_of_unknown_speed_has_no_prediction() -> None:
+    bare = prediction()
+    config = config_of("Qwen/Qwen2.5-7B")
+    assert throughput.with_throughput(bare, trace(), composition(), gpu=None, config=config) == bare
+
+
+def test_phases_get_their_seconds() -> None:
+    known = throughput.with_throughput(prediction(), trace(), composition(), gpu=gpu("H100"), config=config_of("Qwen/Qwen2.5-7B"))
+    told = {phase.name: phase.seconds for phase in known.phases}
+    assert told["load"] is None and told["rollout"] is not None and told["backward"] is not None
+    assert known.tokens_per_second is not None
+
+
+def prediction() -> Prediction:
+    nothing = Estimate.exactly(1)
+    return Prediction(
+        candidate_id="c",
+        basis="traced",
+        fits=True,
+        limit_bytes=1,
+        peak_memory_bytes=nothing,
+        torch_peak_allocated_bytes=nothing,
+        torch_peak_reserved_bytes=nothing,
+        phases=tuple(PhasePrediction(name=name, peak_bytes=nothing, seconds=None) for name in ("load", "rollout", "backward")),
+    )
+
+
+def test_every_constant_has_an_interval_a_reason_and_a_source() -> None:
+    for constant in efficiencies().values():
+        assert constant.low <= constant.value <= constant.high
+        assert constant.why and constant.sources and all(source.startswith("https://") for source in constant.sources)
+
+
+# Public figures.
+
+DECODED = [
+    # model, GPU, ranks, at a time, prompt, completion, by an engine, milliseconds per token, source
+    ("Qwen/Qwen2.5-0.5B-Instruct", "A100-80G", 1, 1, 1, 2048, True, 1000 / 311.55, QWEN),
+    ("Qwen/Qwen2.5-1.5B-Instruct", "A100-80G", 1, 1, 1, 2048, True, 1000 / 183.33, QWEN),
+    ("Qwen/Qwen2.5-3B-Instruct", "A100-80G", 1, 1, 1, 2048, True, 1000 / 127.61, QWEN),
+    ("Qwen/Qwen2.5-7B-Instruct", "A100-80G", 1, 1, 1, 2048, True, 1000 / 84.28, QWEN),
+    ("Qwen/Qwen2.5-14B-Instruct", "A100-80G", 1, 1, 1, 2048, True, 1000 / 46.30, QWEN),
+    ("Qwen/Qwen2.5-7B-Instruct", "A100-80G", 1, 1, 14336, 2048, True, 1000 / 77.69, QWEN),
+    ("Qwen/Qwen2.5-14B-Instruct", "A100-80G", 1, 1, 30720, 2048, True, 1000 / 37.18, QWEN),
+    ("Qwen/Qwen2.5-0.5B-Instruct", "A100-80G", 1, 1, 1, 2048, False, 1000 / 47.40, QWEN),
+    ("Qwen/Qwen2.5-1.5B-Instruct", "A100-80G", 1, 1, 1, 2048, False, 1000 / 39.68, QWEN),
+    ("Qwen/Qwen2.5-3B-Instruct", "A100-80G", 1, 1, 1, 2048, False, 1000 / 30.80, QWEN),
+    ("Qwen/Qwen2.5-7B-Instruct", "A100-80G", 1, 1, 1, 2048, False, 1000 / 40.38, QWEN),
+    ("Qwen/Qwen2.5-14B-Instruct", "A100-80G", 1, 1, 1, 2048, False, 1000 / 24.74, QWEN),
+    ("Qwen/Qwen2.5-7B-Instruct", "A100-80G", 1, 1, 14336, 2048, False, 1000 / 29.78, QWEN),
+    ("Qwen/Qwen2.5-72B-Instruct", "H100", 2, 1, 128, 1024, True, 30.9, f"{TENSTORRENT}/143"),
+    ("Qwen/Qwen2.5-72B-Instruct", "H100", 2, 1, 8192, 128, True, 31.3, f"{TENSTORRENT}/143"),
+    ("Qwen/Qwen3-1.7B", "A100-80G", 1, 1, 128, 1024, True, 4.7, f"{TENSTORRENT}/340"),
+    ("Qwen/Qwen3-1.7B", "A100-80G", 1, 1, 2048, 128, True, 5.0, f"{TENSTORRENT}/340"),
+    ("Qwen/Qwen3-30B-A3B", "A100-80G", 1, 1, 128, 1024, True, 9.7, f"{TENSTORRENT}/340"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "H100", 1, 1, 128, 128, True, 6.48, "https://yobitelcomm.github.io/bench/recipes/concurrency-sweep/"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "H100", 1, 4, 128, 128, True, 6.59, "https://yobitelcomm.github.io/bench/recipes/concurrency-sweep/"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "A100-40G", 1, 1, 1024, 128, True, 1000 / 75, "https://johnmusgrave.com/p/vllm-throughput-latency-sweep-on"),
+]  # fmt: skip
+"""Public decoding times of one token per sequence. Lengths that a page omits are assumed short."""
+
+
+def stepped(row: tuple[Any, ...]) -> Estimate:
+    """Milliseconds of one decoding step."""
+    name, card, ranks, together, prompt, completion, by_engine, _, _ = row
+    writing = GenerationLoad(
+        config=config_of(name),
+        dtype="bfloat16",
+        sequences=together,
+        prompts=together,
+        prompt_length=prompt,
+        completion_length=completion,
+        batch=together,
+        by_engine=by_engine,
+        tensor_parallel=ranks,
+    )
+    return generation.step(writing, device(card)).scaled(1000)
+
+
+@pytest.mark.parametrize("row", DECODED, ids=[f"{row[0].split('/')[1]}-{row[1]}-{row[4]}-{row[6]}" for row in DECODED])
+def test_public_decoding_times_are_inside_the_interval(row: tuple[Any, ...]) -> None:
+    estimate = stepped(row)
+    assert estimate.low <= row[7] <= estimate.high
+
+
+def test_public_decoding_times_are_met_in_the_median() -> None:
+    ratios = [stepped(row).value / row[7] for row in DECODED]
+    assert 0.8 <= statistics.median(ratios) <= 1.2
+    assert sum(0.7 <= ratio <= 1.4 for ratio in ratios) >= 0.85 * len(ratios)
+
+
+TRAINED = [
+    # batch, adapter, tokens per second: Mistral-7B in bfloat16 on one A100-80G, 4096 tokens, checkpointing
+    (4, False, 3062.7),
+    (8, False, 3143.1),
+    (4, True, 3324.2),
+    (8, True, 3353.8),
+]
+"""Rows without fused kernels of
+https://github.com/foundation-model-stack/fms-acceleration/blob/main/scripts/benchmarks/refs/a100_80gb.csv"""
+
+
+@pytest.mark.slow
+def test_public_training_speed_of_a_7b_model() -> None:
+    ratios = []
+    for batch, adapter, measured in TRAINED:
+        spent = Estimate.exactly(0)
+        for work in traced_work(batch=batch, adapter=adapter):
+            spent = spent + throughput.phase_seconds(work, device("A100-80G"))
+        tokens = batch * 4096
+        assert tokens / spent.high <= measured <= tokens / spent.low
+        ratios.append(tokens / spent.value / measured)
+    assert 0.85 <= statistics.median(ratios) <= 1.2 and max(ratios) / min(ratios) < 1.15
+
+
+def traced_work(*, batch: int, adapter: bool) -> list[Work]:
+    """Forward, backward and one optimizer step of Mistral-7B, on tensors without memory."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from autotune.worker.tracing import fake_models, step_annotator
+    from autotune.worker.tracing.ledger import Ledger
+    from autotune.worker.tracing.tracker import Tracker
+
+    fields: dict[str, Any] = {k: v for k, v in config_of("mistralai/Mistral-7B-v0.1").items() if k != "model_type"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["mistral"](**fields | {"use_cache": False}), dtype=torch.bfloat16)
+        if adapter:
+            from peft import LoraConfig, get_peft_model
+
+            model.enable_input_require_grads()
+            model = get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    ledger = Ledger()
+    with fake_models.real_tensor_paths(), FakeTensorMode(allow_non_fake_inputs=True), Tracker(ledger) as tracker:
+        fake_models.materialise(model, fake_models.empty_on("cpu"))
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
+        ids = torch.zeros(batch, 4096, dtype=torch.long)
+        tracker.reset_work()
+        ledger.enter("forward")
+        loss = model.train()(input_ids=ids, labels=ids).loss
+        ledger.enter("backward")
+        loss.backward()
+        ledger.enter("optimizer")
+        optimizer.step()
+    return [Work(**counted) for counted in step_annotator.work(tracker)]

@@ -1,0 +1,167 @@
+"""Memory of transformers' generation, predicted and counted on real tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from autotune.estimate.transformers_generation import transformers_generation
+
+CONFIG: Mapping[str, object] = {
+    "model_type": "qwen2",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
+
+def test_parts_equal_the_formula() -> None:
+    parts = transformers_generation(CONFIG, dtype="bfloat16", batch=8, prompt=64, completion=448, padded=False)
+    per_token = 2 * 2 * 32 * 2 * 4  # keys and values, two heads of 32, bfloat16, four layers
+    assert parts["kv_cache"] == 8 * 511 * per_token
+
+
+def test_large_logits_are_held_three_times() -> None:
+    config = {**CONFIG, "vocab_size": 151_936}
+    parts = transformers_generation(config, dtype="bfloat16", batch=8, prompt=16, completion=64)
+    assert parts["logits"] == 8 * 151_936 * (2 + 4 + 4 + 4)
+
+
+def test_long_prompts_peak_in_the_prefill() -> None:
+    parts = transformers_generation(CONFIG, dtype="bfloat16", batch=8, prompt=2048, completion=2)
+    assert parts["activations"] > parts["kv_cache"] and parts["logits"] == 0
+
+
+def test_a_window_bounds_the_cache() -> None:
+    windowed = {**CONFIG, "model_type": "mistral", "sliding_window": 128}
+    short, long = (
+        transformers_generation(windowed, dtype="float32", batch=2, prompt=256, completion=size)["kv_cache"]
+        for size in (1024, 2048)
+    )
+    assert short == long
+
+
+def test_processors_add_their_copies() -> None:
+    config = {**CONFIG, "vocab_size": 151_936}
+
+    def per_logit(**sampling: float) -> float:
+        parts = transformers_generation(config, dtype="bfloat16", batch=8, prompt=16, completion=64, **sampling)
+        return parts["logits"] / (8 * 151_936)
+
+    assert (per_logit(), per_logit(temperature=0.7)) == (14, 18)
+    assert per_logit(top_p=0.9) == 14 + 12 + 20 and per_logit(top_p=0.9, on_cpu=True) == 14 + 12 + 10
+
+
+MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "changes", "shapes", "padded", "sampling"),
+    [
+        ("qwen2", {}, (4, 32, 200), False, {}),
+        ("qwen2", {}, (4, 32, 200), True, {}),
+        ("qwen2", {}, (8, 512, 8), False, {}),
+        ("qwen2", {"tie_word_embeddings": True}, (8, 512, 8), True, {}),
+        ("qwen2", {"vocab_size": 60_000}, (4, 16, 32), False, {}),
+        ("qwen2", {"num_hidden_layers": 1, "num_key_value_heads": 4}, (4, 32, 200), False, {}),
+        ("llama", {"vocab_size": 60_000}, (4, 32, 20), True, {"temperature": 0.7}),
+        ("llama", {"vocab_size": 60_000}, (4, 32, 20), True, {"temperature": 0.7, "top_p": 0.9}),
+        ("qwen3", {"head_dim": 32}, (4, 32, 150), False, {}),
+        ("gemma2", {"head_dim": 32, "sliding_window": 64}, (4, 32, 150), False, {}),
+        ("mistral", {"sliding_window": 64}, (4, 200, 100), False, {}),
+        ("qwen3_moe", MOE, (8, 256, 8), False, {}),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_prediction_equals_the_count(
+    kind: str,
+    changes: Mapping[str, object],
+    shapes: tuple[int, int, int],
+    padded: bool,
+    sampling: Mapping[str, float],
+    dtype: str,
+) -> None:
+    """Within 2 percent."""
+    config = {**CONFIG, **changes, "model_type": kind}
+    batch, prompt, completion = shapes
+    peak = _really_held(config, shapes, dtype=dtype, padded=padded, sampling=sampling)
+    parts = transformers_generation(
+        config, dtype=dtype, batch=batch, prompt=prompt, completion=completion, padded=padded, on_cpu=True, **sampling
+    )
+    assert sum(parts.values()) == pytest.approx(peak, rel=0.02)
+
+
+def _really_held(
+    config: Mapping[str, object], shapes: tuple[int, int, int], *, dtype: str, padded: bool, sampling: Mapping[str, float]
+) -> int:
+    """Peak of the installed transformers' generation on real tensors, the model excluded."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    torch.manual_seed(0)
+    batch, prompt, completion = shapes
+    fields: dict[str, Any] = {name: value for name, value in config.items() if name != "model_type"} | {"eos_token_id": None}
+    made = CONFIG_MAPPING[str(config["model_type"])](**fields)
+    model = AutoModelForCausalLM.from_config(made, dtype=getattr(torch, dtype)).eval()
+    ids = torch.randint(5, 500, (batch, prompt))
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, :3] = 0
+    settings = GenerationConfig(
+        max_new_tokens=completion,
+        do_sample=True,
+        eos_token_id=None,
+        pad_token_id=0,
+        disable_compile=True,
+        **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **sampling},
+    )
+    with torch.no_grad(), _counting() as counted:
+        written = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+    assert written.shape[1] == prompt + completion
+    return counted["peak"]
+
+
+@contextmanager
+def _counting() -> Iterator[dict[str, int]]:
+    """Peak of the bytes of storages made inside."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    counted = {"live": 0, "peak": 0}
+    seen: set[int] = set()
+
+    def gone(key: int, size: int) -> None:
+        seen.discard(key)
+        counted["live"] -= size
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            import torch
+
+            before = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            out = func(*args, **(kwargs or {}))
+            for leaf in tree_leaves(out):
+                if not isinstance(leaf, torch.Tensor):
+                    continue
+                storage = leaf.untyped_storage()
+                if storage._cdata in seen or storage._cdata in before:
+                    continue
+                seen.add(storage._cdata)
+                counted["live"] += storage.nbytes()
+                counted["peak"] = max(counted["peak"], counted["live"])
+                weakref.finalize(storage, gone, storage._cdata, storage.nbytes())
+            return out
+
+    with Counting():
+        yield counted

@@ -1,0 +1,75 @@
+"""A job to ask the trainer about, and the real GRPOConfig at any world size."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune.worker
+from autotune.core.hardware import Hardware
+from autotune.core.task import Task
+from autotune.core.workload import Model, Workload
+
+
+def make_task(ranks: int = 1, kind: str = "cpu", **workload: Any) -> Task:
+    model = Model(name="made/up", config={"max_position_embeddings": 4096}, folder=None, origin="catalogue")
+    hardware = Hardware(kind=kind, name=kind, count=ranks, memory_bytes=2**33, here=True)  # type: ignore[arg-type]
+    return Task(
+        workload=Workload(**{"model": model, "python": Path(sys.executable), "tuning": "full", **workload}), hardware=hardware
+    )
+
+
+@pytest.fixture(name="make_task")
+def make_job_fixture() -> Callable[..., Task]:
+    return make_task
+
+
+@contextlib.contextmanager
+def world_of(ranks: int) -> Iterator[None]:
+    """This process as rank 0 of `ranks`, by torch's own fake process group: what asks torch.distributed hears it."""
+    if ranks == 1:
+        yield
+        return
+    import torch.distributed as dist
+    from accelerate.state import AcceleratorState
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    said = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    before = {name: os.environ.get(name) for name in (*said, "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")}
+    os.environ.update(said, MASTER_ADDR="127.0.0.1", MASTER_PORT="1", OMP_NUM_THREADS="1")
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+def refusal_of_trl(settings: dict[str, Any], ranks: int) -> str | None:
+    """What the real GRPOConfig says to these settings at the current world size; None where it takes them."""
+    from trl import GRPOConfig
+
+    try:
+        config = GRPOConfig(output_dir="unused", report_to="none", **settings)
+    except (ValueError, ZeroDivisionError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    assert config.world_size == ranks, "the world size did not reach GRPOConfig"
+    return None
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with its tokenizer, made in the training environment."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    program = Path(autotune.worker.__file__).with_name("synthetic.py")
+    subprocess.run([sys.executable, str(program), str(folder)], check=True, capture_output=True, timeout=600)
+    return folder

@@ -1,0 +1,49 @@
+"""A job for frameworks that are predicted by a stand-in step."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune import frameworks
+from autotune.catalog import space_files
+from autotune.catalog.model_lookup import find_model
+from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.hardware import Hardware
+from autotune.core.task import Task
+from autotune.core.workload import Workload
+from autotune.frameworks.base import Trainer
+
+GIB = 2**30
+
+
+def task(
+    framework: str, method: str = "grpo", *, gpus: int = 8, tuning: str = "full", model: str = "Qwen2.5-7B", **held: Any
+) -> Task:
+    hardware = Hardware(kind="cuda", name="H100", count=gpus, memory_bytes=80 * GIB, here=False)
+    workload = Workload(
+        model=find_model(model), method=method, framework=framework, python=Path(sys.executable), tuning=tuning, held=held,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return Task(workload=workload, hardware=hardware)
+
+
+def asked(
+    framework: str, method: str = "grpo", *, settings: Mapping[str, KnobValue] | None = None, **about: Any
+) -> tuple[Trainer, Candidate, Task]:
+    """The candidate that `predict` would be about."""
+    made = task(framework, method, **about)
+    made = Task(workload=_held(made, settings or {}), hardware=made.hardware)
+    trainer = frameworks.trainer(framework, method)
+    return trainer, trainer.complete(trainer.baseline(space_files.load_space(trainer.space), made), made), made
+
+
+def _held(made: Task, settings: Mapping[str, KnobValue]) -> Workload:
+    return dataclasses.replace(made.workload, held={**made.workload.held, **settings})
+
+
+def refusal(framework: str, method: str = "grpo", **about: Any) -> str | None:
+    trainer, candidate, made = asked(framework, method, **about)
+    return trainer.why_illegal(candidate, made)

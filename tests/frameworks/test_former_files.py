@@ -1,0 +1,102 @@
+"""TRL's files of earlier releases, open-r1's recipes, accelerate's and DeepSpeed's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.core.errors import BadInput
+from autotune.frameworks.trl.accelerate_files import read_accelerate, read_deepspeed
+from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.user_config import read_user_config
+
+RECIPES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "recipes" / "open_r1.yaml").read_text())
+TRAINING = [one for one in RECIPES if "accelerate" not in one["source"]]
+LAUNCH = [one for one in RECIPES if "accelerate" in one["source"]]
+
+
+@pytest.mark.parametrize("recipe", TRAINING, ids=lambda one: one["source"].split("recipes/")[-1])
+def test_recipes_of_open_r1_are_read(recipe: dict[str, Any], tmp_path: Path) -> None:
+    """Every key of the recipe is a setting with its value, or a named omission."""
+    method = "sft" if "/sft/" in recipe["source"] else "grpo"
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(recipe["given"]))
+    config, former = read_user_config(path, method), former_keys()
+    read = {**config.settings, **config.rest}
+    for key, value in recipe["given"].items():
+        name = former.present_name(key, fields(method))
+        if name in former.left_out and name not in fields(method):
+            assert any(key in note for note in config.notes), key
+        else:
+            wanted = former.present_value(name, value)
+            assert read[name] == (float(wanted) if isinstance(read[name], float) else wanted), key
+    assert read["dtype"] == "bfloat16" and read["warmup_steps"] == recipe["given"]["warmup_ratio"]
+
+
+@pytest.mark.parametrize("recipe", LAUNCH, ids=lambda one: one["source"].split("/")[-1])
+def test_accelerate_files_of_open_r1_are_read(recipe: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "launch.yaml"
+    path.write_text(yaml.safe_dump(recipe["given"]))
+    found = read_accelerate(path)
+    wanted = {"ddp": None, "fsdp": "fsdp1", "zero2": "zero2", "zero3": "zero3"}[Path(recipe["source"]).stem]
+    assert found.settings.get("sharding") == wanted and found.processes == 8
+    config = tmp_path / "train.yaml"
+    config.write_text("accelerate_config: launch.yaml\n")
+    assert read_user_config(config).settings.get("sharding") == wanted
+
+
+def test_deepspeed_json_by_path(tmp_path: Path) -> None:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}, "reduce_bucket_size": 5e7}
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": zero}))
+    (tmp_path / "train.yaml").write_text("deepspeed: ds.json\n")
+    config = read_user_config(tmp_path / "train.yaml")
+    offload = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+    assert config.settings == {"sharding": "zero3", **offload}
+    assert any("reduce_bucket_size" in note for note in config.notes)
+    (tmp_path / "launch.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n")
+    assert read_accelerate(tmp_path / "launch.yaml").settings["sharding"] == "zero3"
+
+
+UNREADABLE = (
+    "{",
+    "[]",
+    '{"zero_optimization": {"stage": 7}}',
+    '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',
+)
+
+
+@pytest.mark.parametrize("content", UNREADABLE)
+def test_a_deepspeed_file_that_cannot_be_read_is_one_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(content)
+    with pytest.raises(BadInput) as caught:
+        read_deepspeed(tmp_path / "ds.json")
+    assert caught.value.way_out
+
+
+def test_fsdp_settings_of_transformers(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("fsdp: full_shard auto_wrap offload\nfsdp_config: {fsdp_version: 2}\n")
+    assert read_user_config(path, "sft").settings == {"sharding": "fsdp2", "fsdp_offload_params": True}
+
+
+def test_everything_wrong_is_listed_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("learning_rat: 1.0\nbeta: 0.1\nnum_generations: eight\noptim: adamw_torch_fast\n")
+    with pytest.raises(BadInput) as caught:
+        read_user_config(path)
+    message = str(caught.value)
+    assert "3 settings are wrong" in message
+    assert all(f"line {line}, column 1" in message for line in (1, 3, 4)) and "'learning_rate'" in message
+
+
+def test_former_names_lead_to_present_ones() -> None:
+    """No former key is one that the present release has, and every present name exists."""
+    former = former_keys()
+    known = {*fields("grpo"), *fields("sft"), *fields("dpo")}
+    assert set(former.renamed.values()) <= known
+    assert not set(former.renamed) & set(fields("grpo"))

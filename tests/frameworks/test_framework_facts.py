@@ -1,0 +1,60 @@
+"""Facts of the launched frameworks, against the lists of their settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from autotune.frameworks.framework_facts import FrameworkFacts, filled, read_facts
+from autotune.frameworks.settings_table import read_table, read_yaml
+
+
+@pytest.mark.parametrize("name", ["verl", "openrlhf", "open-reasoner-zero"])
+def test_every_setting_is_one_of_the_framework(name: str) -> None:
+    facts = read_facts(name)
+    listed = read_table(facts.table).fields
+    engine = [source for source in facts.engine.values() if isinstance(source, str)]
+    named = {
+        *facts.core,
+        *facts.adjusts,
+        *facts.adapter.values(),
+        *engine,
+        facts.rows,
+        *facts.figures_times,
+        *facts.model_settings,
+    }
+    assert not (named | {*facts.model_settings}) - listed.keys()
+    placeholders = {each for value in facts.bounded.values() for each in re.findall(r"^\{([\w.]+)\}$", str(value))}
+    assert not placeholders - listed.keys() - {"steps"}
+
+
+def test_a_misspelt_fact_is_refused() -> None:
+    content: Any = read_yaml("verl.yaml")
+    with pytest.raises(msgspec.ValidationError, match="launcherr"):
+        msgspec.convert({**content, "launcherr": "python"}, FrameworkFacts)
+
+
+def test_a_text_that_is_one_placeholder_keeps_its_type() -> None:
+    template = {"steps": "{steps}", "note": ["{steps} steps", "{out}/x"], "n": 3}
+    assert filled(template, {"steps": 5}) == {"steps": 5, "note": ["5 steps", "{out}/x"], "n": 3}
+
+
+@pytest.mark.parametrize(("name", "place"), [
+    ("verl", "verl/lib/*/site-packages"), ("openrlhf", "openrlhf/lib/*/site-packages"), ("open_reasoner_zero", "orz/repo"),
+])  # fmt: skip
+def test_listed_settings_are_those_of_the_package(name: str, place: str) -> None:
+    """After a new release: `make field-lists`."""
+    found = next(Path(os.environ.get("AUTOTUNE_FRAMEWORKS", "absent")).glob(place), None)
+    if found is None:
+        pytest.skip(f"{place} is not installed: make frameworks")
+    root = Path(__file__).parents[2]
+    script = root / ".ci" / "list_framework_fields.py"
+    done = subprocess.run([sys.executable, str(script), name, str(found)], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == (root / "autotune" / "frameworks" / f"{name}_fields.json").read_text(encoding="utf-8")

@@ -1,0 +1,159 @@
+"""`--from-command`: public recipes are read right, and the answer is the same script with changed flags."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune import frameworks
+from autotune.core.errors import BadInput
+from autotune.core.shell_script import commands_of
+from autotune.frameworks.launch_commands import find_launch, kind_of, stated_value
+from autotune.frameworks.launch_edit import changed_script, changes_of, difference
+from autotune.request.flags import Flags
+from autotune.request.job_builder import candidate_of_job, parse_request
+
+RECIPES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "recipes" / "launch_scripts.yaml").read_text())
+STARTS = {"verl": "python3 -m verl.trainer.main_ppo", "swift": "swift", "openrlhf": "python3 -m openrlhf.cli.train_ppo_ray"}
+
+
+def script_of(recipe: dict[str, Any]) -> str:
+    """Return a launch script with these settings: some in variables, some in an array, some in place."""
+    settings, dotted = recipe["settings"], kind_of(recipe["framework"]).dotted
+    head, array, lines = ["set -x", "export WANDB_MODE=online"], [], []
+    for number, (name, value) in enumerate(settings.items()):
+        text = "" if value is True else shlex.quote(str(value))
+        if number % 3 == 0 and text:
+            head.append(f"V{number}={text}")
+            text = f'"$V{number}"'
+        word = f"{name}={text}" if dotted else f"--{name} {text}".rstrip()
+        (array if number % 3 == 1 else lines).append(word)
+    start = STARTS[recipe["framework"]]
+    if recipe["framework"] == "swift":
+        start += " sft" if recipe["method"] == "sft" else " rlhf --rlhf_type grpo"
+    body = " \\\n    ".join([f"NPROC_PER_NODE=8 {start}", *lines, '"${MORE[@]}"', '"$@"'])
+    return "\n".join([*head, "MORE=(", *(f"  {one}" for one in array), ")", body, ""])
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda one: one["source"].rpartition("/")[2])
+def test_public_recipes_are_read(recipe: dict[str, Any]) -> None:
+    text = script_of(recipe)
+    launch = find_launch("run.sh", text, commands_of(text))
+    assert (launch.framework, launch.method) == (recipe["framework"], recipe["method"])
+    known = frameworks.trainer(launch.framework, launch.method).fields()
+    for name, value in recipe["settings"].items():
+        stated = launch.stated[name]
+        assert stated.text == (None if value is True else str(value)), name
+        if name in known:
+            read = stated_value(stated, known[name])
+            assert read is True if value is True else str(read).lower() == str(value).lower() or float(str(read)) == float(value)
+
+
+def test_at_least_forty_public_recipes() -> None:
+    others = yaml.safe_load((Path(__file__).parent / "recipes" / "open_r1.yaml").read_text())
+    assert len(RECIPES) + len(others) >= 40
+
+
+VERL = """\
+MODEL=${MODEL:-Qwen/Qwen2.5-7B-Instruct}
+ACTOR=(
+    actor_rollout_ref.actor.ppo_mini_batch_size=256
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+)
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo data.train_batch_size=1024 \\
+    data.max_prompt_length=512 data.max_response_length=1024 \\
+    actor_rollout_ref.model.path=$MODEL \\
+    actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.name=vllm \\
+    "${ACTOR[@]}" trainer.logger='["console","wandb"]' trainer.n_gpus_per_node=8 $@
+"""
+
+
+@pytest.fixture
+def verl(tmp_path: Path) -> Path:
+    path = tmp_path / "run.sh"
+    path.write_text(VERL)
+    return path
+
+
+def test_a_script_is_the_baseline_and_its_learning_settings_are_held(verl: Path) -> None:
+    request = parse_request(Flags(from_command=str(verl), gpus="8xH100", mode="predict", model="Qwen2.5-7B"))
+    workload, space = request.job.task.workload, request.job.space
+    assert (workload.framework, workload.method, workload.tuning) == ("verl", "grpo", "full")
+    assert space["actor_rollout_ref.rollout.n"].choices == (5,)
+    assert space["data.max_response_length"].choices == (1024,)
+    baseline = candidate_of_job(request).settings
+    assert baseline["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] == 4
+    assert baseline["actor_rollout_ref.rollout.gpu_memory_utilization"] == 0.6
+    assert "trainer.logger" not in workload.held
+    assert any("trainer.logger" in note and "not considered" in note for note in request.notes)
+
+
+def test_the_answer_is_the_same_script_and_a_diff(verl: Path, tmp_path: Path) -> None:
+    launch = find_launch(str(verl), VERL, commands_of(VERL))
+    micro, share = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.gpu_memory_utilization"
+    knobs = {micro: 16, share: 0.6, "actor_rollout_ref.actor.use_dynamic_bsz": True, "data.max_response_length": 1024}
+    workload = parse_request(Flags(from_command=str(verl), gpus="8xH100", mode="predict", model="Qwen2.5-7B")).job.task.workload
+    changes = changes_of(workload.stated, workload.defaults, knobs, frameworks.trainer("verl", "grpo").fields())
+    assert changes == {micro: 16, "actor_rollout_ref.actor.use_dynamic_bsz": True}
+    changed = changed_script(launch, changes)
+    again = find_launch("run.sh", changed, commands_of(changed))
+    assert again.stated[micro].text == "16" and again.stated["actor_rollout_ref.actor.use_dynamic_bsz"].text == "true"
+    assert {name: one.text for name, one in again.stated.items() if name not in changes} == {
+        name: one.text for name, one in launch.stated.items() if name not in changes
+    }
+    patch = difference(launch, changed)
+    if shutil.which("patch"):
+        (tmp_path / "changes.diff").write_text(patch)
+        subprocess.run(["patch", "-p1", "-s", "-i", "changes.diff"], cwd=tmp_path, check=True, timeout=60)
+        assert verl.read_text() == changed
+
+
+def test_a_launch_of_trl_with_its_file_and_its_launcher(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\ntorch_dtype: bfloat16\nnum_generations: 4\n")
+    (tmp_path / "zero2.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\nnum_processes: 2\n")
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "accelerate launch --config_file zero2.yaml --main_process_port 29501 -m trl.scripts.grpo --config train.yaml \\\n"
+        "    --per_device_train_batch_size $((2 * 4)) --gradient_checkpointing false --reward_funcs think_format_reward\n"
+    )
+    request = parse_request(Flags(from_command=str(path), gpus="2xH100", mode="predict"))
+    held = request.job.task.workload.held
+    assert held["num_generations"] == 4 and held["dtype"] == "bfloat16" and held["sharding"] == "zero2"
+    assert held["per_device_train_batch_size"] == 8 and held["gradient_checkpointing"] is False
+    assert request.job.task.workload.user_settings["reward_funcs"] == ["think_format_reward"]
+    workload, known = request.job.task.workload, frameworks.trainer("trl", "grpo").fields()
+    assert changes_of(workload.stated, workload.defaults, candidate_of_job(request).knobs, known) == {}
+
+
+def test_open_reasoner_zero_is_recognised() -> None:
+    text = "DEBUG_MODE=True python -m playground.orz_7b_ppo packing_max_len=16384 zero_stage=3\n"
+    launch = find_launch("run.sh", text, commands_of(text))
+    assert (launch.framework, launch.method) == ("open-reasoner-zero", "ppo")
+    assert launch.stated["packing_max_len"].text == "16384"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("python train.py\n", "starts no training"),
+        ("for n in 1 2; do\n  swift sft --model m\ndone\n", "line 2: the training command is in a loop"),
+        ("trl grpo --a 1\ntrl sft --b 2\n", "starts 2 trainings, in lines 1 and 2"),
+        ("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=remax\n", "adv_estimator=remax"),
+        ("swift sft --model m --max_length $(nproc)\n", "max_length is the output of a command"),
+        ("trl grpo --learning_rat 1\n", "learning_rat"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        parse_request(Flags(from_command=str(path), gpus="H100", mode="predict", model="Qwen2.5-0.5B"))
+    assert words in str(caught.value) and caught.value.way_out

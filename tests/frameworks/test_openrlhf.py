@@ -1,0 +1,89 @@
+"""OpenRLHF's settings, rules and models, against what its command line and workers say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.core.errors import CannotPredict
+from tests.frameworks.stand_ins import asked, refusal
+
+
+def composed(method: str = "grpo", **about: Any) -> Any:
+    trainer, candidate, task = asked("openrlhf", method, **about)
+    assert trainer.why_illegal(candidate, task) is None
+    return trainer.compose(candidate, task)
+
+
+def test_the_command_lines_own_defaults() -> None:
+    _, candidate, _ = asked("openrlhf")
+    assert (candidate.settings["train.batch_size"], candidate.settings["rollout.batch_size"]) == (128, 1024)
+    assert candidate.settings["data.max_len"] == 2048
+    assert candidate.settings["ds.zero_stage"] == 2
+    assert candidate.settings["vllm.num_engines"] == 8
+
+
+def test_lengths_make_the_longest_row() -> None:
+    trainer, candidate, task = asked("openrlhf", max_prompt_length=300, max_completion_length=700)
+    assert candidate.settings["data.max_len"] == 1000
+    assert trainer.trace_request(candidate, task)["lengths"] == {"prompt": 300, "completion": 700, "padded": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"vllm.num_engines": 3}, "must be the 8 GPUs, and is 3 x 1"),
+        ({"rollout.n_samples_per_prompt": 1}, "must be above 1"),
+        ({"train.micro_batch_size": 5}, "not divisible by"),
+        ({"train.micro_batch_size": 0}, "not above zero"),
+        ({"rollout.batch_size": 1, "rollout.micro_batch_size": 4}, "GPUs idle"),
+        ({"train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 1024}, "is less than data.max_len=2048"),
+        ({"algo.advantage.estimator": "gae"}, "use --method ppo"),
+        ({"ds.zero_stage": "three"}, "is not a whole number"),
+        ({"train.colocate_all": False, "actor.num_gpus_per_node": 16}, "16 GPUs, and the request is for 8"),
+        ({"ds.lora.rank": 8}, "add --tuning lora"),
+    ],
+)
+def test_what_it_refuses_is_refused_with_setting_and_value(settings: dict[str, Any], words: str) -> None:
+    said = refusal("openrlhf", settings=settings)
+    assert said is not None and words in said
+
+
+def test_every_model_is_a_process_of_its_own() -> None:
+    assert composed().processes == 3  # policy, reference, engine
+    assert composed(settings={"algo.kl.init_coef": 0.0}).processes == 2
+    assert composed("ppo").processes == 4
+    apart = composed(settings={"train.colocate_all": False, "actor.num_gpus_per_node": 4})
+    assert (apart.processes, apart.ranks, apart.generation) == (1, 4, "server")
+
+
+def test_frozen_models_are_whole_below_zero_3() -> None:
+    assert composed(settings={"ds.zero_stage": 2})["reference"].sharding == "none"
+    assert composed(settings={"ds.zero_stage": 3})["reference"].sharding == "parameters"
+    assert composed(settings={"ds.zero_stage": 3, "ref.offload": True})["reference"].awake == ()
+
+
+def test_a_critic_trains_along_unless_they_take_turns() -> None:
+    assert composed("ppo", settings={"ds.enable_sleep": False})["critic"].trains_concurrently
+    assert not composed("ppo", settings={"ds.enable_sleep": True})["critic"].trains_concurrently
+
+
+def test_deepspeed_offloads_what_is_said() -> None:
+    trainer, candidate, task = asked("openrlhf", settings={"ds.adam_offload": True, "ds.zero_stage": 3})
+    assert trainer.trace_request(candidate, task)["sharding"] == {
+        "kind": "zero3", "ranks": 8, "options": {"offload_optimizer": {"device": "cpu"}},
+    }  # fmt: skip
+
+
+def test_qlora_is_its_4_bit() -> None:
+    trainer, candidate, task = asked("openrlhf", tuning="qlora")
+    made: Any = trainer.trace_request(candidate, task)
+    assert made["model"]["load_in_4bit"] and made["adapter"]["lora_r"] == 16
+
+
+def test_untraceable_settings_are_refused() -> None:
+    with pytest.raises(CannotPredict, match="muon"):
+        asked("openrlhf", settings={"actor.optim": "muon"})
+    with pytest.raises(CannotPredict, match="tensor_parallel_size"):
+        asked("openrlhf", settings={"ds.tensor_parallel_size": 2})

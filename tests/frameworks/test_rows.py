@@ -1,0 +1,79 @@
+"""How long the rows of supervised fine-tuning are, on real tokenizers and datasets, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune import frameworks
+from autotune.core.errors import BadInput
+from autotune.core.task import Task
+from autotune.core.workload import Model
+from autotune.report.dataset_rows import data_lines, data_row
+from autotune.worker.synthetic import tiny_config, write_model_folder
+from tests.frameworks.conftest import make_task
+
+ROWS: list[dict[str, object]] = [{"text": "word " * (10 * number)} for number in range(1, 101)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("rows") / "model", tiny_config())
+
+
+def written(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def asked(framework: str, model: Path, dataset: Path | str | None) -> Task:
+    about = Model(name=str(model), config={}, folder=model, origin="local folder")
+    return make_task(method="sft", framework=framework, model=about, dataset=None if dataset is None else str(dataset))
+
+
+@pytest.mark.parametrize("framework", ["trl", "swift", "unsloth"])
+def test_what_a_limit_drops_is_counted(framework: str, model: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    end = tokenizer.eos_token
+    lengths = sorted(len(tokenizer(f"{row['text']}{end}", add_special_tokens=False)["input_ids"]) for row in ROWS)
+    task = asked(framework, model, written(tmp_path / "rows.jsonl", ROWS))
+    found = frameworks.trainer(framework, "sft").row_lengths(task)
+    assert found is not None
+    assert (found.rows, found.looked_at, found.tokens) == (100, 100, sum(lengths))
+    at = {one.share: one for one in found.percentiles}
+    assert at[90].length == lengths[89] and at[90].longer == 10
+    assert at[90].left_out == sum(lengths[90:]) and at[90].cut == sum(lengths[90:]) - 10 * lengths[89]
+    assert (at[100].length, at[100].longer, at[100].cut) == (lengths[-1], 0, 0)
+
+
+def test_conversations_count_their_template(model: Path, tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "word " * 5}, {"role": "assistant", "content": "word"}]
+    task = asked("trl", model, written(tmp_path / "rows.jsonl", [{"messages": said}] * 3))
+    plain = asked("trl", model, written(tmp_path / "plain.jsonl", [{"prompt": "word " * 5, "completion": "word"}] * 3))
+    trainer = frameworks.trainer("trl", "sft")
+    with_template, without = trainer.row_lengths(task), trainer.row_lengths(plain)
+    assert with_template is not None and without is not None
+    assert with_template.tokens > without.tokens
+
+
+def test_what_cannot_be_read_says_why(model: Path, tmp_path: Path) -> None:
+    task = asked("swift", model, written(tmp_path / "rows.jsonl", [{"other": 1}]))
+    with pytest.raises(BadInput, match="they have \\['other'\\]"):
+        frameworks.trainer("swift", "sft").row_lengths(task)
+
+
+def test_without_a_dataset_nothing_is_measured(model: Path) -> None:
+    assert frameworks.trainer("trl", "sft").row_lengths(asked("trl", model, None)) is None
+    assert not list(data_lines(None)) and data_row(None) is None
+
+
+def test_it_is_told_in_lines_and_in_the_document(model: Path, tmp_path: Path) -> None:
+    task = asked("trl", model, written(tmp_path / "rows.jsonl", ROWS))
+    found = frameworks.trainer("trl", "sft").row_lengths(task)
+    told, row = "\n".join(data_lines(found)), data_row(found)
+    assert "100 rows" in told and "10.0% of rows" in told
+    assert row is not None and row["percentiles"][2]["share"] == 90 and row["percentiles"][2]["rows_longer"] == 10

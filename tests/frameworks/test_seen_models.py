@@ -1,0 +1,122 @@
+"""What a probe of a launched framework says of its models, held against their files' shapes: its own classes, its own Python.
+
+Of verl, OpenRLHF and Open-Reasoner-Zero as much as can be made without a GPU: what had to be left out stands in `sees/`.
+ms-swift is probed whole in test_swift.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from autotune import frameworks
+from autotune.probe.assembly import models_of
+from tests.frameworks.model_files import shapes
+from tests.worker.drive import inside
+
+ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_FRAMEWORKS") or "absent")
+SEES = Path(__file__).parent / "sees"
+REPOSITORY = ENVIRONMENTS / "orz" / "repo"
+RANKS = (0, 1)
+PERSISTENT = 100_000
+"""DeepSpeed's `stage3_param_persistence_threshold`: a weight of no more elements stays whole on every rank, beside its part."""
+
+FREQUENCIES = 2 * 16
+"""Elements of the rotary table, which transformers keeps twice."""
+
+pytestmark = pytest.mark.slow
+needs_environments = pytest.mark.skipif(not ENVIRONMENTS.exists(), reason="needs `make frameworks`")
+needs_the_repository = pytest.mark.skipif(not REPOSITORY.exists(), reason="needs a clone in .venvs/frameworks/orz/repo")
+
+
+def run(framework: str, environment: str, program: str, model: Path, folder: Path, *which: str, **variables: str) -> None:
+    """Two ranks of one group, as a probe would start them."""
+    watch = frameworks.trainer(framework, "ppo").watch  # type: ignore[attr-defined]
+    before = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    around = {**before, **inside("watched_run").environment(asdict(watch), folder, before)}
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = str(one.getsockname()[1])
+    python = str(ENVIRONMENTS / environment / "bin" / "python")
+    started = [
+        subprocess.Popen(
+            [python, str(SEES / program), str(model), str(rank), port, *which], env=around, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in RANKS
+    ]  # fmt: skip
+    for one_rank in started:
+        said, _ = one_rank.communicate(timeout=500)
+        assert one_rank.returncode == 0, said[-3000:]
+        assert "autotune:" not in said, said[-3000:]
+
+
+def measured(folder: Path) -> list[dict[str, int]]:
+    """As the measurement tells it, rank after rank."""
+    found = models_of({0: {"models": inside("watched_run").found(folder)}})
+    assert [one.rank for one in found] == list(RANKS)
+    return [dict(one.bytes) for one in found]
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def in_zero3(model: Path, *, more: Shapes = (), buffers: int = 0, gradient: int = 2) -> dict[str, int]:
+    """bfloat16 weights, gradients, and a float32 copy with two moments: each rank has a half of each weight."""
+    sizes = [math.prod(shape) for shape in (*shapes(model), *more)]
+    halves = sum(-(-size // 2) for size in sizes)
+    whole = sum(2 * -(-size // 2) for size in sizes if size <= PERSISTENT) + FREQUENCIES + buffers
+    return {"weights": 2 * (halves + whole), "gradients": gradient * halves, "optimizer": 3 * 4 * halves}
+
+
+def untrained(model: Path, *, more: Shapes = ()) -> int:
+    """Nothing has gathered its weights for a step."""
+    return 2 * (sum(-(-math.prod(shape) // 2) for shape in (*shapes(model), *more)) + FREQUENCIES)
+
+
+def of(role: str, parts: dict[str, int]) -> dict[str, int]:
+    return {f"{role}_{name}": size for name, size in parts.items()}
+
+
+@needs_environments
+def test_verls_engines_under_fsdp2(tiny_model: Path, tmp_path: Path) -> None:
+    run("verl", "verl", "verl_engines.py", tiny_model, tmp_path)
+    half = sum(4 * math.prod(shape) // 2 for shape in shapes(tiny_model))
+    policy = {"weights": half + 4 * FREQUENCIES, "gradients": half, "optimizer": 2 * half}
+    for rank, found in enumerate(measured(tmp_path)):
+        # A head of one row and its bias lie on the first rank, and on the other as padding.
+        head = 4 * (128 + 1)
+        mine = half + head if rank == 0 else half
+        critic = {"weights": policy["weights"] + head, "gradients": mine, "optimizer": 2 * mine}
+        assert found == {**policy, **of("critic", critic), "reference_weights": policy["weights"]}
+
+
+@needs_environments
+def test_openrlhfs_actors_under_zero3(tiny_model: Path, tmp_path: Path) -> None:
+    for which in ("policy", "critic", "reference"):
+        run("openrlhf", "openrlhf", "openrlhf_actors.py", tiny_model, tmp_path, which)
+    policy = in_zero3(tiny_model)
+    critic = in_zero3(tiny_model, more=((1, 128),), buffers=2)  # a head for values, and the mean and spread of rewards
+    for found in measured(tmp_path):
+        assert found == {**policy, **of("critic", critic), "reference_weights": untrained(tiny_model)}
+
+
+@needs_environments
+@needs_the_repository
+def test_open_reasoner_zeros_actors_under_zero3(tiny_model: Path, tmp_path: Path) -> None:
+    for which in ("Policy", "Critic", "Ref", "Reward"):
+        run("open-reasoner-zero", "orz", "orz_actors.py", tiny_model, tmp_path, which, PYTHONPATH=str(REPOSITORY))
+    head = ((1, 128), (1,))
+    policy = in_zero3(tiny_model, gradient=4)
+    # What stands in for these two keeps its frequencies in float32.
+    critic = in_zero3(tiny_model, more=head, gradient=4, buffers=FREQUENCIES)
+    reward = untrained(tiny_model, more=head) + 2 * FREQUENCIES
+    beside = {"reference_weights": untrained(tiny_model), "reward_weights": reward}
+    for found in measured(tmp_path):
+        assert found == {**policy, **of("critic", critic), **beside}

@@ -1,0 +1,135 @@
+"""ms-swift: its rules, its own parser on what is rendered, and real steps of `swift sft` on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import frameworks
+from autotune.catalog.model_lookup import find_model
+from autotune.core.candidate import Candidate
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.task import Task
+from autotune.frameworks.launched_run import OUT
+from autotune.frameworks.swift import Swift
+from autotune.probe.executors.local import LocalExecutor
+from autotune.probe.runner import RequestBuilders
+from autotune.probe.worker_process import RunnerSettings
+from autotune.worker.metric_readers import MetricReader
+from tests.frameworks.conftest import make_task
+from tests.frameworks.model_files import shapes
+
+ENVIRONMENTS = os.environ.get("AUTOTUNE_FRAMEWORKS")
+PYTHON = Path(ENVIRONMENTS or "") / "swift" / "bin" / "python"
+needs_swift = pytest.mark.skipif(not ENVIRONMENTS, reason="needs `make frameworks`")
+
+
+def asked(method: str, *, ranks: int = 2, kind: str = "cuda", tuning: str = "lora", **held: Any) -> tuple[Swift, Candidate, Task]:
+    trainer = frameworks.trainer("swift", method)
+    assert isinstance(trainer, Swift)
+    task = make_task(ranks, kind, framework="swift", method=method, tuning=tuning, held=held)
+    return trainer, trainer.complete({}, task), task
+
+
+def refusal(method: str, **about: Any) -> str:
+    trainer, candidate, task = asked(method, **about)
+    return trainer.why_illegal(candidate, task) or ""
+
+
+@pytest.mark.parametrize(
+    ("method", "about", "words"),
+    [
+        ("grpo", {"num_generations": 3, "gradient_accumulation_steps": 4}, "divisible by num_generations"),
+        ("grpo", {"num_generations": 1}, "at least 2"),
+        ("grpo", {"vllm_enable_lora": True, "tuning": "full", "gradient_accumulation_steps": 4}, "full tuning has none"),
+        ("grpo", {"sleep_level": 1, "vllm_mode": "server", "gradient_accumulation_steps": 8}, "vllm_mode=colocate"),
+        ("sft", {"deepspeed": "zero9"}, "deepspeed must be one of"),
+        ("sft", {"tuner_type": "full", "tuning": "qlora"}, "through an adapter"),
+        ("sft", {"use_liger_kernel": True, "padding_free": True}, "excludes padding_free"),
+        ("sft", {"kind": "cpu", "deepspeed": "zero3"}, "need GPUs"),
+    ],
+)
+def test_what_it_refuses_is_refused_with_setting_and_value(method: str, about: dict[str, Any], words: str) -> None:
+    assert words in refusal(method, **about)
+
+
+def test_autotunes_flags_are_its_settings_under_other_names() -> None:
+    _, candidate, _ = asked("grpo", lora_r=32, max_completion_length=256, use_peft=True)
+    assert (candidate.settings["lora_rank"], candidate.settings["max_completion_length"]) == (32, 256)
+    assert "use_peft" not in candidate.settings and "lora_r" not in candidate.settings
+    assert "vllm_mode" not in asked("grpo", use_vllm=False)[1].settings
+
+
+def test_tokens_out_of_its_own_log() -> None:
+    trainer, candidate, task = asked("grpo", gradient_accumulation_steps=4)
+    reader = MetricReader(json.loads(json.dumps(dataclasses.asdict(trainer.launch(candidate, task).figures))))
+    line = '{"loss": 0.0, "completions/mean_length": 120.5, "memory(GiB)": 30.1, "global_step/max_steps": "2/4"}'
+    assert reader.read(line, 1.0) is None
+    figure = reader.read(line, 11.0)
+    assert figure is not None and (figure.tokens, figure.seconds) == (round(120.5 * 8), 10.0)
+
+
+@needs_swift
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "kind"), [("sft", "sft"), ("grpo", "rlhf")])
+def test_its_own_parser_takes_what_is_rendered(method: str, kind: str, tiny_model: Path) -> None:
+    about: dict[str, Any] = {"gradient_accumulation_steps": 8, "deepspeed": "zero3"}
+    trainer, _, task = asked(method, **about, model_type="qwen2", template="qwen2_5")
+    task = Task(workload=dataclasses.replace(task.workload, model=find_model(str(tiny_model))), hardware=task.hardware)
+    candidate = trainer.complete({}, task)
+    *_, command, first = trainer.launch(candidate, task, ProbePlan()).argv[:5]
+    assert (command, first) == (kind, "--model")
+    words = [word.replace(OUT, "/run") for word in trainer.launch(candidate, task, ProbePlan()).argv[4:]]
+    words += ["--use_cpu", "true"]  # bfloat16 is refused where there is no GPU and none is done without
+    program = Path(__file__).parent / "accepts" / "swift_arguments.py"
+    done = subprocess.run(
+        [str(PYTHON), str(program), kind, *words], capture_output=True, text=True, timeout=900, check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    understood = json.loads(done.stdout.strip().splitlines()[-1])
+    assert understood["max_steps"] == 5 and understood["save_strategy"] == "no"
+    assert understood["gradient_accumulation_steps"] == 8 and understood["tuner_type"] == "lora"
+
+
+@needs_swift
+@pytest.mark.slow
+def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
+    held = {"max_length": 64, "model_type": "qwen2", "template": "qwen2_5", "per_device_train_batch_size": 2}
+    trainer, _, task = asked("sft", ranks=1, kind="cpu", tuning="full", **held)
+    task = Task(
+        workload=dataclasses.replace(task.workload, model=find_model(str(tiny_model)), python=PYTHON), hardware=task.hardware
+    )
+    candidate = trainer.complete({}, task)
+    executor = LocalExecutor(
+        RunnerSettings(python=PYTHON, adapter=trainer.adapter, ranks=1, limit_bytes=3 * 2**30),
+        RequestBuilders(
+            load=lambda one: trainer.load_request(one, task), probe=lambda one, plan: trainer.probe_request(one, task, plan)
+        ),
+    )
+    try:
+        measurement: Any = executor.open(candidate).measure(candidate, ProbePlan(timed_cycles=2, deadline_seconds=540))
+    finally:
+        executor.close()
+    assert measurement.outcome == "ok", measurement.failure
+    assert set(measurement.worst.cycle_loss_tokens) == {2 * 64}
+    assert measurement.memory.peak_bytes > 200 * 2**20
+    assert measurement.effective["max_length"] == 64 and len(measurement.effective) > 5
+    assert [one.rank for one in measurement.memory.models] == [0]
+    assert dict(measurement.memory.models[0].bytes) == in_float32(tiny_model)
+
+
+def in_float32(model: Path) -> dict[str, int]:
+    """Reckoned from its file: a gradient and AdamW's two moments for every weight, and the table of rotary frequencies."""
+    config = json.loads((model / "config.json").read_text())
+    trained = sum(4 * math.prod(shape) for shape in shapes(model))
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    # transformers keeps the frequencies twice: as they are used, and as they were.
+    return {"weights": trained + 2 * 4 * (head // 2), "gradients": trained, "optimizer": 2 * trained}

@@ -1,0 +1,114 @@
+"""What ms-swift's settings mean: who trains where, how its weights are spread, and what goes over to vLLM."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import frameworks
+from autotune.catalog.model_lookup import find_model
+from autotune.core.candidate import Candidate
+from autotune.core.errors import IllegalConfiguration
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.task import Task
+from tests.frameworks.conftest import make_task
+
+MODEL = find_model("Qwen2.5-7B")
+
+
+def asked(ranks: int = 4, tuning: str = "lora", model: Any = MODEL, **held: Any) -> tuple[Any, Candidate, Task]:
+    trainer: Any = frameworks.trainer("swift", "grpo")
+    task = make_task(ranks, "cuda", framework="swift", method="grpo", tuning=tuning, held=held, model=model)
+    candidate = trainer.complete({}, task)
+    return trainer, candidate, task
+
+
+def composed(**about: Any) -> Any:
+    trainer, candidate, task = asked(**about)
+    return trainer.compose(candidate, task)
+
+
+def traced(**about: Any) -> Any:
+    trainer, candidate, task = asked(**about)
+    return trainer.trace_request(candidate, task)
+
+
+def test_a_servers_gpu_does_not_train() -> None:
+    apart, together = composed(vllm_mode="server"), composed()
+    assert (apart.ranks, apart.engine, apart.generation) == (3, None, "server")
+    assert (together.ranks, together.generation) == (4, "engine") and together.engine.max_num_seqs == 1
+    assert apart["policy"].ranks == (0, 1, 2)
+
+
+def test_a_server_needs_a_gpu_and_leaves_one() -> None:
+    for gpus in (0, 4):
+        trainer, candidate, task = asked(vllm_mode="server", server_gpus=gpus)
+        assert "leave one to train" in str(trainer.why_illegal(candidate, task))
+
+
+@pytest.mark.parametrize(
+    ("named", "kind", "offloads"),
+    [
+        (None, "ddp", set()),
+        ("zero2_offload", "zero2", {"offload_optimizer"}),
+        ("zero3", "zero3", set()),
+        ("zero3_offload", "zero3", {"offload_optimizer", "offload_param"}),
+    ],
+)
+def test_its_names_of_deepspeeds_configurations(named: str | None, kind: str, offloads: set[str]) -> None:
+    made = traced(deepspeed=named)["sharding"]
+    assert made["kind"] == kind and made["ranks"] == 4 and set(made.get("options", {})) == offloads
+
+
+def test_only_completions_have_logits_and_prompts_are_as_long_as_they_may_be() -> None:
+    made = traced(max_length=4096, max_completion_length=1024, per_device_train_batch_size=2)
+    assert made["settings"]["loss_options"] == {"completion_alone": True}
+    assert (
+        made["settings"]["per_device_train_batch_size"] == 2
+        and sum(made["lengths"][part] for part in ("prompt", "completion")) == 5120
+    )
+
+
+def test_vllms_window_ends_completions_and_shortens_no_prompt() -> None:
+    made = composed(max_length=4096, max_completion_length=1024, vllm_max_model_len=4608)
+    assert (made.prompt_length, made.completion_length) == (4096, 512)
+
+
+def test_an_adapter_goes_over_alone_or_merged_and_in_parts() -> None:
+    assert composed(vllm_enable_lora=True).syncs_adapter_only and not composed().syncs_adapter_only
+    assert composed(move_model_batches=16).sync_parts == 16
+    assert not composed(tuning="full").syncs_adapter_only
+
+
+def test_only_full_tuning_has_a_reference_of_its_own() -> None:
+    assert "reference" not in composed() and "reference" in composed(tuning="full")
+    assert "reference" not in composed(tuning="full", beta=0.0)
+
+
+def test_quantised_weights_are_quantised_in_the_engine_too() -> None:
+    quantised = {**MODEL.config, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    model = type(MODEL)(name="made/gptq", config=quantised, folder=None, origin="catalogue")
+    assert traced(model=model)["model"]["gptq_bits"] == 4
+    made = composed(model=model)
+    assert made.engine.quantised_bits == 4 and made["policy"].quantised_bits == 4
+
+
+def test_a_server_is_started_by_a_file_of_its_own(tmp_path: Path) -> None:
+    trainer, candidate, task = asked(vllm_mode="server", deepspeed="zero3")
+    trainer.write_files(candidate, task, tmp_path)
+    server, training = (tmp_path / "rollout.sh").read_text(), (tmp_path / "launch.sh").read_text()
+    assert "CUDA_VISIBLE_DEVICES=3\n" in server and " rollout --model " in server
+    assert "CUDA_VISIBLE_DEVICES=0,1,2" in training and "NPROC_PER_NODE=3" in training
+    words = shlex.split(training.splitlines()[-1])
+    assert "--vllm_server_host" in words and "--server_gpus" not in words and "--vllm_gpu_memory_utilization" not in words
+    assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0])["messages"]
+
+
+def test_a_probe_starts_no_server() -> None:
+    trainer, candidate, task = asked(vllm_mode="server")
+    with pytest.raises(IllegalConfiguration, match=r"cannot start ms-swift.s vLLM server"):
+        trainer.probe_request(candidate, task, ProbePlan())

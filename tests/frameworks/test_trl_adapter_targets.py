@@ -1,0 +1,60 @@
+"""Adapter layers where neither the user nor PEFT names them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import frameworks
+from autotune.core.candidate import Candidate
+from autotune.core.task import Task
+from autotune.core.yaml_document import read_document
+from autotune.frameworks.trl import adapter_targets
+from autotune.request.flags import Flags
+from autotune.request.job_builder import candidate_of_job, parse_request
+from tests.frameworks.stand_ins import task
+
+ADAPTER = ("lora_target_modules", "lora_dropout")
+
+
+def made(model: str, **user: Any) -> tuple[Candidate, Task]:
+    about = task("trl", "sft", model=model, gpus=1, tuning="lora")
+    about = dataclasses.replace(about, workload=dataclasses.replace(about.workload, **user))
+    return frameworks.trainer("trl", "sft").complete({}, about), about
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("Qwen2.5-7B", (None, 0.05)),
+        ("phi-4", ("all-linear", 0.05)),
+        ("Qwen3-30B-A3B", ("all-linear", 0.0)),
+    ],
+)
+def test_peft_is_told_what_it_does_not_know(model: str, expected: tuple[object, object]) -> None:
+    candidate, _ = made(model)
+    assert tuple(candidate.settings.get(name) for name in ADAPTER) == expected
+
+
+def test_layers_and_dropout_of_the_user_stay() -> None:
+    candidate, about = made("phi-4", user_settings={"lora_target_modules": ["qkv_proj"]})
+    request = frameworks.trainer("trl", "sft").load_request(candidate, about)
+    assert "lora_target_modules" not in candidate.settings
+    assert request["adapter"]["lora_target_modules"] == ["qkv_proj"]  # type: ignore[index]
+    assert made("Qwen3-30B-A3B", held={"lora_dropout": 0.1})[0].settings["lora_dropout"] == 0.1
+
+
+def test_it_is_written_and_said(tmp_path: Path) -> None:
+    request = parse_request(Flags(model="phi-4", gpus="A100-80G", mode="predict"))
+    written = request.trainer.write_files(candidate_of_job(request), request.job.task, tmp_path)
+    settings = read_document(next(path for path in written if path.name == "recommended.yaml")).content
+    assert settings["lora_target_modules"] == "all-linear"
+    assert "adapter on all-linear layers" in request.assumed
+
+
+def test_the_table_is_pefts() -> None:
+    constants = pytest.importorskip("peft.utils.constants")
+    assert set(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING) == adapter_targets._types_known_to_peft()

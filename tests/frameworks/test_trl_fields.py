@@ -1,0 +1,82 @@
+"""The static list of TRL's keys against the TRL that is installed here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.frameworks.trl.field_list import accelerate_options, fields, listed_versions
+from autotune.frameworks.trl.legality import ENUMERATIONS, LOSSES
+
+SCRIPT = Path(__file__).parents[2] / ".ci" / "list_trl_fields.py"
+
+
+@pytest.fixture(scope="module")
+def installed() -> dict[str, Any]:
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_every_key_of_the_installed_trl_is_listed(installed: dict[str, Any]) -> None:
+    missing = set(installed["fields"]) - set(fields())
+    assert not missing, f"run {SCRIPT.name} for TRL {installed['versions']} and merge it in"
+    assert set(installed["accelerate"]) <= accelerate_options()
+
+
+def test_nothing_is_listed_that_the_installed_trl_lacks(installed: dict[str, Any]) -> None:
+    if installed["versions"][0] not in listed_versions():
+        pytest.skip(f"TRL {installed['versions'][0]} is between the listed versions")
+    expected = {name for name, field in fields().items() if not field.versions or installed["versions"][0] in field.versions}
+    assert expected == set(installed["fields"])
+
+
+def test_the_newest_versions_kinds_and_defaults_are_the_listed_ones(installed: dict[str, Any]) -> None:
+    if installed["versions"][0] != listed_versions()[-1]:
+        pytest.skip("the newest listed TRL is not the installed one")
+    for name, facts in installed["fields"].items():
+        listed = fields()[name]
+        assert (listed.owner, list(listed.kinds), listed.default) == (facts["of"], facts["kinds"], facts["default"]), name
+        assert list(listed.choices) == facts.get("choices", []), name
+
+
+@pytest.mark.parametrize("method", ["rloo", "sft", "dpo", "online-dpo"])
+def test_the_other_methods_lists_are_the_installed_trls(method: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--method", method], capture_output=True, text=True, check=True, timeout=240
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found["versions"][0] != listed_versions()[-1]:
+        pytest.skip("the newest listed TRL is not the installed one")
+    listed = {
+        name: field for name, field in fields(method).items() if not field.versions or found["versions"][0] in field.versions
+    }
+    assert set(listed) == set(found["fields"])
+    for name, facts in found["fields"].items():
+        assert (listed[name].owner, list(listed[name].kinds), listed[name].default) == (
+            facts["of"],
+            facts["kinds"],
+            facts["default"],
+        )
+
+
+def test_enumerations_have_their_choices() -> None:
+    assert all(fields()[name].choices for name in ENUMERATIONS)
+
+
+def test_the_losses_are_those_that_trl_computes() -> None:
+    """GRPOConfig takes any word for a loss; the trainer's code knows these."""
+    import inspect
+    import re
+
+    from trl import GRPOTrainer
+
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    named = set(re.findall(r"loss_type == \"(\w+)\"", source))
+    for group in re.findall(r"loss_type in \[([^\]]*)\]", source):
+        named |= set(re.findall(r"\"(\w+)\"", group))
+    assert named == set(LOSSES)

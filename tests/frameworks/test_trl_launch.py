@@ -1,0 +1,53 @@
+"""accelerate.yaml, against the ready-made configurations of the installed TRL."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.core.hardware import Hardware
+from autotune.core.task import Task
+from autotune.core.units import GIB
+from autotune.core.workload import Model, Workload
+from autotune.frameworks.trl.accelerate_launch import launch_configuration
+from autotune.frameworks.trl.trainers import TrlGrpo
+
+
+def task(ranks: int) -> Task:
+    model = Model(name="m", config={"model_type": "qwen2"}, folder=None, origin="made up")
+    hardware = Hardware(kind="cuda", name="A100-40G", count=ranks, memory_bytes=40 * GIB, here=False)
+    return Task(workload=Workload(model=model, python=Path("/usr/bin/python3"), tuning="full"), hardware=hardware)
+
+
+def ready_made(name: str) -> dict[str, object]:
+    spec = importlib.util.find_spec("trl")
+    if spec is None or spec.origin is None:
+        pytest.skip("TRL is not installed")
+    content = (Path(spec.origin).parent / "accelerate_configs" / f"{name}.yaml").read_text()
+    loaded: dict[str, object] = yaml.safe_load(content)
+    return loaded
+
+
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3", "fsdp1", "fsdp2"])
+def test_sharding_is_worded_as_trl_words_it(kind: str) -> None:
+    written = launch_configuration(TrlGrpo().complete({"sharding": kind, "per_device_train_batch_size": 8}, task(4)), task(4))
+    theirs = ready_made(kind)
+    assert written["num_processes"] == 4
+    for key in ("distributed_type", "fsdp_config", "mixed_precision"):
+        assert written.get(key) == theirs.get(key), key
+    # TRL's own zero1 leaves out that nothing is offloaded, and pins the accumulation, which is the trainer's to say.
+    stage, their_stage = written.get("deepspeed_config") or {}, theirs.get("deepspeed_config") or {}
+    assert isinstance(stage, dict) and isinstance(their_stage, dict)
+    shared = stage.keys() & their_stage.keys()
+    assert {name: stage[name] for name in shared} == {name: their_stage[name] for name in shared}
+    assert their_stage.keys() - shared <= {"gradient_accumulation_steps"}
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "NO"), (2, "MULTI_GPU")])
+def test_a_copy_on_every_rank_is_plain(ranks: int, kind: str) -> None:
+    written = launch_configuration(TrlGrpo().complete({"per_device_train_batch_size": 8}, task(ranks)), task(ranks))
+    assert written["distributed_type"] == kind
+    assert "deepspeed_config" not in written and "fsdp_config" not in written

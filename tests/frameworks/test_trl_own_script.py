@@ -1,0 +1,169 @@
+"""A first look at scripts of the user's own, by the real TRL; what can't be tuned is said in a sentence with its way out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.errors import AutotuneError, BadInput, TrainingEnvironmentError
+from autotune.frameworks.trl import script_inspection
+from autotune.frameworks.trl.installed_defaults import installed_defaults
+from autotune.request.flags import Flags
+from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.user_scripts import read_script
+from tests.cli.command import environment
+
+pytest.importorskip("trl")
+pytestmark = pytest.mark.slow
+
+OWN = Path(__file__).parents[1] / "own_scripts"
+ROOT = Path(__file__).parents[2]
+
+HEAD = "from datasets import Dataset\nfrom trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer\nimport sys\n"
+CONFIG = "GRPOConfig('o', use_cpu=True, bf16=False)"
+DATA = "Dataset.from_list([{'prompt': 'a b'}] * 9)"
+GRPO = f"t = GRPOTrainer(sys.argv[1], lambda completions, **k: [0.0], args={CONFIG}, train_dataset={DATA})\n"
+SFT = f"s = SFTTrainer(sys.argv[1], args={CONFIG.replace('GRPO', 'SFT')}, train_dataset={DATA})\n"
+SPREAD = GRPO.replace("bf16=False", "bf16=False, deepspeed={'zero_optimization': {'stage': 2}}")
+APART = "a script of its own"
+
+REFUSED = {
+    "never": ("print('nothing to see')\n", BadInput, "builds no GRPOTrainer", "Give the script that builds it"),
+    "ends": ("raise SystemExit(3)\n", BadInput, "exits with status 3", "-- ARGUMENTS"),
+    "crash": ("x = 1\nopen('not-there.txt')\n", BadInput, "stops in line 5, before its trainer is built: FileNotFound", "trains"),
+    "syntax": ("def f(:\n", BadInput, "stops in line 4", "trains"),
+    "module": ("import not_installed_anywhere\n", TrainingEnvironmentError, "ModuleNotFoundError", "--python"),
+    "both": (SFT + GRPO + "t.train()\n", BadInput, "builds two trainers before it trains, SFTTrainer at line 4", APART),
+    "again": (GRPO + "t.train()\nt.train(True)\n", BadInput, "trains more than once (again.py:5 is one of 2", "tune each"),
+    "loop": (GRPO + "for _ in range(3):\n    t.train()\n", BadInput, "trains more than once", "tune each"),
+    "in turn": (GRPO + "t.train()\n" + SFT + "s.train()\n", BadInput, "builds 2 trainers one after the other", APART),
+    "spread": (SPREAD, BadInput, "sets deepspeed", "--hold sharding"),
+}
+
+TAKEN = {
+    "branches": GRPO + "if len(sys.argv) > 9:\n    t.train(True)\nelse:\n    t.train()\n",
+    "quickstart": GRPO.replace(f"args={CONFIG}, ", "") + "t.train()\n",
+    "reads": GRPO + "print(t.model)\nt.train()\n",
+}
+
+
+def written(folder: Path, scripts: dict[str, str]) -> dict[str, Path]:
+    made = {}
+    for name, body in scripts.items():
+        made[name] = folder / f"{name}.py"
+        made[name].write_text(HEAD + body)
+    return made
+
+
+@pytest.fixture(scope="module")
+def looks(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, tuple[Path, Any]]:
+    """By name: the script and what the look at it answered; one import of the framework for all."""
+    files = written(tmp_path_factory.mktemp("scripts"), {**{name: row[0] for name, row in REFUSED.items()}, **TAKEN})
+    files |= {name: OWN / f"{name}.py" for name in ("plain", "own_class", "rows", "parsed")}
+    parsed = [
+        "--model_name_or_path",
+        str(tiny_model),
+        "--use_cpu",
+        "true",
+        "--bf16",
+        "false",
+        "--num_generations",
+        "4",
+        "--use_peft",
+    ]
+    requests = [
+        {"script": str(file), "arguments": parsed if name == "parsed" else [str(tiny_model)]} for name, file in files.items()
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.worker.look_at_many"], input=json.dumps(requests), capture_output=True, text=True, cwd=ROOT,
+        timeout=280, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads(done.stdout.strip().splitlines()[-1])
+    return dict(zip(files, zip(files.values(), answers, strict=True), strict=True))
+
+
+def looked(looks: dict[str, tuple[Path, Any]], name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Everything behind the look itself, on what the real one answered."""
+    file, answer = looks[name]
+    monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
+    return script_inspection.look_at(str(file), (), python=Path(sys.executable), rewards="real")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_tuned_is_said(looks: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, kind, what, way_out = REFUSED[name]
+    with pytest.raises(AutotuneError) as caught:
+        looked(looks, name, monkeypatch)
+    assert type(caught.value) is kind
+    assert what in str(caught.value) and way_out in str(caught.value), str(caught.value)
+
+
+def test_one_of_two_branches_trains(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looked(looks, "branches", monkeypatch).look.ended_by is None
+
+
+def test_defaults_of_a_script_without_a_configuration_are_held(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's quickstart: no GRPOConfig at all, so that every setting is a default of the installed release."""
+    file, answer = looks["quickstart"]
+    monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
+    monkeypatch.chdir(file.parent)
+    flags = Flags(script=str(file), gpus="H100", mode="predict")
+    request = parse_request(flags)
+    installed = installed_defaults(Path(sys.executable), "grpo")
+    for name in ("num_generations", "max_completion_length", "beta", "loss_type"):
+        assert request.job.space[name].choices == (installed[name],), name
+        assert request.job.task.workload.held[name] == installed[name]
+    assert candidate_of_job(request).settings["dtype"] == "float32"
+
+
+def test_what_is_asked_of_the_trainer_before_it_trains_is_told(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looked(looks, "reads", monkeypatch).look.ended_by == "model"
+
+
+def test_a_call_with_literals(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = looked(looks, "plain", monkeypatch)
+    look = script.look
+    assert (look.method, look.trainer, look.rewards) == ("grpo", "GRPOTrainer", ("length_reward", "brevity"))
+    assert look.settings["gradient_accumulation_steps"] == 2 and look.raw["per_device_train_batch_size"] == 8
+    assert look.prompts is not None and 0 < look.prompts["50"] <= look.prompts["100"]
+    assert look.rows == 40 and look.config_place.line == 26 and not script.takes_flags
+    assert {Path(file).name for file in look.modules} >= {"plain.py", "lengths.py"}
+    assert "hub_token" not in look.raw
+
+
+def test_settings_from_a_parser(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = looked(looks, "parsed", monkeypatch)
+    assert script.takes_flags and script.look.config_place.maker == "TrlParser.parse_args_and_config"
+    assert script.look.adapter["lora_r"] == 16 and script.look.callbacks == ("Noisy", "Noisy")
+
+
+def test_a_class_of_its_own_with_a_ready_made_model(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = looked(looks, "own_class", monkeypatch).look
+    assert look.trainer == "MyTrainer" and look.model.given and look.model.config["hidden_size"] == 128
+    assert look.changed == ("beta",) and look.raw["beta"] == 0.04 and look.expanded == ("gradient_accumulation_steps",)
+    assert look.adapter["lora_r"] == 4
+
+
+def test_given_rows(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = looked(looks, "rows", monkeypatch).look
+    assert (look.method, look.prompts, look.raw["max_length"]) == ("sft", None, 32)
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [({"model": "x"}, "--model and --script"), ({"framework": "verl"}, "--script is for"), ({"config": "x"}, "--config and")],
+)
+def test_the_script_says_what_is_trained(more: dict[str, str], what: str) -> None:
+    with pytest.raises(BadInput, match=what):
+        read_script(Flags(script="train.py", **more))  # type: ignore[arg-type]
+
+
+def test_rewards_are_a_scripts() -> None:
+    with pytest.raises(BadInput, match="--rewards is about a script"):
+        read_script(Flags(rewards="skip"))

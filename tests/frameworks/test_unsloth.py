@@ -1,0 +1,124 @@
+"""unsloth: what it would silently rewrite is refused, and its script says what it came to."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import frameworks
+from autotune.core.candidate import Candidate
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.task import Task
+from autotune.frameworks.launched_run import OUT, probe_request
+from autotune.frameworks.unsloth import Unsloth
+from autotune.worker.metric_readers import MetricReader
+from tests.frameworks.conftest import make_task
+
+ENVIRONMENTS = os.environ.get("AUTOTUNE_FRAMEWORKS")
+PYTHON = Path(ENVIRONMENTS or "") / "unsloth" / "bin" / "python"
+ACCEPTS = Path(__file__).parent / "accepts" / "unsloth_signatures.py"
+
+
+def asked(
+    method: str, *, kind: str = "cuda", ranks: int = 1, tuning: str = "qlora", **held: Any
+) -> tuple[Unsloth, Candidate, Task]:
+    trainer = frameworks.trainer("unsloth", method)
+    assert isinstance(trainer, Unsloth)
+    task = make_task(ranks, kind, framework="unsloth", method=method, tuning=tuning, held=held)
+    return trainer, trainer.complete({}, task), task
+
+
+def constants(trainer: Unsloth, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> dict[str, Any]:
+    """What stands in the script, which is parsed on the way."""
+    tree = ast.parse(trainer.launch(candidate, task, plan).files["train.py"])
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)]
+    named = {node.targets[0].id: node.value for node in assigned if isinstance(node.targets[0], ast.Name)}
+    return {name: ast.literal_eval(named[name]) for name in ("MODEL", "ADAPTER", "CONFIG")}
+
+
+@pytest.mark.parametrize(
+    ("method", "about", "words"),
+    [
+        ("grpo", {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}, "silently make the micro-batch 8"),
+        ("grpo", {"num_generations": 1}, "at least 2"),
+        ("grpo", {"tuning": "full"}, "fast_inference shares frozen weights"),
+        ("grpo", {"use_gradient_checkpointing": "some"}, "must be unsloth, true or false"),
+        ("sft", {"kind": "cpu"}, "requires a GPU"),
+        ("sft", {"ranks": 2}, "one GPU"),
+        ("sft", {"tuning": "full", "load_in_4bit": True}, "cannot be trained"),
+    ],
+)
+def test_what_it_would_refuse_or_rewrite_is_refused(method: str, about: dict[str, Any], words: str) -> None:
+    trainer, candidate, task = asked(method, **about)
+    assert words in (trainer.why_illegal(candidate, task) or "")
+
+
+def test_the_tuning_is_what_is_loaded() -> None:
+    loaded = {tuning: constants(*asked("sft", tuning=tuning)) for tuning in ("full", "lora", "qlora")}
+    assert loaded["full"]["MODEL"]["full_finetuning"] and loaded["full"]["ADAPTER"] is None
+    assert not loaded["lora"]["MODEL"]["load_in_4bit"] and loaded["lora"]["ADAPTER"]["r"] == 16
+    assert loaded["qlora"]["MODEL"]["load_in_4bit"]
+
+
+def test_a_probe_is_bounded_saves_nothing_and_reads_back_what_it_came_to() -> None:
+    trainer, candidate, task = asked("grpo")
+    config = constants(trainer, candidate, task, ProbePlan())["CONFIG"]
+    assert config["max_steps"] == 5 and config["save_strategy"] == "no"
+    assert "max_steps" not in constants(trainer, candidate, task)["CONFIG"]
+    request = json.loads(json.dumps(probe_request(trainer.launch(candidate, task, ProbePlan()), ProbePlan(), candidate.settings)))
+    assert (
+        request["effective"] == {"kind": "json", "file": f"{OUT}/settings.json"}
+        and "per_device_train_batch_size" in request["settings"]
+    )
+
+
+def test_standby_keeps_the_share_that_was_chosen() -> None:
+    trainer, candidate, task = asked("grpo", vllm_standby=True)
+    assert trainer.launch(candidate, task).environment["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] == "1"
+    assert trainer.launch(*asked("grpo")[1:]).environment == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "lines", "tokens"),
+    [
+        ("grpo", ['{"loss": 0.0, "completions/mean_length": 100.5}'] * 2, round(100.5 * 8)),
+        ("sft", ['{"loss": 2.0, "num_tokens": 4096}', '{"loss": 2.0, "num_tokens": 8192}'], 4096),
+    ],
+)
+def test_tokens_out_of_trls_log(method: str, lines: list[str], tokens: int) -> None:
+    trainer, candidate, task = asked(method)
+    reader = MetricReader(probe_request(trainer.launch(candidate, task), ProbePlan())["figures"])  # type: ignore[arg-type]
+    assert reader.read(lines[0], 1.0) is None
+    figure = reader.read(lines[1], 5.0)
+    assert figure is not None and (figure.tokens, figure.seconds) == (tokens, 4.0)
+
+
+@pytest.mark.skipif(not ENVIRONMENTS, reason="needs `make frameworks`")
+@pytest.mark.slow
+def test_its_own_source_takes_what_is_rendered() -> None:
+    done = subprocess.run([str(PYTHON), str(ACCEPTS)], capture_output=True, text=True, timeout=600, check=True)
+    takes = json.loads(done.stdout)
+    everything = {"unsloth_grpo_mini_batch": 4, "unsloth_logit_chunk_multiplier": 2, "float8_kv_cache": True}
+    for method in ("sft", "grpo"):
+        trainer, candidate, task = asked(method, **(everything if method == "grpo" else {}))
+        found = constants(trainer, candidate, task, ProbePlan())
+        assert set(found["MODEL"]) <= set(takes["from_pretrained"]) and set(found["ADAPTER"]) <= set(takes["get_peft_model"])
+        trls = set(frameworks.trainer("trl", method).fields())
+        assert set(found["CONFIG"]) - trls <= {*takes["added"], "output_dir", "report_to"}
+    assert takes["version"].startswith("2026.10.")
+
+
+def test_it_is_told_within_bounds_a_plain_step_the_most_and_the_state_the_least() -> None:
+    trainer, candidate, task = asked("grpo")
+    made = trainer.compose(candidate, task)
+    assert made.fused_parts == ("activations", "logits")
+    assert made.engine is not None and made.engine.shares_weights
+    assert trainer.trace_request(candidate, task)["method"] == "generic"
+    offline = asked("sft")
+    assert offline[0].compose(*offline[1:]).engine is None

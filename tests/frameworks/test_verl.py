@@ -1,0 +1,147 @@
+"""verl's settings, rules and models, against what its own configuration and workers say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.core.errors import CannotPredict
+from autotune.core.probe_plan import ProbePlan
+from autotune.frameworks.launched_run import OUT
+from autotune.frameworks.stand_in import StandIn
+from tests.frameworks.stand_ins import asked, refusal
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+
+
+def request(**about: Any) -> Any:
+    trainer, candidate, task = asked("verl", **about)
+    return trainer.trace_request(candidate, task)
+
+
+def test_the_defaults_are_verls_own_where_it_has_one() -> None:
+    _, candidate, _ = asked("verl")
+    assert candidate.settings["data.train_batch_size"] == 1024
+    assert candidate.settings[f"{ROLLOUT}.gpu_memory_utilization"] == 0.5
+    assert candidate.settings[f"{ROLLOUT}.tensor_model_parallel_size"] == 2
+    assert candidate.settings[MICRO] == 1  # mandatory, and verl has none
+
+
+def test_autotunes_flags_are_its_settings_under_other_names() -> None:
+    _, candidate, _ = asked("verl", max_prompt_length=300, max_completion_length=700, num_generations=4)
+    assert (candidate.settings["data.max_prompt_length"], candidate.settings["data.max_response_length"]) == (300, 700)
+    assert candidate.settings[f"{ROLLOUT}.n"] == 4
+
+
+def test_one_gpu_takes_no_tensor_parallel_engine() -> None:
+    trainer, candidate, task = asked("verl", gpus=1)
+    assert candidate.settings[f"{ROLLOUT}.tensor_model_parallel_size"] == 1
+    assert trainer.why_illegal(candidate, task) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({MICRO: 3}, "not divisible by"),
+        ({f"{ACTOR}.ppo_mini_batch_size": 2048}, "data.train_batch_size=1024 is less than"),
+        ({f"{ROLLOUT}.tensor_model_parallel_size": 3}, "8 GPUs are not divisible"),
+        ({f"{ROLLOUT}.n": 1}, "must be at least 2 to compare"),
+        ({f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000}, "longest sequence, 1024 tokens"),
+        ({f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{MODEL}.use_remove_padding": False}, "needs"),
+        ({"data.train_batch_size": 1001, f"{ROLLOUT}.n": 3}, "is not divisible by 8 GPUs"),
+        ({f"{ROLLOUT}.gpu_memory_utilization": "much"}, "is not a number"),
+        ({f"{MODEL}.lora_rank": 16}, "add --tuning lora"),
+        ({"sharding": "zero3"}, "sharding belongs to TRL"),
+    ],
+)
+def test_what_verl_refuses_is_refused_with_setting_and_value(settings: dict[str, Any], words: str) -> None:
+    said = refusal("verl", settings=settings)
+    assert said is not None and words in said
+
+
+def test_the_older_micro_batch_counts_over_all_gpus_and_excludes_the_newer() -> None:
+    older = {f"{ACTOR}.ppo_micro_batch_size": 64, f"{ROLLOUT}.log_prob_micro_batch_size": 64}
+    assert request(settings=older)["settings"]["per_device_train_batch_size"] == 8
+    assert "both set" in str(refusal("verl", settings={**older, MICRO: 8}))
+
+
+def test_a_token_budget_is_filled_with_whole_rows_and_not_a_token_less() -> None:
+    made = request(settings={f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 5000})
+    rows, length = (
+        made["settings"]["per_device_train_batch_size"],
+        sum(made["lengths"][part] for part in ("prompt", "completion")),
+    )
+    assert rows == 4 and 5000 <= rows * length < 5000 + rows
+
+
+def test_sequence_parallel_cuts_the_tokens_of_a_gpu() -> None:
+    whole, half = (request(settings={MICRO: 4, f"{ACTOR}.ulysses_sequence_parallel_size": ranks}) for ranks in (1, 2))
+    tokens = [
+        one["settings"]["per_device_train_batch_size"] * sum(one["lengths"][p] for p in ("prompt", "completion"))
+        for one in (whole, half)
+    ]
+    assert tokens == [4096, 2048]
+
+
+def test_weights_are_kept_in_float32_and_computed_with_in_bfloat16() -> None:
+    made = request()
+    assert made["sharding"] == {
+        "kind": "fsdp1",
+        "ranks": 8,
+        "options": {"sharding_strategy": "FULL_SHARD", "master_bytes": 4, "frozen_master_bytes": 4, "reduce_bytes": 4},
+    }
+    assert made["model"]["dtype"] == "bfloat16"
+
+
+def test_entropies_cost_the_gradient_its_place() -> None:
+    assert request()["settings"]["loss_options"] == {"in_place": True, "entropy": False}
+    assert request(settings={f"{ACTOR}.entropy_coeff": 0.001})["settings"]["loss_options"] == {"in_place": False, "entropy": True}
+
+
+def test_what_is_offloaded_leaves_for_the_rollout_alone() -> None:
+    fsdp = f"{ACTOR}.fsdp_config"
+    trainer, candidate, task = asked("verl", settings={f"{fsdp}.param_offload": True, f"{fsdp}.optimizer_offload": True})
+    made = trainer.compose(candidate, task)
+    assert made.offloaded_in_rollout == ("weights", "adapters", "optimizer")
+    assert made.processes == 2 and made.engine is not None and made.engine.apart and made.engine.sleep
+
+
+def test_ppo_brings_a_critic_that_stays_unless_all_is_offloaded() -> None:
+    trainer, candidate, task = asked("verl", "ppo")
+    critic = trainer.compose(candidate, task)["critic"]
+    assert critic.trains and critic.awake is None and critic.dtype == "float32"
+    everything = {
+        f"{part}.{what}_offload": True for part in (f"{ACTOR}.fsdp_config", "critic.fsdp") for what in ("param", "optimizer")
+    }
+    trainer, candidate, task = asked("verl", "ppo", settings=everything)
+    assert trainer.compose(candidate, task)["critic"].awake == ()
+    assert "critic" not in asked("verl")[0].compose(*asked("verl")[1:])
+
+
+def test_packed_rows_may_be_as_few_as_one() -> None:
+    trainer, candidate, task = asked("verl", settings={MICRO: 8})
+    least = trainer.lower_bound_candidate(candidate, task)
+    assert least is not None
+    made: Any = trainer.trace_request(least, task)
+    assert made["settings"]["per_device_train_batch_size"] == 1
+    padded = asked("verl", settings={MICRO: 8, f"{MODEL}.use_remove_padding": False})
+    assert padded[0].lower_bound_candidate(*padded[1:]) is None
+
+
+def test_untraceable_settings_are_refused() -> None:
+    with pytest.raises(CannotPredict, match="use_fused_kernels"):
+        asked("verl", settings={f"{MODEL}.use_fused_kernels": True})
+    with pytest.raises(CannotPredict, match="sglang"):
+        asked("verl", settings={f"{ROLLOUT}.name": "sglang"})
+
+
+def test_a_probe_has_hydra_write_into_its_own_folder_and_is_read_there() -> None:
+    trainer, candidate, task = asked("verl")
+    assert isinstance(trainer, StandIn)
+    probe, final = trainer.launch(candidate, task, ProbePlan()), trainer.launch(candidate, task)
+    (folder,) = [word.partition("=")[2] for word in probe.argv if word.startswith("hydra.run.dir=")]
+    assert probe.effective is not None and probe.effective.file == f"{folder}/.hydra/config.yaml"
+    assert folder.startswith(OUT) and final.effective is None
+    assert not any(word.startswith("hydra.") for word in final.argv), "where the user's own run writes is the user's"

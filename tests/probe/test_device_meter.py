@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from autotune.machine.nvml import Nvml
+from autotune.probe.device_meter import DeviceMeter, read
+from autotune.probe.memory_split import HIDDEN
+from tests.probe.nvml_playback import Playback
+
+MIB = 2**20
+FIRST, SECOND = "GPU-5c0f3e00-aaaa-bbbb-cccc-000000000000", "GPU-5c0f3e01-aaaa-bbbb-cccc-000000000001"
+
+
+def until(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 5
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@contextmanager
+def metered(
+    recording: str, *uuids: str, ours: tuple[int, ...] = (9007001, 9007002), here: bool = True
+) -> Iterator[tuple[Playback, DeviceMeter]]:
+    library = Playback(recording)
+    nvml = Nvml.open(library)
+    before = {uuid: read(nvml, uuid) for uuid in uuids}
+    meter = DeviceMeter(nvml, uuids, before, lambda: ours, here=lambda pid: here, interval_seconds=0.001, list_seconds=0.002)
+    try:
+        yield library, meter
+    finally:
+        meter.close()
+
+
+def test_peaks_by_gpu_and_phase_exclude_other_processes() -> None:
+    with metered("two_a100", FIRST, SECOND) as (library, meter):
+        meter.enter("rollout")
+        library.at(1)
+        meter.look()
+        meter.enter("backward")
+        library.at(2)
+        meter.look()
+        meter.enter(None)
+        library.at(3)
+        meter.look()
+        peaks, course = meter.peaks(), meter.timeline()
+    first, second = peaks[FIRST], peaks[SECOND]
+    assert max(course, key=lambda moment: moment.peak_bytes).phase == "backward"
+    assert max(moment.peak_bytes for moment in course) == first.peak_bytes, "of the fullest GPU"
+    assert first.peak_bytes == (31760 - 3080) * MIB
+    assert first.phase_peak_bytes["rollout"] == (21520 - 3080) * MIB
+    assert first.phase_peak_bytes["backward"] == first.peak_bytes
+    assert first.listed_peak_bytes == 28672 * MIB
+    assert (second.peak_bytes, second.listed_peak_bytes) == ((17000 - 4) * MIB, 16900 * MIB)
+    assert first.why is None and not first.newcomers
+
+
+def test_thread_samples_and_mark_resets() -> None:
+    with metered("two_a100", FIRST) as (library, meter):
+        library.at(2)
+        assert until(lambda: meter.peaks()[FIRST].peak_bytes == (31760 - 3080) * MIB)
+        library.at(0)
+        assert until(lambda: meter.peaks()[FIRST].foreign_bytes == 3080 * MIB)
+        meter.mark()
+        meter.look()
+        assert meter.peaks()[FIRST].peak_bytes == 0
+        assert meter.peaks()[FIRST].listed_peak_bytes is None, "nothing of ours is listed any more"
+
+
+@pytest.mark.parametrize(
+    ("recording", "here", "own_mib", "why"),
+    [
+        ("no_process_memory", True, 9220 - 1028, HIDDEN),
+        ("no_permission", True, 6148 - 4, "Insufficient Permissions"),
+        ("other_namespace", False, 8196 - 4, "outside of this container"),
+    ],
+)
+def test_without_a_process_list_the_device_total_is_used(recording: str, here: bool, own_mib: int, why: str) -> None:
+    with metered(recording, FIRST, here=here) as (library, meter):
+        meter.look()
+        library.at(1)
+        meter.look()
+        seen = meter.peaks()[FIRST]
+    assert seen.peak_bytes == own_mib * MIB
+    assert seen.listed_peak_bytes is None
+    assert seen.why is not None and why in seen.why
+
+
+def test_mig_slice_is_metered_alone() -> None:
+    uuid = "MIG-11111111-aaaa-bbbb-cccc-000000000001"
+    with metered("mig", uuid) as (library, meter):
+        library.at(1)
+        meter.look()
+        assert meter.peaks()[uuid].peak_bytes == 8000 * MIB
+
+
+def test_newcomer_is_reported_and_not_counted_as_ours() -> None:
+    with metered("newcomer", FIRST, ours=(9007001,)) as (library, meter):
+        for moment in (1, 2):
+            library.at(moment)
+            meter.look()
+        seen = meter.peaks()[FIRST]
+    assert seen.newcomers == {9008080: 20480 * MIB}
+    assert seen.listed_peak_bytes == 10240 * MIB
+
+
+def test_lost_gpu_ends_the_metering_and_is_recorded() -> None:
+    with metered("lost", FIRST) as (library, meter):
+        library.at(1)
+        assert until(lambda: meter.lost is not None)
+        assert meter.lost is not None and FIRST in meter.lost

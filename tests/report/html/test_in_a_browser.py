@@ -1,0 +1,60 @@
+"""The page in a real browser: nothing complains, everything is drawn, and it can be read on a phone and in the dark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.report import render
+from tests.browser import needs_browser, tab
+from tests.report.html.documents import of_a_real_run, of_a_search, with_predictions
+
+pytestmark = [pytest.mark.slow, needs_browser]
+
+DOCUMENTS = {
+    "real": of_a_real_run,
+    "predicted beside measured": with_predictions,
+    "nothing fits": lambda: of_a_search(limit_mib=100),
+}
+
+
+def _page(folder: Path, document: dict[str, Any]) -> str:
+    file = folder / "report.html"
+    file.write_text(render(document))
+    return file.as_uri()
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("width", [390, 1100])
+def test_every_figure_is_drawn_and_nothing_complains(tmp_path: Path, name: str, width: int) -> None:
+    url = _page(tmp_path, DOCUMENTS[name]())
+    with tab(url, width=width) as opened:
+        opened.page.wait_for_selector("body[data-drawn]")
+        promised = opened.page.locator(".figure").count()
+        assert opened.page.locator(".figure .main-svg").count() >= promised > 0
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert opened.complaints == []
+        assert [asked for asked in opened.asked_for if not asked.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_the_dark_page_has_light_figures(tmp_path: Path) -> None:
+    url = _page(tmp_path, of_a_real_run())
+    colours = []
+    for dark in (False, True):
+        with tab(url, dark=dark) as opened:
+            opened.page.wait_for_selector("body[data-drawn]")
+            colours.append(opened.page.locator(".figure .xtick text").first.evaluate("node => getComputedStyle(node).fill"))
+    assert colours[0] != colours[1]
+
+
+def test_the_table_behind_a_figure_opens(tmp_path: Path) -> None:
+    with tab(_page(tmp_path, of_a_real_run())) as opened:
+        opened.page.wait_for_selector("body[data-drawn]")
+        behind = opened.page.locator("#speed-against-memory-section details")
+        assert not behind.locator("table").is_visible()
+        behind.locator("summary").click()
+        probes = [row for row in of_a_real_run()["trials"] if row["purpose"] != "confirm"]
+        assert behind.locator("tbody tr").count() == len(probes) > 1
+        assert behind.locator("table").is_visible()

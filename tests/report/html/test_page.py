@@ -1,0 +1,204 @@
+"""The page, as text: complete, self-contained, and safe whatever is in the document."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.core.errors import BadInput
+from autotune.core.interference import Disturbance
+from autotune.core.units import format_bytes
+from autotune.report import document, figures_of, markdown, render
+from autotune.report.document_types import CandidateRow
+from autotune.report.html import read_answer
+from autotune.report.html.chart_speed import frontier
+from tests.report.answers import answered
+from tests.report.html.documents import of_a_real_run, of_a_search, with_predictions
+
+
+class _Text(html.parser.HTMLParser):
+    """Visible text of a page, and its tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.seen: list[str] = []
+        self._hidden = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._hidden = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.seen.append(data)
+
+
+def _read(page: str) -> _Text:
+    parser = _Text()
+    parser.feed(page)
+    return parser
+
+
+def test_the_page_has_the_interference_of_concurrent_probes() -> None:
+    found = answered(900)
+    disturbance = Disturbance(
+        candidate_id="c", beside=3, tokens_per_second_beside=90.0, tokens_per_second_alone=100.0, slower_share=0.1,
+        uncertainty=0.02, by_phase={"rollout": 0.125, "backward": -0.01},
+    )  # fmt: skip
+    made = json.loads(json.dumps(document(found.job, replace(found.answer, disturbance=disturbance), [])))
+    text = " ".join(_read(render(made)).seen)
+    assert "10.0% ± 2.0% slower beside 3 others on its machine than alone" in text
+    assert "rollout +12.5%, backward -1.0%" in text
+    assert "Probes ran at the same time" not in " ".join(_read(render(of_a_search())).seen)
+
+
+def test_the_answer_is_first() -> None:
+    document = of_a_real_run()
+    text = " ".join(_read(render(document)).seen)
+    best = document["recommendation"]
+    speed, peak = f"{best['tokens_per_second']['worst']:,.0f}", format_bytes(best["peak_memory_bytes"])
+    assert f"Measured: {speed} tokens/s at a peak of {peak}, of {format_bytes(best['limit_bytes'])} allowed" in text
+    for change in document["changes"]:
+        assert change["name"] in text
+
+
+def test_the_page_lists_model_tensors_by_rank() -> None:
+    made = of_a_search()
+    certificate = made["recommendation"]["certificate"]
+    assert 'id="models"' not in render(made)
+    certificate["models"] = [
+        {"rank": 0, "bytes": {"weights": 2**30, "reference_weights": 3 * 2**29}},
+        {"rank": 1, "bytes": {"weights<b>": 2**28}},
+    ]
+    page = render(made)
+    cells = re.findall(r"<tr><td>(\d)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", page.partition('id="models"')[2])
+    assert cells == [
+        ("0", "weights", "1 GiB"), ("0", "reference weights", "1.5 GiB"), ("1", "weights&lt;b&gt;", "256 MiB"),
+    ]  # fmt: skip
+    certificate["models"] = [{"rank": 0, "bytes": {"weights": "many"}}]
+    with pytest.raises(BadInput):
+        render(made)
+
+
+def test_the_page_lists_every_certificate_item() -> None:
+    document = of_a_search()
+    items = document["recommendation"]["certificate"]["items"]
+    assert items
+    text = " ".join(_read(render(document)).seen)
+    assert all(item["name"] in text and item["says"] in text for item in items)
+
+
+def test_every_failure_is_listed_with_its_evidence() -> None:
+    document = of_a_search()
+    failed = [row for row in document["trials"] if row["outcome"] != "ok"]
+    assert failed, "this search should meet a failure"
+    text = " ".join(_read(render(document)).seen)
+    assert all(row["outcome"] in text for row in failed)
+
+
+def test_nothing_is_fetched() -> None:
+    fetched = [
+        value
+        for tag, attributes in _read(render(of_a_real_run())).tags
+        for name, value in attributes.items()
+        if name in ("src", "href") and not (value or "").startswith("data:")
+    ]
+    assert fetched == []
+
+
+@pytest.mark.parametrize(
+    "hostile", ["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "a & b \" ' `", "${{7*7}}{{7*7}}"]
+)
+def test_whatever_a_model_is_called_it_stays_text(hostile: str) -> None:
+    document = of_a_search()
+    document["question"]["model"] = hostile
+    document["warnings"] = [hostile]
+    for row in document["trials"]:
+        row["knobs"][hostile] = hostile
+        row["why"] = hostile
+    page = render(document)
+    parsed = _read(page)
+    assert [tag for tag, _ in parsed.tags].count("script") == 2
+    assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
+    assert hostile in " ".join(parsed.seen)
+    assert hostile not in _figures(page) or "<" not in hostile
+
+
+def _figures(page: str) -> str:
+    match = re.search(r"const FIGURES = (\{.*?\});\n", page, flags=re.DOTALL)
+    assert match
+    return match[1]
+
+
+def test_figures_are_json_in_a_script() -> None:
+    body = re.sub(r",\s*\}$", "}", _figures(render(of_a_real_run())))
+    assert set(json.loads(body)) >= {"speed-against-memory", "memory-by-phase", "seconds-by-phase"}
+
+
+def test_nothing_fits_is_an_answer_too() -> None:
+    text = " ".join(_read(render(of_a_search(limit_mib=100))).seen)
+    assert "Nothing fits into 100 MiB." in text
+    assert "Measured:" not in text
+
+
+def test_predictions_are_never_shown_as_measured() -> None:
+    text = " ".join(_read(render(with_predictions())).seen)
+    assert "Coloured bars are predicted, part by part." in text
+    assert "predicted peak GiB" in text
+
+
+def test_a_predicted_answer_is_marked_everywhere() -> None:
+    made = of_a_search()
+    made.update(basis="predicted", trials=[], confirm_with="autotune run --mode probe")
+    made["recommendation"]["certificate"] = None
+    text = " ".join(_read(render(made)).seen)
+    assert "Predicted:" in text
+    assert "Nothing was measured: every figure on this page is a prediction." in text
+    assert "autotune run --mode probe" in text
+    assert "Measured:" not in text
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({}, "schema"),
+        ({"schema": 2}, "schema"),
+        ({"schema": 1}, "not one of autotune's"),
+        ({"schema": 1, "status": 3}, "not one of"),
+    ],
+)
+def test_other_documents_are_refused(broken: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        read_answer(broken)
+
+
+def test_the_frontier_holds_only_what_no_other_beats() -> None:
+    def row(peak: float, speed: float) -> CandidateRow:
+        return CandidateRow(knobs={}, peak_memory_bytes=peak, tokens_per_second=speed)
+
+    small, fast, beaten, alike = row(1, 10), row(3, 30), row(2, 9), row(3, 29)
+    assert frontier([beaten, fast, alike, small]) == [small, fast]
+
+
+def test_the_note_holds_the_settings_as_yaml() -> None:
+    import yaml
+
+    document = of_a_real_run()
+    body = markdown(document)
+    block = re.search(r"```yaml\n(.*?)```", body, flags=re.DOTALL)
+    assert block
+    assert yaml.safe_load(block[1]) == document["recommendation"]["knobs"]
+
+
+def test_the_dashboards_figures_carry_their_titles() -> None:
+    titles = {json.loads(figure)["layout"]["title"]["text"] for figure in figures_of(of_a_real_run()).values()}
+    assert "Speed against memory" in titles

@@ -1,0 +1,202 @@
+"""Claims in a database, file systems on which there can't be one, and a database that waits."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from sqlalchemy import Engine, update
+
+from autotune.core.errors import BadInput, StorageLost
+from autotune.core.secrets import without_password
+from autotune.machine.file_systems import file_system_of, is_network, refuse_network_storage
+from autotune.search import claims as claiming
+from autotune.search.claims import MAX_SILENCE_SECONDS, SharedClaims
+from autotune.search.database_retry import RetryPolicy
+from autotune.search.storage import open_storage
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return open_storage(f"sqlite:///{tmp_path / 'study.db'}").engine  # type: ignore[attr-defined,no-any-return]
+
+
+def test_one_of_two_gets_it_until_it_is_given_back(engine: Engine) -> None:
+    one, other = SharedClaims(engine, "s"), SharedClaims(engine, "s")
+    assert one.take("candidate") and not other.take("candidate")
+    assert one.take("candidate"), "asked again after a lost answer, it is still its own"
+    assert other.others() == {"candidate"} and one.others() == frozenset()
+    one.release("candidate")
+    assert other.take("candidate")
+
+
+def test_studies_of_one_database_are_apart(engine: Engine) -> None:
+    one, other = SharedClaims(engine, "s"), SharedClaims(engine, "t")
+    assert one.take("candidate") and other.take("candidate")
+    assert not other.active_drivers and not one.shared
+
+
+def test_a_leaving_driver_releases_its_claims_and_stays_on_record(engine: Engine) -> None:
+    one = SharedClaims(engine, "s")
+    one.take("candidate")
+    one.leave()
+    one.leave()
+    other = SharedClaims(engine, "s")
+    assert other.take("candidate")
+    assert other.shared and not other.active_drivers, "it may have told something that is not known here"
+
+
+def _elsewhere(engine: Engine, driver: SharedClaims, **values: object) -> None:
+    with engine.begin() as connection:
+        mine = claiming._DRIVERS.c.driver == driver.driver
+        connection.execute(update(claiming._DRIVERS).where(mine).values(**values))
+
+
+def test_a_terminated_process_of_this_machine_loses_its_claims_at_once(engine: Engine) -> None:
+    one, other = SharedClaims(engine, "s"), SharedClaims(engine, "s")
+    one.take("candidate")
+    assert not other.release_stale()
+    _elsewhere(engine, one, process=f"{os.getpid()}:1")  # the number was used again by another process
+    assert other.release_stale() and other.take("candidate")
+
+
+def test_a_silent_driver_of_another_machine_loses_its_claims_by_the_local_clock(engine: Engine) -> None:
+    now = [0.0]
+    one, other = SharedClaims(engine, "s"), SharedClaims(engine, "s", now=lambda: now[0])
+    one.take("candidate")
+    _elsewhere(engine, one, place="another machine")
+    for _ in range(5):  # as long as it beats, it lives
+        now[0] += MAX_SILENCE_SECONDS - 1
+        assert not other.release_stale()
+        one._beat_at -= 10.0
+        one.beat()
+    now[0] += MAX_SILENCE_SECONDS - 1
+    assert not other.release_stale()
+    now[0] += MAX_SILENCE_SECONDS + 1
+    assert other.release_stale() and other.take("candidate")
+
+
+def test_threads_that_want_the_same_never_both_get_it(engine: Engine) -> None:
+    drivers = [SharedClaims(engine, "s", retry=RetryPolicy(url="sqlite://")) for _ in range(4)]
+    got: list[str] = []
+    threads = [
+        threading.Thread(target=lambda one=one: got.extend(what for what in map(str, range(50)) if one.take(what)))
+        for one in drivers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got, key=int) == list(map(str, range(50)))
+
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sdb1 /home/me/disk xfs rw 0 0
+mds@tcp:/scratch /scratch lustre rw 0 0
+me@host: /mnt/my\\040files fuse.sshfs rw 0 0
+overlay /var/lib fuse.fuse-overlayfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "network"),
+    [
+        ("/tmp/study.db", "ext4", False),
+        ("/home/me/study.db", "nfs4", True),
+        ("/home/me/disk/study.db", "xfs", False),
+        ("/scratch/x/study.db", "lustre", True),
+        ("/mnt/my files/study.db", "fuse.sshfs", True),
+        ("/var/lib/study.db", "fuse.fuse-overlayfs", False),
+    ],
+)
+def test_sqlite_on_a_network_file_system_is_refused_with_what_to_use(tmp_path: Path, path: str, kind: str, network: bool) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(MOUNTS)
+    assert file_system_of(Path(path), mounts) == kind and is_network(kind) == network
+    if network:
+        with pytest.raises(BadInput, match=rf"network file system \({kind}\).*sqlite:////tmp.*postgresql"):
+            refuse_network_storage(f"sqlite:///{path}", mounts)
+    else:
+        refuse_network_storage(f"sqlite:///{path}", mounts)
+    refuse_network_storage("postgresql://me:secret@host/db", mounts)
+    refuse_network_storage("sqlite://", mounts)
+
+
+def test_this_machine_tells_its_own_file_systems(tmp_path: Path) -> None:
+    assert file_system_of(tmp_path) is not None
+
+
+def test_a_locked_database_is_waited_for(tmp_path: Path) -> None:
+    file, said = tmp_path / "study.db", list[str]()
+    retry = RetryPolicy(url=f"sqlite:///{file}", seconds=30, notify=said.append)
+    study = optuna.create_study(study_name="s", storage=open_storage(f"sqlite:///{file}", retry))
+    holder = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN EXCLUSIVE")
+    threading.Timer(1.0, lambda: holder.execute("COMMIT")).start()
+    began = time.monotonic()
+    study.set_user_attr("name", 1)
+    assert time.monotonic() - began >= 0.9
+    assert study.user_attrs["name"] == 1
+
+
+def test_a_read_only_database_is_reported_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "study.db"
+    storage = open_storage(f"sqlite:///{file}", RetryPolicy(url=f"sqlite:///{file}", seconds=30))
+    study = optuna.create_study(study_name="s", storage=storage)
+    from sqlalchemy import event
+
+    event.listen(storage.engine, "connect", lambda connection, record: connection.execute("PRAGMA query_only=ON"))  # type: ignore[attr-defined]
+    storage.engine.dispose()  # type: ignore[attr-defined]
+    began = time.monotonic()
+    with pytest.raises(StorageLost, match=r"readonly database.*--resume"):
+        study.set_user_attr("name", 1)
+    assert time.monotonic() - began < 5
+
+
+def test_a_full_disk_is_not_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "study.db"
+    storage = open_storage(f"sqlite:///{file}", RetryPolicy(url=f"sqlite:///{file}", seconds=3600))
+    study = optuna.create_study(study_name="s", storage=storage)
+    fill(storage)
+    with pytest.raises(StorageLost, match=r"disk is full.*--resume, after freeing some space"):
+        study.set_user_attr("name", "x" * 1_000_000)
+
+
+def test_a_deleted_database_is_said_to_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.search.database_retry.MAX_MISSING_SECONDS", 0.2)
+    file = tmp_path / "study.db"
+    storage = open_storage(f"sqlite:///{file}", RetryPolicy(url=f"sqlite:///{file}", seconds=3600))
+    study = optuna.create_study(study_name="s", storage=storage)
+    for one in tmp_path.iterdir():
+        one.unlink()
+    with pytest.raises(StorageLost, match=r"was deleted.*record of this user's measurements"):
+        study.set_user_attr("name", 1)
+
+
+def fill(storage: Any) -> None:
+    """Make SQLite report a full disk: a bound on the number of pages gives the same error."""
+    from sqlalchemy import event
+
+    event.listen(storage.engine, "connect", lambda connection, record: connection.execute("PRAGMA max_page_count=1"))
+    storage.engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:secret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql+psycopg://me:se/c@re:t@host:5432/db", "postgresql+psycopg://me:***@host:5432/db"),
+        ("postgresql://host/db?user=me&password=secret&x=1", "postgresql://host/db?user=me&password=***&x=1"),
+        ("sqlite:////tmp/study.db", "sqlite:////tmp/study.db"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown

@@ -1,0 +1,176 @@
+"""One study and several drivers on a real PostgreSQL server that stops and restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+
+from autotune.core.errors import BadInput, StorageLost
+from autotune.request.flags import flags_of
+from autotune.request.job_builder import _storage
+from autotune.search.database_retry import RetryPolicy
+from autotune.search.storage import open_storage
+from autotune.search.study_export import packed, unpack
+from tests.search.postgres import PASSWORD, Server, installed, server
+
+pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(installed("initdb") is None, reason="PostgreSQL's server is not installed: apt-get install postgresql"),
+]
+
+ROOT = str(Path(__file__).parents[2])
+DRIVER = Path(__file__).parent / "one_driver.py"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+def driver(url: str, study: str, folder: Path, name: str, *, seconds: float = 0.15, resume: bool = True) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": ROOT, "XDG_DATA_HOME": str(folder / "data")}
+    words = [sys.executable, str(DRIVER), url, study, str(folder / f"{name}.log"), str(seconds), "resume" if resume else "new"]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, object]:
+    said, wrong = process.communicate(timeout=200)
+    assert process.returncode == 0, wrong
+    assert PASSWORD not in said + wrong
+    return dict(json.loads(said.splitlines()[-1]))
+
+
+def measured(folder: Path, *names: str) -> Counter[str]:
+    """Candidates by how often their measuring was begun, over these drivers."""
+    lines = [line for name in names for line in (folder / f"{name}.log").read_text().splitlines()]
+    return Counter(line.split()[1] for line in lines if line.startswith("short"))
+
+
+def trials_of(url: str, study: str) -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name=study, storage=open_storage(url)).get_trials()
+
+
+def wait_for_lines(file: Path, count: int) -> None:
+    until = time.monotonic() + 60
+    while not (file.exists() and len(file.read_text().splitlines()) >= count):
+        assert time.monotonic() < until, f"{file.name} never had {count} lines"
+        time.sleep(0.02)
+
+
+def test_three_drivers_share_a_study_and_measure_nothing_twice(postgres: Server, tmp_path: Path) -> None:
+    names = ("one", "two", "three")
+    running = [driver(postgres.url, "shared", tmp_path, name) for name in names]
+    answers = [ended(process) for process in running]
+    assert len({answer["winner"] for answer in answers}) == 1
+    counts = measured(tmp_path, *names)
+    assert counts and max(counts.values()) == 1
+    assert sum(bool(measured(tmp_path, name)) for name in names) >= 2, "all was done by one"
+    alone = [line for name in names for line in (tmp_path / f"{name}.log").read_text().splitlines() if line.startswith("long")]
+    assert len(alone) == len({line.split(maxsplit=1)[1] for line in alone}), "a turn of a finalist was measured twice"
+    assert not [trial for trial in trials_of(postgres.url, "shared") if not trial.state.is_finished()]
+
+
+def test_a_killed_drivers_candidates_go_to_the_other_and_the_study_resumes(postgres: Server, tmp_path: Path) -> None:
+    first = driver(postgres.url, "killed", tmp_path, "first", seconds=0.4)
+    wait_for_lines(tmp_path / "first.log", 2)
+    second = driver(postgres.url, "killed", tmp_path, "second", seconds=0.2)
+    wait_for_lines(tmp_path / "second.log", 1)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    answer = ended(second)
+    assert answer["winner"] is not None
+    counts = measured(tmp_path, "first", "second")
+    assert sum(count > 1 for count in counts.values()) <= 1, "only what was in the killed one's hands is measured again"
+    again = ended(driver(postgres.url, "killed", tmp_path, "third"))
+    assert again["winner"] == answer["winner"] and not measured(tmp_path, "third")
+    assert not [trial for trial in trials_of(postgres.url, "killed") if not trial.state.is_finished()]
+
+
+def test_a_server_that_is_away_for_a_while_is_waited_for(postgres: Server, tmp_path: Path) -> None:
+    running = driver(postgres.url, "away", tmp_path, "only", seconds=0.3)
+    wait_for_lines(tmp_path / "only.log", 3)
+    postgres.stop(signal.SIGQUIT)
+    time.sleep(5.0)
+    postgres.start()
+    answer = ended(running)
+    assert answer["winner"] is not None
+    assert max(measured(tmp_path, "only").values()) == 1
+    assert any("does not answer" in str(note) and "waiting" in str(note) for note in answer["notes"])  # type: ignore[attr-defined]
+    told = [trial for trial in trials_of(postgres.url, "away") if "measurement" in trial.user_attrs]
+    assert len(told) == answer["trials"]
+
+
+def test_a_server_that_does_not_come_back_is_reported_in_one_sentence() -> None:
+    with server() as gone:
+        storage = open_storage(gone.url, RetryPolicy(url=gone.url, seconds=1.0))
+        study = optuna.create_study(study_name="gone", storage=storage)
+        gone.stop()
+        with pytest.raises(StorageLost, match=r"tuner:\*\*\*@.*can't be used any more .*--resume") as told:
+            study.set_user_attr("name", 1)
+        assert PASSWORD not in str(told.value)
+        gone.start()
+        study.set_user_attr("name", 2)
+
+
+def test_thousands_of_writes_from_threads_that_all_share_the_database(postgres: Server) -> None:
+    from autotune.search.claims import SharedClaims
+
+    engine = open_storage(postgres.url).engine  # type: ignore[attr-defined]
+    drivers = [SharedClaims(engine, "claims") for _ in range(4)]
+    got: list[str] = []
+
+    def take(claims: SharedClaims) -> None:
+        got.extend(what for what in map(str, range(200)) if claims.take(what))
+
+    threads = [threading.Thread(target=take, args=(claims,)) for claims in drivers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got, key=int) == [str(number) for number in range(200)]
+
+
+def test_a_study_moves_from_sqlite_to_the_server(postgres: Server, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    answer = ended(driver(url, "moves", tmp_path, "here"))
+    unpack(packed(url, "moves"), postgres.url, "moves")
+    again = ended(driver(postgres.url, "moves", tmp_path, "there"))
+    assert again["winner"] == answer["winner"] and not measured(tmp_path, "there")
+
+
+def test_a_wrong_password_is_not_printed(postgres: Server) -> None:
+    with pytest.raises(BadInput) as told:
+        open_storage(postgres.url.replace(PASSWORD, "battery/staple"))
+    assert "battery" not in str(told.value) and "staple" not in str(told.value)
+
+
+@pytest.mark.parametrize("source", ["PGPASSFILE", "PGPASSWORD", "--storage-file"])
+def test_a_password_comes_from_a_file_or_the_environment(
+    postgres: Server, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, file = postgres.url.replace(f":{PASSWORD}@", "@"), tmp_path / "secret"
+    with pytest.raises(BadInput, match="no password supplied"):
+        open_storage(url)
+    if source == "PGPASSWORD":
+        monkeypatch.setenv(source, PASSWORD)
+    elif source == "PGPASSFILE":
+        monkeypatch.setenv(source, str(file))
+        file.write_text(f"127.0.0.1:{postgres.port}:*:tuner:{PASSWORD}\n")
+        file.chmod(0o600)
+    else:
+        file.write_text(f"{postgres.url}\n")
+        url = _storage(flags_of({"storage_file": str(file)})) or ""
+    assert open_storage(url).get_all_studies() is not None

@@ -1,0 +1,155 @@
+"""Relaxation of learning knobs if nothing fits, in the declared order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.catalog.space_files import load_space
+from autotune.core.dataset_lengths import PromptLengths
+from autotune.core.events import Event, Note
+from autotune.core.job import Job
+from autotune.core.measurement import Outcome
+from autotune.core.space import Knob, SearchSpace
+from autotune.core.task import Task
+from autotune.probe.executors.inline import InlineExecutor
+from autotune.search.loop import legal_candidates
+from autotune.search.pipeline import SearchAnswer, SearchRequest, answer
+from autotune.search.relaxation import describe, relaxed
+from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
+
+
+class WithDataset(ToyTrainer):
+    """A trainer whose dataset has a thousand rows."""
+
+    def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
+        kept = 1000 if limit is None else {480: 990, 400: 950, 300: 900}[limit]
+        return PromptLengths(rows=1000, kept=kept, percentiles={50: 100, 90: 300, 95: 400, 99: 480, 100: 600})
+
+
+class Prepared(InlineExecutor):
+    """Executor with the versions that `answer` requires."""
+
+    def prepare(self) -> dict[str, str]:
+        return {"toy": "1.0"}
+
+
+def _space(**held: object) -> SearchSpace:
+    """The shipped GRPO space, as flags would hold it."""
+    space = load_space("grpo")
+    return space.with_choices({name: (value,) for name, value in held.items()})  # type: ignore[misc]
+
+
+def _question(space: SearchSpace, folder: Path = Path("/nowhere")) -> Job:
+    return toy_job(folder, space, MIB)
+
+
+def test_prompts_are_relaxed_at_the_datasets_percentiles() -> None:
+    found = relaxed(_question(_space(max_prompt_length=512)), load_space("grpo"), frozenset(), WithDataset())
+    assert found is not None
+    assert found.job.space["max_prompt_length"].choices == (512, 480, 400, 300)
+
+
+def test_without_a_dataset_values_are_relaxed_by_the_spaces_list_or_by_halves() -> None:
+    for held, choices in [(512, (512, 256)), (200, (200, 100, 50))]:
+        found = relaxed(_question(_space(max_prompt_length=held)), load_space("grpo"), frozenset(), ToyTrainer())
+        assert found is not None and found.job.space["max_prompt_length"].choices == choices
+
+
+def test_a_pinned_knob_is_never_relaxed() -> None:
+    space = _space(max_prompt_length=512, num_generations=8, max_completion_length=1024)
+    found = relaxed(_question(space), load_space("grpo"), frozenset({"num_generations"}), ToyTrainer())
+    assert found is not None
+    assert found.job.space["num_generations"].choices == (8,)
+    assert found.job.space["max_completion_length"].choices == (1024, 512, 256)
+    assert relaxed(_question(space), load_space("grpo"), frozenset(space.relax), ToyTrainer()) is None
+
+
+def test_quantisation_comes_last_and_only_then_is_a_knob() -> None:
+    space = load_space("grpo")
+    assert space.relax[-1] == "load_in_4bit" and "load_in_4bit" not in space
+    found = relaxed(_question(space), space, frozenset(), ToyTrainer())
+    assert found is not None and found.job.space["load_in_4bit"].choices == (False, True)
+
+
+def _asked(folder: Path, limit_mib: int, *, pinned: frozenset[str] = frozenset()) -> tuple[SearchRequest, Machine]:
+    """Requested: 64 tokens and 8 generations, at least 244 MiB. 4 generations need 204 MiB, 32 tokens 212 MiB."""
+    whole = toy_space()
+    job = toy_job(folder, toy_space(num_generations=(8,), max_completion_length=(64,)), limit_mib * MIB)
+    trainer = ToyTrainer()
+    asked = SearchRequest(job=job, trainer=trainer, candidates=legal_candidates(job, trainer), whole_space=whole, pinned=pinned)
+    return asked, Machine(limit_bytes=limit_mib * MIB)
+
+
+def _answer(asked: SearchRequest, machine: Machine, events: list[Event]) -> SearchAnswer:
+    return answer(asked, Prepared(machine.measure), events.append)  # type: ignore[arg-type]
+
+
+def test_the_first_that_fits_is_reported_with_its_changes(tmp_path: Path) -> None:
+    asked, machine = _asked(tmp_path, 220)
+    events: list[Event] = []
+    found = _answer(asked, machine, events)
+    assert found.recommendation.winner is not None
+    assert found.recommendation.relaxed == {"num_generations": 4}
+    assert found.recommendation.changes[0].effect == "learning"
+    completed = [event.text for event in events if isinstance(event, Note)]
+    assert "Nothing fits as it was asked; it fits with num_generations 8 -> 4." in completed
+    short = [candidate.id for candidate, plan in machine.asked if plan.timed_cycles == 3]
+    assert len(short) == len(set(short)), "what the first search measured is not measured again"
+    assert found.recommendation.counts.probed == len(short)
+
+
+def test_knobs_are_relaxed_only_when_nothing_fits(tmp_path: Path) -> None:
+    asked, machine = _asked(tmp_path, 600)
+    found = _answer(asked, machine, [])
+    assert found.recommendation.relaxed == {} and found.job is asked.job
+    assert {candidate.knobs["num_generations"] for candidate, _ in machine.asked} == {8}
+
+
+@pytest.mark.parametrize("limit", [50, 220])
+def test_where_it_may_not_or_cannot_help_nothing_fits(tmp_path: Path, limit: int) -> None:
+    pinned = frozenset({"num_generations", "max_completion_length"}) if limit == 220 else frozenset[str]()
+    asked, machine = _asked(tmp_path, limit, pinned=pinned)
+    found = _answer(asked, machine, [])
+    assert found.recommendation.winner is None and found.recommendation.proven == "no better candidate possible"
+
+
+def test_a_second_time_the_wider_answer_comes_from_the_record_at_once(tmp_path: Path) -> None:
+    asked, machine = _asked(tmp_path, 220)
+    first = _answer(asked, machine, [])
+    measured, events = len(machine.asked), list[Event]()
+    second = _answer(asked, machine, events)
+    assert len(machine.asked) == measured
+    assert second.job == first.job and second.recommendation.relaxed == first.recommendation.relaxed
+    assert any("--fresh measures again" in event.text for event in events if isinstance(event, Note))
+    again = _answer(replace(asked, job=replace(asked.job, fresh=True)), machine, [])
+    assert len(machine.asked) > measured and again.recommendation.from_record is None
+
+
+def test_rows_that_go_are_counted(tmp_path: Path) -> None:
+    prompt = Knob(name="max_prompt_length", choices=(512,), effect="learning", memory="grows", says="longest prompt")
+    space = replace(toy_space(num_generations=(8,), max_completion_length=(64,)), relax=("max_prompt_length",))
+    space = replace(space, knobs=(prompt, *space.knobs))
+
+    class Longer(Machine):
+        def need(self, candidate):  # type: ignore[no-untyped-def]
+            return super().need(candidate) + candidate.knobs["max_prompt_length"] * MIB
+
+    job, trainer = toy_job(tmp_path, space, 700 * MIB), WithDataset()
+    trainer.baseline = lambda space, task: ToyTrainer.baseline(trainer, space, task) | {"max_prompt_length": 512}  # type: ignore[method-assign]
+    asked = SearchRequest(job=job, trainer=trainer, candidates=legal_candidates(job, trainer), whole_space=space)
+    found = _answer(asked, Longer(limit_bytes=700 * MIB), []).recommendation
+    assert found.relaxed == {"max_prompt_length": 400} and found.rows_left_out == 50
+    assert "50 rows" in describe(found, space)
+
+
+def test_crashes_do_not_relax_learning_knobs(tmp_path: Path) -> None:
+    asked, machine = _asked(tmp_path, 220)
+    events: list[Event] = []
+    first = asked.candidates[0]
+    machine.outcomes = {one.id: Outcome.CRASH for one in asked.candidates if one.knobs["batch"] == first.knobs["batch"]}
+    found = _answer(asked, machine, events)
+    assert found.recommendation.winner is None and found.job == asked.job
+    assert any("not relaxed" in event.text for event in events if isinstance(event, Note))

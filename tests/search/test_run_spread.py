@@ -1,0 +1,111 @@
+"""Spread between runs: its prior is that of the committed measurements, and its intervals hold."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from autotune.core.measurement import Speed
+from autotune.core.run_spread import RUN_PER_CYCLE, UNKNOWN_DEVIATION, RunSpread, learn_run_spread
+from autotune.search.loop import LONG_PROBE, SHORT_PROBE
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TABLES = ("narrow-transformers", "narrow-vllm", "wide-transformers")
+
+
+def _table(name: str) -> list[list[Speed]]:
+    """Return the runs of each candidate that was measured repeatedly."""
+    rows: list[dict[str, Any]] = json.loads((BENCHMARKS / f"results/search/table_{name}.json").read_text())["rows"]
+    found: dict[str, list[Speed]] = {}
+    for row in rows:
+        if row["outcome"] == "ok":
+            found.setdefault(row["id"], []).append(msgspec.convert(row["speed"], Speed))
+    return [runs for runs in found.values() if len(runs) > 1]
+
+
+def _between(groups: Iterable[Sequence[float]]) -> float:
+    logs = [[math.log(one) for one in group] for group in groups if len(group) > 1]
+    squares = sum((one - statistics.fmean(group)) ** 2 for group in logs for one in group)
+    return math.sqrt(squares / sum(len(group) - 1 for group in logs))
+
+
+def _speed(rate: float, *, cycles: int = 3, runs: int = 1) -> Speed:
+    return Speed(
+        completion_tokens=8, cycle_seconds=(1.0,) * cycles, cycle_loss_tokens=(round(rate),) * cycles, prompt_tokens=0,
+        phase_seconds={}, runs=runs,
+    )  # fmt: skip
+
+
+def _overlaps(spread: RunSpread, one: Speed, other: Speed) -> bool:
+    (low, high), (other_low, other_high) = spread.interval(one), spread.interval(other)
+    return max(low, other_low) <= min(high, other_high)
+
+
+def test_the_prior_is_that_of_the_committed_measurements() -> None:
+    sweep = json.loads((BENCHMARKS / "results/demo_sweep.json").read_text())
+    swept = _between([row["tokens_per_second"] for row in sweep["candidates"]])
+    assert pytest.approx(swept, abs=0.002) == UNKNOWN_DEVIATION
+    between = {name: _between([[run.tokens_per_second for run in runs] for runs in _table(name)]) for name in TABLES}
+    scatter = {name: statistics.median(run.scatter or 0 for runs in _table(name) for run in runs) for name in TABLES}
+    # The sweep kept no single cycles; its model and space are those of the first table.
+    ratios = [swept / scatter[TABLES[0]], *(between[name] / scatter[name] for name in TABLES)]
+    assert [round(one, 1) for one in ratios] == [1.3, 1.7, 3.2, 2.5]
+    assert statistics.geometric_mean(ratios) == pytest.approx(RUN_PER_CYCLE, abs=0.05)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("known", [0, 3])
+def test_the_intervals_of_two_real_runs_of_one_candidate_overlap(name: str, known: int) -> None:
+    """With the prior alone, and after three candidates were measured repeatedly."""
+    groups = _table(name)
+    spread = learn_run_spread([runs if place < known else runs[:1] for place, runs in enumerate(groups)])
+    pairs = [pair for runs in groups for pair in itertools.combinations(runs, 2)]
+    assert sum(_overlaps(spread, *pair) for pair in pairs) >= 0.95 * len(pairs)
+
+
+def test_the_intervals_of_a_probe_and_its_confirmation_overlap_in_200_repetitions() -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    from tests.benchmarks.test_search import machine_of
+
+    asked, machine = machine_of("qwen2.5-7b-lora-a100-80g", seed=3)
+    fitting = [one for one in asked.candidates if machine.mean_speed(one) is not None]
+    chosen = random.Random(0).sample(fitting, 40)
+    overlapping = covering = 0
+    for candidate in [*chosen, *chosen, *chosen, *chosen, *chosen]:
+        probe, confirmation = (machine.measure(candidate, plan).worst for plan in (SHORT_PROBE, LONG_PROBE))
+        assert probe is not None and confirmation is not None
+        spread = learn_run_spread([[probe, confirmation]])
+        overlapping += _overlaps(spread, probe, confirmation)
+        low, high = spread.interval(confirmation)
+        covering += low <= (machine.mean_speed(candidate) or 0.0) <= high
+    assert overlapping >= 190 and covering >= 190
+
+
+def test_repeated_runs_replace_the_prior() -> None:
+    steady = learn_run_spread([[_speed(1000), _speed(1001)]] * 20)
+    unsteady = learn_run_spread([[_speed(1000), _speed(1300)]] * 20)
+    assert steady.half_width(_speed(1000)) < 0.02 < 0.2 < unsteady.half_width(_speed(1000))
+    assert steady.repeats == unsteady.repeats == 20
+
+
+def test_more_runs_narrow_the_interval_but_more_cycles_of_one_run_do_not() -> None:
+    spread = learn_run_spread([[_speed(1000), _speed(1100)]])
+    one, long, four = (spread.half_width(_speed(1000, **how)) for how in ({}, {"cycles": 50}, {"runs": 4}))
+    assert one == long > 1.8 * four
+
+
+def test_one_slow_cycle_does_not_widen_the_interval() -> None:
+    hiccup = replace(_speed(1000, cycles=5), cycle_seconds=(1.0, 1.8, 1.0, 1.01, 1.0))
+    spread = RunSpread(deviation=0.02, freedom=20, repeats=16)
+    assert spread.half_width(hiccup) == pytest.approx(spread.half_width(_speed(1000)))

@@ -1,0 +1,123 @@
+"""Speed by phase: a phase's error transfers to other candidates; a cliff belongs to its load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.core.answer import Trial
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Phase, Speed
+from autotune.core.prediction import Estimate, PhasePrediction, Prediction
+from autotune.core.verdict import judge
+from autotune.search.loop import legal_candidates
+from autotune.search.surrogate.candidate_table import CandidateTable
+from autotune.search.surrogate.throughput_model import ThroughputModel
+from tests.simulated import MIB, ToyTrainer, toy_job, toy_space
+
+SPACE = toy_space(num_generations=(8,), max_completion_length=(64,))
+CANDIDATES = legal_candidates(toy_job(Path("/nowhere"), SPACE, 1), ToyTrainer())
+TABLE = CandidateTable(SPACE, CANDIDATES)
+NOBODY = np.zeros(0, dtype=np.int64)
+TOKENS = 1000
+SECONDS: Mapping[Phase, float] = {"rollout": 6.0, "forward": 1.0, "backward": 2.0, "optimizer": 1.0}
+
+
+def within(value: float) -> Estimate:
+    return Estimate(value=value, low=0.7 * value, high=1.4 * value)
+
+
+def predicted(one: Candidate) -> Prediction:
+    size, rate = within(100 * MIB), within(TOKENS / sum(SECONDS.values()))
+    phases = tuple(PhasePrediction(name=name, peak_bytes=size, seconds=within(value)) for name, value in SECONDS.items())
+    return Prediction(
+        candidate_id=one.id, basis="traced", fits=True, limit_bytes=1000 * MIB, peak_memory_bytes=size,
+        torch_peak_allocated_bytes=size, torch_peak_reserved_bytes=size, tokens_per_second=rate, phases=phases,
+    )  # fmt: skip
+
+
+def measured(one: Candidate, **off: float) -> Trial:
+    """Return the prediction with some phases scaled."""
+    seconds: dict[str, float] = {name: value * off.get(name, 1.0) for name, value in SECONDS.items()}
+    cycle = sum(seconds.values())
+    speed = Speed(
+        completion_tokens=TOKENS, cycle_seconds=(cycle,), cycle_loss_tokens=(TOKENS,), prompt_tokens=0, phase_seconds=seconds
+    )
+    found = Measurement(
+        candidate_id=one.id, outcome=Outcome.OK, worst=speed, cost=Cost(total_seconds=cycle, load_seconds=0.0),
+        memory=Memory(peak_bytes=MIB, limit_bytes=1000 * MIB, bound_by="formula"),
+    )  # fmt: skip
+    return Trial(number=0, purpose="search", candidate=one, measurement=found, verdict=judge(found))
+
+
+def share(value: float) -> Candidate:
+    return next(one for one in CANDIDATES if one.knobs.get("share") == value)
+
+
+def rates(*trials: Trial) -> Mapping[str, float]:
+    believed = ThroughputModel(TABLE, [predicted(one) for one in CANDIDATES]).posterior(trials, NOBODY)
+    return {one.id: math.exp(believed.mean[index]) for index, one in enumerate(CANDIDATES)}
+
+
+def test_before_anything_is_measured_it_is_the_prediction() -> None:
+    assert all(rate == pytest.approx(TOKENS / 10) for rate in rates().values())
+
+
+def test_a_phases_error_transfers_to_the_same_phase_of_other_candidates() -> None:
+    found = rates(measured(CANDIDATES[0], rollout=1.5), measured(CANDIDATES[5], rollout=1.5))
+    assert found[CANDIDATES[0].id] == pytest.approx(TOKENS / 13, rel=0.02)
+    assert found[CANDIDATES[-1].id] == pytest.approx(TOKENS / 13, rel=0.1), "three seconds more of rollout, and of nothing else"
+
+
+def test_a_cliff_is_that_of_the_load_and_of_no_other() -> None:
+    """An engine whose cache holds one sequence at a time."""
+    thrashing, other = share(0.1), share(0.2)
+    found = rates(measured(thrashing, rollout=20.0))
+    for one in CANDIDATES:
+        if one.load_key == thrashing.load_key:
+            assert found[one.id] == pytest.approx(TOKENS / 124, rel=0.02)
+    assert found[other.id] == pytest.approx(TOKENS / 10, rel=0.02)
+
+
+def test_a_measured_candidate_without_a_cliff_keeps_its_speed() -> None:
+    thrashing = share(0.1)
+    safe = next(one for one in CANDIDATES if one.load_key == thrashing.load_key and one != thrashing)
+    found = rates(measured(thrashing, rollout=20.0), measured(safe))
+    assert found[safe.id] == pytest.approx(TOKENS / 10, rel=0.02)
+
+
+def test_one_without_a_prediction_leaves_the_others_theirs() -> None:
+    """Baseline without a prediction."""
+    known = [None if one == CANDIDATES[0] else predicted(one) for one in CANDIDATES]
+    assert ThroughputModel.has_phase_times(known)
+    believed = ThroughputModel(TABLE, known).posterior([measured(CANDIDATES[1], rollout=1.5)], NOBODY)
+    assert math.exp(believed.mean[1]) == pytest.approx(TOKENS / 13, rel=0.05)
+    assert believed.deviation[0] > believed.deviation[2]
+    assert not ThroughputModel.has_phase_times([None, None])
+
+
+def test_with_steady_cycles_an_unpredicted_difference_is_no_noise() -> None:
+    """Candidates that are predicted alike and turn out otherwise, now faster and now slower."""
+    off = [(0.93, 1.07)[index * index % 7 % 2] for index in range(len(CANDIDATES))]
+
+    def noise(scatter: float) -> float:
+        trials = [measured(one, rollout=by, forward=by, backward=by) for one, by in zip(CANDIDATES, off, strict=True)]
+        pace = ThroughputModel(TABLE, [predicted(one) for one in CANDIDATES])
+        return pace.posterior([scattering(trial, scatter) for trial in trials], NOBODY).noise
+
+    assert noise(0.2) > 0.06, "where cycles scatter, it may be that"
+    assert noise(0.005) <= 0.03
+
+
+def scattering(trial: Trial, scatter: float) -> Trial:
+    """Return the trial with three cycles of different speed."""
+    speed = trial.measurement.worst
+    assert speed is not None
+    cycles = tuple(speed.cycle_seconds[0] * math.exp(way * scatter) for way in (-1, 0, 1))
+    many = replace(speed, cycle_seconds=cycles, cycle_loss_tokens=(TOKENS,) * 3)
+    return replace(trial, measurement=replace(trial.measurement, worst=many))

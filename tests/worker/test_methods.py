@@ -1,0 +1,185 @@
+"""Runs of TRL's other trainers: RLOO, SFT, DPO and online DPO, newest and oldest release."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from tests.worker.drive import inside, load_request, measure_request, run_apart
+
+pytest.importorskip("trl")
+pytestmark = pytest.mark.slow
+
+OVERLAYS = os.environ.get("AUTOTUNE_TRL_OVERLAYS")
+MADE_BY_A_RUN = {"forward", "backward", "optimizer"}
+SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+LORA = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_modules": None}
+
+
+def request_of(method: str, settings: dict[str, Any], *, prompt: int = 24, completion: int = 8, **more: Any) -> dict[str, Any]:
+    worded = measure_request(prompt=prompt, completion=completion, **more)
+    return {**worded, "settings": {**SMALL, **settings}}
+
+
+def runs(method: str, folder: Path, *requests: dict[str, Any], load: dict[str, Any] | None = None, **variables: str) -> list[Any]:
+    document = {
+        "load": load_request(folder / "scratch", method=method, **(load or {})), "measures": list(requests), "traceback": True,
+    }  # fmt: skip
+    (answer,) = run_apart(document, folder, **variables)
+    return [one.get("result") or one for one in answer["measures"]]
+
+
+def check_rows(result: dict[str, Any], *, tokens: int, row: int) -> None:
+    assert "worst" in result, result
+    assert result["worst"]["cycle_loss_tokens"] == [tokens] * 2
+    assert {phase for phase, seconds in result["worst"]["phase_seconds"].items() if seconds > 0} >= MADE_BY_A_RUN
+    ran = result["exercised"]
+    assert (ran["watched"], ran["optimizer_steps"], ran["generations"]) == ("offline", 3, 0)
+    assert (ran["shortest_prompt"], ran["longest_prompt"]) == (row, row)
+
+
+def test_sft_padded_packed_and_without_padding(tmp_path: Path) -> None:
+    padded, packed, free, saved = runs(
+        "sft", tmp_path,
+        request_of("sft", {"max_length": 32}),
+        request_of("sft", {"max_length": 32, "packing": True}),
+        request_of("sft", {"max_length": None, "padding_free": True}),
+        request_of("sft", {"max_length": 32}, plan={"save_checkpoint": True}),
+    )  # fmt: skip
+    for result in (padded, packed, free):
+        check_rows(result, tokens=2 * 2 * 31, row=32)  # the first token of a row is predicted by nobody
+    assert saved["exercised"]["checkpoint_saves"] == 1
+    assert not list((tmp_path / "scratch").rglob("checkpoint-*"))
+
+
+def test_dpo_scores_its_reference_with_an_adapter_and_without(tmp_path: Path) -> None:
+    request = request_of("dpo", {"max_length": 32})
+    (whole,) = runs("dpo", tmp_path, request)
+    (adapted,) = runs("dpo", tmp_path, request, load={"adapter": LORA})
+    for result in (whole, adapted):
+        check_rows(result, tokens=2 * 2 * 2 * 8, row=32)  # two answers of 8 tokens for each of the four prompts
+        assert result["worst"]["phase_seconds"]["score"] > 0
+    assert adapted["effective"]["use_peft"] and not whole["effective"]["use_peft"]
+    trained = 4 * adapted["effective"]["trainable_parameters"]  # float32
+    held = adapted["model_bytes"]
+    assert (held["adapters"], held["gradients"], held["optimizer"]) == (trained, trained, 2 * trained)
+    assert "reference_weights" not in held, "the policy without its adapter is its own reference"
+    assert whole["model_bytes"]["reference_weights"] == whole["model_bytes"]["weights"]
+    assert adapted["effective"]["trainable_parameters"] < whole["effective"]["trainable_parameters"]
+
+
+def test_rloo_generates(tmp_path: Path) -> None:
+    settings = {"num_generations": 2, "max_completion_length": 8, "beta": 0.05}
+    (result,) = runs("rloo", tmp_path, request_of("rloo", settings))
+    assert result["worst"]["cycle_loss_tokens"] == [2 * 2 * 8] * 2
+    assert result["worst"]["phase_seconds"]["rollout"] > 0 and result["worst"]["phase_seconds"]["score"] > 0
+    assert result["exercised"]["generations"] == 3
+
+
+def test_online_dpo_generates_and_scores_pairs(tmp_path: Path) -> None:
+    """Reference: a second copy under full tuning, the policy without its adapter else."""
+    reward = write_reward_model(tmp_path / "reward")
+    settings = {"max_length": 32, "gradient_checkpointing": False}
+    plain = request_of("online-dpo", settings)
+    whole, judged = runs("online-dpo", tmp_path, plain, {**plain, "dataset": {"reward_model_name_or_path": str(reward)}})
+    (adapted,) = runs("online-dpo", tmp_path, request_of("online-dpo", settings), load={"adapter": LORA})
+    for result in (whole, judged, adapted):
+        assert result["worst"]["cycle_loss_tokens"] == [2 * 2 * 2 * 8] * 2, result  # two completions to each of four prompts
+        seconds = result["worst"]["phase_seconds"]
+        assert all(seconds[phase] > 0 for phase in ("rollout", "reward", "score", *MADE_BY_A_RUN))
+        ran = result["exercised"]
+        assert (ran["optimizer_steps"], ran["generations"]) == (3, 6)  # each of two micro-steps has one of its own
+        assert (ran["shortest_prompt"], ran["longest_prompt"]) == (24, 24)
+        assert (ran["shortest_completion"], ran["longest_completion"]) == (8, 8)
+    assert whole["model_bytes"]["reference_weights"] == whole["model_bytes"]["weights"]
+    assert "reference_weights" not in adapted["model_bytes"] and "reward_weights" not in whole["model_bytes"]
+    assert_is_held(judged["model_bytes"]["reward_weights"], reward)
+
+
+def test_a_reward_model_of_grpo_has_parts_of_its_own(tmp_path: Path) -> None:
+    """Classifier that the trainer reads from disk and that scores each completion."""
+    reward = write_reward_model(tmp_path / "reward")
+    settings = {"num_generations": 2, "max_completion_length": 8, "beta": 0.05}
+    data = {"reward_model_name_or_path": str(reward)}
+    (result,) = runs("grpo", tmp_path, request_of("grpo", settings, dataset=data))
+    held = result["model_bytes"]
+    assert_is_held(held["reward_weights"], reward)
+    assert held["reference_weights"] == held["weights"] and held["optimizer"] == 2 * held["gradients"]
+    assert result["worst"]["phase_seconds"]["reward"] > 0
+
+
+def write_reward_model(folder: Path) -> Path:
+    """Write a classifier with one output and a tokenizer, smaller than the policy."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    made_up = inside("synthetic")
+    made_up.write_model_folder(folder, made_up.tiny_config(layers=1))
+    config = AutoConfig.from_pretrained(folder, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def assert_is_held(weighed: int, folder: Path) -> None:
+    """Compare with the tensors on disk plus a few unsaved buffers."""
+    from safetensors import safe_open
+
+    with safe_open(str(folder / "model.safetensors"), framework="pt") as file:
+        names = file.keys()
+        written = sum(file.get_tensor(name).nbytes for name in names)
+    assert written <= weighed < written + 1024
+
+
+def test_the_users_rows_get_the_forced_length(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    folder = tmp_path / "rows"
+    Dataset.from_list([{"text": f"{'short ' * (1 + index % 5)}row {index}"} for index in range(16)]).save_to_disk(str(folder))
+    data = {"dataset_name": str(folder)}
+    (result,) = runs("sft", tmp_path, request_of("sft", {"max_length": 32}, dataset=data))
+    check_rows(result, tokens=2 * 2 * 31, row=32)
+
+
+@pytest.mark.skipif(not OVERLAYS, reason="needs `make trl-overlays`")
+@pytest.mark.parametrize("method", ["sft", "dpo", "rloo", "online-dpo"])
+def test_the_oldest_release(method: str, tmp_path: Path) -> None:
+    older = Path(OVERLAYS or "") / "trl-1.0.0"
+    settings: dict[str, Any] = {"max_length": 32}
+    if method == "rloo":
+        settings = {"num_generations": 2, "max_completion_length": 8}
+    (result,) = runs(method, tmp_path, request_of(method, settings), PYTHONPATH=str(older))
+    assert result["worst"]["cycle_loss_tokens"][0] > 0 and result["optimizer_steps"] == 3
+
+
+@pytest.mark.skipif(not OVERLAYS, reason="needs `make trl-overlays`")
+def test_ppo_measures_four_models(tmp_path: Path) -> None:
+    older = str(Path(OVERLAYS or "") / "trl-1.8.0")
+    reward = write_reward_model(tmp_path / "reward")
+    settings = {"num_ppo_epochs": 2, "num_mini_batches": 2, "reward_model_path": str(reward)}
+    (result,) = runs("ppo", tmp_path, request_of("ppo", settings), PYTHONPATH=older)
+    assert "worst" in result, result
+    seconds, held, ran = result["worst"]["phase_seconds"], result["model_bytes"], result["exercised"]
+    assert all(seconds[phase] > 0 for phase in ("rollout", "reward", "score", *MADE_BY_A_RUN))
+    assert (ran["optimizer_steps"], ran["generations"]) == (3, 3)  # an update is one of each here
+    assert (ran["shortest_prompt"], ran["longest_prompt"], ran["longest_completion"]) == (24, 24, 8)
+    assert all(0 < tokens <= 2 * 2 * 8 for tokens in result["worst"]["cycle_loss_tokens"])
+    for part in ("critic_weights", "reward_weights"):
+        assert_is_held(held[part], reward)
+    assert held["reference_weights"] == held["weights"]
+    assert held["optimizer"] == 2 * held["gradients"] and held["critic_optimizer"] == 2 * held["critic_gradients"] > 0
+    assert not held.keys() & {"reward_optimizer", "reward_gradients", "reference_optimizer", "reference_gradients"}
+
+
+def test_each_method_has_a_trainer_or_a_last_release() -> None:
+    methods, generation = inside("trl.methods"), importlib.import_module("trl.generation.vllm_generation")
+    for name, method in methods.METHODS.items():
+        if Version(version("trl")) > Version(method.newest):
+            with pytest.raises(ImportError, match=f"pip install 'trl=={method.newest}'"):
+                methods.trainer_of({"method": name})
+            continue
+        inside("trl.seams").check(methods.trainer_of({"method": name}), generation, "installed")

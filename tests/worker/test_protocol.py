@@ -1,0 +1,39 @@
+"""Description of the wire, compared with the parent's validation."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import pytest
+
+from autotune.core.secrets import Secrets
+from autotune.probe import message_validation
+from autotune.worker import protocol
+
+EXAMPLES: dict[type, Any] = {int: 1, float: 0.5, str: "rollout", bool: True, dict: {}, list: []}
+
+
+def example(hint: Any) -> Any:
+    """Build a value of a type, with all fields of a TypedDict."""
+    if typing.is_typeddict(hint):
+        return {name: example(inner) for name, inner in typing.get_type_hints(hint).items()}
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        return [] if arguments == (protocol.Message,) else [example(arguments[0])]
+    if origin is dict:
+        return {} if Any in arguments or arguments[1] == protocol.Message else {"rollout": example(arguments[1])}
+    if arguments and origin not in (list, dict):  # of a union the first
+        return example(arguments[0])
+    return EXAMPLES[hint]
+
+
+@pytest.mark.parametrize("event", [protocol.LOADED, protocol.MEASURED, protocol.FAILED, protocol.CYCLE, protocol.READY])
+def test_a_message_with_all_described_fields_is_valid(event: str) -> None:
+    message = {**example(protocol.Event), "event": event}
+    assert message_validation.valid_messages([message], Secrets({})) == [message]
+
+
+def test_no_field_of_an_event_is_described_twice() -> None:
+    commands, events = typing.get_type_hints(protocol.Command), typing.get_type_hints(protocol.Event)
+    assert set(commands) & set(events) == {"id"}

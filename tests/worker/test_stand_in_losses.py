@@ -1,0 +1,55 @@
+"""Policy losses of a stand-in step on real tensors: saved tensors and gradients."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autotune.worker.stand_in.losses import LOSSES, policy_loss  # noqa: E402
+
+ROWS, LENGTH, WORDS = 2, 5, 11
+
+
+def answered(dtype: Any = torch.float32) -> tuple[Any, Any, Any]:
+    """Return weights, a model output with logits that require gradients, and labels."""
+    weights = torch.randn(ROWS, LENGTH, WORDS, dtype=dtype, requires_grad=True)
+    return weights, SimpleNamespace(logits=weights * 1), torch.randint(0, WORDS, (ROWS, LENGTH))
+
+
+@pytest.mark.parametrize("loss", LOSSES[1:])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_each_loss_has_a_gradient_of_the_logits(loss: str, entropy: bool) -> None:
+    weights, out, labels = answered(torch.bfloat16)
+    policy_loss(out, labels, loss, {"entropy": entropy, "widened": loss == "logprobs_kernel"}).backward()
+    assert weights.grad is not None and weights.grad.dtype is torch.bfloat16 and weights.grad.shape == weights.shape
+    assert out.logits is None
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_kernels_gradient_may_overwrite_the_logits(in_place: bool) -> None:
+    _, out, labels = answered()
+    logits = out.logits
+    seen: list[int] = []
+    logits.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
+    policy_loss(out, labels, "logprobs_kernel", {"in_place": in_place}).backward()
+    assert (seen == [logits.data_ptr()]) is in_place
+
+
+def test_saved_logits_by_loss() -> None:
+    def kept(loss: str, **options: bool) -> int:
+        _, out, labels = answered(torch.bfloat16)
+        logits = out.logits
+        held: list[Any] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+            policy_loss(out, labels, loss, options)
+        storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
+        storages.pop(logits.untyped_storage().data_ptr(), None)
+        return sum(size for size in storages.values() if size > ROWS * LENGTH * 8)
+
+    assert kept("logprobs_kernel") == 0
+    narrow, wide = kept("logprobs_plain"), kept("logprobs")
+    assert narrow > 0 and wide == 2 * narrow

@@ -1,0 +1,90 @@
+"""Fault of one of several ranks: the probe ends on all, and no process remains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Outcome
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.task import Task
+from autotune.core.workload import Model
+from autotune.frameworks import trainer
+from autotune.probe.executors.local import LocalExecutor
+from autotune.probe.runner import RequestBuilders
+from autotune.probe.worker_process import RunnerSettings
+from autotune.worker import processes
+from autotune.worker.synthetic import tiny_config
+from tests.frameworks.conftest import make_task
+
+ADAPTER = Path(__file__).with_name("in_trouble.py")
+RANKS = 2
+GENEROUS = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1, deadline_seconds=240)
+IMPATIENT = replace(GENEROUS, deadline_seconds=12)
+SMALL = {"per_device_train_batch_size": 4, "num_generations": 4, "max_prompt_length": 64, "max_completion_length": 8}
+
+pytestmark = pytest.mark.slow
+
+
+def task() -> Task:
+    made = make_task(RANKS)
+    model = Model(name="tiny", config=tiny_config(vocab=4096, layers=4, hidden=256), folder=None, origin="made up")
+    return replace(made, workload=replace(made.workload, model=model))
+
+
+def candidate(accumulation: int) -> Candidate:
+    """Return a candidate; two micro-steps cause the fault, one does not."""
+    return trainer("trl").complete({**SMALL, "gradient_accumulation_steps": accumulation}, task())
+
+
+@pytest.fixture
+def executor(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalExecutor]:
+    monkeypatch.setenv("TROUBLE", request.param)
+    trl, asked = trainer("trl"), task()
+    made = LocalExecutor(
+        RunnerSettings(
+            python=asked.workload.python, adapter=str(ADAPTER), ranks=RANKS, limit_bytes=6 * 2**30, scratch_root=tmp_path
+        ),
+        RequestBuilders(
+            load=lambda one: trl.load_request(one, asked), probe=lambda one, plan: trl.probe_request(one, asked, plan)
+        ),
+    )
+    yield made
+    made.close()
+
+
+def alive_under(executor: LocalExecutor) -> list[int]:
+    assert executor.worker_pid is not None
+    return processes.descendants(executor.worker_pid)
+
+
+@pytest.mark.parametrize("executor", ["memory"], indirect=True)
+def test_out_of_memory_on_one_rank_ends_the_probe_on_all(executor: LocalExecutor) -> None:
+    well = executor.open(candidate(1)).measure(candidate(1), GENEROUS)
+    assert well.outcome is Outcome.OK
+    began = time.monotonic()
+    found = executor.open(candidate(2)).measure(candidate(2), GENEROUS)
+    assert found.outcome.is_out_of_memory, found.failure
+    assert found.failure is not None and found.failure.rank == 1
+    assert found.failure.phase is not None and str(found.outcome) == f"oom_{found.failure.phase}"
+    # The other rank waits for its peer in a collective, for half an hour if it is let; nobody waits for the deadline either.
+    assert time.monotonic() - began < GENEROUS.deadline_seconds / 2
+    assert alive_under(executor) == []
+    assert executor.open(candidate(1)).measure(candidate(1), GENEROUS).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("executor", ["python", "c"], indirect=True)
+def test_a_rank_that_hangs_in_a_collective_is_ended_at_the_deadline(executor: LocalExecutor) -> None:
+    assert executor.open(candidate(1)).measure(candidate(1), GENEROUS).outcome is Outcome.OK
+    ranks = alive_under(executor)
+    assert len(ranks) >= RANKS
+    found = executor.open(candidate(2)).measure(candidate(2), IMPATIENT)
+    assert found.outcome is Outcome.TIMEOUT
+    assert found.failure is not None and "deadline" in found.failure.evidence
+    assert alive_under(executor) == []
+    assert executor.open(candidate(1)).measure(candidate(1), GENEROUS).outcome is Outcome.OK
