@@ -1,11 +1,14 @@
-"""How often `autotune diagnose` names the right cause: whole logs with known causes, those not used for patterns told apart.
+"""Diagnosis benchmark: share of logs for which `autotune diagnose` names the right cause, with logs
+that were not used for patterns listed separately.
 
-    python benchmarks/diagnose.py                      # the table
+python benchmarks/diagnose.py                      # the table
     python benchmarks/diagnose.py --write first_run    # and keep it in results/diagnose.json under that name
     python benchmarks/diagnose.py --blind logs-third --write third_set_first_run
+    python benchmarks/diagnose.py --lines 800000       # the time to read a log of that length
 
-The logs are those of tests/diagnose/logs, with their causes in labels.yaml; provoke/run.py there makes them anew. A blind set is
-a folder of its own there: written by somebody who had not seen the table of failures, and read once before anything is mended.
+The logs are those of tests/diagnosis/logs, with their causes in labels.yaml; provoke/run.py there
+creates them. A blind set is a folder of its own there: written without access to the failure
+tables, and read once before anything is corrected.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import hashlib
 import json
 import platform
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,16 +28,16 @@ from typing import Any
 
 import yaml
 
-from autotune.diagnose import Diagnosis, diagnose
+from autotune.diagnosis import Diagnosis, diagnose
 
 ROOT = Path(__file__).resolve().parent.parent
-CORPUS = ROOT / "tests" / "diagnose"
+CORPUS = ROOT / "tests" / "diagnosis"
 RESULTS = ROOT / "benchmarks" / "results" / "diagnose.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One log with what it is."""
+    """Log with its label and its diagnosis."""
 
     label: Mapping[str, Any]
     found: Diagnosis
@@ -52,16 +56,16 @@ class Case:
 
     @property
     def defensible(self) -> bool:
-        """Right, or one of the causes that whoever wrote the label would have accepted as well."""
+        """Return True for the right cause, or one that the author of the label accepts as well."""
         return self.right or self.told in map(_word, self.label.get("also_defensible") or ())
 
     @property
     def false_alarm(self) -> bool:
-        """A failure that is not about memory, called one."""
+        """Return True for a failure unrelated to memory that was reported as one."""
         return bool(self.found.is_memory) and not self.label["is_memory"]
 
     def agrees(self, what: str) -> bool | None:
-        """Whether the phase or the rank is the labelled one; None where the label says nothing."""
+        """Return True if the phase or the rank equals the label; None where the label has none."""
         return None if what not in self.label else getattr(self.found, what) == self.label[what]
 
 
@@ -86,7 +90,7 @@ def summary(chosen: Sequence[Case]) -> dict[str, Any]:
 
 
 def confusion(chosen: Sequence[Case]) -> str:
-    """Rows are what it is, columns what was told."""
+    """Return the confusion matrix: rows are labels, columns diagnoses."""
     pairs = Counter((case.cause, case.told) for case in chosen)
     lines = [f"{'is':<20} logs  told"]
     for cause in sorted({case.cause for case in chosen}):
@@ -112,9 +116,25 @@ def _of_corpus() -> tuple[dict[str, Any], list[Case]]:
 
 
 def _table() -> str:
-    """Which table read them: a digest of its files."""
+    """Return a digest of the failure tables."""
     files = sorted((ROOT / "autotune").glob("failures/*.py")) + sorted((ROOT / "autotune").glob("diagnose/*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def reading_seconds(lines: int) -> float:
+    """Return the processor time to read a synthetic log of this length, whose last line is its failure."""
+    kinds = (
+        "{{'loss': 0.5, 'grad_norm': 0.1, 'num_tokens': {n}.0, 'completions/mean_length': 210.5, 'epoch': 0.1}}",
+        " 3%|###       | {n}/800000 [01:12<2:33:11,  1.2s/it]",
+        "(WorkerDict pid=1000) INFO [loggers.py:116] Engine 000: Running: {n} reqs, GPU KV cache usage: 3.1%",
+        "[rank1]: step {n} reward=0.5 kl=0.01",
+        "2026-01-01 12:00:00,123 INFO trainer step={n} some words in a line of a usual length",
+    )
+    log = "\n".join(kinds[number % len(kinds)].format(n=number) for number in range(lines))
+    began = time.process_time()
+    found = diagnose(f"{log}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    assert found.is_memory
+    return time.process_time() - began
 
 
 def _commit() -> str:
@@ -126,7 +146,11 @@ def main() -> int:
     parser.add_argument("--write", metavar="NAME", help="keep the figures under this name")
     parser.add_argument("--note", default="", help="what is to be said beside them")
     parser.add_argument("--blind", metavar="FOLDER", help="read this set of tests/diagnose instead, with its own labels.yaml")
+    parser.add_argument("--lines", type=int, help="measure the time to read a log of this length instead")
     given = parser.parse_args()
+    if given.lines:
+        print(f"{given.lines} lines: {reading_seconds(given.lines):.1f} s of processor time")
+        return 0
     if given.blind:
         chosen = cases(CORPUS / given.blind, CORPUS / given.blind / "labels.yaml")
         figures = summary(chosen)

@@ -1,9 +1,11 @@
-"""Predicted against publicly measured: every chosen row of foresight-rows.json, under the library versions it names.
+"""Predicted memory and speed, compared with public measurements: every chosen row of
+foresight-rows.json, under the library versions it names.
 
-    make bench-foresight
+make bench-foresight
 
-No GPU, no weights, no network: each row's training step is followed on tensors without memory, by the code that the row was
-measured with where that can be installed, and compared by kind of peak. Writes results/foresight.json and results/foresight.md.
+No GPU, no weights, no network: the training step of each row is traced on tensors without memory,
+with the installed code of the versions that the row was measured with where that can be installed,
+and compared by kind of peak. Writes results/foresight.json and results/foresight.md.
 """
 
 from __future__ import annotations
@@ -31,14 +33,15 @@ RESULTS = HERE / "results"
 ENVIRONMENTS = HERE.parent / ".venvs"
 CURRENT = "current"
 BESIDE = "liger"
-"""What rows of today's versions need and the environment itself does not have: laid over it, where it is there."""
+"""Overlay with packages that rows of current versions need and the environment lacks."""
 
 PARALLEL = 2
 TRACE_SECONDS = 600.0
-"""Per specification, on the clock: on a machine that many share the longest takes fifty times what it does alone."""
+"""Wall seconds per specification. On a shared machine the longest takes fifty times as long as alone.
+"""
 
-Job = tuple[str, Path, Mapping[str, Any]]
-"""An environment's name, where it lies, and what one process follows in it."""
+Task = tuple[str, Path, Mapping[str, Any]]
+"""Environment's name, its path, and the specifications that one process traces in it."""
 
 
 def main() -> int:
@@ -69,7 +72,7 @@ def main() -> int:
 
 
 def _beside(choice: Mapping[str, Any], case: Any) -> float:
-    """MiB that are known of the machine of this row's environment."""
+    """Return the known MiB outside torch of the machine of this row's environment."""
     return float(choice["environments"].get(case.row["environment"], {}).get("shown_beside_mib", 0))
 
 
@@ -85,7 +88,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def follow_all(cases: Iterable[Any], environments: Path, keep: Path | None) -> dict[str, Mapping[str, Any]]:
-    """Every specification once, in the environment of its rows. An environment that is not there is said, not replaced."""
+    """Trace every specification once, in the environment of its rows. A missing environment is
+    reported, not replaced."""
     wanted: dict[str, dict[str, Any]] = {}
     answers: dict[str, Mapping[str, Any]] = {}
     for case in cases:
@@ -97,7 +101,7 @@ def follow_all(cases: Iterable[Any], environments: Path, keep: Path | None) -> d
     with tempfile.TemporaryDirectory() as folder:
         answered = keep or Path(folder)
         answered.mkdir(parents=True, exist_ok=True)
-        jobs: list[Job] = []
+        jobs: list[Task] = []
         for name, specifications in wanted.items():
             overlay = environments / f"foresight-{BESIDE if name == CURRENT else name}"
             if name != CURRENT and not overlay.is_dir():
@@ -116,20 +120,20 @@ def _answer(folder: Path, key: str) -> dict[str, Any] | None:
     return json.loads(found.read_text()) if found.is_file() else None
 
 
-def _split(name: str, overlay: Path, specifications: Mapping[str, Any]) -> list[Job]:
-    """As many processes as there are cores to share."""
+def _split(name: str, overlay: Path, specifications: Mapping[str, Any]) -> list[Task]:
+    """Return one task per available core."""
     keys = list(specifications)
     parts = [{key: specifications[key] for key in keys[part::PARALLEL]} for part in range(PARALLEL)]
     return [(name, overlay, own) for own in parts if own]
 
 
-def _run(jobs: list[Job], folder: Path, answered: Path) -> None:
-    """A few at a time; what hangs is ended, and its rows say so."""
+def _run(jobs: list[Task], folder: Path, answered: Path) -> None:
+    """Run a few tasks at a time; a task that hangs is ended, and its rows state that."""
     waiting, running = list(enumerate(jobs)), []
     while waiting or running:
         while waiting and len(running) < PARALLEL:
-            number, job = waiting.pop(0)
-            running.append(_start(*job, asked=folder / f"specifications-{number}.json", answered=answered))
+            number, task = waiting.pop(0)
+            running.append(_start(*task, asked=folder / f"specifications-{number}.json", answered=answered))
         running = [(process, until) for process, until in running if process.poll() is None]
         for process, until in running:
             if time.monotonic() > until:

@@ -1,4 +1,5 @@
-"""A chosen row as the specification of a trace, a sharding, and the facts of its device. No row has anything of its own here."""
+"""Conversion of a chosen row into the specification of a trace, a sharding, and facts about its
+device. No row has a special case here."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ ADDED_TOKENS = {"mistral": 1}
 
 ADAPTER = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "task_type": "CAUSAL_LM"}
 GROUP_SIZE = 128
-"""Of TheBloke's GPTQ checkpoint, as its model card says."""
+"""Group size of TheBloke's GPTQ checkpoint, according to its model card."""
 
 KERNELS = {"fast_loss": True, "fast_rms_layernorm": True, "fast_rope_embeddings": True}
 FSDP = {
@@ -72,14 +73,15 @@ FSDP = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row, expressed."""
+    """Row, expressed."""
 
     row: Mapping[str, Any]
     specification: Mapping[str, Any]
 
     @property
     def key(self) -> str:
-        """Rows that differ in nothing that a trace sees share one; the environment's versions are part of what it sees."""
+        """Key of the trace: rows that a trace can't distinguish share one. The environment's versions
+        are part of it."""
         asked = json.dumps([self.row["environment"], self.specification], sort_keys=True)
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
@@ -169,7 +171,7 @@ def fms(row: Mapping[str, Any]) -> Case:
 
 
 def _quantisation(row: Mapping[str, Any], kind: str | None) -> dict[str, Any]:
-    """As BNBAccelerationPlugin says it; its own GPTQ layers are put in by the plugin."""
+    """Return the quantisation of BNBAccelerationPlugin; the plugin inserts its GPTQ layers."""
     if kind != "bitsandbytes":
         return {}
     stored = row["dtype"] if row["gpus"] > 1 else "uint8"
@@ -183,7 +185,7 @@ def _quantisation(row: Mapping[str, Any], kind: str | None) -> dict[str, Any]:
 
 
 def _as_autotune(adapter: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Under the names that the adapter of a specification has."""
+    """Return the adapter under the names of a specification."""
     if adapter is None:
         return None
     names = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": "lora_task_type"}

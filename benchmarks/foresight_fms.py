@@ -1,8 +1,10 @@
-"""fms-acceleration's own plugins, applied to a model on meta: what its benchmark rows were measured with.
+"""Plugins of fms-acceleration, applied to a model on meta: the code that its benchmark rows were
+measured with.
 
-Runs in the environment that the rows name, as patches of a generic step. The plugins' real code is called (its model rules,
-its quantised layers, its ways of preparing a model); only what would need a GPU is stood in for: Triton kernels, which
-write into tensors that their callers allocate, and `device="cuda"`, which is the traced device here.
+Runs in the environment that the rows name, as patches of a generic step. The plugins' real code is
+called (its model rules, its quantised layers, its ways of preparing a model). Two parts that need a
+GPU are replaced: Triton kernels, which write into tensors that their callers allocate, and
+`device="cuda"`, which is the traced device here.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class _Library:
 
 
 class _TorchOnTheTracedDevice:
-    """torch, whose `device="cuda"` is the device that is traced."""
+    """Wrapper of torch in which `device="cuda"` is the traced device."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -64,7 +66,8 @@ class _TorchOnTheTracedDevice:
         return torch.empty(*sizes, device=None if device == "cuda" else device, **kwargs)
 
     def addmm(self, input: Any, mat1: Any, mat2: Any, *, out: Any = None, alpha: Any = 1, beta: Any = 1) -> Any:
-        """Into a given tensor the product takes nothing else; a fake one cannot be told the factor, a tensor of one number."""
+        """Product into a given tensor, which allocates nothing else. A fake tensor can't carry the
+        factor, a tensor with one number."""
         if out is None:
             return torch.addmm(input, mat1, mat2, alpha=alpha, beta=beta)
         out.add_(torch.empty((), dtype=out.dtype))
@@ -161,7 +164,8 @@ def with_gptq(model: Any, wanted: Any) -> Any:
 
 
 def _packed_as_parameters(layer: Any) -> None:
-    """FSDP shards floating-point parameters only: the plugin keeps the packed tensors as such, and views them back."""
+    """Keep the packed tensors as parameters, and view them back: FSDP shards floating-point parameters
+    alone."""
     for name in ("qweight", "qzeros"):
         packed = getattr(layer, name).view(torch.float16)
         delattr(layer, name)
@@ -169,9 +173,9 @@ def _packed_as_parameters(layer: Any) -> None:
 
 
 def _adapters_on_meta() -> Any:
-    from autotune.inside.tracing import fake
+    from autotune.worker.tracing import fake_models
 
-    return fake.adapters_on_meta()
+    return fake_models.adapters_on_meta()
 
 
 def with_bitsandbytes(model: Any, wanted: Any) -> Any:

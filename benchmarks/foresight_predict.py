@@ -1,4 +1,4 @@
-"""From a row's trace to what it should have shown, beside what it did show: each kind of peak by itself."""
+"""Predicted figures of a row next to its published ones, one kind of peak at a time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import msgspec
 from foresight_express import Case
 
-from autotune import catalogue
-from autotune.composition import Composition, Resident
-from autotune.hardware import Hardware
-from autotune.predict import constants, sharding
-from autotune.predict.predictor import Situation, predict
-from autotune.prediction import Prediction
-from autotune.trace import Trace
-from autotune.units import MIB
+from autotune import catalog
+from autotune.core.composition import Composition, Resident
+from autotune.core.hardware import Hardware
+from autotune.core.prediction import Prediction
+from autotune.core.trace import Trace
+from autotune.core.units import MIB
+from autotune.estimate import constant_estimates, sharding
+from autotune.estimate.predictor import PredictionInput, predict
 
 
 def compare(case: Case, answer: Mapping[str, Any] | None, beside_mib: float = 0) -> dict[str, Any]:
-    """One line of the table. A row that could not be followed says why."""
+    """Return one line of the table. A row that could not be traced states the reason."""
     row = case.row
     line: dict[str, Any] = {
         "id": row["id"],
@@ -44,17 +44,19 @@ def compare(case: Case, answer: Mapping[str, Any] | None, beside_mib: float = 0)
 
 
 def predictions(case: Case, trace: Trace) -> list[Prediction]:
-    """One per rank."""
+    """Return one prediction per rank."""
     return [prediction(case, trace, rank) for rank in range(int(case.row["gpus"]))]
 
 
 def _kinds(case: Case, found: list[Prediction], beside: float) -> dict[str, Any]:
-    """The benchmark read torch on the first rank, and took the mean of what nvidia-smi showed on all GPUs.
+    """Return the kinds of peaks. The benchmark read torch on the first rank and averaged nvidia-smi
+    over all GPUs.
 
-    `beside`: what is known that a process of this machine shows beyond what one of its kind does elsewhere.
+    `beside`: known bytes of a process on this machine in addition to those of the same kind of
+    machine elsewhere.
     """
     measured, allocated = case.row["measured"], found[0].torch_peak_allocated_bytes
-    others = constants.context(gpu_named(case.row["gpu"])).scaled(case.contexts - 1)
+    others = constant_estimates.context(gpu_named(case.row["gpu"])).scaled(case.contexts - 1)
     each = [one.peak_memory_bytes + others for one in found]
     low, value, high = (fmean(getattr(one, end) for one in each) for end in ("low", "value", "high"))
     more = beside * case.contexts
@@ -77,12 +79,12 @@ def _beside(predicted: float, measured: float, low: float, high: float) -> dict[
 
 
 def prediction(case: Case, trace: Trace, rank: int) -> Prediction:
-    """The product's own path: sharding, replay, what the device shows."""
+    """Return the product's own prediction: sharding, replay, device memory."""
     row, spec = case.row, case.specification
     spread = sharding.apply(trace, replace(sharding.Sharding.of(case.sharding), rank=rank))
     gpu = gpu_named(row["gpu"])
     return predict(
-        Situation(
+        PredictionInput(
             candidate_id=row["id"],
             composition=composition(row, spec),
             hardware=Hardware(kind="cuda", name=gpu.name, count=row["gpus"], memory_bytes=gpu.memory_mib * MIB, here=False),
@@ -96,8 +98,8 @@ def prediction(case: Case, trace: Trace, rank: int) -> Prediction:
     )
 
 
-def gpu_named(name: str) -> catalogue.Gpu:
-    return next(gpu for gpu in catalogue.gpus() if gpu.name == name)
+def gpu_named(name: str) -> catalog.Gpu:
+    return next(gpu for gpu in catalog.gpus() if gpu.name == name)
 
 
 def composition(row: Mapping[str, Any], spec: Mapping[str, Any]) -> Composition:

@@ -39,7 +39,7 @@ def document(
 
 
 def _reason(line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """For a row above 10%: its own, from what the rows beside it show."""
+    """Return the reason of a row above 10%, from the rows next to it."""
     shown = line.get("nvidia_smi_used")
     if shown is None or max(abs(line[kind]["error"]) for kind in KINDS) <= LOOKED_INTO:
         return {}
@@ -72,7 +72,7 @@ def _given_back(line: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def versions(answers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Of all environments that answered."""
+    """Return the versions of all environments that responded."""
     found: dict[str, set[str]] = {}
     for answer in answers:
         for name, version in (answer.get("trace") or {}).get("versions", {}).items():

@@ -1,4 +1,4 @@
-"""Where the torch of a measurement did something else than the torch that stands in for it here."""
+"""Differences between the torch of a measurement and the installed torch that replaces it here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _plain = torch.Tensor.__getitem__
 
 
 def full_slices(model: Any, spec: Any) -> None:
-    """Up to torch 2.8 a full slice (the last of `x[..., :-1, :]`) is a slice of its own, with a gradient of its own.
+    """Copy full slices (the last of `x[..., :-1, :]`), as torch up to 2.8 does, each with its
+    gradient.
 
-    `applySlice` in ATen/TensorIndexing.h compared the length with the slice's end, and an end that is not given is the largest
-    integer there is. Later releases leave such a slice out.
+    `applySlice` in ATen/TensorIndexing.h compared the length with the slice's end, and an end that
+    is not given is the largest integer. Later releases skip such a slice.
     """
     torch.Tensor.__getitem__ = _piece_by_piece  # type: ignore[method-assign,assignment]
 

@@ -1,6 +1,7 @@
-"""Follows generic steps in the environment that it is started with; every one in a fork, because patches stay.
+"""Tracer of generic steps in the environment that runs it; every one in a fork, because patches
+persist.
 
-    python benchmarks/foresight_tracer.py SPECIFICATIONS.json FOLDER
+python benchmarks/foresight_tracer.py SPECIFICATIONS.json FOLDER
 
 One file per specification is written to FOLDER: `{"trace": ...}` or `{"error": "..."}`.
 """
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 150
-"""Of computing: a step that takes more is given up, however busy the machine is; the longest takes a tenth of it."""
+"""CPU seconds after which a step is given up, independent of the machine's load. The longest takes a
+tenth of it."""
 
 HANGS_SECONDS = 10 * SECONDS
-"""On the clock."""
+"""Wall seconds after which a process hangs."""
 
 HERE = Path(__file__).resolve().parent
 
@@ -29,7 +31,7 @@ def main() -> int:
     sys.path[:0] = [str(HERE), str(HERE.parent)]
     specifications = json.loads(Path(sys.argv[1]).read_text())
     folder = Path(sys.argv[2])
-    adapter = importlib.import_module("autotune.inside.adapters.generic_trace")
+    adapter = importlib.import_module("autotune.worker.stand_in.trace")
     adapter.warm({})
     for name, specification in specifications.items():
         follow(adapter, specification, folder / f"{name}.json")
@@ -37,7 +39,7 @@ def main() -> int:
 
 
 def follow(adapter: Any, specification: Any, answer: Path) -> None:
-    """In a child, so that what one specification patches is gone for the next."""
+    """Trace in a child process, so that the patches of one specification end with it."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -46,7 +48,7 @@ def follow(adapter: Any, specification: Any, answer: Path) -> None:
     signal.alarm(HANGS_SECONDS)
     try:
         if specification["method"] != "generic":
-            adapter = importlib.import_module("autotune.inside.adapters.trl_trace")
+            adapter = importlib.import_module("autotune.worker.trl.step_trace")
             adapter.warm({"model": specification["model"]})
         found = {"trace": adapter.trace(specification)}
     except BaseException as error:

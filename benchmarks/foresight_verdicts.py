@@ -1,7 +1,8 @@
-"""GRPO and PPO rows: would it have fitted? What the source does not state stays open, and the verdict says so.
+"""Verdicts on GRPO and PPO rows: fit or not. Facts that the source does not state stay open, and the
+verdict reports them.
 
-Each row's training step is a generic one with its Composition around it. A fact that is not stated and that moves memory is
-tried both ways; the verdict stands only where all ways agree.
+Each row's training step is a generic one with its Composition around it. An unstated fact that
+affects memory is tried both ways, and a verdict exists if all ways agree.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any
 import msgspec
 from foresight_express import Case
 
-from autotune import catalogue
-from autotune.composition import Composition, EngineSettings, Resident
-from autotune.hardware import Hardware
-from autotune.predict import sharding
-from autotune.predict.predictor import Situation, predict
-from autotune.prediction import Prediction
-from autotune.trace import Trace
-from autotune.units import MIB
+from autotune import catalog
+from autotune.core.composition import Composition, EngineSettings, Resident
+from autotune.core.hardware import Hardware
+from autotune.core.prediction import Prediction
+from autotune.core.trace import Trace
+from autotune.core.units import MIB
+from autotune.estimate import sharding
+from autotune.estimate.predictor import PredictionInput, predict
 
 MODELS = {
     "/home/u/Projects/Qwen/Qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
@@ -47,16 +48,17 @@ GPUS = {
     "H800": "H100",
     None: "A100-80G",
 }
-"""Where a card is not named but its memory is 80 GB: the A100's. Its size decides, not its speed."""
+"""Card that is assumed for 80 GB of memory without a name: the A100. Its size decides, not its speed.
+"""
 
 ALTERNATIVES: Mapping[str, tuple[Any, Any]] = {
     "gc": (True, False),
     "optim": ("adamw_torch", "adamw_torch_fused"),
     "beta": (0.0, 0.04),
 }
-"""What a fact that is not stated can be: TRL's default of beta changed from 0.04 to 0, and above 0 a full tuning holds a
-reference model. Precision is taken as bfloat16, which all of these frameworks default to, and attention as flash or sdpa's flash:
-they hold the same."""
+"""Possible values of unstated facts. TRL's default of beta changed from 0.04 to 0; above 0 a full
+tuning holds a reference model. Precision is assumed to be bfloat16, the default of all these
+frameworks, and attention to be flash or sdpa's flash, which keep the same tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +77,12 @@ class Reading:
     generation_batch: int = 1
     beside: tuple[str, ...] = ()
     trl: bool = False
-    """Whether TRL's own trainer is what trains."""
+    """True where TRL's own trainer trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way in which the facts that are not stated can be."""
+    """Combination of the unstated facts."""
 
     chosen: Mapping[str, Any]
     case: Case
@@ -99,7 +101,8 @@ class VerdictCase:
 
 
 def express(row: Mapping[str, Any]) -> VerdictCase:
-    """With one specification for each way; none where the source leaves the layout itself open."""
+    """Return the case with one specification per combination; none where the source leaves the layout
+    open."""
     try:
         reading = _read(row)
         known(reading.model)
@@ -160,7 +163,7 @@ def _verl(row: Mapping[str, Any]) -> Reading:
 
 
 def _openrlhf(row: Mapping[str, Any]) -> Reading:
-    """One role per group of GPUs under Ray; all of them on each GPU without."""
+    """Return the roles: one per group of GPUs under Ray, all of them on each GPU otherwise."""
     config = row["config"]
     ranks = int(config.get("actor_gpus") or row["gpus"])
     colocated = "actor_gpus" not in config
@@ -180,7 +183,7 @@ def _openrlhf(row: Mapping[str, Any]) -> Reading:
 
 
 def known(name: str) -> Mapping[str, Any]:
-    for model in catalogue.models():
+    for model in catalog.models():
         if name in model.ids:
             return model.config
     raise LookupError(f"the shape of {name}")
@@ -259,11 +262,11 @@ def _specification(row: Mapping[str, Any], reading: Reading, facts: Mapping[str,
     }
 
 
-def _gpu(row: Mapping[str, Any]) -> catalogue.Gpu:
+def _gpu(row: Mapping[str, Any]) -> catalog.Gpu:
     if row["gpu"] == "A40":  # the A6000's chip; its memory as nvidia-smi lists it
-        return dataclasses.replace(next(gpu for gpu in catalogue.gpus() if gpu.name == "A6000"), name="A40", memory_mib=46068)
+        return dataclasses.replace(next(gpu for gpu in catalog.gpus() if gpu.name == "A6000"), name="A40", memory_mib=46068)
     wanted = GPUS[row["gpu"]] if row["gpu"] or row["gpu_gb"] != 96 else "H20"
-    found = [gpu for gpu in catalogue.gpus() if gpu.name.replace("-", "").startswith(wanted.replace("-", ""))]
+    found = [gpu for gpu in catalog.gpus() if gpu.name.replace("-", "").startswith(wanted.replace("-", ""))]
     sized = [gpu for gpu in found if not row["gpu_gb"] or abs(gpu.memory_mib / 1024 - row["gpu_gb"]) < 0.15 * row["gpu_gb"]]
     return (sized or found)[0]
 
@@ -292,9 +295,11 @@ def decide(case: VerdictCase, answers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _elsewhere_too(case: VerdictCase, decided: dict[str, Any]) -> dict[str, Any]:
-    """That the training GPUs suffice settles a row only where it says what the GPUs of its engine and its other models hold.
+    """Return the verdict after the other GPUs: a fit of the training GPUs counts if the row states the
+    models on the GPUs of its engine.
 
-    Added after a first run had called iss-openrlhf-006 a fit, which ran out of memory on a GPU that the report does not name.
+    Added after a first run had predicted a fit for iss-openrlhf-006, which ran out of memory on a
+    GPU that the report does not name.
     """
     reading = case.reading
     engine_is_told = "vllm_gpu_memory_utilization" in case.row["config"]
@@ -327,7 +332,7 @@ def _prediction(case: VerdictCase, way: Way, trace: Trace) -> Prediction:
         ),
     )
     return predict(
-        Situation(
+        PredictionInput(
             candidate_id=row["id"],
             composition=_composition(row, reading, spec),
             gpu=gpu,

@@ -1,10 +1,12 @@
-"""Everything that this project claims about GPUs, measured on this machine's: peaks, speeds, real out-of-memory errors.
+"""GPU benchmark: the claims about GPUs, measured on this machine's: peaks, speeds, real out-of-memory
+errors.
 
-Four parts, the most telling first, each in a time box and each in a file of its own under benchmarks/results/<the GPU's name>/,
-with the configuration, versions, date, every measurement, and the predicted figures beside them. A part that was ended by its
-box, or by anything else, goes on where it stood when it is started again. Models are made up from their shapes: no download.
+Four parts, the most informative first, each within a time limit and in a file of its own under
+benchmarks/results/<GPU name>/, with the configuration, versions, date, every measurement, and the
+predicted figures next to them. A part that ended early continues when it is started again. Models
+are synthetic, in the public shapes: no download.
 
-    python benchmarks/gpu.py                                  # all parts, 30 minutes each
+python benchmarks/gpu.py                                  # all parts, 30 minutes each
     python benchmarks/gpu.py --parts transformers --minutes 25
     python benchmarks/gpu.py --device cpu --tiny --minutes 3  # the very same code, with a tiny model
 """
@@ -20,9 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpu_points import POINT, Box, measure_setups, predict, question_of
+from gpu_points import POINT, Box, job_of, measure_setups, predict
 from gpu_record import Record
-from gpu_search import LENGTHS, QUESTION, run_search, tiny_question
+from gpu_search import LENGTHS, QUESTION, run_search, tiny_job
 from gpu_setups import SETUPS, tiny
 
 ABOUT = {
@@ -31,7 +33,7 @@ ABOUT = {
     "search": "autotune run against the framework's defaults and against doubling the micro-batch by hand",
     "quantised": "bitsandbytes 4-bit with prompt and completion of 2,500 tokens",
 }
-MADE_UP = Path(__file__).resolve().parents[1] / "autotune" / "inside" / "made_up.py"
+MADE_UP = Path(__file__).resolve().parents[1] / "autotune" / "worker" / "synthetic.py"
 SHAPE = ("--hidden", "128", "--intermediate", "768", "--layers", "2", "--vocab", "1024")
 
 
@@ -65,15 +67,15 @@ def _arguments() -> argparse.Namespace:
 
 def _part(part: str, gpus: str, model: str | None, gpu: dict[str, Any], out: Path, arguments: argparse.Namespace) -> None:
     setups = [] if part == "search" else list(tiny(SETUPS[part], model) if model else SETUPS[part])
-    question = tiny_question(model) if model else QUESTION
-    config = {"setups": [asdict(setup) for setup in setups or [question]], "plan": asdict(POINT), "minutes": arguments.minutes}
+    job = tiny_job(model) if model else QUESTION
+    config = {"setups": [asdict(setup) for setup in setups or [job]], "plan": asdict(POINT), "minutes": arguments.minutes}
     record, box = Record(out / f"{part}.json", about=ABOUT[part], config=config, gpu=gpu), Box(arguments.minutes)
     record.write()
     if arguments.only_predict:
         for setup in setups:
-            predict(setup, question_of(setup, gpus), record)
+            predict(setup, job_of(setup, gpus), record)
     elif part == "search":
-        run_search(question, gpus, record, box, space="demo" if model else None, lengths=_lengths(model))
+        run_search(job, gpus, record, box, space="demo" if model else None, lengths=_lengths(model))
     else:
         measure_setups(setups, gpus, record, box)
     record.write()
@@ -84,7 +86,7 @@ def _lengths(model: str | None) -> tuple[str, ...]:
 
 
 def _gpu(gpus: str, model: str | None) -> dict[str, Any]:
-    """What it calls itself, as a folder's name too; on a CPU the folder is `cpu`."""
+    """Return the GPU's name, also as a folder name; on a CPU the folder is `cpu`."""
     if gpus == "cpu":
         return {"name": "cpu", "says": None}
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader"]

@@ -1,4 +1,5 @@
-"""Climbs ladders of micro-batches on the product's own rigs, and puts the predicted figures beside what was measured."""
+"""Ladders of micro-batches on the product's own probe runners, with the predicted figures next to the
+measured ones."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from pathlib import Path
 from gpu_record import Record, measured_row, predicted_figures, refused_row
 from gpu_setups import Ladder, Setup
 
-from autotune.answering.opening import open_executor
-from autotune.asking.flags import Flags
-from autotune.asking.understanding import Understood, understand
-from autotune.candidate import Candidate, fingerprint
-from autotune.errors import AutotuneError, CannotPredict
-from autotune.executors.base import Executor
-from autotune.foresight import foresee
-from autotune.measurement import Measurement
-from autotune.trainers.base import ProbePlan
+from autotune.core.candidate import Candidate, fingerprint
+from autotune.core.errors import AutotuneError, CannotPredict
+from autotune.core.measurement import Measurement
+from autotune.core.probe_plan import ProbePlan
+from autotune.prediction.service import predict_candidates
+from autotune.probe.executors.base import Executor
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, parse_request
+from autotune.search.executor_choice import open_executor
 
 POINT = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=2, reuse_rollouts=True)
 
@@ -36,48 +37,48 @@ class Box:
         return self._until - time.monotonic()
 
 
-def question_of(setup: Setup, gpus: str, **more: object) -> Understood:
-    """The setup as `autotune run` would be asked."""
+def job_of(setup: Setup, gpus: str, **more: object) -> ParsedRequest:
+    """Return the setup as a request of `autotune run`."""
     flags = Flags(
         model=setup.model, gpus=gpus, tuning=setup.tuning, memory_limit=setup.limit, global_batch=setup.global_batch,
         hold=(f"num_generations={setup.generations}", *setup.holds), mode="probe",
         out=str(Path(tempfile.gettempdir()) / "bench-gpu"),
     )  # fmt: skip
-    return understand(Flags(**{**vars(flags), **more}))  # type: ignore[arg-type]
+    return parse_request(Flags(**{**vars(flags), **more}))  # type: ignore[arg-type]
 
 
-def rungs_of(setup: Setup, ladder: Ladder, understood: Understood) -> list[Candidate]:
+def rungs_of(setup: Setup, ladder: Ladder, understood: ParsedRequest) -> list[Candidate]:
     """The ladder's candidates, the smallest micro-batch first, at a constant generation batch."""
-    trainer, question = understood.trainer, understood.question
-    base = dict(trainer.baseline(question.space, question.job))
+    trainer, job = understood.trainer, understood.job
+    base = dict(trainer.baseline(job.space, job.task))
     made = []
     for micro_batch in ladder.micro_batches:
         knobs = {
             **base,
             "per_device_train_batch_size": micro_batch,
-            "gradient_accumulation_steps": setup.global_batch // micro_batch // question.job.hardware.count,
+            "gradient_accumulation_steps": setup.global_batch // micro_batch // job.task.hardware.count,
             "gradient_checkpointing": ladder.checkpointing,
             "max_prompt_length": ladder.prompt,
             "max_completion_length": ladder.completion,
         }
-        made.append(trainer.complete(knobs, question.job))
+        made.append(trainer.complete(knobs, job.task))
     return made
 
 
 def measure_setups(setups: Sequence[Setup], gpus: str, record: Record, box: Box) -> None:
-    """Every setup's ladders, one rig after the other, for as long as the box lasts."""
+    """Measure every setup's ladders, one runner after the other, until the time limit."""
     for setup in setups:
         if box.left <= 0:
             return
-        understood = question_of(setup, gpus)
-        with closing(open_executor(understood.question, understood.trainer)) as executor:
+        understood = job_of(setup, gpus)
+        with closing(open_executor(understood.job, understood.trainer)) as executor:
             for ladder in setup.ladders:
                 _climb(setup, ladder, understood, executor, record, box)
         predict(setup, understood, record)
 
 
-def _climb(setup: Setup, ladder: Ladder, understood: Understood, executor: Executor, record: Record, box: Box) -> None:
-    """From the safe end up, to the first point that does not fit."""
+def _climb(setup: Setup, ladder: Ladder, understood: ParsedRequest, executor: Executor, record: Record, box: Box) -> None:
+    """Measure from the safe end up to the first point that does not fit."""
     for candidate in rungs_of(setup, ladder, understood):
         key = key_of(setup, candidate)
         row = record.row(key)
@@ -94,9 +95,9 @@ def key_of(setup: Setup, candidate: Candidate) -> str:
 
 
 def _point(
-    key: str, setup: Setup, candidate: Candidate, understood: Understood, executor: Executor, record: Record, box: Box
+    key: str, setup: Setup, candidate: Candidate, understood: ParsedRequest, executor: Executor, record: Record, box: Box
 ) -> dict[str, object] | None:
-    reason = understood.trainer.why_illegal(candidate, understood.question.job)
+    reason = understood.trainer.why_illegal(candidate, understood.job.task)
     if reason is not None:
         record.add(refused_row(key, setup.name, candidate, reason))
         return record.row(key)
@@ -113,7 +114,7 @@ def _point(
 
 
 def measure(executor: Executor, candidate: Candidate, box: Box, plan: ProbePlan = POINT) -> Measurement | None:
-    """One probe inside the box; None where the box, not the candidate, ended it."""
+    """Measure one probe; None where the time limit, not the candidate, ended it."""
     from dataclasses import replace
 
     bound = replace(plan, deadline_seconds=max(1.0, min(plan.deadline_seconds, box.left)))
@@ -133,7 +134,7 @@ def _say(setup: Setup, candidate: Candidate, measurement: Measurement) -> None:
     )  # fmt: skip
 
 
-def predict(setup: Setup, understood: Understood, record: Record) -> None:
+def predict(setup: Setup, understood: ParsedRequest, record: Record) -> None:
     """The predicted figures of every measured point of this setup; where there are none, why not."""
     candidates = {key_of(setup, one): one for one in _all_rungs(setup, understood)}
     wanted = {key: one for key, one in candidates.items() if _lacks_prediction(record, key)}
@@ -141,9 +142,9 @@ def predict(setup: Setup, understood: Understood, record: Record) -> None:
         return
     why = "a CPU's limit binds the whole process tree, of which a trace knows one part"
     foreseen = {}
-    if understood.question.job.hardware.kind == "cuda":
+    if understood.job.task.hardware.kind == "cuda":
         try:
-            foreseen = dict(foresee(understood.question, understood.trainer, list(wanted.values())))
+            foreseen = dict(predict_candidates(understood.job, understood.trainer, list(wanted.values())))
             why = "its step could not be followed"
         except CannotPredict as error:
             why = str(error)
@@ -160,6 +161,6 @@ def _lacks_prediction(record: Record, key: str) -> bool:
     return row is not None and row["predicted"] is None and row["outcome"] != "illegal"
 
 
-def _all_rungs(setup: Setup, understood: Understood) -> Iterator[Candidate]:
+def _all_rungs(setup: Setup, understood: ParsedRequest) -> Iterator[Candidate]:
     for ladder in setup.ladders:
         yield from rungs_of(setup, ladder, understood)

@@ -1,4 +1,5 @@
-"""One part's results: a JSON file that is whole after every point, and is gone on from when the part is started again."""
+"""Results of one part: a JSON file that is complete after every point and is continued when the part
+is started again."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ from typing import Any
 
 from machine import facts
 
-from autotune.candidate import Candidate
-from autotune.measurement import Measurement
-from autotune.prediction import Estimate, Prediction
-from autotune.study.records import plain
-from autotune.verdict import judge
+from autotune.core.answer import plain
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement
+from autotune.core.prediction import Estimate, Prediction
+from autotune.core.verdict import judge
 
 
 class Record:
-    """Rows by key; what was measured before is not measured again."""
+    """Rows by key; measured points are not measured again."""
 
     def __init__(self, path: Path, *, about: str, config: Mapping[str, Any], gpu: Mapping[str, Any]) -> None:
         self._path = path
@@ -42,7 +43,7 @@ class Record:
         self.write()
 
     def find(self, name: str, value: Any) -> None:
-        """One thing that is no point: what a search recommended, say."""
+        """Record a result that is not a point, such as the recommendation of a search."""
         self._extra[name] = value
         self.write()
 
@@ -75,7 +76,7 @@ def _counts(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def measured_row(key: str, setup: str, candidate: Candidate, measurement: Measurement) -> dict[str, Any]:
-    """Everything that one probe found out, flat where it is looked at and whole beside it."""
+    """Return all results of one probe, flat for reading and complete in addition."""
     memory, worst, verdict = measurement.memory, measurement.worst, judge(measurement)
     return {
         "key": key,

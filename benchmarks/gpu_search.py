@@ -1,7 +1,9 @@
-"""`autotune run` itself on a real question: against the framework's defaults, and against what a person finds by hand.
+"""Search on a real job: `autotune run`, compared with the framework's defaults and with a manual
+search.
 
-By hand means: everything at the framework's defaults, and the micro-batch doubled from 1 until it runs out of memory; the
-largest that fits is taken. Both are then measured once more, by the same longer probe.
+Manual search: everything at the framework's defaults, and the micro-batch doubled from 1 until it
+runs out of memory; the largest that fits is taken. Both results are measured once more by the same
+longer probe.
 """
 
 from __future__ import annotations
@@ -12,23 +14,23 @@ import sys
 from contextlib import closing
 from typing import Any
 
-from gpu_points import Box, key_of, measure, question_of
+from gpu_points import Box, job_of, key_of, measure
 from gpu_record import Record, measured_row
 from gpu_setups import GLOBAL_BATCH, Setup
 
-from autotune.answering.opening import open_executor
-from autotune.asking.understanding import Understood
-from autotune.candidate import Candidate
-from autotune.tune import LONG, SHORT
+from autotune.core.candidate import Candidate
+from autotune.request.job_builder import ParsedRequest
+from autotune.search.executor_choice import open_executor
+from autotune.search.loop import LONG_PROBE, SHORT_PROBE
 
 QUESTION = Setup(model="Qwen2.5-7B", tuning="lora", limit="40G", ladders=(), holds=())
 LENGTHS = ("max_prompt_length=512", "max_completion_length=1024")
 RUN = "autotune run"
 SHARE = 0.6
-"""Of the time box: the search's part; the rest is for the bisection."""
+"""Share of the time limit for the search; the rest is for the manual search."""
 
 
-def tiny_question(model: str) -> Setup:
+def tiny_job(model: str) -> Setup:
     return Setup(
         model=model, tuning="full", limit="1G", ladders=(), global_batch=16,
         holds=("use_vllm=false",), generations=8,
@@ -36,7 +38,7 @@ def tiny_question(model: str) -> Setup:
 
 
 def run_search(setup: Setup, gpus: str, record: Record, box: Box, *, space: str | None, lengths: tuple[str, ...]) -> None:
-    """The search by its command, then the bisection by hand, each once."""
+    """Run the search by its command, then the manual search, each once."""
     if record.found(RUN) is None:
         record.find(RUN, _run(setup, gpus, box, space, lengths))
     if record.found("by hand") is None and box.left > 0:
@@ -46,9 +48,9 @@ def run_search(setup: Setup, gpus: str, record: Record, box: Box, *, space: str 
 
 
 def _run(setup: Setup, gpus: str, box: Box, space: str | None, lengths: tuple[str, ...]) -> dict[str, Any]:
-    """The answer's JSON, with what was typed."""
+    """Return the JSON answer with its command line."""
     seconds = max(1, int(box.left * SHARE))
-    folder = f"{question_of(setup, gpus).question.out}-run"
+    folder = f"{job_of(setup, gpus).job.out}-run"
     typed = ["run", "--model", setup.model, "--gpus", gpus, "--tuning", setup.tuning, "--memory-limit", setup.limit]
     typed += ["--global-batch", str(setup.global_batch), "--budget", f"{seconds}s", "--mode", "probe", "--fresh", "--json"]
     typed += [word for hold in (*setup.holds, *lengths) for word in ("--hold", hold)]
@@ -63,13 +65,13 @@ def _run(setup: Setup, gpus: str, box: Box, space: str | None, lengths: tuple[st
 def _by_hand(setup: Setup, gpus: str, record: Record, box: Box, lengths: tuple[str, ...]) -> dict[str, Any]:
     """Doubling until it no longer fits."""
     holds = tuple(hold for hold in setup.holds if not hold.startswith(("max_prompt_length", "max_completion_length")))
-    understood = question_of(setup, gpus, hold=(f"num_generations={setup.generations}", *holds, *lengths))
+    understood = job_of(setup, gpus, hold=(f"num_generations={setup.generations}", *holds, *lengths))
     tried: list[dict[str, Any]] = []
     best: Candidate | None = None
     seconds = 0.0
-    with closing(open_executor(understood.question, understood.trainer)) as executor:
+    with closing(open_executor(understood.job, understood.trainer)) as executor:
         for candidate in _doubled(setup, understood):
-            measurement = measure(executor, candidate, box, SHORT)
+            measurement = measure(executor, candidate, box, SHORT_PROBE)
             if measurement is None:
                 break
             seconds += measurement.cost.total_seconds
@@ -79,7 +81,7 @@ def _by_hand(setup: Setup, gpus: str, record: Record, box: Box, lengths: tuple[s
             if measurement.outcome != "ok":
                 break
             best = candidate
-        longer = measure(executor, best, box, LONG) if best else None
+        longer = measure(executor, best, box, LONG_PROBE) if best else None
     if longer is not None and best is not None:
         seconds += longer.cost.total_seconds
         record.add(measured_row(f"{key_of(setup, best)}-long", "by hand, longer", best, longer), longer.versions)
@@ -93,18 +95,18 @@ def _by_hand(setup: Setup, gpus: str, record: Record, box: Box, lengths: tuple[s
     }
 
 
-def _doubled(setup: Setup, understood: Understood) -> list[Candidate]:
+def _doubled(setup: Setup, understood: ParsedRequest) -> list[Candidate]:
     """The framework's defaults with micro-batches of 1, 2, 4 ..., at the same global batch; those that it refuses left out."""
-    trainer, question = understood.trainer, understood.question
-    base = dict(trainer.baseline(question.space, question.job))
-    total = (setup.global_batch or GLOBAL_BATCH) // question.job.hardware.count
+    trainer, job = understood.trainer, understood.job
+    base = dict(trainer.baseline(job.space, job.task))
+    total = (setup.global_batch or GLOBAL_BATCH) // job.task.hardware.count
     made, micro_batch = [], 1
     while micro_batch <= total:
         knobs = {
             **base, "per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": total // micro_batch,
         }  # fmt: skip
-        candidate = trainer.complete(knobs, question.job)
-        if trainer.why_illegal(candidate, question.job) is None:
+        candidate = trainer.complete(knobs, job.task)
+        if trainer.why_illegal(candidate, job.task) is None:
             made.append(candidate)
         micro_batch *= 2
     return made

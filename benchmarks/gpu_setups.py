@@ -1,7 +1,9 @@
-"""What `make bench-gpu` measures: which models, under which limits, which ladders on them. Data, no code that runs anything.
+"""Setups of `make bench-gpu`: models, limits, and the ladders measured on them. Data, no code that
+runs anything.
 
-A setup is what stays loaded: a model, how it is tuned, a memory limit, an engine or none. A ladder climbs the micro-batch from
-the safe end at one length and one choice of checkpointing, and ends at its first out-of-memory error.
+A setup is the part that stays loaded: a model, its tuning, a memory limit, an engine or none. A
+ladder raises the micro-batch from the safe end at one length and one choice of checkpointing, and
+ends at its first out-of-memory error.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ GENERATIONS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """One climb."""
+    """Climb."""
 
     prompt: int
     completion: int
@@ -26,7 +28,7 @@ class Ladder:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What is loaded once, and the ladders on it."""
+    """Part that is loaded once, and the ladders on it."""
 
     model: str
     tuning: str
@@ -42,7 +44,7 @@ class Setup:
 
 
 def ladders(lengths: Sequence[tuple[int, int]], micro_batches: tuple[int, ...] = MICRO_BATCHES) -> tuple[Ladder, ...]:
-    """Every length with and without checkpointing, the short ones first."""
+    """Return every length with and without checkpointing, the short ones first."""
     return tuple(
         Ladder(prompt=prompt, completion=completion, checkpointing=checkpointing, micro_batches=micro_batches)
         for prompt, completion in lengths
@@ -65,7 +67,7 @@ TRANSFORMERS: tuple[Setup, ...] = (
     Setup(model="Qwen2.5-7B", tuning="lora", limit="80G", ladders=ladders([SHORT, LONG])),
     Setup(model="Qwen2.5-0.5B", tuning="full", limit="40G", ladders=ladders([SHORT, LONG])),
 )
-"""In the order in which they are worth measuring: a time box may end anywhere."""
+"""Setups by information content: a time limit may end anywhere."""
 
 VLLM = ("use_vllm=true", "vllm_max_model_length=2048")
 
@@ -101,7 +103,7 @@ SETUPS = {"transformers": TRANSFORMERS, "colocated": COLOCATED, "quantised": QUA
 
 
 def tiny(setups: Sequence[Setup], model: str) -> Iterator[Setup]:
-    """The same for a made-up model on a CPU: no sleep mode there, lengths and limits of its size."""
+    """Return the setups for a synthetic model on a CPU: no sleep mode, lengths and limits of its size."""
     alone = {"16G": "560M", "24G": "640M", "40G": "800M", "80G": "1G"}
     # vLLM wants half of the limit free when it starts, beside 550 MiB of imported packages.
     with_engine = {"16G": "1150M", "24G": "1200M", "40G": "1300M", "80G": "1500M"}

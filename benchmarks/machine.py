@@ -1,4 +1,4 @@
-"""What a benchmark ran on: printed first, and kept beside every figure."""
+"""Machine of a benchmark: printed first, and kept with every figure."""
 
 from __future__ import annotations
 

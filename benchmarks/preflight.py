@@ -1,10 +1,11 @@
-"""How long `autotune preflight` takes: measured once, then answered from the record, as a pipeline would start it.
+"""Preflight benchmark: seconds of `autotune preflight`, measured once and then answered from the
+record, as a pipeline starts it.
 
-    python benchmarks/preflight.py        # writes benchmarks/results/preflight.json
+python benchmarks/preflight.py        # writes benchmarks/results/preflight.json
 
-A tiny made-up model on this machine's CPU; what a hit takes does not depend on the model's size, but for reading its config.
-It needs nothing but .venv, and two or three minutes of a machine that does nothing else: beside other jobs its seconds are
-theirs.
+A tiny synthetic model on this machine's CPU. The time of an answer from the record does not depend
+on the model's size, except for reading its config. It needs .venv and two or three minutes of an
+idle machine.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import machine
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-MADE_UP = ROOT / "autotune" / "inside" / "made_up.py"
+MADE_UP = ROOT / "autotune" / "worker" / "synthetic.py"
 HITS = 10
 SETTINGS = {
     "model_name_or_path": "model", "dataset_name": "prompts", "output_dir": "out", "per_device_train_batch_size": 8,

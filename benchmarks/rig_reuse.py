@@ -1,10 +1,11 @@
-"""What rigs save: the same search on rigs that stay loaded, and with one process per candidate.
+"""Benchmark of runner reuse: the same search with runners that stay loaded, and with one process per
+candidate.
 
-First `autotune run`'s own search runs on rigs, as always. Then exactly the probes that it made, in their order and with their
-plans, are made again by an executor that starts a new interpreter for every one of them. What is compared is the seconds that
-the device was held until the recommendation, in one run on one machine.
+First `autotune run`'s own search runs. Then exactly the same probes, in the same order and with the
+same plans, are repeated by an executor that starts a new interpreter for each one. The result is
+the device seconds until the recommendation, in one run on one machine.
 
-    python benchmarks/rig_reuse.py                       # a tiny made-up model with real vLLM, on the CPU
+python benchmarks/rig_reuse.py                       # a tiny synthetic model with real vLLM, on the CPU
     python benchmarks/rig_reuse.py --model Qwen2.5-0.5B --gpus local --memory-limit 16G
 """
 
@@ -25,18 +26,18 @@ from typing import Any
 
 from machine import facts
 
-from autotune.answering.opening import open_executor
-from autotune.asking.flags import Flags
-from autotune.asking.understanding import Understood, understand
-from autotune.candidate import Candidate
-from autotune.executors.base import Executor, Rig, Slot
-from autotune.measurement import Measurement
-from autotune.recommendation import Recommendation
-from autotune.study import open_study
-from autotune.trainers.base import ProbePlan
-from autotune.tune import Clock, baseline_candidate, legal_candidates, tune
+from autotune.core.answer import Recommendation
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement
+from autotune.core.probe_plan import ProbePlan
+from autotune.probe.executors.base import Executor, ProbeRunner, Slot
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, parse_request
+from autotune.search.executor_choice import open_executor
+from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
+from autotune.search.study import open_study
 
-MADE_UP = Path(__file__).resolve().parents[1] / "autotune" / "inside" / "made_up.py"
+MADE_UP = Path(__file__).resolve().parents[1] / "autotune" / "worker" / "synthetic.py"
 
 CPU_HOLDS = ("use_vllm=true", "vllm_gpu_memory_utilization=0.5")
 CPU_SEARCH = (
@@ -49,7 +50,7 @@ GPU_HOLDS = ("use_vllm=true", "vllm_gpu_memory_utilization=0.3")
 
 @dataclass
 class Probe:
-    """One measurement that the search made."""
+    """Measurement that the search made."""
 
     candidate: Candidate
     plan: ProbePlan
@@ -58,7 +59,7 @@ class Probe:
 
 @dataclass
 class Recorded:
-    """An executor whose rigs write down what they were asked and what they answered."""
+    """Executor whose runners record each request and its result."""
 
     inner: Executor
     probes: list[Probe] = field(default_factory=list)
@@ -86,9 +87,9 @@ class Recorded:
 
 @dataclass
 class RecordedRig:
-    """One rig of it."""
+    """Runner of a recording executor."""
 
-    inner: Rig
+    inner: ProbeRunner
     probes: list[Probe]
 
     @property
@@ -109,7 +110,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rig-reuse-") as folder:
         understood = _question(arguments, Path(folder))
         _warm_the_disk(understood)
-        recorded = Recorded(open_executor(understood.question, understood.trainer))
+        recorded = Recorded(open_executor(understood.job, understood.trainer))
         answer = _search(understood, recorded)
         apart = _one_process_each(understood, recorded.probes)
     result = _result(arguments, understood, answer, recorded.probes, apart)
@@ -131,9 +132,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _question(arguments: argparse.Namespace, folder: Path) -> Understood:
+def _question(arguments: argparse.Namespace, folder: Path) -> ParsedRequest:
     on_cpu = arguments.gpus.endswith("cpu")
-    return understand(
+    return parse_request(
         Flags(
             model=arguments.model or _made_up(folder),
             gpus=arguments.gpus,
@@ -158,26 +159,27 @@ def _made_up(folder: Path) -> str:
     return str(folder / "model")
 
 
-def _search(understood: Understood, executor: Executor) -> Recommendation:
-    question, trainer = replace(understood.question, fresh=True), understood.trainer
-    question.out.mkdir(parents=True, exist_ok=True)
-    study = open_study(question, legal_candidates(question, trainer), baseline_candidate(question, trainer))
-    return tune(question, study=study, executor=executor, listener=_say("on rigs"), clock=Clock(question.budget_seconds))
+def _search(understood: ParsedRequest, executor: Executor) -> Recommendation:
+    job, trainer = replace(understood.job, fresh=True), understood.trainer
+    job.out.mkdir(parents=True, exist_ok=True)
+    study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
+    return run_search(job, study=study, executor=executor, listener=_say("on rigs"), clock=Clock(job.budget_seconds))
 
 
-def _warm_the_disk(understood: Understood) -> None:
-    """One start that is not counted: whoever comes first would read the libraries from the disk for both."""
-    question, trainer = understood.question, understood.trainer
-    first = legal_candidates(question, trainer)[0]
-    with closing(open_executor(understood.question, understood.trainer)) as executor:
+def _warm_the_disk(understood: ParsedRequest) -> None:
+    """Start once without counting: otherwise the first one would read the libraries from disk for
+    both."""
+    job, trainer = understood.job, understood.trainer
+    first = legal_candidates(job, trainer)[0]
+    with closing(open_executor(understood.job, understood.trainer)) as executor:
         executor.open(first).measure(first, ProbePlan(timed_cycles=1))
 
 
-def _one_process_each(understood: Understood, probes: Sequence[Probe]) -> list[Measurement]:
-    """The same probes, each by an interpreter of its own, from its start."""
+def _one_process_each(understood: ParsedRequest, probes: Sequence[Probe]) -> list[Measurement]:
+    """Repeat the same probes, each in a new interpreter, from its start."""
     measured = []
     for number, probe in enumerate(probes):
-        with closing(open_executor(understood.question, understood.trainer)) as executor:
+        with closing(open_executor(understood.job, understood.trainer)) as executor:
             measured.append(executor.open(probe.candidate).measure(probe.candidate, probe.plan))
         print(f"apart {number + 1}/{len(probes)}: {measured[-1].cost.total_seconds:.1f} s", file=sys.stderr, flush=True)
     return measured
@@ -189,7 +191,7 @@ def _say(what: str) -> Callable[[object], None]:
 
 
 def _result(
-    arguments: argparse.Namespace, understood: Understood, answer: Recommendation, probes: Sequence[Probe],
+    arguments: argparse.Namespace, understood: ParsedRequest, answer: Recommendation, probes: Sequence[Probe],
     apart: Sequence[Measurement],
 ) -> dict[str, Any]:  # fmt: skip
     rigs = [probe.measurement.cost.total_seconds for probe in probes]
@@ -199,8 +201,8 @@ def _result(
     return {
         "about": "one search on rigs, and the same probes with one process per candidate",
         "machine": facts(versions),
-        "question": {"hardware": str(understood.question.job.hardware), "space": understood.question.space.name,
-                     "memory_limit_bytes": understood.question.memory_limit_bytes, "holds": list(_holds(arguments)),
+        "question": {"hardware": str(understood.job.task.hardware), "space": understood.job.space.name,
+                     "memory_limit_bytes": understood.job.memory_limit_bytes, "holds": list(_holds(arguments)),
                      "prompt": arguments.prompt, "completion": arguments.completion, "global_batch": arguments.global_batch},
         "probes": [_row(probe, one) for probe, one in zip(probes, apart, strict=True)],
         "loads": answer.counts.loads,

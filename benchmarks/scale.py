@@ -1,10 +1,10 @@
-"""How the search scales: probes per minute by slots, what the driver itself costs, whether it keeps its memory, and Ray.
+"""Scaling benchmark: probes per minute by slots, CPU time and memory of the driver, and Ray.
 
-    make bench-scale
+make bench-scale
 
-No GPU. Sleeping probes stand for probes on GPUs: they go through the real driver, study and database, and only the measuring
-itself sleeps. Real probes run on this machine's CPU, in as many slots as it has cores. Writes results/scale.json, and of it
-results/scale.md.
+No GPU. Sleeping probes represent probes on GPUs: they use the real driver, study and database, and
+the measuring itself sleeps. Real probes run on this machine's CPU, in one slot per core. Writes
+results/scale.json and from it results/scale.md.
 """
 
 from __future__ import annotations
@@ -31,29 +31,32 @@ from scale_page import page
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the made-up machine of the tests
 
-from autotune.candidate import Candidate  # noqa: E402
-from autotune.events import Event  # noqa: E402
-from autotune.executors.base import Executor  # noqa: E402
-from autotune.executors.inline import InlineExecutor  # noqa: E402
-from autotune.files import put_whole  # noqa: E402
-from autotune.measurement import Measurement, Outcome  # noqa: E402
-from autotune.question import Question  # noqa: E402
-from autotune.space import Knob, SearchSpace  # noqa: E402
-from autotune.study import Asked, Means, Study, open_study, worth  # noqa: E402
-from autotune.trainers.base import ProbePlan  # noqa: E402
-from autotune.tune import SHORT, Clock, baseline_candidate, legal_candidates, tune  # noqa: E402
-from tests.rig.toys import executor, toy  # noqa: E402
-from tests.simulated import MIB, Machine, ToyTrainer, toy_question  # noqa: E402
+from autotune.core.candidate import Candidate  # noqa: E402
+from autotune.core.events import Event  # noqa: E402
+from autotune.core.files import write_atomically  # noqa: E402
+from autotune.core.job import Job  # noqa: E402
+from autotune.core.measurement import Measurement, Outcome  # noqa: E402
+from autotune.core.probe_plan import ProbePlan  # noqa: E402
+from autotune.core.space import Knob, SearchSpace  # noqa: E402
+from autotune.probe.executors.base import Executor  # noqa: E402
+from autotune.probe.executors.inline import InlineExecutor  # noqa: E402
+from autotune.search.agenda import RemainingBudget  # noqa: E402
+from autotune.search.loop import SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search  # noqa: E402
+from autotune.search.study import Study, TrialRequest, open_study  # noqa: E402
+from autotune.search.surrogate import acquisition  # noqa: E402
+from tests.probe.toys import executor, toy  # noqa: E402
+from tests.simulated import MIB, Machine, ToyTrainer, toy_job  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PARTS = ("sleeping", "real", "driver", "memory", "ray")
 SLOTS = (1, 2, 4, 8)
 PROBE_SECONDS = 1.0
-"""Of a sleeping probe. Real ones take longer, so that the driver's share is smaller than here."""
+"""Seconds of a sleeping probe. Real ones take longer, so that the driver's share is smaller than here.
+"""
 
 
 def wide_space(size: int) -> SearchSpace:
-    """So many neutral candidates or a few more, none of which settles another: all of them are worth asking for."""
+    """Return at least this number of neutral candidates, none of which decides another."""
     side = next(number for number in range(2, size) if 2 * number * number >= size)
     knobs = (
         Knob(name="batch", choices=tuple(range(1, side + 1)), effect="neutral", memory="unclear", says="sequences at once"),
@@ -69,15 +72,16 @@ def wide_space(size: int) -> SearchSpace:
 
 
 class WideTrainer(ToyTrainer):
-    """With a baseline that the wide space has."""
+    """Toy trainer with a baseline in the wide space."""
 
-    def baseline(self, space: SearchSpace, job: Any) -> dict[str, Any]:
+    def baseline(self, space: SearchSpace, task: Any) -> dict[str, Any]:
         return {knob.name: knob.choices[0] for knob in space.knobs}
 
 
 @dataclass
 class Sleeper:
-    """Measures by formula, after a nap. Every probe is a little faster than the one before, so that a search never has enough."""
+    """Machine that measures by formula after a sleep. Every probe is slightly faster than the one
+    before, so that a search never ends."""
 
     machine: Machine
     seconds: float
@@ -96,57 +100,61 @@ class Sleeper:
         return replace(found, worst=replace(found.worst, cycle_seconds=(pace,) * plan.timed_cycles))
 
 
-def made_up(folder: Path, size: int, sampler: str) -> tuple[Question, WideTrainer, Machine]:
+def made_up(folder: Path, size: int, sampler: str) -> tuple[Job, WideTrainer, Machine]:
     machine_ = Machine(limit_bytes=10**6 * MIB)
     machine_.speed = lambda candidate: 100.0  # type: ignore[method-assign]
     machine_.need = lambda candidate: 100 * MIB  # type: ignore[method-assign]
-    question = replace(
-        toy_question(folder, wide_space(size), machine_.limit_bytes, sampler=sampler),
+    job = replace(
+        toy_job(folder, wide_space(size), machine_.limit_bytes, sampler=sampler),
         max_probes=10**9, budget_seconds=10**9, storage=f"sqlite:///{folder / 'study.db'}",
     )  # fmt: skip
-    return question, WideTrainer(), machine_
+    return job, WideTrainer(), machine_
 
 
-def study_of(question: Question, trainer: WideTrainer) -> Study:
-    return open_study(question, legal_candidates(question, trainer), baseline_candidate(question, trainer))
+def study_of(job: Job, trainer: WideTrainer) -> Study:
+    return open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
 
 
 def sleeping(slots: int, probes: int) -> dict[str, object]:
     """Probes per minute through the whole driver, from the first probe's start to the last one's end."""
     with tempfile.TemporaryDirectory() as folder:
-        question, trainer, machine_ = made_up(Path(folder), 4 * probes, "random")
+        job, trainer, machine_ = made_up(Path(folder), 4 * probes, "random")
         sleeper = Sleeper(machine_, PROBE_SECONDS)
-        question = replace(question, max_probes=probes)
-        run(question, trainer, InlineExecutor(sleeper.measure, slots=slots))
+        job = replace(job, max_probes=probes)
+        run(job, trainer, InlineExecutor(sleeper.measure, slots=slots))
         short = sleeper.ended[:probes]
         minutes = (max(short) - sleeper.begun[0]) / 60
     rate, ideal = probes / minutes, slots * 60 / PROBE_SECONDS
     return {"slots": slots, "probes": probes, "probes_per_minute": round(rate, 1), "of_the_ideal": round(rate / ideal, 3)}
 
 
-def run(question: Question, trainer: Any, where: Executor, heard: Callable[[Event], None] = lambda event: None) -> Any:
-    study = study_of(question, trainer)
-    return tune(question, study=study, executor=where, listener=heard, clock=Clock(question.budget_seconds))
+def run(job: Job, trainer: Any, where: Executor, heard: Callable[[Event], None] = lambda event: None) -> Any:
+    study = study_of(job, trainer)
+    return run_search(job, study=study, executor=where, listener=heard, clock=Clock(job.budget_seconds))
 
 
 def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
-    """What asking and telling take by themselves: so many asked and not told at any time, nothing measured. Nothing is given up
-    for being unlikely to be better, so that a search is never done; how likely it is, is reckoned all the same."""
-    worth.LIKELY = 0.0  # type: ignore[misc]
+    """Measure the time of requesting and recording trials alone, with a constant number of pending
+    ones.
+
+    No candidate is dropped for being unlikely to be better, so that the search never ends; its
+    probability is computed anyway.
+    """
+    acquisition.MIN_CHANCE = 0.0  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
-        question, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)
-        study = study_of(question, trainer)
-        sleeper, pending = Sleeper(machine_, 0.0), list[Asked]()
+        job, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)
+        study = study_of(job, trainer)
+        sleeper, pending = Sleeper(machine_, 0.0), list[TrialRequest]()
         seconds: list[float] = []
         told, database, processor = 0, in_the_database(study), time.process_time()
         while told < trials:
             began = time.perf_counter()
             while len(pending) < slots:
-                asked = study.ask(Means(seconds=1e9, probes=10**9))
-                assert isinstance(asked, Asked), asked
+                asked = study.ask(RemainingBudget(seconds=1e9, probes=10**9))
+                assert isinstance(asked, TrialRequest), asked
                 pending.append(asked)
             one = pending.pop(0)
-            study.tell(one, sleeper.measure(one.candidate, SHORT))
+            study.tell(one, sleeper.measure(one.candidate, SHORT_PROBE))
             told += 1
             seconds.append(time.perf_counter() - began)
             if told % 250 == 0:
@@ -169,10 +177,10 @@ def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
 
 
 def in_the_database(study: Study) -> Callable[[], float]:
-    """The processor's seconds that go into what is asked of the database from here on: Optuna's writing, and the claims."""
+    """Count the CPU seconds of database work from here on: Optuna's writes, and the claims."""
     spent, depth = 0.0, 0
-    patience = study._patience
-    inner = type(patience).__call__
+    retry = study._retry
+    inner = type(retry).__call__
 
     def call(self: Any, asked: Callable[[], Any]) -> Any:
         nonlocal spent, depth
@@ -183,20 +191,20 @@ def in_the_database(study: Study) -> Callable[[], float]:
             depth -= 1
             spent += 0.0 if depth else time.process_time() - began
 
-    patience.__class__ = type("Timed", (type(patience),), {"__call__": call})
+    retry.__class__ = type("Timed", (type(retry),), {"__call__": call})
     return lambda: spent
 
 
 def memory(trials: int) -> dict[str, object]:
     """The driver's resident memory while a study grows."""
     with tempfile.TemporaryDirectory() as folder:
-        question, trainer, machine_ = made_up(Path(folder), trials + 500, "random")
-        study = study_of(question, trainer)
+        job, trainer, machine_ = made_up(Path(folder), trials + 500, "random")
+        study = study_of(job, trainer)
         sleeper, seen = Sleeper(machine_, 0.0), dict[int, int]()
         for number in range(1, trials + 1):
-            asked = study.ask(Means(seconds=1e9, probes=10**9))
-            assert isinstance(asked, Asked)
-            study.tell(asked, sleeper.measure(asked.candidate, SHORT))
+            asked = study.ask(RemainingBudget(seconds=1e9, probes=10**9))
+            assert isinstance(asked, TrialRequest)
+            study.tell(asked, sleeper.measure(asked.candidate, SHORT_PROBE))
             if number % (trials // 10) == 0:
                 gc.collect()
                 seen[number] = resident()
@@ -217,10 +225,10 @@ def resident() -> int:
 
 def real(slots: int, seconds: float) -> dict[str, object]:
     """Real processes under real limits, each of them computing: keepers, ranks, cgroups, meters."""
-    from autotune.executors.here import _cpu_places, cores_here
+    from autotune.probe.executors.local_slots import available_cores, cpu_places
 
     with tempfile.TemporaryDirectory() as folder:
-        places = _cpu_places(slots, 256 * MIB, 2**40, cores_here()) if slots > 1 else None
+        places = cpu_places(slots, 256 * MIB, 2**40, available_cores()) if slots > 1 else None
         chosen = {} if places is None else {"places": places}
         work = tuple({"do": "spin_for", "seconds": 0.5} for _ in range(1))
         with closing(executor(Path(folder), **chosen)) as where:  # type: ignore[arg-type]
@@ -247,7 +255,7 @@ def real(slots: int, seconds: float) -> dict[str, object]:
 
 
 def on_ray(probes: int) -> dict[str, object]:
-    """A two-node cluster: from nothing to its slots, what one probe costs beside its own seconds, and a whole search."""
+    """Measure a two-node cluster: start of its slots, overhead of one probe, and a whole search."""
     from tests.executors.clusters import cluster, ray_executor
 
     began = time.monotonic()
@@ -300,12 +308,12 @@ def main() -> None:
             print(name, json.dumps(row), flush=True)
             ran["rows"].append(row)
             if not options.quick:  # row by row, so that a run that is ended leaves what it has
-                put_whole(RESULTS / "scale.json", (json.dumps(found, indent=1) + "\n").encode())
-                put_whole(RESULTS / "scale.md", page(found).encode())
+                write_atomically(RESULTS / "scale.json", (json.dumps(found, indent=1) + "\n").encode())
+                write_atomically(RESULTS / "scale.md", page(found).encode())
 
 
 def kept() -> dict[str, Any]:
-    """What is known by now, part by part, each with where it was run."""
+    """Return the results so far by part, each with its machine."""
     file = RESULTS / "scale.json"
     before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     where = {name: before.pop(name) for name in ("machine", "load_average_before") if name in before}  # once for all, at first

@@ -1,4 +1,4 @@
-"""results/scale.md: what is in results/scale.json, for readers."""
+"""Page results/scale.md, created from results/scale.json."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""How long it takes to predict every candidate of a large space, and how far that is from following each by itself.
+"""Screening benchmark: time to predict every candidate of a large space, and the error against a
+trace of each.
 
     make bench-screening
 
-No GPU, no weights, no network. Each space is screened several times with an empty cache of traces, and once more with one that
-this left behind; the seconds that the machine was not given while it ran stand beside each run. Then some candidates are drawn,
-and their own step is followed in full: all layers of it, which takes longer than the screening. Says what it is at, and writes
-results/screening.json whenever it knows more.
+No GPU, no weights, no network. Each space is screened several times with an empty trace cache, and
+once with a filled one; the seconds stolen by other guests of the host are recorded with each run.
+Then some candidates are drawn and their own steps are traced in all layers, which takes longer than
+the screening. Progress is printed, and results/screening.json is written after each result.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from typing import Any
 import machine
 import numpy as np
 
-from autotune.asking.flags import Flags
-from autotune.asking.understanding import Understood, possible_candidates, understand
-from autotune.candidate import Candidate
-from autotune.environment import SUPPORTED
-from autotune.files import put_whole
-from autotune.foresight import Foresight
-from autotune.inside.processes import descendants
-from autotune.predict import swift
-from autotune.predict.course import Course
-from autotune.predict.pieces import requests
-from autotune.prediction import Estimate, Prediction
-from autotune.rig.trace_cache import TraceCache
-from autotune.rig.tracer import Tracer
-from autotune.rig.tracers import Tracers
-from autotune.trace import Trace
-from autotune.tune import legal_candidates
+from autotune.core.candidate import Candidate
+from autotune.core.files import write_atomically
+from autotune.core.prediction import Estimate, Prediction
+from autotune.core.trace import Trace
+from autotune.estimate import allocator_compiled
+from autotune.estimate.event_arrays import Course
+from autotune.estimate.screening import trace_requests
+from autotune.machine.environment import SUPPORTED
+from autotune.prediction.service import PredictionService
+from autotune.prediction.trace_cache import TraceCache
+from autotune.prediction.tracer import Tracer
+from autotune.prediction.tracer_pool import TracerPool
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, parse_request, possible_candidates
+from autotune.search.loop import legal_candidates
+from autotune.worker.processes import descendants
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MODEL = "Qwen2.5-7B"
@@ -56,41 +57,41 @@ SEED = 3
 
 
 @dataclass
-class Followed:
-    """When traces were there."""
+class TraceTimes:
+    """Times at which traces arrived."""
 
     ends: list[float] = field(default_factory=list)
 
-    def tracer(self, understood: Understood, cache: TraceCache, versions: Mapping[str, str] | None) -> Tracer:
-        trainer, ends = understood.trainer, self.ends
+    def tracer(self, parsed: ParsedRequest, cache: TraceCache, versions: Mapping[str, str] | None) -> Tracer:
+        trainer, ends = parsed.trainer, self.ends
 
-        class Noting(Tracer):
+        class TimedTracer(Tracer):
             def trace(self, specification: Mapping[str, object]) -> Trace:
                 found = super().trace(specification)
                 ends.append(time.monotonic())
                 return found
 
-        python, supported = understood.question.job.workload.python, SUPPORTED.get(trainer.name)
-        return Noting(python, adapter=trainer.trace_adapter, cache=cache, supported=supported, versions=versions)
+        python, supported = parsed.job.task.workload.python, SUPPORTED.get(trainer.name)
+        return TimedTracer(python, adapter=trainer.trace_adapter, cache=cache, supported=supported, versions=versions)
 
 
 @contextlib.contextmanager
-def opened(understood: Understood, cache: TraceCache, followed: Followed) -> Iterator[tuple[Foresight, Tracers]]:
-    question, trainer = understood.question, understood.trainer
-    tracer = Tracers(lambda versions: followed.tracer(understood, cache, versions))
-    foresight = Foresight(job=question.job, trainer=trainer, limit_bytes=question.memory_limit_bytes, tracer=tracer)
-    with contextlib.closing(foresight):
-        yield foresight, tracer
+def opened(parsed: ParsedRequest, cache: TraceCache, times: TraceTimes) -> Iterator[tuple[PredictionService, TracerPool]]:
+    job, trainer = parsed.job, parsed.trainer
+    tracer = TracerPool(lambda versions: times.tracer(parsed, cache, versions))
+    service = PredictionService(task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=tracer)
+    with contextlib.closing(service):
+        yield service, tracer
 
 
-def screened(understood: Understood, candidates: Sequence[Candidate], cache: TraceCache) -> dict[str, Any]:
-    """One screening in processes of its own, and what it took."""
-    followed = Followed()
-    with opened(understood, cache, followed) as (foresight, tracer):
+def screened(parsed: ParsedRequest, candidates: Sequence[Candidate], cache: TraceCache) -> dict[str, Any]:
+    """Screen once in new processes; return predictions and costs."""
+    times = TraceTimes()
+    with opened(parsed, cache, times) as (service, tracer):
         before, stolen, began = cpu_seconds(), stolen_seconds(), time.monotonic()
-        predictions = foresight.screen(candidates)
+        predictions = service.screen(candidates)
         ended, spent = time.monotonic(), cpu_seconds() - before
-        first = min(followed.ends)
+        first = min(times.ends)
         return {
             "predictions": predictions,
             "seconds_to_first_trace": round(first - began, 2),
@@ -98,43 +99,45 @@ def screened(understood: Understood, candidates: Sequence[Candidate], cache: Tra
             "seconds": round(ended - began, 2),
             "cpu_seconds": round(spent, 2),
             "stolen_seconds": round(stolen_seconds() - stolen, 2),
-            "traces_asked": len(followed.ends),
+            "traces_asked": len(times.ends),
             "traces_made": tracer.traced,
-            "families": foresight.families,
+            "families": service.families,
             "versions": dict(next(iter(predictions.values())).versions),
         }
 
 
 def cpu_seconds() -> float:
-    """Of this process and of all that live below it now."""
+    """Return the CPU time of this process and of its present descendants."""
     own = resource.getrusage(resource.RUSAGE_SELF)
-    return own.ru_utime + own.ru_stime + sum(map(_of_process, descendants(os.getpid())))
+    return own.ru_utime + own.ru_stime + sum(map(_cpu_seconds_of, descendants(os.getpid())))
 
 
-def _of_process(pid: int) -> float:
+def _cpu_seconds_of(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it has exited
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def stolen_seconds() -> float:
-    """For which processors were wanted here and given to others on the same host: none where the kernel does not say."""
+    """Return the time in which a ready process waited for another guest of the host; 0 if the
+    kernel does not report it."""
     try:
         return int(Path("/proc/stat").read_text().splitlines()[0].split()[8]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError):
         return 0.0
 
 
-def followed_alone(
-    understood: Understood, drawn: Sequence[Candidate], predictions: Mapping[str, Prediction], cache: TraceCache
+def traced_alone(
+    parsed: ParsedRequest, drawn: Sequence[Candidate], predictions: Mapping[str, Prediction], cache: TraceCache
 ) -> Iterator[dict[str, Any]]:
-    """The screened figures beside those of each candidate's own step; several are followed side by side."""
-    with opened(understood, cache, Followed()) as (foresight, tracer):
-        tracer.expect(requests.followed(foresight.request(one)) for one in drawn)
+    """Yield screened figures with those of each candidate's own step; several are traced side by
+    side."""
+    with opened(parsed, cache, TraceTimes()) as (service, tracer):
+        tracer.expect(trace_requests.traced_request(service.request(one)) for one in drawn)
         for candidate in drawn:
-            yield _row(candidate, predictions[candidate.id], foresight.predict(candidate))
+            yield _row(candidate, predictions[candidate.id], service.predict(candidate))
 
 
 def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -149,27 +152,27 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _row(candidate: Candidate, seen: Prediction, followed: Prediction) -> dict[str, Any]:
+def _row(candidate: Candidate, screened: Prediction, traced: Prediction) -> dict[str, Any]:
     return {
         "knobs": dict(candidate.knobs),
-        "torch_peak_allocated": _off(seen.torch_peak_allocated_bytes, followed.torch_peak_allocated_bytes),
-        "peak_memory": _off(seen.peak_memory_bytes, followed.peak_memory_bytes),
-        "tokens_per_second": _off(seen.tokens_per_second, followed.tokens_per_second),
-        "screened_fits": seen.fits,
-        "followed_fits": followed.fits,
+        "torch_peak_allocated": _off(screened.torch_peak_allocated_bytes, traced.torch_peak_allocated_bytes),
+        "peak_memory": _off(screened.peak_memory_bytes, traced.peak_memory_bytes),
+        "tokens_per_second": _off(screened.tokens_per_second, traced.tokens_per_second),
+        "screened_fits": screened.fits,
+        "followed_fits": traced.fits,
     }
 
 
-def _off(seen: Estimate | None, followed: Estimate | None) -> float | None:
-    """How far the screened figure is above (or, negative, below) the followed one, relative to that."""
-    return None if seen is None or followed is None else round(seen.value / followed.value - 1, 6)
+def _off(screened: Estimate | None, traced: Estimate | None) -> float | None:
+    """Return the deviation of the screened figure, relative to the traced one."""
+    return None if screened is None or traced is None else round(screened.value / traced.value - 1, 6)
 
 
 def case(gpus: str, drawn: int, times: int) -> Iterator[dict[str, Any]]:
-    """What is known of one space, more each time."""
-    understood = understand(Flags(model=MODEL, gpus=gpus, search=SEARCHED, mode="predict"))
+    """Yield the results of one space, more each time."""
+    parsed = parse_request(Flags(model=MODEL, gpus=gpus, search=SEARCHED, mode="predict"))
     began = time.monotonic()
-    candidates = possible_candidates(understood, legal_candidates)
+    candidates = possible_candidates(parsed, legal_candidates)
     listed = time.monotonic() - began
     found: dict[str, Any] = {
         "model": MODEL,
@@ -177,73 +180,74 @@ def case(gpus: str, drawn: int, times: int) -> Iterator[dict[str, Any]]:
         "candidates": len(candidates),
         "seconds_to_list_candidates": round(listed, 2),
     }
-    tell(f"{MODEL} on {gpus}: {len(candidates)} candidates, listed in {listed:.1f} s")
+    log(f"{MODEL} on {gpus}: {len(candidates)} candidates, listed in {listed:.1f} s")
     found["cold"] = []
     for number in range(times):
         with tempfile.TemporaryDirectory() as folder:
             cache = TraceCache(Path(folder))
-            run = screened(understood, candidates, cache)
-            found["cold"].append(told("cold", run))
+            run = screened(parsed, candidates, cache)
+            found["cold"].append(report("cold", run))
             yield {**found, "versions": run["versions"]}
             if number == times - 1:
-                found["warm"] = told("warm", screened(understood, candidates, cache))
+                found["warm"] = report("warm", screened(parsed, candidates, cache))
                 yield {**found, "versions": run["versions"]}
                 chosen = random.Random(SEED).sample(candidates, min(drawn, len(candidates)))
-                for rows in _against_following(understood, chosen, run["predictions"], cache):
+                for rows in _compare_with_traces(parsed, chosen, run["predictions"], cache):
                     yield {**found, "against_following_each": compared(rows), "versions": run["versions"]}
 
 
-def told(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """What one screening took, said and to be kept."""
-    tell(_run_in_words(name, run))
+def report(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Print the costs of one screening and return them."""
+    log(_describe(name, run))
     return {what: value for what, value in run.items() if what not in ("predictions", "versions")}
 
 
-def _against_following(
-    understood: Understood, drawn: Sequence[Candidate], predictions: Mapping[str, Prediction], cache: TraceCache
+def _compare_with_traces(
+    parsed: ParsedRequest, drawn: Sequence[Candidate], predictions: Mapping[str, Prediction], cache: TraceCache
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows so far, one more each time."""
+    """Yield the rows so far, one more each time."""
     rows: list[dict[str, Any]] = []
-    for row in followed_alone(understood, drawn, predictions, cache):
+    for row in traced_alone(parsed, drawn, predictions, cache):
         rows.append(row)
-        tell(f"  followed by itself, {len(rows)} of {len(drawn)}: allocated {row['torch_peak_allocated']:+.4%}")
+        log(f"  traced alone, {len(rows)} of {len(drawn)}: allocated {row['torch_peak_allocated']:+.4%}")
         yield rows
 
 
 def compiled() -> float:
-    """Seconds until the allocator's model is ready: to compile it after an installation, to load it ever after."""
+    """Return the seconds until the allocator replay is ready: compiled after an installation, loaded
+    afterwards."""
     began = time.monotonic()
     one, none = np.array([1, -1]), np.array([0])
     course = Course(one, starts=np.array([0, 2]), belongs=none, emptied=none, looked=-1, streams=none, waits=none - 1)
-    swift.walk(course, none + 512, 1, None)
+    allocator_compiled.walk(course, none + 512, 1, None)
     return round(time.monotonic() - began, 2)
 
 
-def tell(line: str) -> None:
+def log(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", action="append", help="a kind of hardware; may be repeated")
-    parser.add_argument("--drawn", type=int, default=12, help="candidates of each space that are followed by themselves")
-    parser.add_argument("--times", type=int, default=5, help="times that each space is screened with an empty cache")
+    parser.add_argument("--gpus", action="append", help="hardware; may be repeated")
+    parser.add_argument("--drawn", type=int, default=12, help="candidates of each space that are traced alone")
+    parser.add_argument("--times", type=int, default=5, help="screenings of each space with an empty cache")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     done: list[dict[str, Any]] = []
-    here = machine.facts({})  # before anything is written, which would make of any commit a changed one
+    here = machine.facts({})  # before results are written, which would mark the commit as dirty
     ready = compiled()
-    tell(f"the allocator's model was ready after {ready} s")
-    for gpus in asked.gpus or GPUS:
+    log(f"allocator replay ready after {ready} s")
+    for gpus in options.gpus or GPUS:
         known: dict[str, Any] = {}
-        for known in case(gpus, asked.drawn, asked.times):
+        for known in case(gpus, options.drawn, options.times):
             facts = {**here, "versions": known.pop("versions"), "load_average": os.getloadavg()[0], "seconds_to_compile": ready}
-            put_whole(asked.out / "screening.json", _text({**facts, "cases": [*done, known]}))
+            write_atomically(options.out / "screening.json", _text({**facts, "cases": [*done, known]}))
         done.append(known)
     for one in done:
         if "against_following_each" in one:
-            tell(f"{one['gpus']}: against following each: {one['against_following_each']['largest_deviation']}")
+            log(f"{one['gpus']}: deviation from own traces: {one['against_following_each']['largest_deviation']}")
     return 0
 
 
@@ -251,7 +255,7 @@ def _text(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
-def _run_in_words(name: str, run: Mapping[str, Any]) -> str:
+def _describe(name: str, run: Mapping[str, Any]) -> str:
     return (
         f"  {name}: {run['seconds_to_first_trace']} s to the first trace, {run['seconds_after_first_trace']} s after it, "
         f"{run['cpu_seconds']} CPU seconds, {run['stolen_seconds']} stolen, {run['families']} families, "

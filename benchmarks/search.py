@@ -1,8 +1,9 @@
-"""How good is the search? Side by side with others on spaces whose optimum is known.
+"""Search benchmark: autotune's search and others, on spaces whose optimum is known.
 
-python benchmarks/search.py                # everything, 30 seeds, in two processes; writes benchmarks/results/search.{json,md}
-python benchmarks/search.py --raw FILE     # the same, every study kept in FILE as it ends: started again, it goes on there
-python benchmarks/search.py --quick        # a few seeds, nothing written; fails where a structural fact does not hold
+python benchmarks/search.py                # everything, 30 seeds, in two processes; writes
+benchmarks/results/search.{json,md} python benchmarks/search.py --raw FILE     # the same, every
+study kept in FILE as it ends: started again, it continues there python benchmarks/search.py --quick
+# a few seeds, nothing written; fails where a structural fact does not hold
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from search_studies import OURS, SEARCHERS, Result, study  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
 FEASIBLE = 200
-"""So many simulated studies of ours at least say whether a feasible space is ever called nothing_fits."""
+"""Minimum number of simulated studies for the share of feasible spaces reported as nothing_fits."""
 
 ORDER = (OURS, *RIVALS, *(name for name in SEARCHERS if name != OURS))
 SLOW = ("GP", "GP, with our screen")
@@ -98,7 +99,7 @@ def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, in
 
 
 def _seeds(where: str, who: str, usual: int, quick: bool) -> int:
-    """Ours gets more of them where there are few simulated cases; what is beyond the others' is compared with nobody."""
+    """Return the number of seeds; more for our search where there are few simulated cases."""
     simulated = [name for name in names() if not name.startswith("table_")]
     return usual if quick or who != OURS or where not in simulated else max(usual, math.ceil(FEASIBLE / len(simulated)))
 
@@ -127,7 +128,7 @@ def _all_studies(tasks: Sequence[tuple[str, str, int]], processes: int, raw: Pat
 
 
 def _kept(raw: Path | None) -> list[Result]:
-    """Studies of a run that was interrupted; a line that was cut off is left out."""
+    """Return the studies of an interrupted run; an incomplete line is left out."""
     found = []
     for line in raw.read_bytes().splitlines() if raw and raw.exists() else ():
         with contextlib.suppress(msgspec.DecodeError):
@@ -163,7 +164,8 @@ def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
 
 
 def _check(results: Sequence[Result]) -> None:
-    """What must hold whatever the machine: ours finds something wherever anything fits, and no share is above 1."""
+    """Check facts that hold on every machine: our search finds a candidate wherever one fits, and no
+    share is above 1."""
     ours = [one for one in results if one.searcher == OURS]
     wrong = [f"{one.setup} seed {one.seed}: nothing_fits" for one in ours if one.nothing_fits and one.feasible]
     wrong += [f"{one.setup} {one.searcher} seed {one.seed}: share {one.share}" for one in results if not 0 <= one.share <= 1]

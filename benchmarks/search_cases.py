@@ -1,4 +1,4 @@
-"""The simulated cases of the search's benchmark: which model on which cards, and the question that is asked there."""
+"""Simulated cases of the search benchmark: models, cards and jobs."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune import detect, models, trainers
-from autotune.candidate import Candidate, KnobValue
-from autotune.hardware import Hardware
-from autotune.question import Question
-from autotune.spaces import read_space
-from autotune.trainers.base import Job, Trainer
-from autotune.tune import baseline_candidate, legal_candidates
-from autotune.units import MIB
-from autotune.workload import Tuning, Workload
+from autotune import frameworks
+from autotune.catalog import model_lookup
+from autotune.catalog.space_files import read_space
+from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.hardware import Hardware
+from autotune.core.job import Job
+from autotune.core.task import Task
+from autotune.core.units import MIB
+from autotune.core.workload import Tuning, Workload
+from autotune.frameworks.base import Trainer
+from autotune.machine import hardware_detection
+from autotune.search.loop import baseline_candidate, legal_candidates
 
 HERE = Path(__file__).resolve().parent
 ONE_CARD: tuple[KnobValue, ...] = ("none",)
 SEVERAL: dict[str, tuple[KnobValue, ...]] = {"lora": ("zero3", "ddp"), "full": ("zero3", "zero2", "ddp")}
 ON_SEVERAL: dict[str, tuple[KnobValue, ...]] = {"num_generations": (16,), "use_vllm": (True,)}
-"""On several cards: one size of groups, and an engine that generates."""
+"""Held values on several cards: one size of groups, and an engine that generates."""
 
 CONTEXT_BYTES = 600 * MIB
-"""Below the card's own size: what the limit leaves to the driver."""
+"""Bytes below the card's size that the limit leaves to the driver."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One question of which the simulator knows the answer."""
+    """Job whose answer the simulator contains."""
 
     name: str
     model: str
@@ -40,7 +43,7 @@ class Case:
 
     @property
     def hardware(self) -> Hardware:
-        return detect.hardware(self.gpus)
+        return hardware_detection.hardware(self.gpus)
 
 
 CASES = (
@@ -75,9 +78,9 @@ CASES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Posed:
-    """A question with everything the search is given besides measurements."""
+    """Job with everything that the search receives besides measurements."""
 
-    question: Question
+    job: Job
     trainer: Trainer
     candidates: tuple[Candidate, ...]
     baseline: Candidate | None
@@ -90,14 +93,16 @@ def pose(case: Case) -> Posed:
     if hardware.count > 1:
         choices = {"sharding": SEVERAL[case.tuning], "vllm_tensor_parallel_size": (1, hardware.count)}
     choices |= case.only
-    workload = Workload(model=models.find_model(case.model), python=Path(sys.executable), tuning=case.tuning, global_batch=64)
-    return posed(Job(workload=workload, hardware=hardware), "cards", choices, hardware.memory_bytes - CONTEXT_BYTES)
+    workload = Workload(
+        model=model_lookup.find_model(case.model), python=Path(sys.executable), tuning=case.tuning, global_batch=64
+    )
+    return posed(Task(workload=workload, hardware=hardware), "cards", choices, hardware.memory_bytes - CONTEXT_BYTES)
 
 
-def posed(job: Job, space: str, choices: dict[str, Sequence[KnobValue]], limit_bytes: int) -> Posed:
-    """Any job's question over one of the frozen spaces."""
-    question = Question(
-        job=job,
+def posed(task: Task, space: str, choices: dict[str, Sequence[KnobValue]], limit_bytes: int) -> Posed:
+    """Return a task's job over one of the frozen spaces."""
+    job = Job(
+        task=task,
         space=read_space(HERE / "spaces" / f"{space}.yaml").with_choices(choices),
         memory_limit_bytes=limit_bytes,
         budget_seconds=1e9,
@@ -108,10 +113,10 @@ def posed(job: Job, space: str, choices: dict[str, Sequence[KnobValue]], limit_b
         study_name="bench",
         out=Path("unused"),
     )
-    trainer = trainers.trainer(job.workload.framework, job.workload.method)
+    trainer = frameworks.trainer(task.workload.framework, task.workload.method)
     return Posed(
-        question=question,
+        job=job,
         trainer=trainer,
-        candidates=legal_candidates(question, trainer),
-        baseline=baseline_candidate(question, trainer),
+        candidates=legal_candidates(job, trainer),
+        baseline=baseline_candidate(job, trainer),
     )

@@ -1,4 +1,4 @@
-"""What the search itself takes where there are five thousand candidates."""
+"""CPU time of the search itself with five thousand candidates."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from search_machines import Simulated
 from search_setups import gpu_of
 from search_simulator import Machine, Quirks, Shape, Truth
 
-from autotune import models
-from autotune.candidate import KnobValue
-from autotune.prediction import Estimate, Prediction
-from autotune.study import Means, Stop, open_study
-from autotune.trainers.base import Job
-from autotune.tune import SHORT
-from autotune.workload import Workload
+from autotune.catalog import model_lookup
+from autotune.core.candidate import KnobValue
+from autotune.core.prediction import Estimate, Prediction
+from autotune.core.task import Task
+from autotune.core.workload import Workload
+from autotune.search.agenda import RemainingBudget, SearchEnd
+from autotune.search.loop import SHORT_PROBE
+from autotune.search.study import open_study
 
 PROBES = 25
 CANDIDATES = 5000
 
 
 def five_thousand() -> dict[str, float]:
-    """Milliseconds of processor time per ask and tell together, over 25 probes; predictions are made up beside the truth."""
+    """Return milliseconds of CPU time per request and result, over 25 probes; predictions are
+    synthetic, near the truth."""
     case = next(one for one in CASES if one.name.endswith("7b-full-4xa100-80g"))
     shares = tuple(round(0.15 + 0.025 * step, 3) for step in range(20))
     choices: dict[str, Sequence[KnobValue]] = {
@@ -36,26 +38,26 @@ def five_thousand() -> dict[str, float]:
         "vllm_tensor_parallel_size": (1, 2, 4),
         "vllm_gpu_memory_utilization": shares,
     }
-    workload = Workload(model=models.find_model(case.model), python=Path(sys.executable), tuning="full", global_batch=64)
-    asked = posed(Job(workload=workload, hardware=case.hardware), "cards", choices, case.hardware.memory_bytes)
+    workload = Workload(model=model_lookup.find_model(case.model), python=Path(sys.executable), tuning="full", global_batch=64)
+    asked = posed(Task(workload=workload, hardware=case.hardware), "cards", choices, case.hardware.memory_bytes)
     candidates = asked.candidates[:CANDIDATES]
     dice = random.Random(0)
     formulas = Machine(
-        Shape.of(workload.model.config), gpu_of(case), case.hardware.count, asked.question.memory_limit_bytes, Quirks.drawn(dice)
+        Shape.of(workload.model.config), gpu_of(case), case.hardware.count, asked.job.memory_limit_bytes, Quirks.drawn(dice)
     )
     machine = Simulated(formulas, memory_level=1.0, speed_level=1.0, seed=0)
-    predictions = {one.id: _made_up(one.id, machine.truth(one), dice, asked.question.memory_limit_bytes) for one in candidates}
-    question = replace(asked.question, sampler="value")
+    predictions = {one.id: _made_up(one.id, machine.truth(one), dice, asked.job.memory_limit_bytes) for one in candidates}
+    job = replace(asked.job, sampler="value")
     began = time.process_time()
-    study = open_study(question, candidates, asked.baseline, predictions=predictions)
+    study = open_study(job, candidates, asked.baseline, predictions=predictions)
     opening, taken = time.process_time() - began, []
     for left in range(PROBES, 0, -1):
         began = time.process_time()
-        step = study.ask(Means(seconds=1e9, probes=left))
-        if isinstance(step, Stop):
+        step = study.ask(RemainingBudget(seconds=1e9, probes=left))
+        if isinstance(step, SearchEnd):
             break
         asking = time.process_time() - began
-        measurement = machine.measure(step.candidate, SHORT)
+        measurement = machine.measure(step.candidate, SHORT_PROBE)
         began = time.process_time()
         study.tell(step, measurement)
         taken.append(asking + time.process_time() - began)

@@ -1,4 +1,5 @@
-"""What the searches measure on: simulated machines and replayed tables, with a clock, a cost for everything, and a truth."""
+"""Machines of the search benchmark: simulated ones and replayed tables, with a clock, costs, and a
+truth."""
 
 from __future__ import annotations
 
@@ -14,19 +15,19 @@ import msgspec
 from search_simulator import Machine as Formulas
 from search_simulator import Truth
 
-from autotune.candidate import Candidate
-from autotune.inside.reach import out_of_reach
-from autotune.measurement import Cost, Failure, Measurement, Memory, Outcome, Speed
-from autotune.study.preference import tiers_of
-from autotune.trainers.base import ProbePlan
-from autotune.units import GIB
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, Speed
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.units import GIB
+from autotune.search.tiers import tiers_of
+from autotune.worker.early_stop import out_of_reach
 
 BY_CYCLE, BY_PROBE, DRIFT = 0.02, 0.015, 0.03
 """Scatter of one cycle, of one probe as a whole, and how far a machine drifts over minutes."""
 
 
 class Machine(Protocol):
-    """Measures, and keeps the time."""
+    """Machine that measures candidates and advances a clock."""
 
     now: float
 
@@ -43,13 +44,13 @@ class Optimum:
 
     speed: float
     members: frozenset[str]
-    """The tier's candidates."""
+    """Candidates of the tier."""
 
     speeds: Mapping[str, float]
 
     @classmethod
     def of(cls, machine: Machine, space: Any, candidates: Sequence[Candidate]) -> Optimum | None:
-        """None where nothing fits."""
+        """Return the optimum, None where nothing fits."""
         for tier in tiers_of(space, candidates):
             speeds = {one.id: speed for one in tier.candidates if (speed := machine.mean_speed(one)) is not None}
             if speeds:
@@ -154,7 +155,7 @@ class Simulated:
 
 
 def _words(cause: str | None, numbers: Mapping[str, float]) -> str:
-    """In the frameworks' own way of saying it, shortened."""
+    """Return the message of a framework for this failure, shortened."""
     asked, free, total = (f"{numbers.get(name, 0) / GIB:.2f} GiB" for name in ("asked_bytes", "free_bytes", "total_bytes"))
     if cause == "kv_cache" and "asked_length" in numbers:
         length, longest = numbers["asked_length"], numbers["longest_length"]
@@ -209,7 +210,7 @@ def _speed(row: Mapping[str, Any]) -> Speed:
 
 
 def load_costs(candidates: Sequence[Candidate], rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """What loading took, by load; where no measurement of a load had to load, the longest of any."""
+    """Return the load seconds by load; where no measurement of a load had to load, the longest of any."""
     seen: dict[str, list[float]] = defaultdict(list)
     for one in candidates:
         seen[one.load_key].extend(row["cost"]["load_seconds"] for row in rows[one.id] if row["cost"]["load_seconds"] > 0)

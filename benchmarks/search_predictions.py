@@ -1,6 +1,7 @@
-"""What `autotune predict` says of every candidate of the simulated cases, and of the baseline, kept so that no traces are needed.
+"""Predictions of `autotune predict` for every candidate of the simulated cases and the baseline,
+stored so that no traces are needed.
 
-python benchmarks/search_predictions.py            # remakes all; CASE ... remakes those
+python benchmarks/search_predictions.py            # creates all; CASE ... creates those
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 
 from search_cases import CASES, Case, Posed, pose
 
-from autotune.candidate import Candidate
-from autotune.foresight import open_foresight
-from autotune.measurement import Phase
-from autotune.prediction import Estimate, PhasePrediction, Prediction
-from autotune.units import MIB
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Phase
+from autotune.core.prediction import Estimate, PhasePrediction, Prediction
+from autotune.core.units import MIB
+from autotune.prediction.service import open_prediction_service
 
 FOLDER = Path(__file__).resolve().parent / "results" / "search"
 FIGURES = ("peak MiB", "lowest", "highest", "allocated MiB", "tokens/s", "lowest", "highest", "failure")
@@ -49,14 +50,14 @@ def file_of(case: Case) -> Path:
 def write(case: Case) -> None:
     """Traces the case's steps and writes one line per candidate."""
     asked = pose(case)
-    with contextlib.closing(open_foresight(asked.question, asked.trainer)) as foresight:
+    with contextlib.closing(open_prediction_service(asked.job, asked.trainer)) as foresight:
         found = foresight.predict_all(_foreseen(asked))
     failures = sorted({one.failure for one in found.values() if one.failure})
     head = {
         "about": f"autotune predict, every candidate of {case.model} ({case.tuning}) on {case.gpus}",
         "date": datetime.date.today().isoformat(),
         "versions": dict(next(iter(found.values())).versions),
-        "limit_bytes": asked.question.memory_limit_bytes,
+        "limit_bytes": asked.job.memory_limit_bytes,
         "knobs": moving(asked),
         "figures": _all_titles(),
         "failures": failures,
@@ -69,9 +70,9 @@ def write(case: Case) -> None:
 
 
 def read(case: Case, asked: Posed) -> dict[str, Prediction]:
-    """By candidate id, as the search is given them."""
+    """Return the predictions by candidate id, as the search receives them."""
     kept = json.loads(file_of(case).read_text())
-    same = kept["knobs"] == moving(asked) and kept["limit_bytes"] == asked.question.memory_limit_bytes
+    same = kept["knobs"] == moving(asked) and kept["limit_bytes"] == asked.job.memory_limit_bytes
     if not same or kept["figures"] != _all_titles():
         raise SystemExit(
             f"{file_of(case)} is of another space, or holds other figures."
@@ -86,12 +87,13 @@ def read(case: Case, asked: Posed) -> dict[str, Prediction]:
 
 
 def _foreseen(asked: Posed) -> list[Candidate]:
-    """As the product does: the baseline too, though it need be no point of the space."""
+    """Return the predicted candidates, like the product: including the baseline, which need not be in
+    the space."""
     return list(dict.fromkeys([*asked.candidates, *([asked.baseline] if asked.baseline else [])]))
 
 
 def moving(asked: Posed) -> list[str]:
-    return [knob.name for knob in asked.question.space.knobs if len(knob.choices) > 1]
+    return [knob.name for knob in asked.job.space.knobs if len(knob.choices) > 1]
 
 
 def _key(asked: Posed, knobs: Any) -> list[Any]:

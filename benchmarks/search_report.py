@@ -1,4 +1,4 @@
-"""From studies to tables and bars."""
+"""Tables and bars of the search benchmark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENOUGH = 10
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """One searcher's studies in figures."""
+    """Searcher's studies in figures."""
     return {
         "studies": len(results),
         **{f"share_after_{count}": _middle(one.share_after[count] for one in results) for count in AFTER},
@@ -41,7 +41,8 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 def bars(
     results: Sequence[Result], five_thousand: Mapping[str, float] | None = None, everything: Sequence[Result] = ()
 ) -> list[dict[str, Any]]:
-    """What the search has to reach, and whether it does, over these studies; what is never to happen, over `everything`."""
+    """Return the bars over these studies, and whether each is met; events that must never happen, over
+    `everything`."""
     ours = [one for one in results if one.searcher == OURS]
     simulated = [one for one in everything or results if one.searcher == OURS and not one.setup.startswith("table_")]
     figures, best, rival = summary(ours), *_best_rival(results)
@@ -64,7 +65,7 @@ def bars(
 
 
 def _ratio(ours: float, theirs: float) -> float:
-    """Where nobody gets there, nobody is faster."""
+    """Return the ratio of seconds; a case that nobody solves counts as equal."""
     return NEVER if ours == NEVER else 0.0 if theirs == NEVER else ours / theirs
 
 

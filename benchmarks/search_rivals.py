@@ -1,7 +1,8 @@
-"""What others do to find a setting, each in a few lines, all over the same measuring, clock, costs and first candidate.
+"""Other searches, each in a few lines, with the same measurements, clock, costs and first candidate.
 
-Each is written from its published description; what belongs to another framework (models, launchers) is left out, and each gets
-more than it would have at home: the methods that know only a batch size are repeated over the other settings.
+Each is written from its published description without the parts of another framework (models,
+launchers). Each gets more than in its original: methods for the batch size alone are repeated over
+the other settings.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ import optuna
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from search_machines import Machine
 
-from autotune.candidate import Candidate
-from autotune.measurement import Measurement
-from autotune.space import SearchSpace
-from autotune.study.preference import tiers_of
-from autotune.tune import SHORT
-from autotune.verdict import judge
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement
+from autotune.core.space import SearchSpace
+from autotune.core.verdict import judge
+from autotune.search.loop import SHORT_PROBE
+from autotune.search.tiers import tiers_of
 
 MICRO = "per_device_train_batch_size"
 GROWN = 0.05
 """DeepSpeed's autotuner calls less than this a plateau (deepspeed/autotuning/constants.py)."""
 
 MEMORY_SHARE = 0.9
-"""What AReno leaves free by default (areno/cli/auto_tune.py)."""
+"""Share of memory that AReno uses by default (areno/cli/auto_tune.py)."""
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", module="optuna")
 
 
 class Enough(Exception):
-    """All probes are spent."""
+    """Raised when all probes are used."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe of anybody's search."""
+    """Probe of a search."""
 
     candidate: Candidate
     measurement: Measurement
@@ -56,24 +57,24 @@ class Probe:
 
 @dataclass
 class Arena:
-    """One search on one machine."""
+    """Search on one machine."""
 
     machine: Machine
     space: SearchSpace
     candidates: Sequence[Candidate]
     most: int
-    """So many probes at most."""
+    """Maximum number of probes."""
 
     probes: list[Probe] = field(default_factory=list)
 
     def probe(self, candidate: Candidate) -> Probe:
-        """A repeated question is answered from the record, and costs nothing."""
+        """Return the probe of a candidate; a repeated one is answered from the record at no cost."""
         for earlier in self.probes:
             if earlier.candidate == candidate:
                 return earlier
         if len(self.probes) >= self.most:
             raise Enough
-        measurement = self.machine.measure(candidate, SHORT)
+        measurement = self.machine.measure(candidate, SHORT_PROBE)
         made = Probe(candidate, measurement, judge(measurement).fits, self.machine.now)
         self.probes.append(made)
         return made
@@ -83,8 +84,12 @@ Rival = Callable[[Arena, list[Candidate], Candidate, random.Random], None]
 
 
 def run(rival: Rival, arena: Arena, seed: int) -> list[Probe]:
-    """In the first tier of which anything fits, from the most cautious candidate that truly does: both are given to a rival, for
-    no search of its own would find them on several GPUs, where what is most cautious in name may not fit."""
+    """Run in the first tier in which a candidate fits, from the most cautious candidate that truly
+    fits.
+
+    Both are given to a rival: without them no rival would find them on several GPUs, where the
+    nominally most cautious candidate may not fit.
+    """
     try:
         for tier in tiers_of(arena.space, arena.candidates):
             fitting = [one for one in tier.candidates if arena.machine.mean_speed(one) is not None]
@@ -98,7 +103,8 @@ def run(rival: Rival, arena: Arena, seed: int) -> list[Probe]:
 
 
 def safest(candidates: Sequence[Candidate]) -> Candidate:
-    """What everybody would start from: generation by transformers, everything sharded, recomputed, the smallest micro-batch."""
+    """Return the safest start: generation by transformers, everything sharded, recomputed, the
+    smallest micro-batch."""
     sharded = ("zero3", "zero2", "zero1", "ddp", "none")
 
     def demand(one: Candidate) -> tuple[object, ...]:
@@ -148,7 +154,7 @@ def _optuna(arena: Arena, tier: list[Candidate], sampler: BaseSampler, dice: ran
         return math.log(float(text)) if name in numeric else text
 
     def told(one: Candidate) -> None:
-        """What fails is told as slow as the slowest: a zero would bend every model of the speed."""
+        """Report a failure as slow as the slowest: a zero would distort every model of the speed."""
         made = arena.probe(one)
         fitting = [probe.speed for probe in arena.probes if probe.fits]
         values: dict[str, optuna.distributions.BaseDistribution] = {name: _distribution(choices[name]) for name in choices}

@@ -1,4 +1,5 @@
-"""What the searches are let loose on: simulated cases and replayed tables, each with its question, its machine and its truth."""
+"""Setups of the search benchmark: simulated cases and replayed tables, each with its job, machine and
+truth."""
 
 from __future__ import annotations
 
@@ -19,21 +20,23 @@ from search_predictions import file_of, read
 from search_simulator import Machine as Formulas
 from search_simulator import Quirks, Shape
 
-from autotune import catalogue, detect
-from autotune.catalogue import Gpu
-from autotune.prediction import Prediction
-from autotune.trainers.base import Job
-from autotune.units import parse_bytes
-from autotune.workload import Model, Workload
+from autotune import catalog
+from autotune.catalog import Gpu
+from autotune.core.prediction import Prediction
+from autotune.core.task import Task
+from autotune.core.units import parse_bytes
+from autotune.core.workload import Model, Workload
+from autotune.machine import hardware_detection
 
 RESULTS = Path(__file__).resolve().parent / "results" / "search"
 MEMORY_OFF, SPEED_OFF = 0.08, 0.15
-"""How far the simulator's level is put off the prediction's at most; its parts are drawn on top of that (Quirks)."""
+"""Maximum deviation of the simulator's level from the prediction; its parts are drawn on top of that
+(Quirks)."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One question, and a machine for each seed."""
+    """Question, and a machine for each seed."""
 
     name: str
     kind: str
@@ -44,11 +47,11 @@ class Setup:
     machine: Callable[[int], Machine]
 
     def optimum(self, machine: Machine) -> Optimum | None:
-        return Optimum.of(machine, self.posed.question.space, self.posed.candidates)
+        return Optimum.of(machine, self.posed.job.space, self.posed.candidates)
 
 
 def names() -> list[str]:
-    """Everything there is to run on: cases with predictions, and tables."""
+    """Return the names of all setups: cases with predictions, and tables."""
     return [case.name for case in CASES if file_of(case).exists()] + [path.stem for path in sorted(RESULTS.glob("table_*.json"))]
 
 
@@ -71,10 +74,10 @@ def simulated_machine(case: Case, asked: Posed, predictions: Mapping[str, Predic
     """Quirks and levels drawn by the seed. The predictions set the levels alone: one factor for memory, one for speed."""
     dice = random.Random(f"{case.name} {seed}")
     formulas = Formulas(
-        shape=Shape.of(asked.question.job.workload.model.config),
+        shape=Shape.of(asked.job.task.workload.model.config),
         gpu=gpu_of(case),
         ranks=case.hardware.count,
-        limit_bytes=asked.question.memory_limit_bytes,
+        limit_bytes=asked.job.memory_limit_bytes,
         quirks=Quirks.drawn(dice),
     )
     memory, speed = _levels(asked, predictions, formulas)
@@ -89,7 +92,7 @@ def simulated_machine(case: Case, asked: Posed, predictions: Mapping[str, Predic
 
 
 def gpu_of(case: Case) -> Gpu:
-    return next(gpu for gpu in catalogue.gpus() if gpu.name == case.hardware.name)
+    return next(gpu for gpu in catalog.gpus() if gpu.name == case.hardware.name)
 
 
 def _levels(asked: Posed, predictions: Mapping[str, Prediction], formulas: Formulas) -> tuple[float, float]:
@@ -105,7 +108,8 @@ def _levels(asked: Posed, predictions: Mapping[str, Prediction], formulas: Formu
 
 
 def distance(setup: Setup, seed: int) -> dict[str, float]:
-    """How far this study's truth lies from the prediction, over the candidates that truly fit: the search never sees this."""
+    """Return the deviation of this study's truth from the prediction, over the candidates that truly
+    fit. The search never sees this."""
     machine = setup.machine(seed)
     assert isinstance(machine, Simulated)
     memory, speed = [], []
@@ -136,7 +140,7 @@ def _table(name: str) -> Setup:
     limit = parse_bytes(kept["limit"])
     model = Model(name="made-up", config=kept["model_config"], folder=None, origin="made up")
     workload = Workload(model=model, python=Path(sys.executable), tuning="full", global_batch=kept["global_batch"])
-    asked = posed(Job(workload=workload, hardware=detect.hardware("cpu")), kept["space"], {}, limit)
+    asked = posed(Task(workload=workload, hardware=hardware_detection.hardware("cpu")), kept["space"], {}, limit)
     by_knobs: dict[str, list[dict[str, Any]]] = {}
     for row in kept["rows"]:
         by_knobs.setdefault(json.dumps(row["knobs"], sort_keys=True), []).append(row)

@@ -1,14 +1,15 @@
-"""A made-up GPU machine on which every truth is known, for judging the search.
+"""Simulated GPU machine on which every truth is known, for judging the search.
 
-Written from first principles and apart from `autotune.predict`: parameter counts, bytes per token and layer, what an engine
-reserves, what sharding divides, rooflines. No formula here is the predictor's; what both use are facts (a model's shape, a card's
-size and rates) and what everybody knows of the training step (two bytes a weight, Adam's two moments). Nothing here reads a
-prediction, but whoever uses it may set its two levels by some. It is no model of any real machine: its quirks are drawn, its
-shape is its own, and it has interactions that the predictor lacks.
+Written from first principles and independent of `autotune.estimate`: parameter counts, bytes per
+token and layer, the engine's reservation, sharding, rooflines. No formula is the predictor's; both
+use facts (a model's shape, a card's size and rates) and common facts about the training step (two
+bytes per weight, Adam's two moments). Nothing here reads a prediction, but a caller may set its two
+levels by some. It is not a model of a real machine: its quirks are drawn, and it has interactions
+that the predictor lacks.
 
-Sources: activations per token and layer, Korthikanti et al. 2022 (arXiv:2205.05198), carried over to gated MLPs and grouped
-heads; mixed-precision states, Rajbhandari et al. 2020 (arXiv:1910.02054); paged caches and recomputation on preemption, Kwon et
-al. 2023 (arXiv:2309.06180).
+Sources: activations per token and layer, Korthikanti et al. 2022 (arXiv:2205.05198), transferred to
+gated MLPs and grouped heads; mixed-precision states, Rajbhandari et al. 2020 (arXiv:1910.02054);
+paged caches and recomputation on preemption, Kwon et al. 2023 (arXiv:2309.06180).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.candidate import Candidate
-from autotune.catalogue import Gpu
-from autotune.measurement import Phase
+from autotune.catalog import Gpu
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Phase
 
 GIB, MIB = 2**30, 2**20
 CHUNK = 1024
@@ -87,17 +88,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is so of one candidate on one machine."""
+    """True figures of one candidate on one machine."""
 
     peak_bytes: float
     peaks: Mapping[str, float]
-    """By phase."""
+    """Peak by phase."""
 
     phase: Phase
-    """Where the peak is, or where it ends."""
+    """Phase of the peak, or of the failure."""
 
     cause: str | None
-    """Why it cannot run, or None where it runs."""
+    """Cause of the failure, None where it runs."""
 
     numbers: Mapping[str, float]
     cycle_seconds: float
@@ -109,7 +110,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Quirks:
-    """How this machine differs from the next: one draw per study."""
+    """Differences of this machine from others: one draw per study."""
 
     static: float
     activations: float
@@ -169,7 +170,7 @@ def _cause(phase: str, run: _Run) -> str:
 
 
 class _Run:
-    """One candidate's settings on one machine."""
+    """Candidate's settings on one machine."""
 
     def __init__(self, machine: Machine, settings: Mapping[str, Any]) -> None:
         self.m, self.shape, self.gpu, self.quirks = machine, machine.shape, machine.gpu, machine.quirks
@@ -208,7 +209,8 @@ class _Run:
         return tokens * kept * extra * self.quirks.activations
 
     def logits(self) -> float:
-        """Of one chunk of tokens: half precision, float32 and a gradient. TRL 1.16 computes log-probabilities chunk by chunk."""
+        """Bytes of one chunk of tokens: half precision, float32 and a gradient. TRL 1.16 computes
+        log-probabilities chunk by chunk."""
         return min(self.micro * self.completion, CHUNK) * self.shape.vocabulary * 8 * self.quirks.logits
 
     def base(self) -> float:
@@ -220,7 +222,8 @@ class _Run:
         return self.share * self.gpu.memory_bytes
 
     def peaks(self) -> dict[str, float]:
-        """By phase, in the order in which they come; what the allocator keeps between them is the fragments' share."""
+        """Return peaks by phase in their order; the allocator's cached bytes between them are the
+        fragments' share."""
         base, states = self.base(), self.states()
         awake = self.reserved()
         asleep = 0.9 * GIB if self.sleeps else awake
@@ -244,7 +247,8 @@ class _Run:
         }
 
     def _moving(self) -> float:
-        """What handing weights to the engine takes: a layer at a time; to merge adapters, TRL gathers all at once."""
+        """Bytes of the transfer of weights to the engine: one layer at a time; to merge adapters, TRL
+        gathers all at once."""
         if not self.engine:
             return 0.0
         if self.sharding == "zero3" and self.lora:
@@ -252,7 +256,7 @@ class _Run:
         return 2 * self.shape.per_layer + 2 * self.shape.vocabulary * self.shape.hidden
 
     def cache_bytes(self) -> float:
-        """What is left of the engine's reservation."""
+        """Remaining bytes of the engine's reservation."""
         profiled = (
             (0.6 if self.together == 1 else 1.1) * GIB
             + self.sequences * self.together * self.shape.vocabulary * 6

@@ -1,4 +1,4 @@
-"""One study: a searcher on a setup's machine for one seed, and what became of it."""
+"""Study: a searcher on a setup's machine for one seed, and its result."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from search_machines import Machine, Optimum
 from search_rivals import RIVALS, Arena, Probe, run
 from search_setups import Setup, setup
 
-from autotune.candidate import Candidate
-from autotune.events import Event, ProbeEnded
-from autotune.executors.inline import InlineExecutor
-from autotune.study import SearchOptions, Study, open_study
-from autotune.study.preference import tiers_of
-from autotune.tune import Clock, tune
+from autotune.core.candidate import Candidate
+from autotune.core.events import Event, ProbeEnded
+from autotune.probe.executors.inline import InlineExecutor
+from autotune.search.loop import Clock, run_search
+from autotune.search.search_options import SearchOptions
+from autotune.search.study import Study, open_study
+from autotune.search.tiers import tiers_of
 
 OURS = "autotune"
 BARE = SearchOptions(screen=False, imply=False, calibrate=False, prune=False)
@@ -29,7 +30,7 @@ SEARCHERS: Mapping[str, tuple[str, SearchOptions]] = {
     "autotune without correction": ("value", SearchOptions(calibrate=False)),
     "autotune without pruning": ("value", SearchOptions(prune=False)),
 }
-"""Everything that goes through autotune's own loop."""
+"""Searchers that use autotune's own loop."""
 
 ABLATIONS = tuple(name for name in SEARCHERS if name.startswith(f"{OURS} without"))
 MOST = 30
@@ -40,7 +41,7 @@ AFTER = (5, 10, 20)
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one study."""
+    """Result of one study."""
 
     setup: str
     searcher: str
@@ -49,7 +50,7 @@ class Result:
     """Best found so far as a share of the optimum, after so many probes."""
 
     share: float
-    """Of what was recommended in the end."""
+    """Share of the final recommendation."""
 
     probes: int
     confirmations: int
@@ -64,13 +65,13 @@ class Result:
     """Candidates that stayed refused by prediction in the tier of the optimum ..."""
 
     falsely_refused: int
-    """... and of these, the ones that truly fit."""
+    """Number of these that truly fit."""
 
     fitting: int
     """Candidates of that tier that truly fit."""
 
     refused_better: bool
-    """Whether a refused one is the optimum."""
+    """True where a refused one is the optimum."""
 
     proven: str
     ask_tell_seconds: float
@@ -90,7 +91,7 @@ def study(name: str, searcher: str, seed: int) -> Result:
 
 
 def _theirs(what: Setup, rival: str, seed: int, machine: Machine, optimum: Optimum | None) -> Result:
-    arena = Arena(machine=machine, space=what.posed.question.space, candidates=what.posed.candidates, most=MOST)
+    arena = Arena(machine=machine, space=what.posed.job.space, candidates=what.posed.candidates, most=MOST)
     began = time.process_time()
     probes = run(RIVALS[rival], arena, seed)
     own = (time.process_time() - began) / max(1, len(probes))
@@ -105,19 +106,19 @@ def _theirs(what: Setup, rival: str, seed: int, machine: Machine, optimum: Optim
 
 def _ours(what: Setup, searcher: str, seed: int, machine: Machine, optimum: Optimum | None) -> Result:
     sampler, options = SEARCHERS[searcher]
-    job = what.posed.question.job
-    job = replace(job, workload=replace(job.workload, seed=seed))
-    most = what.posed.question.max_probes if sampler == "value" else MOST
-    question = replace(what.posed.question, job=job, sampler=sampler, max_probes=most)  # type: ignore[arg-type]
-    opened = open_study(question, what.posed.candidates, what.posed.baseline, predictions=what.predictions, options=options)
+    task = what.posed.job.task
+    task = replace(task, workload=replace(task.workload, seed=seed))
+    most = what.posed.job.max_probes if sampler == "value" else MOST
+    job = replace(what.posed.job, task=task, sampler=sampler, max_probes=most)  # type: ignore[arg-type]
+    opened = open_study(job, what.posed.candidates, what.posed.baseline, predictions=what.predictions, options=options)
     watch = _Watch(machine, opened)
     executor = InlineExecutor(machine.measure)
-    answer = tune(
-        question,
+    answer = run_search(
+        job,
         study=opened,
         executor=executor,
         listener=watch.hear,
-        clock=Clock(question.budget_seconds, now=lambda: machine.now),
+        clock=Clock(job.budget_seconds, now=lambda: machine.now),
     )
     refused = opened.view.screened & (optimum.members if optimum else frozenset())
     wrongly = [one for one in refused if optimum and one in optimum.speeds]
@@ -132,7 +133,7 @@ def _ours(what: Setup, searcher: str, seed: int, machine: Machine, optimum: Opti
 
 
 class _Watch:
-    """Writes down every probe with the machine's time, and what the study itself took."""
+    """Recorder of every probe with the machine's time, and of the study's own time."""
 
     def __init__(self, machine: Machine, opened: Study) -> None:
         self._machine = machine
@@ -165,7 +166,7 @@ class _Watch:
 
 
 def _along(what: Setup, probes: Sequence[Probe], optimum: Optimum | None) -> dict[str, object]:
-    """What is read off the probes in the order in which they were made."""
+    """Return the figures read from the probes in their order."""
     shares = [_share(optimum, _incumbent(what, probes[: count + 1])) for count in range(len(probes))]
     reached = next((place for place, share in enumerate(shares) if share >= 0.95), None)
     high = next((place for place, share in enumerate(shares) if share >= 0.97), None)
@@ -180,7 +181,7 @@ def _along(what: Setup, probes: Sequence[Probe], optimum: Optimum | None) -> dic
 def _incumbent(what: Setup, probes: Sequence[Probe]) -> Candidate | None:
     """The same rule for all: the fastest measured of what was seen to fit, in the most preferred tier with anything."""
     fitting = {one.candidate: one.speed for one in probes if one.fits}
-    for tier in tiers_of(what.posed.question.space, what.posed.candidates) if fitting else ():
+    for tier in tiers_of(what.posed.job.space, what.posed.candidates) if fitting else ():
         here = [one for one in tier.candidates if one in fitting]
         if here:
             return max(here, key=lambda one: fitting[one])

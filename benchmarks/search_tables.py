@@ -1,10 +1,12 @@
-"""Tables of really measured candidates: every legal one of a space, three times, under a limit that some exceed.
+"""Tables of measured candidates: every legal one of a space, three times, under a limit that some
+exceed.
 
-    python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER   # one round; again for more
+python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER   # one round; again for more
     python benchmarks/search_tables.py --table narrow-transformers --model FOLDER --raw FOLDER --assemble
 
-A round measures all candidates once, shuffled anew, one load after the other, and appends each measurement to a file at once:
-a round that was cut off goes on where it stopped. The load average beside every measurement says what else ran just then.
+A round measures all candidates once in a new random order, one load after the other, and appends
+each measurement to a file: an interrupted round continues. The load average of each measurement
+shows other work on the machine.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from typing import Any
 import msgspec
 from machine import facts
 
-from autotune.answering.opening import open_executor
-from autotune.asking.flags import Flags
-from autotune.asking.understanding import Understood, understand
-from autotune.candidate import Candidate
-from autotune.measurement import Measurement
-from autotune.tune import SHORT, legal_candidates
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, parse_request
+from autotune.search.executor_choice import open_executor
+from autotune.search.loop import SHORT_PROBE, legal_candidates
 
 HERE = Path(__file__).resolve().parent
 ROUNDS = 3
@@ -36,14 +38,14 @@ ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What one table holds still."""
+    """Constant settings of one table."""
 
     space: str
     """A file of benchmarks/spaces."""
 
     limit: str
     shape: str
-    """Arguments of autotune/inside/made_up.py that make the model."""
+    """Arguments of autotune/worker/synthetic.py that make the model."""
 
 
 NARROW = "--hidden 128 --intermediate 768 --layers 2 --vocab 1024"
@@ -70,7 +72,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", choices=sorted(TABLES), required=True)
-    parser.add_argument("--model", type=Path, help="a folder that made_up.py made with the table's shape")
+    parser.add_argument("--model", type=Path, help="a folder that synthetic.py made with the table's shape")
     parser.add_argument("--raw", type=Path, required=True, help="where measurements are collected")
     parser.add_argument(
         "--assemble", action="store_true", help="write benchmarks/results/search/table_*.json from what was collected"
@@ -81,8 +83,8 @@ def _arguments() -> argparse.Namespace:
 
 def _one_round(arguments: argparse.Namespace, raw: Path) -> None:
     """The first round that is not whole yet."""
-    understood = question_of(TABLES[arguments.table], str(arguments.model))
-    candidates = legal_candidates(understood.question, understood.trainer)[: arguments.first]
+    understood = job_of(TABLES[arguments.table], str(arguments.model))
+    candidates = legal_candidates(understood.job, understood.trainer)[: arguments.first]
     done = _collected(raw)
     number = min((sum(row["id"] == one.id for row in done) for one in candidates), default=0)
     if number >= ROUNDS:
@@ -93,31 +95,32 @@ def _one_round(arguments: argparse.Namespace, raw: Path) -> None:
     _measure_all(understood, order, number, raw)
 
 
-def question_of(table: Table, model: str) -> Understood:
+def job_of(table: Table, model: str) -> ParsedRequest:
     space = HERE / "spaces" / f"{table.space}.yaml"
     out = tempfile.mkdtemp(prefix="table-")
-    return understand(Flags(model=model, gpus="cpu", space=str(space), memory_limit=table.limit, out=out))
+    return parse_request(Flags(model=model, gpus="cpu", space=str(space), memory_limit=table.limit, out=out))
 
 
 def _order(candidates: Sequence[Candidate], number: int) -> list[Candidate]:
-    """Loads in one shuffled order, candidates of a load in another: no place in the row is favoured over the rounds."""
+    """Return loads in one random order, candidates of a load in another: no position is favoured over
+    the rounds."""
     shuffle = random.Random(number)
     loads = sorted({one.load_key for one in candidates})
     shuffle.shuffle(loads)
     return sorted(shuffle.sample(list(candidates), len(candidates)), key=lambda one: loads.index(one.load_key))
 
 
-def _measure_all(understood: Understood, order: Sequence[Candidate], number: int, raw: Path) -> None:
-    executor = open_executor(understood.question, understood.trainer)
+def _measure_all(understood: ParsedRequest, order: Sequence[Candidate], number: int, raw: Path) -> None:
+    executor = open_executor(understood.job, understood.trainer)
     last = None
     try:
         with raw.open("a") as file:
             for one in order:
                 if one.load_key != last:
-                    executor.open(one).measure(one, SHORT)  # the first in a fresh process is not counted
+                    executor.open(one).measure(one, SHORT_PROBE)  # the first in a fresh process is not counted
                 last = one.load_key
                 beside = os.getloadavg()[0]
-                row = _row(one, number, executor.open(one).measure(one, SHORT), beside)
+                row = _row(one, number, executor.open(one).measure(one, SHORT_PROBE), beside)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 print(number, row["outcome"], row["knobs"], row["peak_bytes"], file=sys.stderr, flush=True)
@@ -148,7 +151,7 @@ def _collected(raw: Path) -> list[dict[str, Any]]:
 
 
 def _assemble(arguments: argparse.Namespace, raw: Path) -> None:
-    """One file: what holds for all, and every measurement once."""
+    """Write one file: the common settings, and every measurement once."""
     name, rows = arguments.table, _collected(raw)
     table = TABLES[name]
     versions = next(row["versions"] for row in rows if row["versions"])
@@ -160,7 +163,7 @@ def _assemble(arguments: argparse.Namespace, raw: Path) -> None:
         "model_shape": table.shape,
         "model_config": json.loads((arguments.model / "config.json").read_text()),
         "limit": table.limit,
-        "plan": msgspec.to_builtins(SHORT),
+        "plan": msgspec.to_builtins(SHORT_PROBE),
         "jobs_beside": "yes: other jobs ran on the same cores; load_average is the machine's over the last minute",
         "bound_by": sorted({row["bound_by"] for row in rows}),
         "rows": [_compact(row) for row in rows],

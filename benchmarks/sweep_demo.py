@@ -1,10 +1,10 @@
-"""Is the demo's recommendation really the best of its space?
+"""Sweep of the demo's space, compared with its recommendation.
 
 Measures every legal candidate of the demo's space several times, in rounds, so that a drift of the
-machine meets all alike; then answers the demo's question anew for several seeds, and holds each
-recommendation against the sweep's best with the same learning knobs.
+machine affects all alike. Then answers the demo's job again for several seeds, and compares each
+recommendation with the sweep's best at the same learning knobs.
 
-    python benchmarks/sweep_demo.py --model .demo/model --memory-limit 1G --repeats 3 --seeds 10
+python benchmarks/sweep_demo.py --model .demo/model --memory-limit 1G --repeats 3 --seeds 10
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from typing import Any
 
 from machine import facts
 
-from autotune.answering.opening import open_executor
-from autotune.asking.understanding import Flags, Understood, understand
-from autotune.candidate import Candidate
-from autotune.executors.local import LocalExecutor
-from autotune.measurement import Measurement
-from autotune.recommendation import Recommendation
-from autotune.study import open_study
-from autotune.study.preference import learning_values
-from autotune.trainers.base import ProbePlan
-from autotune.tune import Clock, baseline_candidate, legal_candidates, tune
+from autotune.core.answer import Recommendation
+from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement
+from autotune.core.probe_plan import ProbePlan
+from autotune.probe.executors.local import LocalExecutor
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, parse_request
+from autotune.search.executor_choice import open_executor
+from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
+from autotune.search.study import open_study
+from autotune.search.tiers import learning_values
 
 PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=5)
 
@@ -39,7 +40,7 @@ PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=5)
 def main() -> None:
     arguments = _arguments()
     understood = _question(arguments, seed=0, folder=Path(tempfile.mkdtemp(prefix="sweep-")))
-    candidates = legal_candidates(understood.question, understood.trainer)
+    candidates = legal_candidates(understood.job, understood.trainer)
     if arguments.sweep:
         earlier = json.loads(arguments.sweep.read_text())
         table, versions = {row["id"]: row for row in earlier["candidates"]}, earlier["machine"]["versions"]
@@ -50,7 +51,7 @@ def main() -> None:
         "about": "the demo's space swept whole, and what the demo recommends for several seeds",
         "machine": facts(versions),
         "model": json.loads((arguments.model / "config.json").read_text()),
-        "memory_limit_bytes": understood.question.memory_limit_bytes,
+        "memory_limit_bytes": understood.job.memory_limit_bytes,
         "repeats": arguments.repeats,
         "timed_cycles": PLAN.timed_cycles,
         "candidates": list(table.values()),
@@ -75,8 +76,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _question(arguments: argparse.Namespace, *, seed: int, folder: Path) -> Understood:
-    return understand(
+def _question(arguments: argparse.Namespace, *, seed: int, folder: Path) -> ParsedRequest:
+    return parse_request(
         Flags(
             model=str(arguments.model),
             gpus="cpu",
@@ -90,12 +91,13 @@ def _question(arguments: argparse.Namespace, *, seed: int, folder: Path) -> Unde
 
 
 def _sweep(
-    understood: Understood, candidates: Sequence[Candidate], repeats: int
+    understood: ParsedRequest, candidates: Sequence[Candidate], repeats: int
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Every candidate `repeats` times, one round after the other; one load at a time inside a round."""
+    """Measure every candidate `repeats` times, one round after the other; one load at a time inside a
+    round."""
     table: dict[str, dict[str, Any]] = {}
     versions: dict[str, str] = {}
-    executor = open_executor(understood.question, understood.trainer)
+    executor = open_executor(understood.job, understood.trainer)
     shuffle = random.Random(0)
     try:
         for repeat in range(repeats):
@@ -118,9 +120,9 @@ def _measure(executor: LocalExecutor, candidate: Candidate) -> Measurement:
     return executor.open(candidate).measure(candidate, PLAN)
 
 
-def _row(understood: Understood, candidate: Candidate) -> dict[str, Any]:
-    knobs = {name: value for name, value in candidate.knobs.items() if len(understood.question.space[name].choices) > 1}
-    learning = learning_values(understood.question.space, candidate)
+def _row(understood: ParsedRequest, candidate: Candidate) -> dict[str, Any]:
+    knobs = {name: value for name, value in candidate.knobs.items() if len(understood.job.space[name].choices) > 1}
+    learning = learning_values(understood.job.space, candidate)
     return {"id": candidate.id, "knobs": knobs, "learning": learning, "outcomes": [], "tokens_per_second": [], "peak_bytes": []}
 
 
@@ -155,13 +157,13 @@ def _run(arguments: argparse.Namespace, seed: int, table: dict[str, dict[str, An
     return run
 
 
-def _answer(understood: Understood) -> Recommendation:
-    question, trainer = understood.question, understood.trainer
-    question = replace(question, fresh=True)
-    question.out.mkdir(parents=True)
-    study = open_study(question, legal_candidates(question, trainer), baseline_candidate(question, trainer))
-    executor = open_executor(understood.question, understood.trainer)
-    return tune(question, study=study, executor=executor, listener=lambda event: None, clock=Clock(question.budget_seconds))
+def _answer(understood: ParsedRequest) -> Recommendation:
+    job, trainer = understood.job, understood.trainer
+    job = replace(job, fresh=True)
+    job.out.mkdir(parents=True)
+    study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
+    executor = open_executor(understood.job, understood.trainer)
+    return run_search(job, study=study, executor=executor, listener=lambda event: None, clock=Clock(job.budget_seconds))
 
 
 def _fits(row: dict[str, Any]) -> bool:
@@ -172,9 +174,9 @@ def _speed(row: dict[str, Any]) -> float:
     return statistics.median(row["tokens_per_second"]) if row["tokens_per_second"] else 0.0
 
 
-def _speedup(understood: Understood, table: dict[str, dict[str, Any]], runs: list[dict[str, Any]]) -> float | None:
+def _speedup(understood: ParsedRequest, table: dict[str, dict[str, Any]], runs: list[dict[str, Any]]) -> float | None:
     """The recommendations' median speed over that of TRL's defaults, both from the sweep; None where the defaults did not fit."""
-    baseline = baseline_candidate(understood.question, understood.trainer)
+    baseline = baseline_candidate(understood.job, understood.trainer)
     row = table.get(baseline.id) if baseline else None
     chosen = [_speed(_row_of(table, run["recommended"])) for run in runs if run["recommended"]]
     if row is None or not _fits(row) or not chosen:
