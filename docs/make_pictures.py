@@ -1,9 +1,11 @@
-"""The pictures of docs/pictures and the files of the example, from one real run of the demo: its terminal, report, dashboard.
+"""Pictures of docs/pictures and files of the example, from one real run of the demo: its terminal,
+report and dashboard.
 
-    python docs/make_pictures.py                  # runs the demo (a few minutes), then makes them all
-    python docs/make_pictures.py --keep FOLDER    # keeps the run there; a FOLDER that already has one is used again
+python docs/make_pictures.py                  # runs the demo (a few minutes), then creates all of them
+    python docs/make_pictures.py --keep FOLDER    # keeps the run there; a FOLDER with a run is used again
 
-The terminal is drawn from the bytes that the run wrote to a terminal. Lines are left out in one place, which says how many.
+The terminal is drawn from the bytes that the run wrote to a terminal. Lines are omitted in one
+place, which states their number.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ COMMAND = "autotune run --model .demo/model --gpus cpu --space demo --memory-lim
 SHAPE = "--hidden 128 --intermediate 768 --layers 2 --vocab 1024"
 COLUMNS, LINES = 116, 400
 LANDMARKS = ("candidates; at most", "recommended", "Confirmed by", "Written:")
-"""Where the parts of the output begin that the picture shows."""
+"""Beginnings of the parts of the output that the picture contains."""
 
 LARGEST_BYTES = 300_000
 FLAGS = ("--no-sandbox", "--disable-gpu", "--force-device-scale-factor=1")
@@ -50,8 +52,8 @@ NAMES = (TERMINAL, REPORT, REPORT_DARK, PHONE, DASHBOARD, TRIAL)
 
 
 def run_demo(folder: Path) -> bytes:
-    """Every byte that the demo wrote to a terminal of COLUMNS columns."""
-    subprocess.run([sys.executable, "-m", "autotune.inside.made_up", *SHAPE.split(), ".demo/model"], cwd=folder, check=True)
+    """Return every byte that the demo wrote to a terminal of COLUMNS columns."""
+    subprocess.run([sys.executable, "-m", "autotune.worker.synthetic", *SHAPE.split(), ".demo/model"], cwd=folder, check=True)
     # The demo measures anew, whatever this machine measured before: it gets a record of its own.
     settings = {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "XDG_DATA_HOME": str(folder / "record"), "HF_HUB_OFFLINE": "1"}
     there = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **settings}
@@ -74,7 +76,7 @@ def _read(terminal: int) -> Iterator[bytes]:
 
 
 def lines_of(written: bytes, folder: Path) -> list[Text]:
-    """What stands on the terminal in the end, as far up as it can be scrolled."""
+    """Return the final content of the terminal, including its scrollback."""
     # Where the run happened to lie says nothing.
     written = written.replace(f"sqlite:///{folder}/".encode(), b"sqlite:///")
     screen = pyte.Screen(COLUMNS, LINES)
@@ -151,7 +153,7 @@ def _most_telling(folder: Path) -> int:
 
 
 def _places(folder: Path) -> list[tuple[str, str]]:
-    """Where this run and its programs happened to lie, which says nothing to a reader; and what stands there instead."""
+    """Return the paths of this run and its programs with their replacements."""
     written = folder / "demo-out"
     return [
         (f"sqlite:///{written}", "sqlite:///."), (str(written), "."), (f"{folder}/", ""), (sys.prefix, ".venv"), (f"{ROOT}/", ""),
@@ -166,7 +168,7 @@ REPLACE = """(places) => {
 
 
 def renew_example(folder: Path) -> None:
-    """What this run wrote, with paths as seen from the example's folder; its own README stays."""
+    """Copy the files of this run, with paths as seen from the example's folder; its own README stays."""
     written = folder / "demo-out"
     for name in ("recommendation.json", "recommended.yaml", "accelerate.yaml", "launch.sh", "placeholder/train.jsonl"):
         text = (written / name).read_text()

@@ -13,7 +13,7 @@ CONFIG = os.environ.get("CONFIG", "train.yaml")
 
 
 def listen(event: object) -> None:
-    """Whatever happens meanwhile; the events are those of `autotune.events`."""
+    """Whatever happens meanwhile; the events are those of `autotune.core.events`."""
     print(type(event).__name__, file=sys.stderr)
 
 

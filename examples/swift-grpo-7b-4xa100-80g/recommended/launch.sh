@@ -4,6 +4,7 @@
 set -euo pipefail
 out="${OUT:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)}"
 mkdir -p "$out"
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export NPROC_PER_NODE=3
 export USE_HF=1
 export CUDA_VISIBLE_DEVICES=0,1,2
