@@ -29,6 +29,9 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests run in so many processes, a file's in one of them (tests/conftest.py says which belong together).
 TEST_JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile
+# Tests start servers, clusters and ranks, which a busy machine delays. What failed runs once more, one test at a time, and
+# must pass then; both runs are printed. Exit code 1 is pytest's "some tests failed": after any other, some did not run.
+TESTS = $(PYTEST) -m "$(1)" || { [ $$? -eq 1 ] && $(BIN)/python -m pytest -q -x --last-failed --last-failed-no-failures none -m "$(1)"; }
 
 DEMO_MODEL := .demo/model
 DEMO_SHAPE := --hidden 128 --intermediate 768 --layers 2 --vocab 1024
@@ -78,11 +81,11 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) -m "not slow and not gpu"
+	$(call TESTS,not slow and not gpu)
 
 # Only what `make test` leaves out, so that the two together run everything once.
 test-all: $(READY) trl-overlays frameworks $(OVERLAYS)/foresight-liger/.ready
-	$(PYTEST) -m "slow and not gpu"
+	$(call TESTS,slow and not gpu)
 
 sweep-demo: $(READY) $(DEMO_MODEL)/config.json
 	$(BIN)/python benchmarks/sweep_demo.py --model $(DEMO_MODEL) --memory-limit $(DEMO_LIMIT)
