@@ -87,7 +87,8 @@ def test_what_is_no_file(read: Callable[[Path], object], tmp_path: Path) -> None
     "sizes",
     [
         {"num_hidden_layers": 10**6}, {"num_hidden_layers": -1}, {"hidden_size": 10**4000}, {"num_attention_heads": 0},
-        {"hidden_size": "many"}, {"vocab_size": 1e300}, {"layer_types": ["x"]}, {"text_config": {"num_hidden_layers": 10**9}},
+        {"hidden_size": "many"}, {"vocab_size": 1e300}, {"layer_types": ["x"]},
+        {"mlp_layer_types": ["dense"]}, {"text_config": {"num_hidden_layers": 10**9}},
         {"decoder_sparse_step": 0}, {"partial_rotary_factor": float("inf")}, {"anything": 2**70},
     ],
     ids=lambda sizes: next(iter(sizes)),

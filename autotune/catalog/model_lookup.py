@@ -30,6 +30,9 @@ LARGEST_SIZES = {
 LARGEST_INTEGER = 2**63
 """Bound of all other integers."""
 
+LISTS_PER_LAYER = ("layer_types", "mlp_layer_types")
+"""Fields of a config.json with one entry per layer."""
+
 
 def find_model(text: str) -> Model:
     """Find a model: local folder, then the hub cache (original config), then the catalogue."""
@@ -117,9 +120,11 @@ def _check_sizes(config: Mapping[str, object], path: Path) -> None:
             raise BadInput(f"{path}: {name} is {value}.", way_out=REAL_CONFIG)
         elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise BadInput(f"{path}: {name} is an integer of more than 64 bits.", way_out=REAL_CONFIG)
-    kinds, layers = config.get("layer_types"), config.get("num_hidden_layers")
-    if isinstance(kinds, list) and isinstance(layers, int) and len(kinds) != layers:
-        raise BadInput(f"{path}: layer_types has {len(kinds)} entries for {layers} layers.", way_out=REAL_CONFIG)
+    layers = config.get("num_hidden_layers")
+    for name in LISTS_PER_LAYER:
+        kinds = config.get(name)
+        if isinstance(kinds, list) and isinstance(layers, int) and len(kinds) != layers:
+            raise BadInput(f"{path}: {name} has {len(kinds)} entries for {layers} layers.", way_out=REAL_CONFIG)
 
 
 def _cached_folder(hub_id: str) -> Path | None:
