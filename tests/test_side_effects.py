@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from autotune.core.side_effects import KEEP, without_side_effects
+from autotune.emulator.launch import INJECTED
 from autotune.frameworks.trl import script_inspection
 from autotune.probe import spawn
 
@@ -45,3 +48,27 @@ def test_an_inspected_script_is_quiet(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_trackers_can_be_asked_for() -> None:
     assert without_side_effects({**ONLINE, KEEP: "1"}) == {**ONLINE, KEEP: "1"}
+
+
+UPLOADS = """
+import huggingface_hub
+from huggingface_hub import HfApi, create_repo
+print(create_repo("me/model", private=True).repo_id)
+print(huggingface_hub.upload_folder(repo_id="me/model", folder_path=".", run_as_future=True).result().oid)
+HfApi(token="no").upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="me/model")
+"""
+
+
+@pytest.mark.parametrize("kept", ["0", "1"])
+def test_a_rehearsed_command_uploads_nothing(tmp_path: Path, kept: str) -> None:
+    """The real client, in a process started as a rehearsal starts it; the address answers nobody."""
+    environment = {
+        **os.environ, "PYTHONPATH": str(INJECTED), "AUTOTUNE_EMULATED_MACHINE": "none", KEEP: kept, "HF_TOKEN": "no",
+        "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0",
+    }  # fmt: skip
+    words = [sys.executable, "-c", UPLOADS]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
+    assert (done.returncode == 0) is (kept == "0"), done.stderr
+    if kept == "0":
+        assert done.stdout.split() == ["me/model", "0" * 40]
+        assert done.stderr.count("to the hub is off in a rehearsal") == 3

@@ -14,7 +14,7 @@ from autotune.core.units import GIB, MIB, format_bytes, format_seconds, parse_by
         ("38G", 38 * GIB),
         ("1.5 GiB", int(1.5 * GIB)),
         ("800MB", 800 * MIB),
-        ("1024", 1024),
+        ("1024B", 1024),
         ("2k", 2048),
         ("1T", 2**40),
         (" 3g ", 3 * GIB),
@@ -27,6 +27,12 @@ def test_sizes_as_people_type_them(text: str, count: int) -> None:
 @pytest.mark.parametrize("text", ["", "G", "0", "0G", "-1G", "1,5G", "38 Gigs", "1e9", "nan"])
 def test_an_invalid_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInput, match="38G"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["3", "1.5", " 40 ", "1024"])
+def test_a_size_without_a_unit_is_refused_with_a_guess(text: str) -> None:
+    with pytest.raises(BadInput, match=rf"has no unit\. Did you mean {text.strip()}GiB\?"):
         parse_bytes(text)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import TextIO, cast
 
 import click
 
 import autotune
+from autotune.cli.broken_pipe import PipeOutput
 from autotune.cli.exit_codes import FAULT, report_and_exit_code
 from autotune.cli.formatting import Context
 from autotune.core.comments import printable
@@ -71,9 +73,11 @@ def autotune_command() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `autotune`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    sys.stdout = cast(TextIO, PipeOutput(sys.stdout))
     try:
         _check_text(given)
         result = autotune_command.main(args=given, prog_name="autotune", standalone_mode=False)
+        sys.stdout.flush()
     except BaseException as error:  # all exit codes are decided in one place
         ignore_stop_signals()  # a second Ctrl-C must not interrupt the report
         sys.exit(report_and_exit_code(error, as_json="--json" in given))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import traceback
@@ -29,10 +28,6 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
     match error:
         case SystemExit():
             return error.code if isinstance(error.code, int) else FAULT
-        case BrokenPipeError():
-            # The reader of our output has closed it (`autotune show models | head`).
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return FAULT
         case click.exceptions.Exit():
             return int(error.exit_code)
         case KeyboardInterrupt() | click.Abort():

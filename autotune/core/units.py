@@ -1,6 +1,7 @@
 """Parsing and formatting of sizes and durations.
 
-`40G` is 40 GiB, as in nvidia-smi, torch and vLLM; a plain number is bytes.
+`40G` is 40 GiB, as in nvidia-smi, torch and vLLM. A number without a unit is refused: `3` could be
+bytes as well as GiB.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from autotune.core.errors import BadInput
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
-_FACTOR = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:I?B)?|B)", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,18}(?:\.\d{1,18})?", re.ASCII)
+_FACTOR = {None: 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 _MAX_DIGITS = 18
 
 _DURATION = re.compile(r"(?:(\d+)h)?\s*(?:(\d+)m)?\s*(?:(\d+(?:\.\d+)?)s?)?", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
-    """Parse `"38G"`, `"1.5 GiB"`, `"800MB"` or `"1024"` into bytes."""
+    """Parse `"38G"`, `"1.5 GiB"`, `"800MB"` or `"1024B"` into bytes."""
     match = _SIZE.fullmatch(text.strip())
+    if _NUMBER.fullmatch(text.strip()) and float(text) > 0:
+        raise BadInput(f"{text!r} has no unit.", way_out=f"Did you mean {text.strip()}GiB? Write it like 38G, 1.5G or 800M.")
     if match is None or len(match[1]) > _MAX_DIGITS or float(match[1]) == 0:
         raise BadInput(f"{text!r} is not a size above zero.", way_out="Write it like 38G, 1.5G or 800M.")
-    return int(float(match[1]) * _FACTOR[match[2].upper()])
+    return int(float(match[1]) * _FACTOR[match[2] and match[2].upper()])
 
 
 def format_bytes(count: int | float) -> str:

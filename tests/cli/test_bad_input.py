@@ -104,6 +104,7 @@ def test_a_knob_given_twice(here: Path) -> None:
 def test_a_limit_above_the_device(here: Path) -> None:
     refused(here, "--gpus", "cpu", "--memory-limit", "900T", says="above this machine's memory", instead="at most")
     refused(here, "--gpus", "cpu", "--memory-limit", "lots", says="'lots' is not a size", instead="38G")
+    refused(here, "--gpus", "cpu", "--memory-limit", "3", says="'3' has no unit", instead="Did you mean 3GiB?")
 
 
 def test_a_window_below_prompt_and_completion(here: Path) -> None:

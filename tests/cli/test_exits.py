@@ -101,11 +101,19 @@ def test_show_prints_a_table_or_one_document(what: str, tmp_path: Path) -> None:
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(
-        f"{sys.executable} -m autotune show models | head -1",
-        shell=True,
+        ["bash", "-c", f"{sys.executable} -m autotune show models | head -1; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         timeout=60,
     )
-    assert done.stderr == "" and done.stdout.startswith("name")
+    assert done.stderr == "" and done.stdout.startswith("name") and done.returncode == 0
+
+
+def test_an_exit_code_does_not_depend_on_the_reader(tmp_path: Path) -> None:
+    """Exit code 5, no known failure, with nobody reading the answer: rich and print alike."""
+    (tmp_path / "train.log").write_text("nothing that anybody knows\n")
+    for flag in ("", "--json"):
+        words = f"{sys.executable} -m autotune diagnose train.log {flag} | true; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        assert (done.returncode, done.stderr) == (5, "")

@@ -57,7 +57,7 @@ def test_unknown_facts_are_undecided_and_named(model: Path, kept: Path, tmp_path
     small, large = (way["peak_memory_bytes"] for way in both.document["unknown"])
     assert both.document["peak_memory_bytes"] == {**large, "low": small["low"]}
     assert small["high"] < large["low"], (small, large)
-    limit = str((small["high"] + large["low"]) // 2)
+    limit = f"{(small['high'] + large['low']) // 2}B"
     between = predict(model, kept, tmp_path, *asked, "--memory-limit", limit)
     assert between.code == 5 and between.document["fits"] is None
     assert between.document["depends_on"] == [
@@ -74,11 +74,11 @@ def test_fits_does_not_fit_and_can_not_be_decided(model: Path, kept: Path, tmp_p
     assert "predicted, nothing was measured" in fits.err
 
     peak = fits.document["peak_memory_bytes"]
-    between = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", str(peak["value"]), "--json")
+    between = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", f"{peak['value']}B", "--json")
     assert between.code == 5, between.err
     assert between.document["fits"] is None and between.document["depends_on"]
 
-    over = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", str(peak["low"] // 2), "--json")
+    over = predict(model, kept, tmp_path, "--gpus", "A100-40G", "--memory-limit", f"{peak['low'] // 2}B", "--json")
     assert over.code == 3, over.err
     assert_contract(over.document)
     assert over.document["fits"] is False

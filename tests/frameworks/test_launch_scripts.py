@@ -16,6 +16,7 @@ from autotune.core.errors import BadInput
 from autotune.core.shell_script import commands_of
 from autotune.frameworks.launch_commands import find_launch, kind_of, stated_value
 from autotune.frameworks.launch_edit import changed_script, changes_of, difference
+from autotune.request import command_job
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job, parse_request
 
@@ -94,6 +95,16 @@ def test_a_script_is_the_baseline_and_its_learning_settings_are_held(verl: Path)
     assert baseline["actor_rollout_ref.rollout.gpu_memory_utilization"] == 0.6
     assert "trainer.logger" not in workload.held
     assert any("trainer.logger" in note and "not considered" in note for note in request.notes)
+
+
+def test_a_script_behind_two_dashes_is_the_same_request(verl: Path) -> None:
+    """`-- bash run.sh WORDS` and `--from-command run.sh -- WORDS`; the script's own words count."""
+    word = "actor_rollout_ref.rollout.n=3"
+    common = {"gpus": "8xH100", "mode": "predict", "model": "Qwen2.5-7B"}
+    plain = command_job.parse_request(Flags(from_command=str(verl), arguments=(word,), **common))
+    dashed = command_job.parse_request(Flags(arguments=("bash", "-x", str(verl), word), **common))
+    assert dashed.job == plain.job
+    assert dashed.job.space["actor_rollout_ref.rollout.n"].choices == (3,)
 
 
 def test_the_answer_is_the_same_script_and_a_diff(verl: Path, tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ _CONFIG = "model: x\nbeta: 0.1\nper_device_train_batch_size: 4\nreport_to: [none
 _STUDY = json.dumps({"schema": 1, "name": "a", "directions": ["maximize"], "user_attrs": {}, "system_attrs": {}, "trials": []})
 
 PARSERS: dict[str, Parser] = {
-    "sizes": Parser(inputs=30_000, make=_texts("38G", "1.5 GiB", "800MB", "1024"), read=units.parse_bytes),
+    "sizes": Parser(inputs=30_000, make=_texts("38G", "1.5 GiB", "800MB", "1024B"), read=units.parse_bytes),
     "durations": Parser(inputs=20_000, make=_texts("1h30m", "90s", "20m", "90"), read=units.parse_seconds),
     "hardware": Parser(
         inputs=8_000,

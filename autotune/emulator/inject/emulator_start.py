@@ -62,6 +62,8 @@ def begin() -> None:
         return
     _note_rank()
     after: dict[str, After] = {"torch": _keep_values}
+    if os.environ.get("AUTOTUNE_TRACKERS") != "1":
+        after.update(importlib.import_module("emulator_hub").AFTER)
     if os.environ.get("AUTOTUNE_EMULATOR_PHASES"):
         emulator_phases = importlib.import_module("emulator_phases")
         after.update(emulator_phases.AFTER)
