@@ -14,12 +14,14 @@ settings.load_profile("any machine")  # how long it takes to think of an example
 HERE = Path(__file__).parent
 OF_RAY = (
     "test_clusters.py",
-    "diagnose/test_provoked.py",
+    "diagnosis/test_provoked.py",
     "executors/test_ray.py",
     "executors/test_contract.py",
     "faults/test_faults.py",
 )
 """They start clusters of Ray, and one of them ends every one that there is, as its program for SLURM does."""
+if missing := [file for file in OF_RAY if not (HERE / file).is_file()]:
+    raise FileNotFoundError(f"OF_RAY names files that don't exist: {missing}")
 
 
 @pytest.hookimpl(optionalhook=True)
