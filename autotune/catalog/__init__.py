@@ -32,6 +32,7 @@ class Gpu:
     """Dense peak by dtype with float32 accumulation: float32 (no tensor cores), tf32, float16,
     bfloat16, float8. A dtype that the tensor cores do not support is absent."""
 
+    matmul_share: float | None = None  # of the bfloat16 peak, reached by the best of many matrix shapes
     link: Literal["nvlink", "pcie", "infinity-fabric"] | None = None  # usual GPU-to-GPU connection
     link_gb_per_second: float | None = None  # to one or all peers, one direction, vendor figure
     speed_source: str | None = None  # page with the speeds: the vendor's, or a collection

@@ -34,8 +34,8 @@ class Work:
     """Computation of one phase of the last step on one rank."""
 
     phase: Phase
-    flops: Mapping[str, float]  # matrix products and attention, by dtype
-    moved_bytes: float  # bytes read and written; operands count once per operation
+    flops: Mapping[str, float]  # matrix products by dtype; attention kernels by `attention:DTYPE`
+    moved_bytes: float  # bytes read and written, products included; operands count once per operation
     kernels: int  # operations that launch a kernel
     in_layers: Mapping[str, float] = field(default_factory=dict)  # inside decoder layers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from autotune.core.composition import Composition, EngineSettings, Resident
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
 from autotune.core.trace import Inventory, Mark, Trace, Work
 from autotune.estimate import throughput
-from autotune.estimate.throughput import generation
+from autotune.estimate.throughput import cycle_time, exchanges, generation, roofline
 from autotune.estimate.throughput.generation import GenerationLoad
 from autotune.estimate.throughput.roofline import Ceilings, ceilings
 
@@ -194,15 +195,49 @@ def test_decoding_together_costs_little_more_than_alone() -> None:
 
 
 def test_exchanges_depend_on_the_sharding() -> None:
-    counts = throughput.counted(trace(), composition())
+    counts = cycle_time.counted(trace(), composition())
     sent = {
-        kind: throughput.exchanged_bytes(trace().inventory, composition(ranks=2, sharded_by=kind), counts)
+        kind: exchanges.exchanged_bytes(trace().inventory, composition(ranks=2, sharded_by=kind), counts)
         for kind in ("ddp", "zero2", "zero3", "fsdp2")
     }
     assert sent["ddp"] == 2 * 7e9  # half of the gradients, twice, once per optimizer step
     assert sent["zero3"] == sent["fsdp2"] == 4 * (2 * 7e9 + 7e9)
-    assert throughput.exchanged_bytes(trace().inventory, composition(), counts) == 0
+    assert exchanges.exchanged_bytes(trace().inventory, composition(), counts) == 0
     assert seconds(ranks=2, generation_batch=32, sharded_by="zero3")["backward"].high > seconds()["backward"].high
+
+
+def test_ranks_divide_the_optimizer_and_wait_for_each_sharded_layer() -> None:
+    alone, spread = seconds(), seconds(ranks=4, generation_batch=64, sharded_by="fsdp1")
+    assert spread["optimizer"].value == pytest.approx(alone["optimizer"].value / 4)
+    short, deep = (replace(trace(), inventory=replace(trace().inventory, layer_bytes=(1,) * layers)) for layers in (8, 80))
+    shallow = seconds(short, ranks=2, generation_batch=32, sharded_by="fsdp1")["backward"]
+    assert seconds(deep, ranks=2, generation_batch=32, sharded_by="fsdp1")["backward"].value > shallow.value
+    assert seconds(deep, ranks=2, generation_batch=32, sharded_by="ddp") == seconds(
+        short, ranks=2, generation_batch=32, sharded_by="ddp"
+    )
+
+
+def test_independent_errors_widen_less_than_their_sum() -> None:
+    one, other = Estimate(value=4, low=1, high=7), Estimate(value=5, low=1, high=9)
+    both = roofline.independent(one, other)
+    assert (both.value, both.low, both.high) == (9, 4, 14)
+    assert roofline.independent(one) == one
+
+
+def test_attention_runs_at_a_lower_rate_than_products() -> None:
+    def spent(key: str) -> float:
+        return roofline.compute_seconds({key: 1e14}, device("A100-80G")).value
+
+    assert 1.2 * spent("bfloat16") < spent("attention:bfloat16") < 2.5 * spent("bfloat16")
+
+
+def test_a_gpu_without_a_measured_best_shape_has_a_wider_interval() -> None:
+    def width(card: str) -> float:
+        found = roofline.compute_seconds({"bfloat16": 1e14}, device(card))
+        return found.high / found.low
+
+    assert gpu("A100-80G").matmul_share is not None and gpu("L4").matmul_share is None
+    assert width("L4") > width("A100-80G")
 
 
 def test_gathering_every_layer_for_every_token_waits_for_the_link() -> None:

@@ -20,7 +20,7 @@ from autotune.core.trace import Trace, Work
 from autotune.estimate.screening.blocks import Floats, Sample, rows_of
 from autotune.estimate.screening.formulas import EXACT, Basis, Term, short_sums, solve
 from autotune.estimate.screening.layer_growth import LayerRepetition
-from autotune.estimate.throughput import BATCH_PHASES
+from autotune.estimate.throughput.cycle_time import BATCH_PHASES
 
 Count: TypeAlias = tuple[Phase, str]
 """A phase, and the quantity counted in it."""

@@ -1,15 +1,13 @@
 """Speed: seconds of each phase of a generation cycle, and tokens per second.
 
-Work on a GPU is bound by arithmetic, by memory, or by the host that launches it. Exchanges between
-ranks overlap with the backward pass as far as they can. The intervals are wide; a search corrects
-them with measured values (`autotune.search`).
+Work on a GPU is bound by arithmetic and memory, or by the host that launches it. Exchanges between
+ranks are in `exchanges.py`. A search corrects the figures with measured values (`autotune.search`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from autotune.catalog import Gpu
 from autotune.catalog.efficiency import efficiency
@@ -18,25 +16,10 @@ from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import EngineFit, Estimate, Prediction
 from autotune.core.trace import Inventory, Trace, Work
 from autotune.estimate import model_shape
-from autotune.estimate.throughput import generation, roofline
-from autotune.estimate.throughput.generation import MICRO, MILLI, GenerationLoad
-from autotune.estimate.throughput.roofline import Ceilings, longer
-
-BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"})
-"""Phases that run once per batch of completions."""
-
-EXPOSED_SHARE = 0.2
-"""Share of the exchanges that is expected not to overlap with the backward pass, at least."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CycleTime:
-    """Repetitions of the traced work in one cycle."""
-
-    micro_steps: int  # per rank
-    optimizer_steps: int
-    traced_micro_steps: int  # of the optimizer step whose work was counted
-    scored: float  # repetitions of the counted scoring
+from autotune.estimate.throughput import exchanges, generation, roofline
+from autotune.estimate.throughput.cycle_time import BATCH_PHASES, CycleTime, counted
+from autotune.estimate.throughput.generation import GenerationLoad
+from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, independent, longer
 
 
 def with_throughput(
@@ -83,8 +66,11 @@ def cycle(
     for work in trace.work:
         if work.phase not in ("load", "reward"):
             seconds[work.phase] = phase_seconds(work, device).scaled(_repeats(work.phase, counts))
+    if "optimizer" in seconds:
+        own = roofline.overhead_seconds(counts.optimizer_steps, efficiency("trainer_step_milliseconds"), MILLI)
+        seconds["optimizer"] = seconds["optimizer"] + own
     # 2. Exchanges between ranks, beside the backward pass.
-    seconds = _with_exchanges(seconds, trace.inventory, composition, counts, device)
+    seconds = exchanges.with_exchanges(seconds, trace.inventory, composition, counts, device)
     # 3. Generation and weight sync.
     if composition.generation != "none":
         load = _generation_load(composition, config, engine, num_generations)
@@ -98,8 +84,12 @@ def cycle(
 
 
 def phase_seconds(work: Work, device: Ceilings) -> Estimate:
-    """max(arithmetic + memory, launches by the host) of one traced phase."""
-    busy = roofline.compute_seconds(work.flops, device) + roofline.memory_seconds(work.moved_bytes, device)
+    """max(arithmetic + memory + gaps between kernels, launches by the host) of one traced phase."""
+    busy = independent(
+        roofline.compute_seconds(work.flops, device),
+        roofline.memory_seconds(work.moved_bytes, device),
+        roofline.overhead_seconds(work.kernels, efficiency("kernel_gap_microseconds"), MICRO),
+    )
     return longer(busy, roofline.overhead_seconds(work.kernels, efficiency("launch_microseconds"), MICRO))
 
 
@@ -114,69 +104,10 @@ def tokens_per_second(seconds: Mapping[Phase, Estimate], composition: Compositio
     return Estimate(value=tokens / total.value, low=tokens / total.high, high=tokens / total.low)
 
 
-def counted(trace: Trace, composition: Composition, *, iterations: int = 1) -> CycleTime:
-    """Return the repetitions. Without completions, a cycle is one optimizer step."""
-    micro_steps = composition.accumulation
-    if composition.generation != "none":
-        micro_steps = iterations * max(1, composition.generation_batch // (composition.ranks * composition.micro_batch))
-    traced = traced_micro_steps(trace)
-    whole_batches = traced_batches(trace) if trace.basis == "traced" and composition.generation != "none" else 0
-    return CycleTime(
-        micro_steps=micro_steps,
-        optimizer_steps=max(1, micro_steps // composition.accumulation),
-        traced_micro_steps=traced,
-        scored=1 / whole_batches if whole_batches else micro_steps / traced / iterations,
-    )
-
-
-def traced_micro_steps(trace: Trace) -> int:
-    """Backward passes in the last traced step."""
-    phases = trace.last_step
-    return max(1, sum(1 for before, now in zip(["load", *phases], phases, strict=False) if now == "backward" != before))
-
-
-def traced_batches(trace: Trace) -> int:
-    """Batches of completions scored in the last traced step: runs of `BATCH_PHASES`."""
-    making = [phase in BATCH_PHASES for phase in trace.last_step]
-    return sum(1 for before, now in zip([False, *making], making, strict=False) if now and not before)
-
-
 def _repeats(phase: Phase, counts: CycleTime) -> float:
     if phase == "optimizer":
         return counts.optimizer_steps
     return counts.scored if phase in BATCH_PHASES else counts.micro_steps / counts.traced_micro_steps
-
-
-def _with_exchanges(
-    seconds: dict[Phase, Estimate], inventory: Inventory, composition: Composition, counts: CycleTime, device: Ceilings
-) -> dict[Phase, Estimate]:
-    """Add the exchanges that do not overlap with the backward pass: between none and all."""
-    sent = exchanged_bytes(inventory, composition, counts)
-    spent = roofline.link_seconds(sent, device) if sent else None
-    if spent is None or "backward" not in seconds:
-        return seconds
-    cover = seconds["backward"]
-    low = max(0.0, spent.low - cover.high)
-    value = max(low, spent.value - cover.value, EXPOSED_SHARE * spent.value)
-    return {**seconds, "backward": cover + Estimate(value=value, low=low, high=max(value, spent.high))}
-
-
-def exchanged_bytes(inventory: Inventory, composition: Composition, counts: CycleTime) -> float:
-    """Bytes that one rank sends in a cycle.
-
-    w, g: weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer steps.
-    FSDP, ZeRO-3: m · (2w + g), two gathers; ZeRO-2: m · g + s · g; else 2 · s · g.
-    """
-    ranks, kind = composition.ranks, composition.sharded_by
-    ring = (ranks - 1) / ranks
-    weights, gradients = inventory.weight_bytes * ring, inventory.trainable_bytes * ring
-    if ranks == 1:
-        return 0.0
-    if kind in generation.SHARDS_WEIGHTS:
-        return counts.micro_steps * (2 * weights + gradients)
-    if kind == "zero2":
-        return counts.micro_steps * gradients + counts.optimizer_steps * gradients
-    return counts.optimizer_steps * 2 * gradients
 
 
 def _generation_load(

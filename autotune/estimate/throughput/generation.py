@@ -20,10 +20,8 @@ from autotune.core.trace import Inventory
 from autotune.estimate import model_shape
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.throughput import roofline
-from autotune.estimate.throughput.roofline import Ceilings, longer
+from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, longer
 from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS, quantisation, quantised_bytes
-
-MICRO, MILLI = 1e-6, 1e-3
 
 CACHE_SLOWDOWN = 4
 """Upper bound of transformers' time over its cache, relative to an ordered copy."""

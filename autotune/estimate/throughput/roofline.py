@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,10 @@ from autotune.estimate.constant_estimates import as_estimate
 
 GB = 10**9
 TERA = 10**12
+MICRO, MILLI = 1e-6, 1e-3
+ATTENTION = "attention:"
+"""Prefix of the dtype of attention kernels' FLOPs."""
+
 EMULATION_FACTOR = 2
 """Largest slowdown of a half precision that is computed in float32, with conversions."""
 
@@ -25,6 +30,7 @@ class Ceilings:
     bytes_per_second: float
     link_bytes_per_second: float | None = None
     link: str | None = None
+    best_matmul_share: float | None = None  # of the tensor cores' peak; None: not known
     half_is_emulated: frozenset[str] = field(default_factory=frozenset)  # dtypes without tensor cores
 
 
@@ -41,6 +47,7 @@ def ceilings(gpu: Gpu) -> Ceilings | None:
         bytes_per_second=gpu.bandwidth_gb_per_second * GB,
         link_bytes_per_second=None if gpu.link_gb_per_second is None else gpu.link_gb_per_second * GB,
         link=gpu.link,
+        best_matmul_share=gpu.matmul_share,
         half_is_emulated=emulated,
     )
 
@@ -48,18 +55,29 @@ def ceilings(gpu: Gpu) -> Ceilings | None:
 def compute_seconds(flops: Mapping[str, float], device: Ceilings) -> Estimate:
     """Matrix products and attention: sum over dtypes of flops / (peak · share)."""
     total = Estimate.exactly(0)
-    for dtype, count in flops.items():
+    for key, count in flops.items():
+        dtype = key.removeprefix(ATTENTION)
         peak = device.flops.get(dtype, device.flops["float32"])
-        share = efficiency("matmul_share_float32" if peak == device.flops["float32"] else "matmul_share")
+        known = _over(count / peak, _share(device, dtype, attention=key != dtype))
         slowdown = EMULATION_FACTOR if dtype in device.half_is_emulated else 1
-        known = over(count / peak, share)
         total = total + Estimate(value=known.value, low=known.low, high=known.high * slowdown)
     return total
 
 
+def _share(device: Ceilings, dtype: str, *, attention: bool) -> Estimate:
+    """Return the share of the peak that arithmetic in this dtype reaches."""
+    if attention:
+        return as_estimate(efficiency("attention_share"))
+    if device.flops.get(dtype, device.flops["float32"]) == device.flops["float32"]:
+        return as_estimate(efficiency("matmul_share_float32"))
+    of_best, known = as_estimate(efficiency("matmul_share")), device.best_matmul_share
+    best = as_estimate(efficiency("best_matmul_share")) if known is None else Estimate.exactly(known)
+    return Estimate(value=best.value * of_best.value, low=best.low * of_best.low, high=best.high * of_best.high)
+
+
 def memory_seconds(count: float, device: Ceilings, *, share: str = "memory_share") -> Estimate:
     """Reading or writing: bytes / (bandwidth · share)."""
-    return over(count / device.bytes_per_second, efficiency(share))
+    return _over(count / device.bytes_per_second, as_estimate(efficiency(share)))
 
 
 def link_seconds(count: float, device: Ceilings) -> Estimate | None:
@@ -67,7 +85,7 @@ def link_seconds(count: float, device: Ceilings) -> Estimate | None:
     if device.link_bytes_per_second is None:
         return None
     share = efficiency("link_share_pcie" if device.link == "pcie" else "link_share")
-    return over(count / device.link_bytes_per_second, share)
+    return _over(count / device.link_bytes_per_second, as_estimate(share))
 
 
 def overhead_seconds(count: float, known: Constant, unit: float) -> Estimate:
@@ -75,7 +93,7 @@ def overhead_seconds(count: float, known: Constant, unit: float) -> Estimate:
     return as_estimate(known).scaled(count * unit)
 
 
-def over(seconds: float, share: Constant) -> Estimate:
+def _over(seconds: float, share: Estimate) -> Estimate:
     """Divide seconds at the peak rate by the share that is reached."""
     return Estimate(value=seconds / share.value, low=seconds / share.high, high=seconds / share.low)
 
@@ -83,3 +101,11 @@ def over(seconds: float, share: Constant) -> Estimate:
 def longer(one: Estimate, other: Estimate) -> Estimate:
     """Return the time of two concurrent activities: the maximum of each end."""
     return Estimate(value=max(one.value, other.value), low=max(one.low, other.low), high=max(one.high, other.high))
+
+
+def independent(*parts: Estimate) -> Estimate:
+    """Add times whose errors have different causes: distances to the bounds add in quadrature."""
+    value = sum(part.value for part in parts)
+    below = math.hypot(*(part.value - part.low for part in parts))
+    above = math.hypot(*(part.high - part.value for part in parts))
+    return Estimate(value=value, low=max(0.0, value - below), high=value + above)

@@ -156,8 +156,7 @@ class _Scaler:
 
 @contextmanager
 def products_counted() -> Iterator[None]:
-    """Register products that torch's counter lacks: 8-bit integers, grouped ones, and attention
-    whose key heads are shared by several query heads, at which releases up to 2.11 raise."""
+    """Register products that torch's counter lacks: 8-bit integers and grouped ones."""
     from torch.utils import flop_counter
 
     named = [("aten", "_int_mm"), ("aten", "_grouped_mm"), ("transformers", "grouped_mm_fallback")]
@@ -166,29 +165,10 @@ def products_counted() -> Iterator[None]:
     for packet in added:
         flop_counter.flop_registry[packet] = _work
     try:
-        with (
-            attribute(flop_counter, "sdpa_flop_count", _attention),
-            attribute(flop_counter, "sdpa_backward_flop_count", _attention_backward),
-        ):
-            yield
+        yield
     finally:
         for packet in added:
             del flop_counter.flop_registry[packet]
-
-
-def _attention(query: Any, key: Any, value: Any) -> int:
-    """Return the work of two products for each query head, from shapes: scores, and scores with values."""
-    return _pairs(query, key) * int(query[-1] + value[-1])
-
-
-def _attention_backward(gradient: Any, query: Any, key: Any, value: Any) -> int:
-    """Return the work of five products: scores once more, and both sides of the forward pass's two."""
-    return _pairs(query, key) * int(3 * query[-1] + 2 * value[-1])
-
-
-def _pairs(query: Any, key: Any) -> int:
-    """Return 2 x batch x query heads x queries x keys."""
-    return int(2 * query[0] * query[1] * query[2] * key[-2])
 
 
 def _work(left: Any, right: Any, *_: Any, **__: Any) -> int:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .attention_flops import MARK, AttentionFlops
+
 
 def tensors_in(values: Iterable[Any]) -> list[Any]:
     """Return all tensors, in the order of torch's own walk."""
@@ -43,28 +45,39 @@ class OperationCost(NamedTuple):
 
     flops: float = 0.0
     dtype: str = ""
-    """Type of the computation; empty without matrix products."""
+    """Type of the computation, marked for attention; empty without matrix products."""
 
 
 def cost_of(
-    formula: Callable[..., float] | None, cached: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    formula: Callable[..., float] | None,
+    written: Sequence[int],
+    cached: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    out: Any,
 ) -> OperationCost:
-    """Return the cost (`formula` counts FLOPs), computed once per cached result."""
+    """Return the cost, computed once per cached result.
+
+    formula: FLOPs; written: positions of arguments that an operation without a result changes.
+    """
     if cached is None:
-        return _computed_cost(formula, args, kwargs, out)
+        return _computed_cost(formula, written, args, kwargs, out)
     if formula not in cached.costs:
-        cached.costs[formula] = _computed_cost(formula, args, kwargs, out)
+        cached.costs[formula] = _computed_cost(formula, written, args, kwargs, out)
     found: OperationCost = cached.costs[formula]
     return found
 
 
 def _computed_cost(
-    formula: Callable[..., float] | None, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    formula: Callable[..., float] | None, written: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
 ) -> OperationCost:
     operands = tensors_in((*args, *kwargs.values()))
-    moved = sum([tensor.numel() * tensor.element_size() for tensor in (*operands, *tensors_in((out,)))])
+    changed = tensors_in([args[position] for position in written if position < len(args)])
+    moved = sum([tensor.numel() * tensor.element_size() for tensor in (*operands, *changed, *tensors_in((out,)))])
     if formula is None or not operands:
         return OperationCost(moved)
     plain = [value for value in args if not isinstance(value, torch.dtype)]  # products with a dtype to accumulate in
     dtype = str(operands[0].dtype).removeprefix("torch.")
+    if isinstance(formula, AttentionFlops):
+        dtype = MARK + dtype
     return OperationCost(moved, formula(*plain, **kwargs, out_val=out), dtype)

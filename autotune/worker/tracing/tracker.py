@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from . import Untraceable, dispatch_cache, integer_values
+from . import Untraceable, attention_flops, dispatch_cache, integer_values
 from .dispatch_cache import CachedResult
 from .ledger import Ledger
 from .operands import OperationCost, cost_of
@@ -40,13 +40,18 @@ VIEWS = frozenset(
 class _OperationInfo:
     """Properties of one operation, looked up once: a step has tens of thousands of calls."""
 
-    __slots__ = ("accumulates", "flops", "launches", "query", "workspace")
+    __slots__ = ("accumulates", "flops", "launches", "query", "workspace", "written")
 
     def __init__(self, func: Any, workspace: Workspace | None) -> None:
         packet = getattr(func, "_overloadpacket", None)
         self.query = _QUERIES.get(func)
         self.launches = str(packet).rsplit(".", 1)[-1] not in VIEWS and getattr(func, "namespace", "") != "prim"
-        self.flops = flop_registry.get(packet)
+        schema = getattr(func, "_schema", None)
+        arguments = schema.arguments if schema else ()
+        self.flops = attention_flops.formula(packet, arguments) or flop_registry.get(packet)
+        # Lists of tensors are changed in place and not returned.
+        nothing = schema is not None and not schema.returns
+        self.written = tuple(at for at, one in enumerate(arguments) if nothing and one.alias_info and one.alias_info.is_write)
         self.accumulates = func in _ACCUMULATING
         self.workspace = workspace
 
@@ -154,7 +159,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         if self.paused:
             return out
         if info.launches:
-            self._count(cost_of(info.flops, known, args, kwargs, out))
+            self._count(cost_of(info.flops, info.written, known, args, kwargs, out))
         if info.accumulates and self._reuses_its_operand(func, args) and self._book_in_place(args[0], out):
             return out
         for tensor in _plain(out):

@@ -1,0 +1,78 @@
+"""Exchanges between ranks: gathered weights, reduced gradients, and the optimizer that each rank runs
+on its share.
+
+cost = max(exposed share · transfer, transfer - backward pass) + units · wait
+
+Transfers overlap with arithmetic and slow it down meanwhile. A sharded unit (a decoder layer) also
+waits for each of its exchanges: streams are synchronised, and the slowest rank is last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.catalog.efficiency import efficiency
+from autotune.core.composition import Composition
+from autotune.core.measurement import Phase
+from autotune.core.prediction import Estimate
+from autotune.core.trace import Inventory
+from autotune.estimate.throughput import generation, roofline
+from autotune.estimate.throughput.cycle_time import CycleTime
+from autotune.estimate.throughput.roofline import MILLI, Ceilings, independent
+
+SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
+"""Traces of these are made on one rank. FSDP2 is traced with its shards."""
+
+
+def with_exchanges(
+    seconds: Mapping[Phase, Estimate],
+    inventory: Inventory,
+    composition: Composition,
+    counts: CycleTime,
+    device: Ceilings,
+) -> dict[Phase, Estimate]:
+    """Add the cost of exchanges to the backward pass, and divide the optimizer's work by the ranks."""
+    found = dict(seconds)
+    if composition.sharded_by in SHARDS_OPTIMIZER and "optimizer" in found:
+        found["optimizer"] = found["optimizer"].scaled(1 / composition.ranks)
+    sent = exchanged_bytes(inventory, composition, counts)
+    spent = roofline.link_seconds(sent, device) if sent else None
+    if spent is not None and "backward" in found:
+        cover = found["backward"]
+        found["backward"] = independent(cover, _exposed(spent, cover), _waits(inventory, composition, counts))
+    return found
+
+
+def _exposed(spent: Estimate, cover: Estimate) -> Estimate:
+    share = efficiency("exposed_exchange_share")
+    low = max(share.low * spent.low, spent.low - cover.high)
+    value = max(low, share.value * spent.value, spent.value - cover.value)
+    return Estimate(value=value, low=low, high=max(value, share.high * spent.high))
+
+
+def _waits(inventory: Inventory, composition: Composition, counts: CycleTime) -> Estimate:
+    """micro-steps · units · (2 gathers + 1 reduction, if the weights themselves are trained)"""
+    if composition.sharded_by not in generation.SHARDS_WEIGHTS:
+        return Estimate.exactly(0)
+    exchanged = 2 if inventory.trainable_parameters < inventory.parameters / 2 else 3
+    units = len(inventory.layer_bytes) + 1
+    waits = counts.micro_steps * units * exchanged
+    return roofline.overhead_seconds(waits, efficiency("sharded_unit_milliseconds"), MILLI)
+
+
+def exchanged_bytes(inventory: Inventory, composition: Composition, counts: CycleTime) -> float:
+    """Bytes that one rank sends in a cycle.
+
+    w, g: weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer steps.
+    FSDP, ZeRO-3: m · (2w + g), two gathers; ZeRO-2: m · g + s · g; else 2 · s · g.
+    """
+    ranks, kind = composition.ranks, composition.sharded_by
+    ring = (ranks - 1) / ranks
+    weights, gradients = inventory.weight_bytes * ring, inventory.trainable_bytes * ring
+    if ranks == 1:
+        return 0.0
+    if kind in generation.SHARDS_WEIGHTS:
+        return counts.micro_steps * (2 * weights + gradients)
+    if kind == "zero2":
+        return counts.micro_steps * gradients + counts.optimizer_steps * gradients
+    return counts.optimizer_steps * 2 * gradients

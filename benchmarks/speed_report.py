@@ -1,0 +1,148 @@
+"""Figures of bench-speed: errors by class, order of two settings, intervals, one calibration row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+Row = Mapping[str, Any]
+
+DISTINCT = 1.02
+"""Smallest ratio of two measured speeds whose order counts: repeated rows differ by up to 2 %."""
+
+BARS = {"median": 0.06, "within_20_percent": 0.95, "order": 0.97, "inside": 0.80, "calibrated": 0.5}
+
+
+def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
+    known = [row for row in rows if "predicted" in row]
+    development = [row for row in known if not row["held_back"]]
+    held_back = [row for row in known if row["held_back"]]
+    figures = {"all": summary(known), "development": summary(development), "held_back": summary(held_back)}
+    calibrated = one_row_calibration(held_back, development)
+    found = figures["held_back"]
+    met = {
+        "median": found["median"] <= BARS["median"],
+        "within_20_percent": found["within_20_percent"] >= BARS["within_20_percent"],
+        "order": found["order"]["right"] >= BARS["order"] * found["order"]["pairs"],
+        "inside": found["inside"] >= BARS["inside"],
+        "calibrated": calibrated["median"] <= BARS["calibrated"] * calibrated["median_before"],
+    }
+    return {
+        "schema": 1,
+        "ran_on": dict(facts),
+        "source": "fms-acceleration, scripts/benchmarks/refs: 100 steps of sft_trainer on A100-80G, packed rows",
+        "figures": figures,
+        "calibrated_by_one_row": calibrated,
+        "bars": {**BARS, "met": met},
+        "bars_met": all(met.values()) and len(known) == len(rows),
+        "classes": {name: summary(several) for name, several in grouped(known, "class").items()},
+        "models_and_gpus": {name: summary(several) for name, several in grouped(known, "model", "gpus").items()},
+        "rows": list(rows),
+    }
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    errors = sorted(abs(row["error"]) for row in rows)
+    if not errors:
+        return {"rows": 0}
+    return {
+        "rows": len(rows),
+        "median": round(median(errors), 4),
+        "median_ratio": round(median(1 + row["error"] for row in rows), 4),
+        "within_20_percent": round(sum(error <= 0.2 for error in errors) / len(errors), 4),
+        "worst": errors[-1],
+        "inside": round(sum(row["low"] <= row["measured"] <= row["high"] for row in rows) / len(rows), 4),
+        "interval": round(median(row["high"] / row["low"] for row in rows), 2),
+        "order": order(rows),
+    }
+
+
+def order(rows: Sequence[Row]) -> dict[str, int]:
+    """Pairs of rows of one model and table whose measured speeds differ, and those ordered right."""
+    pairs = [
+        (one, other)
+        for one, other in combinations(rows, 2)
+        if (one["model"], one["environment"]) == (other["model"], other["environment"])
+        and max(one["measured"], other["measured"]) >= DISTINCT * min(one["measured"], other["measured"])
+    ]
+    right = sum((one["measured"] < other["measured"]) == (one["predicted"] < other["predicted"]) for one, other in pairs)
+    return {"pairs": len(pairs), "right": right}
+
+
+def one_row_calibration(rows: Sequence[Row], calibrating: Sequence[Row]) -> dict[str, Any]:
+    """Errors of `rows`, each corrected by the ratio of every calibrating row of the same model."""
+    before, after = [], []
+    for row in rows:
+        for other in calibrating:
+            if other["model"] == row["model"]:
+                corrected = row["predicted"] * other["measured"] / other["predicted"]
+                before.append(abs(row["error"]))
+                after.append(abs(corrected / row["measured"] - 1))
+    if not after:
+        return {"pairs": 0, "median": None, "median_before": None}
+    return {"pairs": len(after), "median": round(median(after), 4), "median_before": round(median(before), 4)}
+
+
+def grouped(rows: Iterable[Row], *facts: str) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(", ".join(str(row[fact]) for fact in facts), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def readable(document: Mapping[str, Any]) -> str:
+    held = document["figures"]["held_back"]
+    lines = [
+        "# Predicted and measured training speed",
+        "",
+        f"Measured: {document['source']} (each row's link). Predicted: traces without a GPU, made on {document['ran_on']}.",
+        "Half of the rows was held back during development, by a hash of the id. Error: predicted / measured - 1.",
+        "",
+        "| rows | count | median error | within 20 % | worst | order of two right | inside the interval | interval, high/low |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_summary_line(name.replace("_", " "), found) for name, found in document["figures"].items()),
+        *(_summary_line(name, found) for name, found in document["classes"].items()),
+        *(_summary_line(f"{name} GPUs", found) for name, found in document["models_and_gpus"].items()),
+        "",
+        _calibration_line(document["calibrated_by_one_row"]),
+        "",
+        f"Bars, on the {held['rows']} rows held back: "
+        + ", ".join(f"{name.replace('_', ' ')} {'met' if met else 'missed'}" for name, met in document["bars"]["met"].items())
+        + ".",
+        "",
+        "| row | model | GPUs | method | micro-batch | held back | predicted tokens/s per GPU | measured | error |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(_row_line(row) for row in document["rows"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _calibration_line(found: Mapping[str, Any]) -> str:
+    if not found["pairs"]:
+        return "No row could calibrate another."
+    return (
+        f"Calibrated by one development row of the same model, the median error of the rows held back is "
+        f"{found['median']:.1%} ({found['median_before']:.1%} before; {found['pairs']} pairs)."
+    )
+
+
+def _summary_line(name: str, found: Mapping[str, Any]) -> str:
+    if not found["rows"]:
+        return f"| {name} | 0 | | | | | | |"
+    pairs = found["order"]
+    ordered = f"{pairs['right']} of {pairs['pairs']}"
+    return (
+        f"| {name} | {found['rows']} | {found['median']:.1%} | {found['within_20_percent']:.0%} | {found['worst']:.1%} "
+        f"| {ordered} | {found['inside']:.0%} | {found['interval']} |"
+    )
+
+
+def _row_line(row: Row) -> str:
+    head = f"| [{row['id']}]({row['url']}) | {row['model'].rpartition('/')[2]} | {row['gpus']} "
+    head += f"| {row['tuning']}, {row['framework_config']} | {row['micro_batch']} | {'yes' if row['held_back'] else 'no'} "
+    if "predicted" not in row:
+        return head + f"| {row['error']} | | |"
+    interval = f"{row['low']:,.0f} to {row['high']:,.0f}"
+    return head + f"| {row['predicted']:,.0f} ({interval}) | {row['measured']:,.0f} | {row['error']:+.1%} |"
