@@ -3,7 +3,9 @@
 `allocator.CachingAllocator` implements the same rules, readably and for all settings; this module
 implements torch's default settings alone, and a test compares the two. Both stay because of the
 time: a replay of 8,600 events (mean of 10 traces of TRL steps) takes 1.6 ms here and 33 ms there,
-and screening replays each of its candidates twice (5,040 candidates: 16 s instead of 330 s).
+and screening replays each of its candidates twice (5,040 candidates: 16 s instead of 330 s). One
+implementation for both, compiled on arrays and run on lists without numba, was tried: 250 lines
+less, equal results, but 1.7 times the time compiled and 2.9 times without numba.
 """
 
 from __future__ import annotations
