@@ -215,8 +215,7 @@ def _search(
 ) -> RunAnswer:
     """Measure candidates on this machine."""
     from autotune.report import best_so_far_listener
-    from autotune.search.executor_choice import open_executor
-    from autotune.search.pipeline import SearchRequest, answer
+    from autotune.search.pipeline import SearchRequest, answer, open_executor
 
     search = SearchRequest(
         job=request.job,

@@ -17,7 +17,7 @@ from autotune.core.answer import plain
 from autotune.core.errors import AutotuneError
 from autotune.core.probe_plan import ProbePlan
 from autotune.request.job_builder import candidate_of_job, parse_request
-from autotune.search.executor_choice import open_executor
+from autotune.search.pipeline import open_executor
 
 PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1)
 """Two cycles: Adam's state is made in the first step, and both hold every phase."""

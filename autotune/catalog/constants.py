@@ -40,3 +40,12 @@ def constants(file: str = "constants.yaml") -> Mapping[str, Constant]:
 def constant(name: str) -> Constant:
     """Return a memory constant that no trace contains."""
     return constants()[name]
+
+
+def efficiencies() -> Mapping[str, Constant]:
+    """Return all efficiencies by name."""
+    return constants("efficiency.yaml")
+
+
+def efficiency(name: str) -> Constant:
+    return efficiencies()[name]

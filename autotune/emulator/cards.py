@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.catalog import Gpu
-from autotune.catalog.constants import constant
-from autotune.catalog.efficiency import efficiency
+from autotune.catalog.constants import constant, efficiency
 from autotune.core.errors import BadInput
 from autotune.machine.hardware_detection import gpu_named
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autotune.catalog import Gpu
-from autotune.catalog.efficiency import efficiency
+from autotune.catalog.constants import efficiency
 from autotune.core.prediction import Basis, Estimate
 from autotune.core.units import MIB
 from autotune.estimate import constant_estimates

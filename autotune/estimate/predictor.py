@@ -12,14 +12,14 @@ from autotune.core.hardware import Hardware
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.trace import Trace
-from autotune.estimate import cpu_memory, device_memory, explanations, memory_pressure, throughput, timeline, vllm_engine
+from autotune.core.units import format_bytes
+from autotune.estimate import cpu_memory, device_memory, throughput, timeline, vllm_engine
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.device_memory import whole_bytes
 from autotune.estimate.other_models import other_model_bytes
 from autotune.estimate.phase_usage import StepStage, TraceUsage
-from autotune.estimate.step_context import step_context
 from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint
-from autotune.estimate.trace_context import TraceContext
+from autotune.estimate.trace_context import TraceContext, step_context
 from autotune.estimate.vllm_engine import EngineUse
 
 
@@ -119,7 +119,7 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     points = timeline.timeline_points(scene)
     room, tight = _room(given), None
     if timeline.peak(points).device_bytes.value > room.value:
-        tight = memory_pressure.squeezed(stage_of(given), scene, room)
+        tight = timeline.squeezed(stage_of(given), scene, room)
     return _prediction(given, scene, tight or points, engine, retried=tight is not None)
 
 
@@ -198,7 +198,7 @@ def _prediction(
     if engine is not None and engine.uncertain and fits is not False:
         fits = None
     startup = engine.use.failure if engine is not None and engine.uncertain else None
-    if fits is None and startup is None and memory_pressure.certainly_fits(stage_of(given), scene, points, room):
+    if fits is None and startup is None and timeline.certainly_fits(stage_of(given), scene, points, room):
         fits, retried = True, True
         total = Estimate(value=total.value, low=total.low, high=max(total.value, min(total.high, room.high)))
     # torch counts an engine's weights and cache while they have addresses, also offloaded ones.
@@ -214,7 +214,7 @@ def _prediction(
         candidate_id=given.candidate_id,
         basis=given.trace.basis,
         fits=fits,
-        depends_on=tuple(explanations.deciding(scene, top, room, engine_may_refuse=startup is not None)) if fits is None else (),
+        depends_on=tuple(deciding(scene, top, room, engine_may_refuse=startup is not None)) if fits is None else (),
         failure=failure,
         limit_bytes=given.limit_bytes,
         peak_memory_bytes=total,
@@ -245,14 +245,14 @@ def _room(given: PredictionInput) -> Estimate:
 def _assumed(given: PredictionInput, peak: Estimate, room: Estimate, startup: str | None, *, retried: bool) -> Iterator[str]:
     if given.gpu is None:
         yield f"{given.hardware.name} is not in the catalogue: its CUDA context is known only roughly"
-    yield from explanations.crowding(peak, room, given.hardware.memory_bytes, retried=retried)
+    yield from crowding(peak, room, given.hardware.memory_bytes, retried=retried)
     if given.composition.ranks > 1 and (given.gpu is None or given.gpu.link is None):
         yield "the GPU interconnect, which decides NCCL's buffers, is unknown"
     if startup is not None:
         yield f"the engine may refuse to start: {startup}"
     if given.composition.generation == "server":
         yield "the engine runs on other devices, which are not included"
-    yield from explanations.stand_ins(given.trace)
+    yield from stand_ins(given.trace)
 
 
 # On CPUs.
@@ -296,3 +296,58 @@ def _requested(used: TraceUsage, given: PredictionInput, others: Mapping[Phase, 
     top = max(used.phases, key=lambda use: use.requested_bytes + beside[use.phase].value)
     own = device_memory.around(top.requested_bytes, device_memory.error_bytes(top, basis), given.trace.high_extra_bytes)
     return whole_bytes(own + beside[top.phase])
+
+
+NAMED_SHARE = 0.2
+"""Share of the interval's width from which on a cause is named."""
+
+
+def deciding(scene: Scene, top: TimelinePoint, room: Estimate, *, engine_may_refuse: bool) -> Iterator[str]:
+    """Yield the widest causes of the interval."""
+    if engine_may_refuse:
+        yield "free memory of the device when the engine starts"
+    use = next((use for use in scene.usage.phases if use.phase == top.phase), scene.usage.resting)
+    errors = device_memory.error_bytes(use, scene.basis)
+    widths = {
+        "size of the CUDA context and its kernels": _width(scene.outside.context),
+        "size of NCCL's buffers": _width(scene.outside.communication),
+        "fragmentation of torch's cache, which depends on the lengths of earlier batches": float(
+            use.reserved_high_bytes - use.allocated_bytes
+        ),
+        "difference between the generic step and the framework's own": _width(errors) if scene.basis == "generic" else 0.0,
+        "memory that the framework's fused kernels save": float(
+            sum(size for part, size in use.parts.items() if part in scene.fused_parts)
+        ),
+        "distribution of tokens over the experts": float(scene.high_extra_bytes),
+        "engine memory beyond its share": 0.0 if scene.engine is None else _width(scene.engine.held(top.phase)),
+        "memory reserved by the driver": _width(room),
+    }
+    whole = sum(widths.values())
+    named = sorted(((width, cause) for cause, width in widths.items() if 0 < width >= NAMED_SHARE * whole), reverse=True)
+    yield from (cause for _, cause in named)
+    if not named and not engine_may_refuse:
+        yield "several uncertain figures, none of them dominant"
+
+
+def crowding(peak: Estimate, room: Estimate, device_memory_bytes: int, *, retried: bool) -> Iterator[str]:
+    if room.value < device_memory_bytes and room.low < peak.high:
+        by_driver = room.low < room.high  # the driver's part alone is uncertain; a limit is exact
+        less = f"CUDA offers {format_bytes(device_memory_bytes - room.value)} less than the device has"
+        yield less if by_driver else "the limit is below what the device has"
+    if retried:
+        yield "torch may reserve up to the limit, empty its cache and retry: slower, without failure"
+    elif device_memory.CROWDED * device_memory_bytes < peak.value <= device_memory_bytes:
+        yield (
+            f"the peak is above {device_memory.CROWDED:.0%} of the device, where torch empties its cache and retries: uncertain"
+        )
+
+
+def stand_ins(trace: Trace) -> Iterator[str]:
+    if trace.basis == "generic":
+        yield "a generic step replaces the framework's own"
+    if trace.high_extra_bytes:
+        yield f"up to {format_bytes(trace.high_extra_bytes)} more if tokens concentrate on few experts"
+
+
+def _width(estimate: Estimate) -> float:
+    return estimate.high - estimate.low

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autotune.catalog import Gpu
-from autotune.catalog.constants import constant
-from autotune.catalog.efficiency import efficiency
+from autotune.catalog.constants import constant, efficiency
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
 from autotune.estimate import model_shape

@@ -23,9 +23,8 @@ from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.phase_usage import StepStage
 from autotune.estimate.predictor import PredictionInput, memory, predict, trace_context_of, with_speed
-from autotune.estimate.screening import StepModel, trace_requests
+from autotune.estimate.screening import Family, StepModel, trace_requests
 from autotune.estimate.screening.blocks import NotUniform, Point
-from autotune.estimate.screening.family import Family
 from autotune.estimate.screening.layer_growth import LayerRepetition
 from autotune.estimate.screening.survey import initial_traces, repetition_of, survey
 from autotune.estimate.sharding import Sharded, Sharding, worst_rank

@@ -17,8 +17,7 @@ import msgspec
 from autotune.core.errors import CannotPredict, ProbeError, TrainingEnvironmentError
 from autotune.core.trace import Trace
 from autotune.prediction.trace_cache import TraceCache, key_of
-from autotune.probe.spawn import DECIDING_PACKAGES, Spawned, spawn
-from autotune.probe.work_folder import WorkFolder
+from autotune.probe.spawn import DECIDING_PACKAGES, Spawned, WorkFolder, spawn
 from autotune.probe.worker_process import START_SECONDS, Supported, end_processes, install_hint, require_supported
 from autotune.worker.protocol import Message
 

@@ -3,12 +3,12 @@
 runner.py              probe runner: candidate after candidate on one loaded model
 assembly.py            messages of the ranks -> Measurement
 command_exchange.py    one command and its replies;  message_validation.py  form of messages
-worker_process.py      start, commands and end of a worker;  spawn.py  its environment
-work_folder.py         its temporary folder;  output_log.py  its output, of bounded size
+worker_process.py      start, commands and end of a worker;  spawn.py  its environment and folder
+output_log.py          its output, of bounded size
 limits.py              memory limit by cgroup v2, cgroup v1 or rlimit
-process_meter.py       memory of the process tree, sampled;  memory_timeline.py  the same over time
+process_meter.py       memory of the process tree, sampled, also over time
 gpu_set.py             the GPUs: ballast, other processes;  gpu_notes.py  notes before a search
-device_meter.py        device memory (NVML), sampled;  memory_split.py  its attribution to processes
+device_meter.py        device memory (NVML), sampled and attributed to processes
 device_report.py       figures of the GPUs -> Measurement;  process_names.py  other processes
 ballast.py             process that occupies the rest of a larger GPU
 executors/             slots on this machine or on a Ray cluster

@@ -17,8 +17,7 @@ from autotune.core.units import GIB, MIB, format_bytes
 from autotune.machine.devices import VISIBLE, Device, devices_of, visible
 from autotune.machine.nvml import GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable
 from autotune.probe.ballast import Ballast, BallastHold
-from autotune.probe.device_meter import DeviceMeter, read
-from autotune.probe.memory_split import Reading
+from autotune.probe.device_meter import DeviceMeter, Reading, read
 from autotune.probe.process_names import MIN_REPORTED_BYTES, in_words, named
 from autotune.worker.ballast_process import SLACK_BYTES
 

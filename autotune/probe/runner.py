@@ -25,7 +25,7 @@ from autotune.probe.assembly import (
     worst,
 )
 from autotune.probe.command_exchange import CommandExchange, CommandReply
-from autotune.probe.memory_timeline import concatenated
+from autotune.probe.process_meter import concatenated
 from autotune.probe.worker_process import WorkerProcess
 
 FULL_SHARE = 0.97

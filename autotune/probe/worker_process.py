@@ -26,8 +26,7 @@ from autotune.probe.gpu_set import Gpus
 from autotune.probe.limits import DeviceLimit, Limit, best_limit
 from autotune.probe.message_validation import valid_messages
 from autotune.probe.process_meter import ProcessMeter, TreeMemory
-from autotune.probe.spawn import DECIDING_PACKAGES, Spawned, marked, spawn
-from autotune.probe.work_folder import WorkFolder
+from autotune.probe.spawn import DECIDING_PACKAGES, Spawned, WorkFolder, marked, spawn
 from autotune.worker import protocol
 from autotune.worker.processes import descendants
 from autotune.worker.protocol import Message

@@ -23,7 +23,7 @@ from autotune.report.certificate import certificate_row
 from autotune.report.comparison import advantage_row, relative_spread
 from autotune.report.dataset_rows import data_row
 from autotune.report.document_types import SCHEMA
-from autotune.report.script_section import script_section
+from autotune.report.file_section import script_section
 
 
 def document(

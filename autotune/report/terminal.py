@@ -18,8 +18,8 @@ from autotune.report.answer_document import caveats_of, failed_without_memory, h
 from autotune.report.certificate import certificate_lines, describe_models
 from autotune.report.comparison import describe_advantage, relative_spread
 from autotune.report.dataset_rows import data_lines
+from autotune.report.file_section import show_script
 from autotune.report.line_wrapping import print_line, shorten
-from autotune.report.script_section import show_script
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.core.answer import Expected, Purpose, Trial
 from autotune.core.candidate import Candidate
 from autotune.core.job import Job
-from autotune.core.measurement import Measurement, Outcome
+from autotune.core.measurement import Measurement, Outcome, Speed
 from autotune.core.prediction import Prediction
 from autotune.core.verdict import judge
 from autotune.search import trial_records
@@ -27,7 +27,6 @@ from autotune.search.agenda import Agenda, NextProbe, RemainingBudget, SearchEnd
 from autotune.search.atomic_storage import TrialEnd, TrialStart, TrialWriter
 from autotune.search.claims import Claims
 from autotune.search.database_retry import RetryPolicy
-from autotune.search.emulated_speed import with_predicted_speed
 from autotune.search.sampler import PoolSampler, ValueSampler, distributions_of, make_sampler
 from autotune.search.search_options import SearchOptions
 from autotune.search.storage import claims_on, open_optuna, open_storage, sweep_stale
@@ -36,6 +35,33 @@ from autotune.search.surrogate.candidate_table import CandidateTable
 from autotune.search.surrogate.estimates import SurrogateModel
 from autotune.search.tiers import tiers_of
 from autotune.search.trial_view import SearchProblem, TrialView
+
+
+def with_predicted_speed(measurement: Measurement, prediction: Prediction | None) -> Measurement:
+    """Return the measurement with one cycle at the predicted speed; without one where none is
+    predicted."""
+    timed = measurement.worst
+    rate = None if prediction is None else prediction.tokens_per_second
+    if timed is None or prediction is None or rate is None or rate.value <= 0:
+        return replace(measurement, worst=None, typical=None)
+    tokens = timed.cycle_loss_tokens[-1]
+    seconds = tokens / rate.value
+    speed = Speed(
+        completion_tokens=timed.completion_tokens,
+        cycle_seconds=(seconds,),
+        cycle_loss_tokens=(tokens,),
+        prompt_tokens=timed.prompt_tokens,
+        phase_seconds=_by_phase(prediction, seconds),
+    )
+    return replace(measurement, worst=speed, typical=None)
+
+
+def _by_phase(prediction: Prediction, seconds: float) -> dict[str, float]:
+    """Return the predicted shares of the phases, of a cycle of this length."""
+    shares = {phase.name: phase.seconds.value for phase in prediction.phases if phase.seconds is not None}
+    total = sum(shares.values())
+    return {str(name): share * seconds / total for name, share in shares.items()} if total else {"other": seconds}
+
 
 _CONSTRAINT = "memory over the limit"
 _NOT_MEMORY = 1.0

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autotune.core.secret_names import is_secret
-from autotune.core.secrets import Secrets, without_password
+from autotune.core.secrets import Secrets, is_secret, without_password
 
 TOKEN = "hf_" + "abcDEF0123456789xyzXYZ01"
 

@@ -17,8 +17,8 @@ from autotune.core.job import Job
 from autotune.core.measurement import Speed
 from autotune.core.prediction import Estimate
 from autotune.report import document, render, show_answer
-from autotune.search.emulated_speed import with_predicted_speed
 from autotune.search.record import circumstances
+from autotune.search.study import with_predicted_speed
 from tests.cli.command import autotune, shape_only
 from tests.report.answers import answered
 from tests.report.test_forecast import PREDICTION

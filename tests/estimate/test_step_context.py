@@ -11,8 +11,7 @@ from autotune.core.composition import Composition, EngineSettings
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.step_context import step_context
-from autotune.estimate.trace_context import TraceContext
+from autotune.estimate.trace_context import TraceContext, step_context
 from tests.estimate.synthetic import A100, CONFIG, composition, training
 
 ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8, sleep=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune import catalog
-from autotune.catalog.efficiency import efficiencies
+from autotune.catalog.constants import efficiencies
 from autotune.core.composition import Composition, EngineSettings, Resident
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
 from autotune.core.trace import Inventory, Mark, Trace, Work

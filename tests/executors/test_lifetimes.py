@@ -69,7 +69,7 @@ def test_worker_exits_if_its_parent_is_killed_during_imports(tmp_path: Path) -> 
 
 
 def test_folder_of_a_killed_parent_is_removed_by_the_next(tmp_path: Path) -> None:
-    from autotune.probe.work_folder import WorkFolder
+    from autotune.probe.spawn import WorkFolder
 
     parent = start(tmp_path)
     worker = wait_for(tmp_path / "grandchild") and wait_for(tmp_path / "keeper")

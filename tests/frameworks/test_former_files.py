@@ -12,8 +12,7 @@ import yaml
 from autotune.core.errors import BadInput
 from autotune.frameworks.trl.accelerate_files import read_accelerate, read_deepspeed
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.former_keys import former_keys
-from autotune.frameworks.trl.user_config import read_user_config
+from autotune.frameworks.trl.user_config import former_keys, read_user_config
 
 RECIPES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "recipes" / "open_r1.yaml").read_text())
 TRAINING = [one for one in RECIPES if "accelerate" not in one["source"]]

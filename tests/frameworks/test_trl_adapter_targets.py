@@ -12,7 +12,7 @@ from autotune import frameworks
 from autotune.core.candidate import Candidate
 from autotune.core.task import Task
 from autotune.core.yaml_document import read_document
-from autotune.frameworks.trl import adapter_targets
+from autotune.frameworks.trl import settings
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job, parse_request
 from tests.frameworks.stand_ins import task
@@ -57,4 +57,4 @@ def test_it_is_written_and_said(tmp_path: Path) -> None:
 
 def test_the_table_is_pefts() -> None:
     constants = pytest.importorskip("peft.utils.constants")
-    assert set(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING) == adapter_targets._types_known_to_peft()
+    assert set(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING) == settings._types_known_to_peft()

@@ -19,8 +19,7 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.task import Task
 from autotune.core.units import MIB
 from autotune.core.workload import Model, Workload
-from autotune.estimate.screening import phase_peaks, trace_requests
-from autotune.estimate.screening.family import Family
+from autotune.estimate.screening import Family, phase_peaks, trace_requests
 from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import PredictionService
 from autotune.prediction.trace_cache import TraceCache

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from autotune.machine.nvml import Nvml
-from autotune.probe.device_meter import DeviceMeter, read
-from autotune.probe.memory_split import HIDDEN
+from autotune.probe.device_meter import HIDDEN, DeviceMeter, read
 from tests.probe.nvml_playback import Playback
 
 MIB = 2**20

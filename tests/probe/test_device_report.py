@@ -8,9 +8,8 @@ import pytest
 
 from autotune.core.measurement import DeviceMemory, TorchMemory
 from autotune.probe import device_report
-from autotune.probe.device_meter import DevicePeaks
+from autotune.probe.device_meter import DevicePeaks, Reading
 from autotune.probe.gpu_set import Gpus
-from autotune.probe.memory_split import Reading
 from tests.probe.nvml_playback import Playback
 
 MIB = 2**20

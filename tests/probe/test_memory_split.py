@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.probe.memory_split import ELSEWHERE, HIDDEN, Reading, newcomers, split
+from autotune.probe.device_meter import ELSEWHERE, HIDDEN, Reading, newcomers, split
 
 OURS = {9007001, 9007002}
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.measurement import MemorySample
-from autotune.probe.memory_timeline import FIRST_INTERVAL_SECONDS, MAX_INTERVALS, Timeline, concatenated
+from autotune.probe.process_meter import FIRST_INTERVAL_SECONDS, MAX_INTERVALS, Timeline, concatenated
 
 SAMPLES = st.lists(
     st.tuples(st.floats(0, 5000), st.integers(0, 2**40), st.sampled_from(["load", "rollout", "backward", None])), min_size=1

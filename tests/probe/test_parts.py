@@ -18,8 +18,7 @@ from autotune.probe.assembly import merge_speeds
 from autotune.probe.limits import CgroupV1, Rlimit, best_limit
 from autotune.probe.output_log import MAX_LOG_BYTES, OutputLog
 from autotune.probe.process_meter import ProcessMeter, TreeMemory
-from autotune.probe.spawn import environment, marked
-from autotune.probe.work_folder import WorkFolder
+from autotune.probe.spawn import WorkFolder, environment, marked
 from autotune.probe.worker_process import _parts
 from autotune.worker.memory_guard import Guard, give_back, own_bytes
 from autotune.worker.protocol import Wire
@@ -173,7 +172,7 @@ def test_log_is_bounded_and_its_tail_is_available(tmp_path: Path) -> None:
 
 def test_folder_is_removed_only_without_an_owner(tmp_path: Path) -> None:
     mine = WorkFolder(tmp_path)
-    code = "import os; from pathlib import Path; from autotune.probe.work_folder import WorkFolder; "
+    code = "import os; from pathlib import Path; from autotune.probe.spawn import WorkFolder; "
     code += f"WorkFolder(Path({str(tmp_path)!r})); os._exit(0)"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
     assert len(list(tmp_path.iterdir())) == 2

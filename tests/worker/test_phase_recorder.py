@@ -144,7 +144,7 @@ def test_without_a_resettable_mark_the_meter_samples(monkeypatch: pytest.MonkeyP
 
 def walk(limit: int | None, total: int, held: Any) -> str | None:
     """Return the extrapolation's error over work whose memory is `held(done)`."""
-    trend = inside("memory_trend")
+    trend = inside("phase_recorder")
     memory = {"now": 0}
     watch = trend.Trend(limit, lambda: memory["now"])
     try:

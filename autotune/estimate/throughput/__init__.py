@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from autotune.catalog import Gpu
-from autotune.catalog.efficiency import efficiency
+from autotune.catalog.constants import efficiency
 from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import EngineFit, Estimate, Prediction

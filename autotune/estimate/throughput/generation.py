@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.catalog.efficiency import efficiency
+from autotune.catalog.constants import efficiency
 from autotune.core.composition import Composition
 from autotune.core.prediction import Estimate
 from autotune.core.trace import Inventory

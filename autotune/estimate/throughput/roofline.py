@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autotune.catalog import Gpu
-from autotune.catalog.constants import Constant
-from autotune.catalog.efficiency import efficiency
+from autotune.catalog.constants import Constant, efficiency
 from autotune.core.prediction import Estimate
 from autotune.estimate.constant_estimates import as_estimate
 

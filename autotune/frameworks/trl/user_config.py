@@ -6,9 +6,11 @@ import functools
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import msgspec
+import yaml
 
 from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput, UnknownName
@@ -17,10 +19,31 @@ from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.settings_table import Field
 from autotune.frameworks.trl.accelerate_files import LaunchFile, read_accelerate, read_deepspeed, read_fsdp
 from autotune.frameworks.trl.field_list import accelerate_options, fields
-from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.installed_defaults import installed_defaults
 from autotune.frameworks.trl.settings import OWN_SETTINGS
 from autotune.frameworks.trl.topology import DEEPSPEED, FSDP
+
+
+class FormerKeys(msgspec.Struct, frozen=True):
+    """Table of former keys: `former_keys.yaml`."""
+
+    renamed: dict[str, str]
+    values: dict[str, dict[str, str]]
+    left_out: dict[str, str]
+
+    def present_name(self, name: str, known: Mapping[str, object]) -> str:
+        """Return the present name of a key; the name itself if it is none of the former ones."""
+        return name if name in known else self.renamed.get(name, name)
+
+    def present_value(self, name: str, value: object) -> object:
+        return self.values.get(name, {}).get(str(value), value)
+
+
+@cache
+def former_keys() -> FormerKeys:
+    content = yaml.safe_load(Path(__file__).with_name("former_keys.yaml").read_text(encoding="utf-8"))
+    return msgspec.convert(content, FormerKeys)
+
 
 UNTOUCHED = frozenset({"env", "datasets"})
 """Blocks that are passed to TRL unchecked."""
