@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.catalog.efficiency import efficiency
+from autotune.catalog.constants import efficiency
 from autotune.core.composition import Composition
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate
