@@ -18,7 +18,7 @@ OVERLAYS := .venvs
 export AUTOTUNE_TRL_OVERLAYS := $(CURDIR)/$(OVERLAYS)
 
 # Frameworks whose own parsers look at what is rendered, each in an environment of its own.
-FRAMEWORKS := swift verl openrlhf orz unsloth
+FRAMEWORKS := swift verl openrlhf orz skyrl unsloth
 export AUTOTUNE_FRAMEWORKS ?= $(CURDIR)/$(OVERLAYS)/frameworks
 
 # Two cores and tiny tensors: torch's own threads only get in each other's way. Nothing is downloaded at run time.
@@ -67,8 +67,8 @@ help:
 	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: everything that is claimed about GPUs"
 	@echo "make test-gpu      there as well: the tests that need one"
 	@echo "make trl-overlays  other supported versions of TRL, for the slow tests"
-	@echo "make field-lists   settings of TRL, verl, OpenRLHF and Open-Reasoner-Zero, listed again from their releases"
-	@echo "make frameworks    ms-swift, verl, OpenRLHF and unsloth without what only a GPU machine has, for the slow tests"
+	@echo "make field-lists   settings of TRL, verl, OpenRLHF, SkyRL and Open-Reasoner-Zero, listed again from their releases"
+	@echo "make frameworks    ms-swift, verl, OpenRLHF, SkyRL and unsloth without what only a GPU machine has, for the slow tests"
 
 demo: $(READY) $(DEMO_MODEL)/config.json
 	$(BIN)/autotune run --model $(DEMO_MODEL) --gpus cpu --space demo --memory-limit $(DEMO_LIMIT) \
@@ -177,7 +177,7 @@ field-lists: $(READY) trl-overlays frameworks
 	  done; \
 	  $(FIELD_LIST) --merge "$${files[@]}" > autotune/frameworks/trl/fields_$$method.json; \
 	done; rm -r "$$lists"
-	for name in verl openrlhf; do \
+	for name in verl openrlhf skyrl; do \
 	  packages=$$($(OVERLAYS)/frameworks/$$name/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	  $(FRAMEWORK_LIST) $$name "$$packages" > autotune/frameworks/$${name}_fields.json; \
 	done

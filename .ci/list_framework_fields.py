@@ -1,4 +1,4 @@
-"""Lists the settings of verl, OpenRLHF or Open-Reasoner-Zero as JSON on stdout: types and default of each.
+"""Lists the settings of verl, OpenRLHF, SkyRL or Open-Reasoner-Zero as JSON on stdout: types and default of each.
 
     python .ci/list_framework_fields.py verl .venvs/frameworks/verl/lib/python3.11/site-packages
 
@@ -11,8 +11,12 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import copy
+import dataclasses
+import enum
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +35,7 @@ ANY = ["null", "bool", "int", "float", "str"]
 KINDS = {bool: ["bool"], int: ["int"], float: ["float", "int"], str: ["str"]}
 VERL = "verl/trainer/config/_generated_ppo_trainer.yaml"
 OPENRLHF = "openrlhf/cli/train_ppo_ray.py"
+SKYRL = "skyrl/train/config/config.py"
 ORZ = ("orz/exps/examples/ppo/ppo_base_exp.py", "playground/orz_7b_ppo.py")
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*(?P<name>[\w.]+)\s*(?:,.*)?\}")
 OTHER_SECTIONS = frozenset({
@@ -129,6 +134,50 @@ def open_reasoner_zero(root: Path) -> Fields:
     return found
 
 
+SKYRL_OTHER = frozenset({
+    "async_engine", "chat_template", "environment", "fake_int4_qat", "fully_async", "megatron_config", "mtp",
+    "torch_profiler_config",
+})  # fmt: skip
+"""Parts of SkyRL's configuration that are not modelled at all. A script with `strategy=megatron` is refused by that name."""
+
+
+def skyrl(root: Path) -> Fields:
+    """Execute the configuration's classes alone, without their checks, and flatten the one of a training."""
+    tree = ast.parse((root / SKYRL).read_text(encoding="utf-8"))
+    kept = (ast.ClassDef, ast.Assign)
+    classes = [node for node in tree.body if isinstance(node, kept) and getattr(node, "name", "") != "SearchEnvConfig"]
+    for node in classes:
+        if isinstance(node, ast.ClassDef):
+            node.body = [part for part in node.body if not isinstance(part, ast.FunctionDef)] or [ast.Pass()]
+    own = type("Own", (), {})
+    scope: dict[str, Any] = {
+        **vars(typing), **vars(dataclasses), "copy": copy, "os": os, "Enum": enum.Enum, "ABC": object,
+        "SearchEnvConfig": own, "Text2SQLEnvConfig": own,
+    }  # fmt: skip
+    exec(compile(ast.Module(classes, []), SKYRL, "exec", dont_inherit=True), scope)
+    return dict(_dataclass_leaves(scope["SkyRLTrainConfig"](), ""))
+
+
+def _dataclass_leaves(node: Any, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield settings of one value; lists and mappings are left out."""
+    for part in dataclasses.fields(node):
+        default = getattr(node, part.name)
+        if part.name in SKYRL_OTHER:
+            continue
+        if dataclasses.is_dataclass(default):
+            yield from _dataclass_leaves(default, f"{prefix}{part.name}.")
+            continue
+        parts = typing.get_args(part.type) if typing.get_origin(part.type) is typing.Union else (part.type,)
+        if all(each in KINDS or each is type(None) for each in parts):
+            kinds = [kind for each in parts if each in KINDS for kind in KINDS[each]]
+            optional = ["null"] if type(None) in parts else []
+            at_home = isinstance(default, str) and default.startswith(str(Path.home()))
+            yield (
+                f"{prefix}{part.name}",
+                {"default": None if at_home else default, "kinds": list(dict.fromkeys([*kinds, *optional]))},
+            )
+
+
 def _version(package: str) -> Callable[[Path], str]:
     return lambda root: next(root.glob(f"{package}-*.dist-info")).name.removeprefix(f"{package}-").removesuffix(".dist-info")
 
@@ -140,6 +189,7 @@ def _commit(root: Path) -> str:
 FRAMEWORKS: Mapping[str, tuple[Callable[[Path], Fields], Callable[[Path], str], str]] = {
     "verl": (verl, _version("verl"), VERL),
     "openrlhf": (openrlhf, _version("openrlhf"), OPENRLHF),
+    "skyrl": (skyrl, _version("skyrl"), SKYRL),
     "open_reasoner_zero": (open_reasoner_zero, _commit, ", ".join(ORZ)),
 }
 

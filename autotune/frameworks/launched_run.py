@@ -61,7 +61,7 @@ class Figures:
 class ReportedSettings:
     """Source of a run's effective settings. `worker/launched_settings.py` defines the kinds."""
 
-    kind: Literal["json", "hydra", "namespace", "table"]
+    kind: Literal["json", "hydra", "yaml", "namespace", "table"]
     file: str | None = None
     """None: the run's output."""
 

@@ -61,7 +61,8 @@ class CommonOptions(TypedDict, total=False):
         help="Training method: grpo, rloo, sft, dpo or online-dpo; ppo with verl, openrlhf, open-reasoner-zero, and TRL up "
         "to 1.12.")]
     framework: Annotated[str, Flag(ENVIRONMENT, metavar="NAME", default="trl",
-        help="Training framework: trl, swift, verl, openrlhf, open-reasoner-zero or unsloth; command for your own program.")]
+        help="Training framework: trl, swift, verl, openrlhf, open-reasoner-zero, skyrl or unsloth; command for your "
+        "own program.")]
     python: Annotated[Name | None, Flag(ENVIRONMENT, metavar="PATH", completes="file",
         help="Python interpreter of the training environment. Default: autotune's own. Example: .venv/bin/python.")]
     max_prompt_length: Annotated[int | None, Flag(LENGTHS, metavar="N",
@@ -101,8 +102,8 @@ class RequestOptions(CommonOptions, total=False):
     script: Annotated[Name | None, Flag(CONFIGURATION, metavar="FILE", completes="file",
         help="Your own TRL training script: the baseline. Its arguments go after two dashes: --script train.py -- --lr 1e-6.")]
     from_command: Annotated[Name | None, Flag(CONFIGURATION, metavar="FILE", completes="file",
-        help="Your launch script of trl, verl, swift, openrlhf or open-reasoner-zero: the baseline. It is read as bash expands "
-        "it, and not run. Its arguments go after two dashes.")]
+        help="Your launch script of trl, verl, swift, openrlhf, open-reasoner-zero or skyrl: the baseline. It is read as bash "
+        "expands it, and not run. Its arguments go after two dashes.")]
     rewards: Annotated[Rewards, Flag(CONFIGURATION, default="real",
         help="With --script: call its reward functions (real), or call none (skip).")]
     hold: Annotated[Values, Flag(CONFIGURATION, metavar="K=V",

@@ -3,10 +3,11 @@
 The JSON specification comes from a framework's file in `autotune.frameworks`:
 
     {"file": "{out}/settings.json" | null,      null: standard output
-     "kind": "json" | "hydra" | "namespace" | "table"}
+     "kind": "json" | "hydra" | "yaml" | "namespace" | "table"}
 
 `json`: a file with one mapping. `hydra`: the YAML that Hydra writes of a configuration, read by the
-run's own OmegaConf, which resolves references. `namespace`: a printed line of argparse,
+run's own OmegaConf, which resolves references. `yaml`: the same as printed lines, from a top-level
+key at the end of a line. `namespace`: a printed line of argparse,
 `namespace(train=namespace(batch_size=8), ...)`. `table`: a printed table of names and values, with
 a blank between the columns. Nested settings have dotted names. Unreadable values are left out;
 nothing is executed.
@@ -22,6 +23,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_TEXT_BYTES = 2**20
+_YAML_BEGINS = re.compile(r" - (?P<line>[a-z]\w*:)$")
+# Ray puts the process before each line.
+_YAML_LINE = re.compile(
+    r"(?:\x1b\[\d+m)?(?:\(\w[^()]* pid=[^()]*\)(?:\x1b\[0m)? )?(?P<line>(?: *- ?.*| *[\w/]+:(?: .*)?| {2,}\S.*))"
+)
 _NAMESPACE = re.compile(r"\b[Nn]amespace\(")
 _TABLE = re.compile(r"-{3,} config key -{3,}\s+-{3,} value -{3,}")
 _ROW = re.compile(r"(?P<name>[A-Za-z]\w*)(?: +(?P<value>\S.*))?")
@@ -39,10 +45,14 @@ class LaunchedSettings:
         self._file = Path(resolve(spec["file"])) if spec and spec.get("file") else None
         self._printed: dict[str, Any] = {}
         self._in_table = False
+        self._yaml: list[str] = []
+        self._yaml_ended = False
 
     def read_line(self, line: str) -> None:
         if self._kind == "namespace" and not self._printed and len(line) < MAX_TEXT_BYTES:
             self._printed = dict(from_namespace(line))
+        elif self._kind == "yaml":
+            self._read_yaml(line)
         elif self._kind == "table" and _TABLE.search(line):
             self._in_table = not self._printed  # only the first of several tables
         elif self._in_table:
@@ -51,8 +61,20 @@ class LaunchedSettings:
             if row is not None:
                 self._printed |= _from_row(row["name"], row["value"] or "")
 
+    def _read_yaml(self, line: str) -> None:
+        """Collect the lines of a printed document, which ends at the first line of another form."""
+        begins = _YAML_BEGINS.search(line)
+        if begins is not None:
+            self._yaml = [begins["line"]]
+        elif self._yaml and not self._yaml_ended:
+            match = _YAML_LINE.fullmatch(line)
+            self._yaml_ended = match is None
+            self._yaml += [] if match is None else [match["line"]]
+
     def found(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the reported values of these settings."""
+        if self._kind == "yaml":
+            return from_hydra("\n".join(self._yaml), names)
         written = self._printed if self._file is None else self._written(self._file, names)
         return {name: written[name] for name in names if name in written}
 

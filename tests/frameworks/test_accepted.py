@@ -232,6 +232,10 @@ RECORDED = {
         "2025-02-20 10:00:01.000 | INFO | orz.ppo.trainer:make_experience:317 - avg_raw_rewards: 0.25, avg_kl: 0.0, "
         "avg_response_length: 600.5, avg_orm_score: 0.0, avg_custom_rewards: 0.25"
     ),
+    "skyrl": (
+        "\x1b[36m(skyrl_entrypoint pid=71)\x1b[0m 2026-07-20 10:00:01.000 | INFO     | skyrl.train.trainer:"
+        "compute_advantages_and_returns:1212 - avg_final_rewards: 0.25, avg_response_length: 600.5"
+    ),
 }
 """A line in the form of each framework's own logger."""
 
@@ -242,6 +246,7 @@ RECORDED = {
         ("verl", round(650.5 * 1024 * 8), 41.5),
         ("openrlhf", 512 * 8192, 100.0),
         ("open-reasoner-zero", round(600.5 * 128 * 64), 9.0),
+        ("skyrl", round(600.5 * 1024 * 8), 9.0),
     ],
 )
 def test_completion_tokens_and_seconds_out_of_its_own_log(framework: str, tokens: int, seconds: float) -> None:

@@ -16,7 +16,7 @@ from autotune.frameworks.framework_facts import FrameworkFacts, filled, read_fac
 from autotune.frameworks.settings_table import read_table, read_yaml
 
 
-@pytest.mark.parametrize("name", ["verl", "openrlhf", "open-reasoner-zero"])
+@pytest.mark.parametrize("name", ["verl", "openrlhf", "open-reasoner-zero", "skyrl"])
 def test_every_setting_is_one_of_the_framework(name: str) -> None:
     facts = read_facts(name)
     listed = read_table(facts.table).fields
@@ -47,7 +47,8 @@ def test_a_text_that_is_one_placeholder_keeps_its_type() -> None:
 
 
 @pytest.mark.parametrize(("name", "place"), [
-    ("verl", "verl/lib/*/site-packages"), ("openrlhf", "openrlhf/lib/*/site-packages"), ("open_reasoner_zero", "orz/repo"),
+    ("verl", "verl/lib/*/site-packages"), ("openrlhf", "openrlhf/lib/*/site-packages"),
+    ("skyrl", "skyrl/lib/*/site-packages"), ("open_reasoner_zero", "orz/repo"),
 ])  # fmt: skip
 def test_listed_settings_are_those_of_the_package(name: str, place: str) -> None:
     """After a new release: `make field-lists`."""

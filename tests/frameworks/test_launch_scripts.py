@@ -21,7 +21,12 @@ from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job, parse_request
 
 RECIPES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "recipes" / "launch_scripts.yaml").read_text())
-STARTS = {"verl": "python3 -m verl.trainer.main_ppo", "swift": "swift", "openrlhf": "python3 -m openrlhf.cli.train_ppo_ray"}
+STARTS = {
+    "verl": "python3 -m verl.trainer.main_ppo",
+    "swift": "swift",
+    "openrlhf": "python3 -m openrlhf.cli.train_ppo_ray",
+    "skyrl": "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base",
+}
 
 
 def script_of(recipe: dict[str, Any]) -> str:

@@ -80,3 +80,21 @@ def test_without_a_specification_no_settings_are_found() -> None:
     settings = LaunchedSettings(None, str)
     settings.read_line(TABLE[0])
     assert settings.found(("seed",)) == {}
+
+
+def test_a_printed_yaml_document_is_collected_until_another_form_of_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's prefix is no part of it. The text goes to OmegaConf, which only the run's own Python needs to have."""
+    given: list[str] = []
+
+    def keep(text: str, names: object) -> dict[str, Any]:
+        given.append(text)
+        return {}
+
+    monkeypatch.setattr("autotune.worker.launched_settings.from_hydra", keep)
+    ray = "\x1b[36m(skyrl_entrypoint pid=71)\x1b[0m "
+    head = f"{ray}2026-07-20 10:00:01.000 | INFO     | skyrl.train.entrypoints.main_base:run:258 - data:"
+    rows = [f"{ray}  train_data:", f"{ray}  - /a b/c", "(skyrl_entrypoint pid=71) trainer:", f"{ray}  ref: null"]
+    found(
+        "yaml", "before: it", head, *rows, f"{ray}2026-07-20 10:00:02 | INFO | x - Started: 'generate'", "  late: 1", names=("a",)
+    )
+    assert given == ["data:\n  train_data:\n  - /a b/c\ntrainer:\n  ref: null"]

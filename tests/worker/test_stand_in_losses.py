@@ -53,3 +53,22 @@ def test_saved_logits_by_loss() -> None:
     assert kept("logprobs_kernel") == 0
     narrow, wide = kept("logprobs_plain"), kept("logprobs")
     assert narrow > 0 and wide == 2 * narrow
+
+
+def test_an_entropy_in_chunks_keeps_nothing_unless_it_is_a_loss() -> None:
+    def kept(**options: Any) -> int:
+        _, out, labels = answered(torch.bfloat16)
+        held: list[Any] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+            policy_loss(out, labels, "logprobs_kernel", {"entropy": True, **options})
+        return sum(one.nbytes for one in held if one.dtype is torch.float32 and one.numel() >= WORDS)
+
+    assert kept(entropy_chunk=4) == 0
+    assert kept(entropy_chunk=4, entropy_in_loss=True) >= 2 * ROWS * LENGTH * WORDS * 4
+
+
+def test_an_entropy_in_chunks_is_the_same() -> None:
+    from autotune.worker.stand_in.losses import _entropy, _entropy_in_chunks
+
+    logits = torch.randn(ROWS, LENGTH, WORDS)
+    assert torch.allclose(_entropy_in_chunks(logits, 3), _entropy(logits).reshape(-1), atol=1e-5)

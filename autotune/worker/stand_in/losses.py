@@ -9,7 +9,8 @@ vocabularies:
   gradient is as large as the logits, or overwrites them with `in_place`.
 
 Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to
-float32 first), `entropy` (compute the entropy over the same logits).
+float32 first), `entropy` (compute the entropy over the same logits), `entropy_chunk` (in float32 and in
+parts of so many tokens, without a gradient unless `entropy_in_loss`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) ->
         logits = logits.to(torch.float32)
     chosen = _log_probabilities(logits, labels, loss, in_place=bool(options.get("in_place")))
     total = -torch.exp(chosen - chosen.detach()).mean()
-    return total - 1e-3 * _entropy(logits).mean() if options.get("entropy") else total
+    if not options.get("entropy"):
+        return total
+    if not options.get("entropy_chunk"):
+        return total - 1e-3 * _entropy(logits).mean()
+    with torch.set_grad_enabled(bool(options.get("entropy_in_loss")) and torch.is_grad_enabled()):
+        entropy = _entropy_in_chunks(logits, int(options["entropy_chunk"]))
+    return total - 1e-3 * entropy.mean()
 
 
 def _log_probabilities(logits: Any, labels: Any, loss: str, *, in_place: bool) -> Any:
@@ -46,6 +53,14 @@ def _entropy(logits: Any) -> Any:
     # H = log(sum_v exp(l_v)) - sum_v p_v l_v   with p = softmax(l)
     shares = torch.softmax(logits, dim=-1)
     return torch.logsumexp(logits, dim=-1) - torch.sum(shares * logits, dim=-1)
+
+
+def _entropy_in_chunks(logits: Any, tokens: int) -> Any:
+    flat, found = logits.reshape(-1, logits.shape[-1]), []
+    for part in flat.split(tokens):
+        logs = torch.log_softmax(part.float(), dim=-1)
+        found.append(-(logs.exp() * logs).sum(-1))
+    return torch.cat(found)
 
 
 class _FusedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]

@@ -73,7 +73,11 @@ def _gloo_workspaces() -> dict[Any, Any]:
 
 
 def prepare(model: Any, spec: Mapping[str, Any]) -> Any:
-    """Apply accelerate's own preparation, on any process group, with fake and real tensors."""
+    """Apply accelerate's own preparation, on any process group, with fake and real tensors.
+
+    The option `units: layers` instead shards as trainers that call `fully_shard` themselves."""
+    if _options(spec).get("units") == "layers":
+        return _shard_by_layer(model, spec, widened=True)
     try:
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model
     except ImportError:
@@ -227,17 +231,22 @@ def _any_fake(model: Any) -> bool:
     return any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters())
 
 
-def _shard_by_layer(model: Any, spec: Mapping[str, Any]) -> Any:
-    """Shard per decoder layer, with the rest as root, for an accelerate without FSDP2."""
+def _shard_by_layer(model: Any, spec: Mapping[str, Any], *, widened: bool = False) -> Any:
+    """Shard per decoder layer, with the rest as root; adapters belong to their layer.
+
+    `widened`: gradients are reduced in float32, outputs keep their type, and embeddings that are not
+    tied are a unit, as in the trainers' own code. Otherwise for an accelerate without FSDP2."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision(spec))
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
+    reduced, out = (torch.float32, None) if widened else (dtype, dtype)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduced, output_dtype=out)
+    untied = widened and not getattr(model.config, "tie_word_embeddings", True)
     how = {"mesh": _mesh(int(spec["sharding"]["ranks"])), "mp_policy": policy}
     names = set(getattr(model, "_no_split_modules", None) or ())
     _upcast_trainable(model, spec)
     for module in list(model.modules()):
-        if type(module).__name__ in names:
+        if type(module).__name__ in names or (untied and isinstance(module, torch.nn.Embedding)):
             fully_shard(module, **how, reshard_after_forward=_is_true(_options(spec).get("reshard_after_forward", True)))
     return fully_shard(model, **how)
 
