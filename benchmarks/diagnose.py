@@ -4,6 +4,7 @@ that were not used for patterns listed separately.
 python benchmarks/diagnose.py                      # the table
     python benchmarks/diagnose.py --write first_run    # and keep it in results/diagnose.json under that name
     python benchmarks/diagnose.py --blind logs-third --write third_set_first_run
+    python benchmarks/diagnose.py --excerpts excerpts-second.yaml --write second_excerpts_first_run
     python benchmarks/diagnose.py --lines 800000       # the time to read a log of that length
 
 The logs are those of tests/diagnosis/logs, with their causes in labels.yaml; provoke/run.py there
@@ -89,6 +90,18 @@ def summary(chosen: Sequence[Case]) -> dict[str, Any]:
     }
 
 
+def named(file: Path) -> dict[str, Any]:
+    """Return how many excerpts are named with their cause, or with one that is right as well."""
+    excerpts = yaml.safe_load(file.read_text())
+    wrong = {}
+    for excerpt in excerpts:
+        found = _word(diagnose(excerpt["text"]).cause)
+        if found not in (excerpt["cause"], *excerpt.get("also", ())):
+            wrong[f"{excerpt['source']}: {excerpt['text'][-60:]}"] = {"is": excerpt["cause"], "told": found}
+    right = len(excerpts) - len(wrong)
+    return {"excerpts": len(excerpts), "named": right, "share_named": round(right / len(excerpts), 4), "wrong": wrong}
+
+
 def confusion(chosen: Sequence[Case]) -> str:
     """Return the confusion matrix: rows are labels, columns diagnoses."""
     pairs = Counter((case.cause, case.told) for case in chosen)
@@ -116,8 +129,9 @@ def _of_corpus() -> tuple[dict[str, Any], list[Case]]:
 
 
 def _table() -> str:
-    """Return a digest of the failure tables."""
-    files = sorted((ROOT / "autotune").glob("failures/*.py")) + sorted((ROOT / "autotune").glob("diagnose/*.py"))
+    """Return a digest of the failure tables and of the code that reads them."""
+    parts = ("failures/*.py", "failures/tables/*.yaml", "diagnosis/*.py")
+    files = [file for part in parts for file in sorted((ROOT / "autotune").glob(part))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
@@ -145,18 +159,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", metavar="NAME", help="keep the figures under this name")
     parser.add_argument("--note", default="", help="what is to be said beside them")
-    parser.add_argument("--blind", metavar="FOLDER", help="read this set of tests/diagnose instead, with its own labels.yaml")
+    parser.add_argument("--blind", metavar="FOLDER", help="read this set of tests/diagnosis instead, with its own labels.yaml")
+    parser.add_argument("--excerpts", metavar="FILE", help="read these excerpts of tests/diagnosis instead")
     parser.add_argument("--lines", type=int, help="measure the time to read a log of this length instead")
     given = parser.parse_args()
     if given.lines:
         print(f"{given.lines} lines: {reading_seconds(given.lines):.1f} s of processor time")
         return 0
-    if given.blind:
+    if given.excerpts:
+        figures, chosen = named(CORPUS / given.excerpts), []
+    elif given.blind:
         chosen = cases(CORPUS / given.blind, CORPUS / given.blind / "labels.yaml")
         figures = summary(chosen)
     else:
         figures, chosen = _of_corpus()
-    print(confusion(chosen))
+    if chosen:
+        print(confusion(chosen))
     print(json.dumps(figures, indent=1))
     if given.write:
         now = datetime.now(UTC).date().isoformat()
