@@ -2,6 +2,7 @@
 
 log_reader.py      lines -> exceptions, known messages and echoes -> the decisive failure
     log_endings.py     logs without a failure message: finished, not a number, gave up
+    excerpt.py         short texts without a whole traceback: every line may be the message
     gpu_neighbours.py  other processes on the failing GPU
     diagnosis.py       the result and its JSON
     advice_table.py    remedies from the failure table
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 
 from autotune.diagnosis.advice_table import advice_for
 from autotune.diagnosis.diagnosis import SCHEMA, Advice, Diagnosis, as_document
+from autotune.diagnosis.excerpt import Excerpt
 from autotune.diagnosis.log_reader import LogReader
 
 __all__ = ["SCHEMA", "Advice", "Diagnosis", "as_document", "diagnose", "diagnose_lines"]
@@ -29,8 +31,11 @@ def diagnose(text: str) -> Diagnosis:
 
 def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
     """Return the first failure in a log that is read line by line."""
-    reader = LogReader()
+    reader, excerpt = LogReader(), Excerpt()
     for position, raw in enumerate(lines):
         reader.feed(raw, position)
+        excerpt.feed(raw)
     found = reader.conclude()
+    if not found.known and not reader.is_of_a_run:
+        found = excerpt.diagnosis() or found
     return dataclasses.replace(found, remedies=advice_for(found))

@@ -132,6 +132,7 @@ class LogReader:
         self._found: dict[_Tier, _Found] = {}
         self._survived: dict[_Tier, _Found] = {}
         self._steps_since = 0
+        self._has_steps = False
         self._ends = LogEndings()
         self._neighbours = GpuNeighbours()
         self._last = ""
@@ -195,6 +196,11 @@ class LogReader:
         best = self._with_neighbours(best)
         return _diagnosis(best, best.rank if best.rank is not None else self._first_to_fail, remarks)
 
+    @property
+    def is_of_a_run(self) -> bool:
+        """Return True if the log holds a step, a whole traceback or the crash of a process."""
+        return self._has_steps or _Tier.ROOT in self._found or _Tier.ROOT in self._survived
+
     def _with_neighbours(self, found: _Found) -> _Found:
         """Return the finding with the owner of the missing memory: a foreign process, or another role
         of the job."""
@@ -233,6 +239,7 @@ class LogReader:
     def _go_on(self) -> None:
         """Record one more step, or the end of training: earlier errors did not end the run."""
         self._steps_since += 1
+        self._has_steps = True
         if self._found and (self._ends.finished_last or self._steps_since >= STEPS_SURVIVED):
             self._survived = {**self._found, **self._survived}
             self._found = {}

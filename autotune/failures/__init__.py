@@ -22,6 +22,7 @@ from autotune.failures.classify import (
     classify_exit,
     classify_line,
     classify_logged,
+    classify_quoted,
     ended_from_outside,
     read_log,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "classify_launched",
     "classify_line",
     "classify_logged",
+    "classify_quoted",
     "directions_after",
     "ended_from_outside",
     "lines_of",

@@ -13,7 +13,7 @@ from autotune.core.measurement import Outcome, Phase
 from autotune.failures.frames import cause_of
 from autotune.failures.log_lines import read_line
 from autotune.failures.numbers import Numbers, numbers_of
-from autotune.failures.table import ROWS, FailureRow
+from autotune.failures.table import QUOTED_ROWS, ROWS, FailureRow
 from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
 
 FRAGMENTED_SHARE = 0.1
@@ -197,6 +197,12 @@ def classify_line(line: str, *, is_error: bool) -> Finding | None:
     aborted = line.startswith(("terminate called", "  what():"))
     found = _first_match([line], _ERROR_ROWS if is_error or aborted else _LOUD_ROWS)
     return None if found is None else _finding(*found, ReportedException(chain=(), device="cuda"))
+
+
+def classify_quoted(texts: Sequence[str], frames: Sequence[str] = ()) -> Finding | None:
+    """Return the known failure of a short excerpt, whose lines are all there is: each may be the message."""
+    found = _first_match(texts, (*ROWS, *QUOTED_ROWS), frames)
+    return None if found is None else _finding(*found, ReportedException(chain=(), frames=frames, device="cuda"))
 
 
 def _first_match(

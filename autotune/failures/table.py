@@ -5,6 +5,7 @@
     tables/others.yaml     missing, unreachable, broken or waiting parts
     tables/checks.yaml     checks of a framework, recognised by their place instead of their words
     tables/files.yaml      files that are absent or unreadable, and classes of exceptions
+    tables/excerpts.yaml   messages quoted without their place: read in short texts alone
 
 A row is searched for in the exception that was raised, at its place in the code; and, where only a failure has such words, in
 every printed line.
@@ -104,12 +105,15 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE | re.DOTALL)
 
 
-def _read() -> tuple[FailureRow, ...]:
-    entries: list[dict[str, Any]] = [entry for table in TABLES for entry in read_table(table, list[dict[str, Any]])]
+def _read(*tables: str) -> tuple[FailureRow, ...]:
+    entries: list[dict[str, Any]] = [entry for table in tables for entry in read_table(table, list[dict[str, Any]])]
     for entry in entries:
         entry.update({key: expand(entry[key]) for key in ("pattern", "raised_at") if key in entry})
     return msgspec.convert(entries, tuple[FailureRow, ...])
 
 
-ROWS = _read()
+ROWS = _read(*TABLES)
 """Whole table in its order."""
+
+QUOTED_ROWS = _read("excerpts")
+"""Rows of short excerpts, behind the others."""

@@ -152,6 +152,10 @@ class Tracebacks:
         for source in list(self._open):
             yield from self._end(source)
 
+    def frames_cut_off(self) -> tuple[str, ...]:
+        """Return the frames of a traceback that has no exception yet."""
+        return next((tuple(open_.frames) for open_ in self._open.values() if open_.frames and not open_.text), ())
+
     def _begin(self, line: LogLine, position: int, open_: _Open | None) -> Iterator[ExceptionChain]:
         if open_ is not None and open_.text and line.text.startswith(_ORIGINAL):
             # A loader's worker: what it failed with follows the words that it did.

@@ -13,6 +13,12 @@ from autotune.failures import BY_CAUSE, BY_ROW, CAUSES, MEMORY_CAUSES
 from tests.diagnosis.around import FORWARD, FRAMES, LATER, NAMES, RANKS, SHAPES, START, in_containers, prefixed, raised, sample
 
 BY_ROW_NAME = {
+    "actor_not_found": "hang_or_nccl",
+    "driver_out_of_memory": "unknown_memory",
+    "watchdog_frames": "hang_or_nccl",
+    "weights_of_another_name": "illegal_config",
+    "word_in_no_list": "illegal_config",
+    "zero_trace": "illegal_config",
     "attribute_of_vllm": "version",
     "device_of_engine": "illegal_config",
     "module_missing_alone": "version",

@@ -31,7 +31,6 @@ MISTAKEN = {
     "verl-remax-union": "a check inside a framework that no setting leads to: its words say nothing of that",
     "nccl-dup": "NCCL's remarks behind its error are not believed",
     "mem-flashinfer-ws": "a workspace of a fixed size",
-    "vllm-weights-key": "a weight's name that is in no table of names",
     "cuda-visible": "an index without a word",
 }
 """Texts that are known to be named otherwise, each with why."""

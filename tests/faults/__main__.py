@@ -58,7 +58,8 @@ def _rows(options: argparse.Namespace, kept: results.Results) -> list[tuple[Exec
 
 
 def _count(fault: Fault, place: ExecutorKind, options: argparse.Namespace) -> int:
-    return min(options.seeds, HEAVY_SEEDS) if fault.heavy or place in fault.heavy_on else int(options.seeds)
+    shortened = not options.only and (fault.heavy or place in fault.heavy_on)
+    return min(options.seeds, HEAVY_SEEDS) if shortened else int(options.seeds)
 
 
 def _row(fault: Fault, place: ExecutorKind, options: argparse.Namespace, shared: Stages, pool: Executor) -> results.Row:
@@ -73,7 +74,7 @@ def _row(fault: Fault, place: ExecutorKind, options: argparse.Namespace, shared:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"runs of each; at most {HEAVY_SEEDS} of those that take long")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"runs of each; at most {HEAVY_SEEDS} of those that take long, unless named")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--places", type=lambda text: text.split(","), default=list(PLACES), help="local,ray")
     parser.add_argument("--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="FAULT")

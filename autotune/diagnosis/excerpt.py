@@ -1,0 +1,76 @@
+"""Short excerpts, as people paste them: a message without its traceback, or frames without their message.
+
+In a log of a run, most words of a failure count only in an error line or behind a traceback, because runs print many
+warnings. A text of a few lines has been chosen by somebody, so each of its lines may be the message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from autotune.diagnosis.diagnosis import Diagnosis
+from autotune.failures import MEMORY_CAUSES, LogLine, Tracebacks, classify_quoted, phase_of, read_line
+
+MOST_LINES = 40
+MOST_CHARACTERS = 2000
+"""Length of a line that is read; a message is shorter."""
+
+CUT_OFF = "(cut off)"
+"""Stands for the exception of a traceback that ends with its frames."""
+
+_QUOTE = re.compile(r"\A(?:> ?|\* )+")
+_CUT_FRAME = re.compile(r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )')
+"""Frame whose line was cut at its start."""
+
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}(?:[A-Z]\w{0,80})?(?:Error|Exception)\b(?:\(\w{1,80}\))?: .*")
+"""Exception anywhere in a line, behind whatever printed it."""
+
+
+class Excerpt:
+    """Collector of the lines of a text that may be short."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def feed(self, raw: str) -> None:
+        if len(self._lines) <= MOST_LINES and raw.strip():
+            self._lines.append(raw)
+
+    def diagnosis(self) -> Diagnosis | None:
+        """Return the known failure of a short text, None for others."""
+        if len(self._lines) > MOST_LINES:
+            return None
+        texts = [_CUT_FRAME.sub('  File "/', _QUOTE.sub("", raw)[:MOST_CHARACTERS], count=1) for raw in self._lines]
+        lines = [read_line(text) for text in texts]
+        frames = _frames(lines)
+        # A line that its logger marked as a warning counts where no other says more.
+        loud = [line for line in lines if line.level != "lower"]
+        return _named(loud, frames) or _named(lines, frames)
+
+
+def _named(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
+    texts = [found[0] for line in lines if (found := _EXCEPTION.search(line.text)) is not None]
+    texts += [line.text.strip() for line in lines]
+    finding = classify_quoted([*texts, *([CUT_OFF] if frames else [])], frames)
+    if finding is None or finding.cause is None:
+        return None
+    return Diagnosis(
+        known=True,
+        is_memory=finding.cause in MEMORY_CAUSES and not finding.transient,
+        cause=finding.cause,
+        phase=phase_of(frames),
+        rank=next((line.rank for line in lines if line.rank is not None), None),
+        evidence=frames[-1] if finding.evidence == CUT_OFF else finding.evidence,
+        numbers=dict(finding.numbers),
+        row=finding.row,
+    )
+
+
+def _frames(lines: Sequence[LogLine]) -> tuple[str, ...]:
+    """Return the frames of a traceback without its exception."""
+    tracebacks = Tracebacks()
+    for position, line in enumerate(lines):
+        for _ in tracebacks.feed(line, position):
+            pass
+    return tracebacks.frames_cut_off()
