@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -29,6 +28,9 @@ LARGEST_SIZES = {
 
 LARGEST_INTEGER = 2**63
 """Bound of all other integers."""
+
+LARGEST_FACTOR = 1e9
+"""Bound of fields that other sizes are multiplied by."""
 
 LISTS_PER_LAYER = ("layer_types", "mlp_layer_types")
 """Fields of a config.json with one entry per layer."""
@@ -116,7 +118,7 @@ def _check_sizes(config: Mapping[str, object], path: Path) -> None:
         elif name in LARGEST_SIZES and isinstance(value, int | float | str):
             if not isinstance(value, int) or not 1 <= value <= LARGEST_SIZES[name]:
                 raise BadInput(f"{path}: {name} is no whole number from 1 to {LARGEST_SIZES[name]}.", way_out=REAL_CONFIG)
-        elif isinstance(value, float) and not math.isfinite(value) and name.endswith("factor"):
+        elif isinstance(value, float) and not abs(value) <= LARGEST_FACTOR and name.endswith("factor"):
             raise BadInput(f"{path}: {name} is {value}.", way_out=REAL_CONFIG)
         elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise BadInput(f"{path}: {name} is an integer of more than 64 bits.", way_out=REAL_CONFIG)

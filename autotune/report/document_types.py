@@ -193,6 +193,11 @@ class RecommendationRow(msgspec.Struct, frozen=True, kw_only=True):
     prediction: PredictionRow | None = None
     files: tuple[str, ...] = ()
 
+    @property
+    def confirmed(self) -> CertificateRow | None:
+        """Return the certificate with the types of its known fields."""
+        return msgspec.convert(self.certificate, CertificateRow, strict=False) if self.certificate else None
+
 
 class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
     """Setting that differs from the baseline."""
@@ -384,8 +389,7 @@ def read_answer(document: Mapping[str, Any]) -> AnswerDocument:
         )
     try:
         answer = msgspec.convert(document, AnswerDocument, strict=False)
-        if answer.recommendation is not None and answer.recommendation.certificate is not None:
-            msgspec.convert(answer.recommendation.certificate, CertificateRow, strict=False)
+        _ = answer.recommendation and answer.recommendation.confirmed  # refused here, not by the page
         return answer
     except msgspec.ValidationError as error:
         raise BadInput(

@@ -14,7 +14,7 @@ from autotune.diagnosis import diagnose
 HERE = Path(__file__).parent
 EXCERPTS: list[dict[str, Any]] = [
     excerpt
-    for name in ("excerpts", "excerpts-second", "excerpts-third")
+    for name in ("excerpts", "excerpts-second", "excerpts-third", "excerpts-fourth")
     for excerpt in yaml.safe_load((HERE / f"{name}.yaml").read_text())
 ]
 UNNAMED = {

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from autotune.core.measurement import PHASES
-from autotune.report.document_types import AnswerDocument, CandidateRow, CertificateRow
+from autotune.report.document_types import AnswerDocument, CandidateRow
 from autotune.report.html.charts import COLOURS, PHASE_COLOURS, Drawing, absent, laid_out, moving_knobs, named
 
 if TYPE_CHECKING:
@@ -71,9 +69,9 @@ def _timed(answer: AnswerDocument) -> Iterator[TimedCandidate]:
 def _confirmed(answer: AnswerDocument) -> CandidateRow | None:
     """Return the recommendation with its confirmation's times."""
     best = answer.recommendation
-    if best is None or not best.certificate:
+    measured = best.confirmed if best is not None else None
+    if best is None or measured is None:
         return None
-    measured = msgspec.convert(best.certificate, CertificateRow, strict=False)
     return CandidateRow(knobs=best.knobs, timed_cycles=int(measured.timed_cycles or 0), phase_seconds=measured.phase_seconds)
 
 

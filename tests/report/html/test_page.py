@@ -97,6 +97,15 @@ def test_the_page_lists_every_certificate_item() -> None:
     assert all(item["name"] in text and item["says"] in text for item in items)
 
 
+def test_a_certificate_written_by_somebody_else_is_shown_with_the_types_of_its_fields() -> None:
+    document = json.loads(json.dumps(of_a_search()))
+    certificate = document["recommendation"]["certificate"]
+    certificate["items"] = [{"name": "tokens", "state": "complete"}]
+    certificate |= {"peak_bytes": "1048576", "odd_bytes": "many"}
+    page = render(document)
+    assert "<b>tokens</b>: complete</li>" in page and "1.0 MiB" in page and "many" in page
+
+
 def test_every_failure_is_listed_with_its_evidence() -> None:
     document = of_a_search()
     failed = [row for row in document["trials"] if row["outcome"] != "ok"]
