@@ -52,8 +52,9 @@ class Excerpt:
 def _named(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
     texts = [found[0] for line in lines if (found := _EXCEPTION.search(line.text)) is not None]
     texts += [line.text.strip() for line in lines]
-    finding = classify_quoted([*texts, *([CUT_OFF] if frames else [])], frames)
-    if finding is None or finding.cause is None:
+    whole = "\n".join(line.text for line in lines)[:MOST_CHARACTERS]
+    finding = classify_quoted([*texts, whole, *([CUT_OFF] if frames else [])], frames)
+    if finding is None:
         return None
     return Diagnosis(
         known=True,

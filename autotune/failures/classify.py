@@ -201,7 +201,8 @@ def classify_line(line: str, *, is_error: bool) -> Finding | None:
 
 def classify_quoted(texts: Sequence[str], frames: Sequence[str] = ()) -> Finding | None:
     """Return the known failure of a short excerpt, whose lines are all there is: each may be the message."""
-    found = _first_match(texts, (*ROWS, *QUOTED_ROWS), frames)
+    rows = [row for row in (*ROWS, *QUOTED_ROWS) if row.cause is not None or row.kind == "memory"]
+    found = _first_match(texts, rows, frames)
     return None if found is None else _finding(*found, ReportedException(chain=(), frames=frames, device="cuda"))
 
 
