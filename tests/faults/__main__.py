@@ -74,7 +74,9 @@ def _row(fault: Fault, place: ExecutorKind, options: argparse.Namespace, shared:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"runs of each; at most {HEAVY_SEEDS} of those that take long, unless named")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help=f"runs of each; {HEAVY_SEEDS} of long ones that --only does not name"
+    )
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--places", type=lambda text: text.split(","), default=list(PLACES), help="local,ray")
     parser.add_argument("--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="FAULT")
