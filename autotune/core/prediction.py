@@ -77,9 +77,16 @@ class Prediction:
     breakdown: Mapping[str, int] = field(default_factory=dict)  # sum: `peak_memory_bytes.value`
     engine: EngineFit | None = None
     tokens_per_second: Estimate | None = None  # loss tokens at the longest lengths
+    tokens_per_second_at_lengths: Estimate | None = None  # at the lengths given; None: none given, or no rollout
+    seconds_at_lengths: Mapping[Phase, Estimate] = field(default_factory=dict)  # of those phases, per generation cycle
     effective: Mapping[str, object] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # defaults assumed without a statement of the user
     versions: Mapping[str, str] = field(default_factory=dict)  # packages whose code was traced
+
+    @property
+    def ranking_rate(self) -> Estimate | None:
+        """Speed by which candidates are ranked: at the lengths given, if any."""
+        return self.tokens_per_second_at_lengths or self.tokens_per_second
 
     @property
     def margin_bytes(self) -> Estimate:

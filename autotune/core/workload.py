@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.core.candidate import KnobValue, fingerprint
+from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.user_launch import LaunchScript
 from autotune.core.user_script import UserScript
 
@@ -43,6 +44,7 @@ class Workload:
     weights: Weights = "random"  # random: no download; memory and speed are the same
     global_batch: int | None = None  # completions per optimizer step; None: free
     typical_completion_length: int | None = None  # length used for ranking by speed, where known
+    completion_lengths: CompletionLengths | None = None  # lengths that occur, where known
     dataset: str | None = None  # name or path, as the framework loads it; None: synthetic prompts
     config_file: Path | None = None  # the user's configuration file
     held: Mapping[str, KnobValue] = field(default_factory=dict)  # by --config and flags

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autotune.catalog import Gpu
+from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition
 from autotune.core.hardware import Hardware
 from autotune.core.measurement import Phase
@@ -39,6 +40,7 @@ class PredictionInput:
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     host_bytes: int = 0  # per rank, offloaded
     notes: tuple[str, ...] = ()
+    lengths: CompletionLengths | None = None  # completions that occur; None: only the longest are known
 
 
 def predict(given: PredictionInput) -> Prediction:
@@ -61,6 +63,7 @@ def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
         config=given.config,
         iterations=_count(given.settings.get("num_iterations")),
         num_generations=_count(given.settings.get("num_generations")),
+        lengths=given.lengths,
     )
     return dataclasses.replace(whole, tokens_per_second=None) if given.composition.generation == "none" else whole
 

@@ -65,6 +65,7 @@ class OpenReasonerZero(StandIn):
             micro_batch=max(1, budget // (prompt + completion)),
             accumulation=max(1, packs // max(1, count(settings, "policy_update_steps"))),
             generation_batch=samples,
+            packs_rows=True,
             ranks=gpus,
             sharded_by=f"zero{stage}",
             options={"offload_optimizer": {"device": "cpu"}} if truth(settings, "adam_offload") else {},

@@ -70,6 +70,7 @@ class OpenRlhf(StandIn):
             micro_batch=rows,
             accumulation=max(1, count(settings, "train.batch_size") // max(1, rows * self._trains_on(settings, task))),
             generation_batch=count(settings, "rollout.batch_size") * count(settings, "rollout.n_samples_per_prompt"),
+            packs_rows=truth(settings, "ds.packing_samples"),
             ranks=self._trains_on(settings, task),
             sharded_by=f"zero{stage}",
             options=options,

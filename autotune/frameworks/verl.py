@@ -71,6 +71,7 @@ class Verl(StandIn):
             micro_batch=rows,
             accumulation=max(1, mini // max(1, rows)),
             generation_batch=count(settings, "data.train_batch_size") * generations,
+            packs_rows=self.table.truth(settings, f"{MODEL}.use_remove_padding"),
             ranks=ranks,
             sharded_by="fsdp2" if second and ranks > 1 else "fsdp1",
             options=self._options(settings, whole),

@@ -146,6 +146,7 @@ class PredictionService:
             allocator=AllocatorSettings.of(str(candidate.settings.get(ALLOCATOR) or "")),
             host_bytes=sharded.host_bytes,
             notes=sharded.notes,
+            lengths=self._job.workload.completion_lengths,
         )
 
     def _sharding(self, request: Request) -> Sharding:

@@ -178,7 +178,10 @@ def _predicted_winner(job: Job, winner: PredictedCandidate) -> dict[str, Any]:
     prediction = winner.prediction
     return {
         "basis": "predicted",
-        "tokens_per_second": {"worst": middle(prediction.tokens_per_second), "typical": None},
+        "tokens_per_second": {
+            "worst": middle(prediction.tokens_per_second),
+            "typical": middle(prediction.tokens_per_second_at_lengths),
+        },
         "peak_memory_bytes": middle(prediction.peak_memory_bytes),
         "prediction": prediction_row(prediction),
         "certificate": None,
@@ -311,7 +314,7 @@ def _measured_versions(answer: Recommendation) -> dict[str, str]:
 
 def job_row(job: Job) -> Mapping[str, Any]:
     """Return the job, under the document's key `question`."""
-    workload, hardware = job.task.workload, job.task.hardware
+    workload, hardware, lengths = job.task.workload, job.task.hardware, job.task.workload.completion_lengths
     return {
         "model": workload.model.name,
         "model_from": workload.model.origin,
@@ -324,5 +327,7 @@ def job_row(job: Job) -> Mapping[str, Any]:
         "space": job.space.name,
         "budget_seconds": job.budget_seconds,
         "typical_completion_length": workload.typical_completion_length,
+        "completion_lengths": lengths
+        and {"source": lengths.source, "mean": round(lengths.mean, 1), "p95": lengths.quantile(0.95)},
         "dataset": data_row(job.data),
     }

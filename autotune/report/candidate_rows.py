@@ -72,6 +72,7 @@ def predicted_row(one: PredictedCandidate) -> dict[str, Any]:
         "prediction": {
             "peak_memory_bytes": interval(prediction.peak_memory_bytes),
             "tokens_per_second": interval(prediction.tokens_per_second, 3),
+            "tokens_per_second_at_lengths": interval(prediction.tokens_per_second_at_lengths, 3),
             "failure": prediction.failure,
             "depends_on": list(prediction.depends_on),
         },
@@ -95,6 +96,7 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
         "breakdown": [{"name": name, "bytes": size} for name, size in prediction.breakdown.items()],
         "engine": _engine_row(prediction.engine),
         "tokens_per_second": interval(prediction.tokens_per_second, 3),
+        "tokens_per_second_at_lengths": interval(prediction.tokens_per_second_at_lengths, 3),
         "effective": dict(prediction.effective),
         "assumptions": list(prediction.assumptions),
         "versions": dict(prediction.versions),

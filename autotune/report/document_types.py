@@ -57,6 +57,14 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     longest_length: int | None = None
 
 
+class LengthsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths of completions that occur, in tokens."""
+
+    source: str = ""
+    mean: float | None = None
+    p95: int | None = None
+
+
 class PredictionRow(msgspec.Struct, frozen=True, kw_only=True):
     """Prediction of a candidate. Always displayed with the word "predicted"."""
 
@@ -74,6 +82,7 @@ class PredictionRow(msgspec.Struct, frozen=True, kw_only=True):
     breakdown: tuple[PartRow, ...] = ()
     engine: EngineRow | None = None
     tokens_per_second: IntervalRow | None = None
+    tokens_per_second_at_lengths: IntervalRow | None = None
     effective: Mapping[str, Any] = {}
     assumptions: tuple[str, ...] = ()
     versions: Mapping[str, str] = {}
@@ -242,6 +251,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     space: str = ""
     budget_seconds: float | None = None
     typical_completion_length: int | None = None
+    completion_lengths: LengthsRow | None = None
     dataset: DatasetRow | None = None
 
 

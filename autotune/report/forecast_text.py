@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.core.answer import Forecast, PredictedCandidate, WayToFit, setting_text
 from autotune.core.candidate import Candidate
 from autotune.core.job import Job
+from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.units import GIB, format_bytes
 from autotune.report.dataset_rows import data_lines
@@ -175,12 +176,18 @@ def _show_speed(console: Console, prediction: Prediction) -> None:
     if prediction.tokens_per_second is None:
         console.print("speed    unknown for this hardware until a measurement on it")
         return
-    known = [(phase.name, phase.seconds) for phase in prediction.phases if phase.seconds is not None]
-    total = sum(seconds.value for _, seconds in known)
-    shares = ", ".join(
-        f"{name} {seconds.value / total:.0%}" for name, seconds in known if total and seconds.value / total >= 0.005
+    longest = {phase.name: phase.seconds for phase in prediction.phases if phase.seconds is not None}
+    print_line(console, f"speed    {_rate(prediction.tokens_per_second)} at the longest completions; {_shares(longest)}")
+    if prediction.tokens_per_second_at_lengths is not None:
+        shares = _shares(prediction.seconds_at_lengths)
+        print_line(console, f"         {_rate(prediction.tokens_per_second_at_lengths)} at the lengths given; {shares}")
+
+
+def _shares(seconds: Mapping[Phase, Estimate]) -> str:
+    total = sum(spent.value for spent in seconds.values())
+    return ", ".join(
+        f"{name} {spent.value / total:.0%}" for name, spent in seconds.items() if total and spent.value / total >= 0.005
     )
-    print_line(console, f"speed    {_rate(prediction.tokens_per_second)} at the longest completions; {shares}")
 
 
 def _show_engine(console: Console, prediction: Prediction) -> None:
@@ -226,7 +233,7 @@ def _difference(winner: PredictedCandidate, other: PredictedCandidate) -> str:
 def _summary(prediction: Prediction) -> str:
     verdict = {True: "fits", False: "does not fit", None: "may fit"}[prediction.fits]
     why = f" (it would stop with: {prediction.failure})" if prediction.failure else ""
-    return f"{verdict}, {_span(prediction.peak_memory_bytes)}, {_rate(prediction.tokens_per_second)}{why}"
+    return f"{verdict}, {_span(prediction.peak_memory_bytes)}, {_rate(prediction.ranking_rate)}{why}"
 
 
 def _basis(prediction: Prediction) -> str:

@@ -28,6 +28,7 @@ from autotune.frameworks.trl.settings import OWN_SETTINGS
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config, trained_defaults
 from autotune.machine import environment, hardware_detection
 from autotune.probe.gpu_notes import gpu_notes
+from autotune.request import length_sources
 from autotune.request.assignments import held_by, named_choices, parse_holds, positive
 from autotune.request.exported_variables import with_exported
 from autotune.request.flags import Flags
@@ -94,6 +95,8 @@ def parse_request(flags: Flags) -> ParsedRequest:
     space, notes = _restrict_to_installed(space, python, flags, trainer, hardware, mode)
 
     # 4. The job, and notes for the reader.
+    lengths = None if flags.lengths is None else length_sources.read(flags.lengths)
+    typical = positive("--typical-completion-length", flags.typical_completion_length)
     workload = Workload(
         model=model,
         method=flags.method,
@@ -102,7 +105,8 @@ def parse_request(flags: Flags) -> ParsedRequest:
         tuning=tuning,
         weights=flags.weights,
         global_batch=_global_batch(flags, config, space, hardware, trainer),
-        typical_completion_length=positive("--typical-completion-length", flags.typical_completion_length),
+        typical_completion_length=typical or (None if lengths is None else max(1, round(lengths.mean))),
+        completion_lengths=lengths,
         dataset=flags.dataset or (config.dataset if config else None),
         config_file=config.path if config else None,
         held=held,
@@ -115,6 +119,7 @@ def parse_request(flags: Flags) -> ParsedRequest:
         seed=flags.seed,
     )
     notes += exported
+    notes += () if lengths is None else (length_sources.description(lengths),)
     notes += scripted.notes if scripted else config.notes if config else ()
     if hardware.emulated:
         notes.append(f"{hardware}: memory is emulated, speed is predicted, nothing is measured (docs/emulated-gpus.md)")

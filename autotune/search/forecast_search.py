@@ -66,8 +66,8 @@ def forecast(job: Job, foresight: Predictor, candidates: Sequence[Candidate], ba
 
 
 def speed(one: PredictedCandidate) -> float:
-    """Return the predicted speed; -inf if there is none."""
-    rate = one.prediction.tokens_per_second
+    """Return the predicted speed for ranking; -inf if there is none."""
+    rate = one.prediction.ranking_rate
     return rate.value if rate else float("-inf")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from autotune import catalog
 from autotune.catalog.constants import efficiencies
+from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition, EngineSettings, Resident
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
 from autotune.core.trace import Inventory, Mark, Trace, Work
@@ -238,6 +239,49 @@ def test_a_gpu_without_a_measured_best_shape_has_a_wider_interval() -> None:
 
     assert gpu("A100-80G").matmul_share is not None and gpu("L4").matmul_share is None
     assert width("L4") > width("A100-80G")
+
+
+LENGTHS = CompletionLengths.lognormal("x", 300, 800)
+
+
+def at_lengths(lengths: CompletionLengths = LENGTHS, **changes: Any) -> Mapping[Any, Estimate]:
+    config = config_of("Qwen/Qwen2.5-7B")
+    return throughput.cycle(trace(), composition(**changes), device=device("A100-80G"), config=config, lengths=lengths)
+
+
+def test_shorter_completions_take_less_time_in_every_phase_that_handles_them() -> None:
+    longest, drawn = seconds(), at_lengths()
+    assert all(drawn[phase].value < longest[phase].value for phase in ("rollout", "score", "forward", "backward"))
+    assert drawn["optimizer"] == longest["optimizer"] and drawn["sync"] == longest["sync"]
+
+
+def test_equal_lengths_take_what_the_longest_take() -> None:
+    longest, drawn = seconds(), at_lengths(CompletionLengths("x", (1024,)))
+    assert total(drawn) == pytest.approx(total(longest), rel=0.05)
+    assert drawn["backward"].value == pytest.approx(longest["backward"].value)
+
+
+def test_packed_rows_train_faster_than_padded_ones() -> None:
+    assert at_lengths(packs_rows=True)["backward"].value < 0.6 * at_lengths()["backward"].value
+
+
+def test_a_long_tail_makes_the_rollout_longer_at_the_same_mean() -> None:
+    level = at_lengths(CompletionLengths("x", (300,)))["rollout"].value
+    assert at_lengths()["rollout"].value > 1.3 * level
+
+
+def test_the_trainers_own_model_generates_until_the_longest_ends() -> None:
+    found = at_lengths(generation="trainer", engine=None)["rollout"].value
+    assert found > at_lengths(CompletionLengths("x", (300,)), generation="trainer", engine=None)["rollout"].value
+
+
+def test_both_speeds_are_predicted_where_lengths_are_given() -> None:
+    config = config_of("Qwen/Qwen2.5-7B")
+    both = throughput.with_throughput(prediction(), trace(), composition(), gpu=gpu("A100-80G"), config=config, lengths=LENGTHS)
+    longest = throughput.with_throughput(prediction(), trace(), composition(), gpu=gpu("A100-80G"), config=config)
+    assert both.tokens_per_second == longest.tokens_per_second and longest.ranking_rate == longest.tokens_per_second
+    assert both.ranking_rate == both.tokens_per_second_at_lengths is not None
+    assert both.phases == longest.phases and both.peak_memory_bytes == longest.peak_memory_bytes
 
 
 def test_gathering_every_layer_for_every_token_waits_for_the_link() -> None:

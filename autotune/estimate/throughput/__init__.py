@@ -11,12 +11,13 @@ from collections.abc import Mapping
 
 from autotune.catalog import Gpu
 from autotune.catalog.constants import efficiency
+from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import EngineFit, Estimate, Prediction
 from autotune.core.trace import Inventory, Trace, Work
 from autotune.estimate import model_shape
-from autotune.estimate.throughput import exchanges, generation, roofline
+from autotune.estimate.throughput import drawn_lengths, exchanges, generation, roofline
 from autotune.estimate.throughput.cycle_time import BATCH_PHASES, CycleTime, counted
 from autotune.estimate.throughput.generation import GenerationLoad
 from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, independent, longer
@@ -31,22 +32,35 @@ def with_throughput(
     config: Mapping[str, object],
     iterations: int = 1,
     num_generations: int = 1,
+    lengths: CompletionLengths | None = None,
 ) -> Prediction:
-    """Add seconds by phase and tokens per second; unchanged for a CPU or a GPU of unknown speed."""
+    """Add seconds by phase and tokens per second, at the longest completions and at `lengths`;
+    unchanged for a CPU or a GPU of unknown speed."""
     device = None if gpu is None else roofline.ceilings(gpu)
     if device is None:
         return prediction
-    seconds = cycle(
-        trace,
-        composition,
-        device=device,
-        config=config,
-        engine=prediction.engine,
-        iterations=iterations,
-        num_generations=num_generations,
-    )
+
+    def at(lengths: CompletionLengths | None) -> Mapping[Phase, Estimate]:
+        return cycle(
+            trace,
+            composition,
+            device=device,
+            config=config,
+            engine=prediction.engine,
+            iterations=iterations,
+            num_generations=num_generations,
+            lengths=lengths,
+        )
+
+    seconds = at(None)
     phases = tuple(dataclasses.replace(phase, seconds=seconds.get(phase.name)) for phase in prediction.phases)
-    return dataclasses.replace(prediction, phases=phases, tokens_per_second=tokens_per_second(seconds, composition))
+    found = dataclasses.replace(prediction, phases=phases, tokens_per_second=tokens_per_second(seconds, composition))
+    if lengths is None or composition.generation == "none":
+        return found
+    drawn = lengths.up_to(composition.completion_length)
+    seconds = at(drawn)
+    rate = tokens_per_second(seconds, composition, drawn.mean)
+    return dataclasses.replace(found, tokens_per_second_at_lengths=rate, seconds_at_lengths=seconds)
 
 
 def cycle(
@@ -58,9 +72,14 @@ def cycle(
     engine: EngineFit | None = None,
     iterations: int = 1,
     num_generations: int = 1,
+    lengths: CompletionLengths | None = None,
 ) -> Mapping[Phase, Estimate]:
-    """Return seconds of one generation cycle by phase. `reward` and `load` cannot be predicted."""
+    """Return seconds of one generation cycle by phase. `reward` and `load` cannot be predicted.
+
+    lengths: completions that occur; None: all are the longest.
+    """
     # 1. Traced phases, repeated as often as a cycle does.
+    trace = trace if lengths is None else drawn_lengths.shortened(trace, composition, lengths)
     counts = counted(trace, composition, iterations=iterations)
     seconds: dict[Phase, Estimate] = {}
     for work in trace.work:
@@ -74,7 +93,11 @@ def cycle(
     # 3. Generation and weight sync.
     if composition.generation != "none":
         load = _generation_load(composition, config, engine, num_generations)
-        generated, layers = generation.seconds(load, device), len(model_shape.shape(config).layers)
+        if lengths is None:
+            generated = generation.seconds(load, device)
+        else:
+            generated = drawn_lengths.rollout_seconds(load, composition, engine, lengths, device)
+        layers = len(model_shape.shape(config).layers)
         rollout = generation.with_gathering(generated, trace.inventory, composition, load, layers, device)
         if rollout is not None:
             seconds["rollout"] = rollout
@@ -93,9 +116,14 @@ def phase_seconds(work: Work, device: Ceilings) -> Estimate:
     return longer(busy, roofline.overhead_seconds(work.kernels, efficiency("launch_microseconds"), MICRO))
 
 
-def tokens_per_second(seconds: Mapping[Phase, Estimate], composition: Composition) -> Estimate | None:
-    """Completion tokens of all ranks per second of a whole cycle; None without a rollout."""
-    tokens = composition.generation_batch * composition.completion_length
+def tokens_per_second(
+    seconds: Mapping[Phase, Estimate], composition: Composition, completion: float | None = None
+) -> Estimate | None:
+    """Completion tokens of all ranks per second of a whole cycle; None without a rollout.
+
+    completion: mean length; None: the longest.
+    """
+    tokens = composition.generation_batch * (completion or composition.completion_length)
     if "rollout" not in seconds:
         return None
     total = sum(seconds.values(), start=Estimate.exactly(0))

@@ -81,16 +81,27 @@ def _attention(shape: Shape, layer: Layer, length: int) -> float:
 
 
 def _step(load: GenerationLoad, shape: Shape, device: Ceilings) -> Estimate:
+    together, length = load.together, load.prompt_length + load.completion_length / 2
+    return _pass(load, shape, device, together=together, length=length)
+
+
+def pass_seconds(load: GenerationLoad, device: Ceilings, *, together: int, length: float, prefilled: int) -> float:
+    """Return the expected time of one pass of an engine.
+
+    together: decoding sequences; length: their mean length; prefilled: prompt tokens in the same pass.
+    """
+    return _pass(load, model_shape.shape(load.config), device, together=together, length=length, prefilled=prefilled).value
+
+
+def _pass(load: GenerationLoad, shape: Shape, device: Ceilings, *, together: int, length: float, prefilled: int = 0) -> Estimate:
     # 1. The device: max(reading weights and caches, products).
-    together = load.together
-    length = load.prompt_length + load.completion_length / 2
-    size = dtype_bytes(load.dtype)
+    size, tokens = dtype_bytes(load.dtype), together + prefilled
     read = sum(count * _cache_read(shape, layer, length, by_engine=load.by_engine) for layer, count in shape.kinds)
     cache = roofline.memory_seconds(together * read * size / load.tensor_parallel, device, share="decode_memory_share")
     if not load.by_engine:
         cache = Estimate(value=cache.value, low=cache.low, high=CACHE_SLOWDOWN * cache.high)
-    weights = roofline.memory_seconds(_weight_bytes(load, shape, together), device, share="decode_memory_share")
-    products = 2.0 * together * shape.active_parameters / load.tensor_parallel
+    weights = roofline.memory_seconds(_weight_bytes(load, shape, tokens), device, share="decode_memory_share")
+    products = 2.0 * tokens * shape.active_parameters / load.tensor_parallel
     busy = longer(weights + cache, roofline.compute_seconds({load.dtype: products}, device))
     # 2. The host.
     layers = len(shape.layers)
@@ -101,7 +112,7 @@ def _step(load: GenerationLoad, shape: Shape, device: Ceilings) -> Estimate:
         return Estimate(value=both.value, low=both.low, high=busy.high + host.high)
     own = roofline.overhead_seconds(1, efficiency("engine_step_milliseconds"), MILLI)
     own = own + roofline.overhead_seconds(layers, efficiency("engine_layer_microseconds"), MICRO)
-    return busy + own + _exchanges(load, shape, device)
+    return busy + own + _exchanges(load, shape, device, tokens)
 
 
 def _cache_read(shape: Shape, layer: Layer, length: float, *, by_engine: bool) -> float:
@@ -127,12 +138,12 @@ def _read_parameters(layer: Layer, together: int | None) -> float:
     return layer.parameters - layer.experts * missed
 
 
-def _exchanges(load: GenerationLoad, shape: Shape, device: Ceilings) -> Estimate:
+def _exchanges(load: GenerationLoad, shape: Shape, device: Ceilings, tokens: int) -> Estimate:
     if load.tensor_parallel == 1:
         return Estimate.exactly(0)
     count = EXCHANGES_PER_LAYER * len(shape.layers)
     waits = roofline.overhead_seconds(count, efficiency("exchange_microseconds"), MICRO)
-    payload = roofline.link_seconds(2.0 * count * load.together * shape.hidden * dtype_bytes(load.dtype), device)
+    payload = roofline.link_seconds(2.0 * count * tokens * shape.hidden * dtype_bytes(load.dtype), device)
     return waits if payload is None else waits + payload
 
 

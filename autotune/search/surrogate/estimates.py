@@ -113,7 +113,7 @@ class _CycleModel:
 
     def __init__(self, table: CandidateTable, found: Sequence[Prediction | None]) -> None:
         self._table = table
-        rates = [None if one is None else one.tokens_per_second for one in found]
+        rates = [None if one is None else one.ranking_rate for one in found]
         self._known = np.array([rate is not None for rate in rates], dtype=bool)
         known = [math.log(rate.value) for rate in rates if rate is not None]
         middle = statistics.fmean(known) if known else 0.0

@@ -67,7 +67,7 @@ class ThroughputModel:
         self._widths[REST] = np.full(len(found), MAX_WIDTH)
         kernels = {name: Kernels(table, table.kinds, _log_figures(seconds)) for name, seconds in self._seconds.items()}
         self._regressions = {name: Regression(kernels[name], width, NOISE, STRUCTURES) for name, width in self._widths.items()}
-        rates = [one.tokens_per_second.value if one is not None and one.tokens_per_second is not None else None for one in found]
+        rates = [one.ranking_rate.value if one is not None and one.ranking_rate is not None else None for one in found]
         self._tokens = _filled(rates) * sum(self._seconds.values())
 
     @classmethod
@@ -162,12 +162,9 @@ def _log_figures(seconds: FloatArray) -> FloatArray | None:
 def _group_seconds(one: Prediction, name: str) -> Estimate:
     """Sum the predicted seconds of a group; 0 for an unpredicted rest."""
     named = {phase for phases in GROUPS.values() for phase in phases}
-    found = Estimate.exactly(0.0)
-    for phase in one.phases:
-        belongs = phase.name in GROUPS[name] if name in GROUPS else phase.name not in named
-        if belongs and phase.seconds is not None:
-            found += phase.seconds
-    return found
+    known = one.seconds_at_lengths or {phase.name: phase.seconds for phase in one.phases if phase.seconds is not None}
+    members = [seconds for phase, seconds in known.items() if (phase in GROUPS[name] if name in GROUPS else phase not in named)]
+    return sum(members, start=Estimate.exactly(0.0))
 
 
 def _width(one: Estimate) -> float:

@@ -1,0 +1,75 @@
+"""Lengths of completions as they occur, in tokens."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+
+MAX_SAMPLE = 512
+"""Quantiles that are kept of a longer list."""
+
+P95 = 0.95
+
+
+@dataclass(frozen=True)
+class CompletionLengths:
+    """Sample of lengths, sorted."""
+
+    source: str  # as the user named it
+    sample: tuple[int, ...]
+
+    @classmethod
+    def of(cls, source: str, lengths: Iterable[float]) -> CompletionLengths:
+        """Return the lengths; of a long list, its quantiles."""
+        ordered = sorted(max(1, round(length)) for length in lengths)
+        if not ordered:
+            raise ValueError("no lengths")
+        if len(ordered) > MAX_SAMPLE:
+            ordered = [ordered[int((place + 0.5) / MAX_SAMPLE * len(ordered))] for place in range(MAX_SAMPLE)]
+        return cls(source, tuple(ordered))
+
+    @classmethod
+    def lognormal(cls, source: str, mean: float, p95: float) -> CompletionLengths:
+        """Return quantiles of a lognormal distribution.
+
+        mean = exp(m + s²/2); p95 = exp(m + z·s), z: 95 % quantile of the normal distribution; so
+        ln(p95 / mean) = z·s - s²/2, whose smaller root is s.
+        """
+        z, ratio = NormalDist().inv_cdf(P95), math.log(p95 / mean)
+        if ratio < 0 or z * z < 2 * ratio:
+            raise ValueError(f"a lognormal distribution has its 95 % quantile at 1 to {math.exp(z * z / 2):.1f} times its mean")
+        sigma = z - math.sqrt(z * z - 2 * ratio)
+        middle = math.log(mean) - sigma * sigma / 2
+        quantiles = ((place + 0.5) / MAX_SAMPLE for place in range(MAX_SAMPLE))
+        return cls.of(source, (math.exp(middle + sigma * NormalDist().inv_cdf(share)) for share in quantiles))
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.sample)
+
+    def quantile(self, share: float) -> int:
+        return self.sample[min(len(self.sample) - 1, int(share * len(self.sample)))]
+
+    def up_to(self, longest: int) -> CompletionLengths:
+        """Return the lengths, cut at the longest that is generated."""
+        return CompletionLengths(self.source, tuple(min(length, longest) for length in self.sample))
+
+    def draw(self, count: int, seed: int = 0) -> list[int]:
+        """Return lengths of a batch: evenly spaced quantiles in random order."""
+        chance = random.Random(seed)
+        drawn = [self.quantile((place + chance.random()) / count) for place in range(count)]
+        chance.shuffle(drawn)
+        return drawn
+
+    def expected_longest(self, count: int) -> float:
+        """Return the expected maximum of `count` independent lengths.
+
+        E[max] = sum over the sorted sample of length · ((i/n)^count - ((i-1)/n)^count)
+        """
+        size = len(self.sample)
+        return sum(
+            length * ((place / size) ** count - ((place - 1) / size) ** count) for place, length in enumerate(self.sample, 1)
+        )

@@ -1,0 +1,102 @@
+"""Generation cycle over completions of the lengths that occur, in place of the longest.
+
+The engine's time comes from a simulation of its scheduler. A trainer pads the completions of a rank to
+the longest of them, or packs rows without padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import lru_cache
+from statistics import fmean
+
+from autotune.core.completion_lengths import CompletionLengths
+from autotune.core.composition import Composition
+from autotune.core.prediction import EngineFit, Estimate
+from autotune.core.trace import Trace, Work
+from autotune.estimate.throughput import generation
+from autotune.estimate.throughput.generation import GenerationLoad
+from autotune.estimate.throughput.rollout_simulation import EngineLimits, Pass, Request, simulate
+from autotune.estimate.throughput.roofline import ATTENTION, Ceilings
+from autotune.estimate.vllm_blocks import BLOCK_TOKENS
+from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS
+
+SCALED_PHASES = frozenset({"score", "forward", "backward"})
+
+
+def shortened(trace: Trace, composition: Composition, lengths: CompletionLengths) -> Trace:
+    """Return the trace with the training work at these lengths.
+
+    r = (prompt + completion) / (prompt + longest completion); products and memory: r, attention: r² when
+    rows are padded. Kernels launch as often.
+    """
+    padded = _padded_completion(composition, lengths)
+    prompt = composition.prompt_length
+    ratio = (prompt + padded) / max(1, prompt + composition.completion_length)
+    squared = fmean(((prompt + length) / (prompt + composition.completion_length)) ** 2 for length in lengths.sample)
+    attention = squared if composition.packs_rows else ratio * ratio
+    return dataclasses.replace(trace, work=tuple(_scaled(work, ratio, attention) for work in trace.work))
+
+
+def _padded_completion(composition: Composition, lengths: CompletionLengths) -> float:
+    """Return the completion tokens of a row in training, padding included."""
+    if composition.packs_rows:
+        return lengths.mean
+    return lengths.expected_longest(max(1, composition.generation_batch // composition.ranks))
+
+
+def _scaled(work: Work, ratio: float, attention: float) -> Work:
+    if work.phase not in SCALED_PHASES:
+        return work
+    flops = {key: count * (attention if key.startswith(ATTENTION) else ratio) for key, count in work.flops.items()}
+    return dataclasses.replace(work, flops=flops, moved_bytes=work.moved_bytes * ratio)
+
+
+def rollout_seconds(
+    load: GenerationLoad, composition: Composition, engine: EngineFit | None, lengths: CompletionLengths, device: Ceilings
+) -> Estimate:
+    """Return the time in which an engine, or the trainer's own model, generates a batch of these lengths."""
+    if not load.by_engine:
+        # The whole batch decodes until its longest completion ends.
+        until = math.ceil(lengths.expected_longest(load.together))
+        return generation.seconds(dataclasses.replace(load, completion_length=until), device)
+    settings, longest = composition.engine, load.prompt_length + load.completion_length
+    limits = EngineLimits(
+        max_num_seqs=load.sequences if settings is None else settings.max_num_seqs,
+        max_batched_tokens=(settings and settings.max_num_batched_tokens) or TRL_BATCHED_TOKENS,
+        block_tokens=BLOCK_TOKENS,
+        blocks=None if engine is None else max(engine.kv_cache_tokens, longest) // BLOCK_TOKENS + 1,
+    )
+    seconds = _simulated(_ByContent(load), _ByContent(device), limits, lengths)
+    # The bounds are those of the same passes at the mean length.
+    level = generation.seconds(dataclasses.replace(load, completion_length=max(1, round(lengths.mean))), device)
+    return Estimate(value=seconds, low=seconds * level.low / level.value, high=seconds * level.high / level.value)
+
+
+class _ByContent:
+    """Value that has no hash of its own, compared by its content."""
+
+    def __init__(self, value: GenerationLoad | Ceilings) -> None:
+        self.value, self._text = value, repr(value)
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByContent) and self._text == other._text
+
+
+@lru_cache(maxsize=4096)
+def _simulated(load_of: _ByContent, device_of: _ByContent, limits: EngineLimits, lengths: CompletionLengths) -> float:
+    load, device = load_of.value, device_of.value
+    assert isinstance(load, GenerationLoad) and isinstance(device, Ceilings)
+
+    def cost(one: Pass) -> float:
+        length = one.context / max(1, one.decoding)
+        return generation.pass_seconds(load, device, together=one.decoding, length=length, prefilled=one.prefilled)
+
+    each = max(1, load.sequences // load.prompts)
+    drawn = enumerate(lengths.draw(load.sequences))
+    requests = [Request(prompt=load.prompt_length, completion=length, group=place // each) for place, length in drawn]
+    return simulate(requests, limits, cost).seconds

@@ -1,0 +1,205 @@
+"""Simulation of a continuous-batching engine over completions of different lengths.
+
+It follows vLLM's scheduler: running sequences first, then waiting ones while sequences, tokens of a
+pass and cache blocks allow. Without a free block the sequence that was admitted last is preempted;
+it is computed again later. Full blocks of a prompt are shared within its group. Passes between two
+events are computed at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLimits:
+    """Limits of the scheduler on one engine."""
+
+    max_num_seqs: int
+    max_batched_tokens: int  # tokens of one pass
+    block_tokens: int = 16
+    blocks: int | None = None  # of the KV cache; None: more than the sequences need
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Completion to generate."""
+
+    prompt: int  # tokens
+    completion: int  # tokens, at least 1
+    group: int  # requests of one group have the same prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Forward pass of the engine."""
+
+    decoding: int  # sequences that get their next token
+    context: float  # cached tokens that these sequences read, in total
+    prefilled: int  # prompt tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """Result of a simulation."""
+
+    seconds: float
+    passes: int
+    mean_decoding: float  # sequences per pass
+    preemptions: int
+
+
+class _Sequence:
+    """Request in the engine."""
+
+    __slots__ = ("cached", "completion", "generated", "group", "prompt", "shared")
+
+    def __init__(self, request: Request) -> None:
+        self.prompt, self.completion, self.group = request.prompt, request.completion, request.group
+        self.generated = 0
+        self.cached = 0  # tokens in the KV cache
+        self.shared = 0  # blocks that belong to the group's prompt
+
+    @property
+    def known(self) -> int:
+        return self.prompt + self.generated
+
+    @property
+    def decodes(self) -> bool:
+        return self.generated > 0 and self.cached == self.known - 1
+
+
+def simulate(requests: Sequence[Request], limits: EngineLimits, seconds: Callable[[Pass], float]) -> Rollout:
+    """Return the time until the last completion ends. `seconds`: duration of one pass."""
+    return _Scheduler(requests, limits, seconds).run()
+
+
+class _Scheduler:
+    def __init__(self, requests: Sequence[Request], limits: EngineLimits, seconds: Callable[[Pass], float]) -> None:
+        self.limits, self.seconds = limits, seconds
+        self.waiting = deque(_Sequence(request) for request in requests)
+        self.running: list[_Sequence] = []
+        self.groups: dict[int, int] = {}  # group -> running sequences that hold its prompt's blocks
+        self.used = 0
+        self.spent, self.passes, self.decoded, self.preemptions = 0.0, 0, 0, 0
+
+    def run(self) -> Rollout:
+        while self.waiting or self.running:
+            self._advance()
+        return Rollout(
+            seconds=self.spent,
+            passes=self.passes,
+            mean_decoding=self.decoded / max(1, self.passes),
+            preemptions=self.preemptions,
+        )
+
+    def _advance(self) -> None:
+        """Run one pass, or as many equal ones as fit before the next event."""
+        # 1. Running sequences: decode, or continue their prompts.
+        budget, prefilled, before = self.limits.max_batched_tokens, 0, self.preemptions
+        scheduled: list[tuple[_Sequence, int]] = []
+        position = 0
+        while position < len(self.running) and budget > 0:
+            sequence = self.running[position]
+            new = min(budget, sequence.known - sequence.cached)
+            if not self._allocate(sequence, new):
+                continue  # it was preempted itself, or is tried again after a preemption
+            scheduled.append((sequence, new))
+            budget -= new
+            position += 1
+        # 2. Waiting sequences.
+        while self.preemptions == before and self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+            sequence = self.waiting[0]
+            admitted = self._admit(sequence, budget)
+            if admitted is None:
+                break
+            self.waiting.popleft()
+            self.running.append(sequence)
+            scheduled.append((sequence, admitted))
+            budget -= admitted
+        # 3. The pass itself.
+        if not scheduled:
+            raise ValueError("The KV cache is too small for one sequence.")
+        decoding = [sequence for sequence, _ in scheduled if sequence.decodes]
+        prefilled = sum(new for sequence, new in scheduled if not sequence.decodes)
+        times = 1 if prefilled or self.waiting_fits() else self._equal_passes(decoding)
+        context = sum(sequence.cached for sequence in decoding) + len(decoding) * (times - 1) / 2
+        one = Pass(decoding=len(decoding), context=context, prefilled=prefilled)
+        self.spent += times * self.seconds(one)
+        self.passes += times
+        self.decoded += times * len(decoding)
+        # 4. Tokens.
+        for sequence, new in scheduled:
+            sequence.cached += new
+            if sequence.cached == sequence.known:
+                sequence.generated += 1
+                if times > 1:
+                    self._allocate_more(sequence, times - 1)
+        self.running = [sequence for sequence in self.running if not self._finished(sequence)]
+
+    def waiting_fits(self) -> bool:
+        """Return True if the next pass may admit a waiting sequence."""
+        return bool(self.waiting) and len(self.running) < self.limits.max_num_seqs and self._free() > 0
+
+    def _equal_passes(self, decoding: Sequence[_Sequence]) -> int:
+        """Return the passes until a sequence ends or a block may be missing."""
+        until_end = min(sequence.completion - sequence.generated for sequence in decoding)
+        if self.limits.blocks is None:
+            return until_end
+        until_full = self._free() // len(decoding) * self.limits.block_tokens
+        return max(1, min(until_end, until_full))
+
+    # Blocks.
+
+    def _free(self) -> int:
+        return 1 << 60 if self.limits.blocks is None else self.limits.blocks - self.used
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.limits.block_tokens)
+
+    def _allocate(self, sequence: _Sequence, new: int) -> bool:
+        """Take blocks for new tokens; without enough, preempt the last sequence and return False."""
+        needed = self._blocks(sequence.cached + new) - self._blocks(sequence.cached)
+        if needed <= self._free():
+            self.used += needed
+            return True
+        if len(self.running) == 1:
+            raise ValueError("The KV cache is too small for one sequence.")
+        victim = self.running.pop()
+        self._release(victim)
+        victim.cached = 0
+        self.waiting.appendleft(victim)
+        self.preemptions += 1
+        return False
+
+    def _allocate_more(self, sequence: _Sequence, tokens: int) -> None:
+        self.used += self._blocks(sequence.cached + tokens) - self._blocks(sequence.cached)
+        sequence.cached += tokens
+        sequence.generated += tokens
+
+    def _admit(self, sequence: _Sequence, budget: int) -> int | None:
+        """Take blocks for a waiting sequence, those of its group's prompt apart; None: too few are free."""
+        full = (sequence.prompt - 1) // self.limits.block_tokens
+        shared = full if self.groups.get(sequence.group, 0) else 0
+        cached = shared * self.limits.block_tokens
+        new = min(budget, sequence.known - cached)
+        needed = self._blocks(cached + new) - shared
+        if needed > self._free():
+            return None
+        self.used += needed
+        self.groups[sequence.group] = self.groups.get(sequence.group, 0) + 1
+        sequence.cached, sequence.shared = cached, full
+        return new
+
+    def _release(self, sequence: _Sequence) -> None:
+        self.groups[sequence.group] -= 1
+        kept = min(sequence.shared, self._blocks(sequence.cached)) if self.groups[sequence.group] else 0
+        self.used -= self._blocks(sequence.cached) - kept
+
+    def _finished(self, sequence: _Sequence) -> bool:
+        if sequence.generated < sequence.completion:
+            return False
+        self._release(sequence)
+        return True

@@ -1,0 +1,195 @@
+"""Completion lengths from what `--lengths` names: a distribution, numbers, a training log, a W&B
+export, or TRL's tables of completions.
+
+A log states mean and longest length of each step, not the lengths themselves. They are taken as
+lognormal, with the longest as their 99 % quantile, and the share that was cut off at the longest.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from autotune.core.completion_lengths import CompletionLengths
+from autotune.core.errors import BadInput
+from autotune.core.files import read_text
+
+LARGEST_BYTES = 256 << 20
+MEAN, LONGEST, CLIPPED = "mean", "longest", "clipped"
+NAMES: Mapping[str, tuple[str, ...]] = {
+    MEAN: ("completions/mean_length", "response_length/mean", "completion_length", "mean_length"),
+    LONGEST: ("completions/max_length", "response_length/max", "max_length"),
+    CLIPPED: ("completions/clipped_ratio", "response_length/clip_ratio", "clipped_ratio", "clip_ratio"),
+}
+"""Names of TRL and swift, verl, and older releases of TRL."""
+
+LONGEST_QUANTILE, DEFAULT_SIGMA = 0.99, 0.6
+MAX_STEPS, SAMPLES_PER_STEP = 256, 64
+CHARACTERS_PER_TOKEN = 4
+
+WAY_OUT = (
+    "Give --lengths a training log with mean completion lengths, a W&B export of them, a file with one number a line, TRL's "
+    "`completions` folder, or lognormal:MEAN,P95."
+)
+
+
+def read(source: str) -> CompletionLengths:
+    """Return the lengths that the source states."""
+    if source.startswith("lognormal:"):
+        return _lognormal(source)
+    path = Path(source)
+    if path.is_dir():
+        return CompletionLengths.of(source, _tables(path))
+    text = read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT)
+    lengths = _numbers(text) or [length for step in _evenly(_columns(text) or _logged(text)) for length in _of_step(step)]
+    if not lengths:
+        raise BadInput(f"--lengths {source}: no completion lengths in it.", way_out=WAY_OUT)
+    return CompletionLengths.of(source, lengths)
+
+
+def description(lengths: CompletionLengths) -> str:
+    """Return a note for the reader."""
+    return (
+        f"completion lengths from {lengths.source}: mean {lengths.mean:,.0f}, median {lengths.quantile(0.5):,}, "
+        f"95 % up to {lengths.quantile(0.95):,} tokens; memory is that of the longest"
+    )
+
+
+def _lognormal(source: str) -> CompletionLengths:
+    try:
+        mean, p95 = (float(part) for part in source.removeprefix("lognormal:").split(","))
+        if not (0 < mean < math.inf and 0 < p95 < math.inf):
+            raise ValueError("mean and 95 % quantile must be above zero")
+        return CompletionLengths.lognormal(source, mean, p95)
+    except ValueError as error:
+        raise BadInput(
+            f"--lengths {source}: {error}.",
+            way_out="Give mean and 95 % quantile in tokens. Example: --lengths lognormal:600,1500.",
+        ) from error
+
+
+def _numbers(text: str) -> list[float]:
+    """Return one number a line; empty if any line is something else."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    try:
+        found = [float(line) for line in lines]
+    except ValueError:
+        return []
+    return [length for length in found if 0 <= length < math.inf]
+
+
+Step = Mapping[str, float]
+"""Mean, longest and clipped share of one training step, as far as they are stated."""
+
+
+def _columns(text: str) -> list[Step]:
+    """Return the steps of a CSV whose header names a mean length, as W&B exports it."""
+    head = text.splitlines()[:1]
+    if not head or "," not in head[0]:
+        return []
+    rows = csv.DictReader(io.StringIO(text))
+    columns: dict[str, str] = {}
+    for column in rows.fieldnames or ():
+        bare = column.removesuffix("__MIN") == column and column.removesuffix("__MAX") == column
+        quantity = _quantity(column.rpartition(" - ")[2]) if bare else None
+        if quantity is not None:
+            columns.setdefault(quantity, column)
+    if MEAN not in columns:
+        return []
+    steps = ({quantity: _number(row.get(column)) for quantity, column in columns.items()} for row in rows)
+    return [known for step in steps if MEAN in (known := {name: value for name, value in step.items() if value is not None})]
+
+
+def _quantity(name: str) -> str | None:
+    bare = name.strip().strip("\"'").removeprefix("train/")
+    return next((quantity for quantity, names in NAMES.items() if bare in names), None)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+FIGURE = re.compile(
+    r"(?<![\w/])(?:train/)?(?P<name>"
+    + "|".join(re.escape(name) for names in NAMES.values() for name in names)
+    + r")['\"]?\s*[:=]\s*(?:np\.float\d+\()?['\"]?(?P<value>\d[\d.]*(?:[eE][+-]?\d+)?)"
+)
+
+
+def _logged(text: str) -> list[Step]:
+    """Return the steps of a printed log: one line each."""
+    steps: list[Step] = []
+    for line in text.splitlines():
+        step: dict[str, float] = {}
+        for found in FIGURE.finditer(line):
+            quantity, value = _quantity(found["name"]), _number(found["value"])
+            if quantity is not None and value is not None:
+                step.setdefault(quantity, value)
+        if step.get(MEAN):
+            steps.append(step)
+    return steps
+
+
+def _evenly(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yield a limited number of steps, over the whole run."""
+    every = max(1, math.ceil(len(steps) / MAX_STEPS))
+    yield from steps[::every]
+
+
+def _of_step(step: Step) -> list[float]:
+    """Return quantiles of a step's lengths: those that ended by themselves, then those cut off."""
+    mean, longest, clipped = step[MEAN], step.get(LONGEST), min(1.0, step.get(CLIPPED, 0.0))
+    cut = round(clipped * SAMPLES_PER_STEP) if longest else 0
+    ended = SAMPLES_PER_STEP - cut
+    if not ended or not mean:
+        return [longest or mean] * SAMPLES_PER_STEP
+    own = max(1.0, (mean * SAMPLES_PER_STEP - cut * (longest or 0)) / ended)
+    sigma = _sigma(own, longest)
+    quantiles = (NormalDist().inv_cdf((place + 0.5) / ended) for place in range(ended))
+    lengths = [min(longest or math.inf, own * math.exp(sigma * z - sigma * sigma / 2)) for z in quantiles]
+    return lengths + [longest or own] * cut
+
+
+def _sigma(mean: float, longest: float | None) -> float:
+    """Return s of ln(longest / mean) = z·s - s²/2, z: quantile of the longest."""
+    if longest is None or longest <= mean:
+        return DEFAULT_SIGMA if longest is None else 0.0
+    z, ratio = NormalDist().inv_cdf(LONGEST_QUANTILE), math.log(longest / mean)
+    return z - math.sqrt(max(0.0, z * z - 2 * ratio))
+
+
+def _tables(folder: Path) -> list[float]:
+    """Return lengths from TRL's `completions_*.parquet`, by their characters: tables have no tokens."""
+    files = sorted([*folder.glob("completions_*.parquet"), *folder.glob("completions/completions_*.parquet")])
+    if not files:
+        raise BadInput(f"--lengths {folder}: no completions_*.parquet in it.", way_out=WAY_OUT)
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise BadInput(f"--lengths {folder}: reading tables needs pyarrow.", way_out="pip install pyarrow") from error
+    found = []
+    for file in files:
+        try:
+            texts = parquet.read_table(file, columns=["completion"]).column("completion").to_pylist()
+        except (OSError, ValueError, KeyError) as error:
+            raise BadInput(f"--lengths {file}: no column `completion` can be read.", way_out=WAY_OUT) from error
+        found += [len(_text(text)) / CHARACTERS_PER_TOKEN for text in texts]
+    return found
+
+
+def _text(completion: object) -> str:
+    """Return the text of a completion: a string, or messages."""
+    if isinstance(completion, list):
+        return "".join(str(message.get("content") or "") for message in completion if isinstance(message, dict))
+    return str(completion or "")

@@ -1,0 +1,212 @@
+"""Simulated rollouts, compared with vLLM on this machine's CPU over drawn lengths.
+
+make bench-rollout
+
+Six engines (sequences, tokens of a pass, cache blocks), five draws of lengths on each. The cost of a
+pass is fitted to separate runs of equal lengths on the same engine; the simulation then predicts the
+makespan of the drawn ones. Writes results/rollout.json and results/rollout.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import machine
+import numpy as np
+
+from autotune.estimate.throughput.rollout_simulation import EngineLimits, Pass, Request, simulate
+
+HERE = Path(__file__).resolve().parent
+VOCABULARY, LONGEST = 1024, 1024
+BAR = 0.10
+"""Median error of the makespan."""
+
+ENGINES = (
+    EngineLimits(max_num_seqs=64, max_batched_tokens=2048, block_tokens=32),
+    EngineLimits(max_num_seqs=24, max_batched_tokens=2048, block_tokens=32),
+    EngineLimits(max_num_seqs=8, max_batched_tokens=512, block_tokens=32),
+    EngineLimits(max_num_seqs=64, max_batched_tokens=2048, block_tokens=32, blocks=200),
+    EngineLimits(max_num_seqs=32, max_batched_tokens=512, block_tokens=32, blocks=110),
+    EngineLimits(max_num_seqs=96, max_batched_tokens=4096, block_tokens=32, blocks=450),
+)
+DRAWS = (
+    # requests, group, prompt, mean completion, sigma of its logarithm
+    (48, 4, 64, 60, 0.5),
+    (64, 8, 128, 80, 1.0),
+    (96, 8, 32, 50, 1.2),
+    (64, 4, 256, 60, 0.8),
+    (80, 16, 200, 100, 0.6),
+)
+EQUAL = ((64, 40), (200, 30), (32, 60))
+"""Prompts and completions of the runs that the cost of a pass is fitted to."""
+
+
+def equal_runs(limits: EngineLimits) -> list[list[Request]]:
+    """Return runs of equal lengths, each at several numbers of sequences that the engine takes at once."""
+    runs = []
+    for count in sorted({1, *(max(1, limits.max_num_seqs // part) for part in (8, 4, 2, 1))}):
+        for prompt, completion in EQUAL:
+            blocks = count * -(-(prompt + completion) // limits.block_tokens)
+            if limits.blocks is None or blocks < limits.blocks:
+                runs.append([Request(prompt=prompt, completion=completion, group=place) for place in range(count)])
+    return runs
+
+
+def main() -> int:
+    options = _arguments()
+    lines, versions = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        subprocess.run(
+            [sys.executable, str(HERE.parent / "autotune/worker/synthetic.py"), str(model), "--vocab", str(VOCABULARY)],
+            check=True,
+        )
+        for number, limits in enumerate(ENGINES[: options.engines]):
+            equal = equal_runs(limits)
+            drawn = [draw(*figures, seed=10 * number + place) for place, figures in enumerate(DRAWS)]
+            # The first round warms up; the second and the third, before and after the draws, are fitted to.
+            answer = generated(Path(folder), model, limits, [*equal, *equal, *drawn, *equal])
+            versions, runs, once = answer["versions"], answer["runs"], len(equal)
+            cost = fitted([*equal, *equal], [*runs[once : 2 * once], *runs[-once:]], limits)
+            measured = runs[2 * once : -once]
+            lines += [compared(limits, cost, *each) for each in zip(DRAWS, drawn, measured, strict=True)]
+            print(f"engine {number}: " + ", ".join(f"{line['error']:+.1%}" for line in lines[-len(DRAWS) :]), flush=True)
+    document = summarised(lines, machine.facts(versions))
+    print(readable(document))
+    if options.engines == len(ENGINES):
+        (options.out / "rollout.json").write_text(json.dumps(document, indent=1) + "\n")
+        (options.out / "rollout.md").write_text(readable(document))
+    return 0 if document["bar_met"] else 1
+
+
+def draw(count: int, group: int, prompt: int, mean: float, sigma: float, *, seed: int) -> list[Request]:
+    """Draw completions from a lognormal distribution, cut at the longest length."""
+    chance, middle = random.Random(seed), math.log(mean) - sigma**2 / 2
+    lengths = [max(1, min(LONGEST - prompt, round(math.exp(chance.gauss(middle, sigma))))) for _ in range(count)]
+    return [Request(prompt=prompt, completion=length, group=place // group) for place, length in enumerate(lengths)]
+
+
+def generated(folder: Path, model: Path, limits: EngineLimits, runs: Sequence[Sequence[Request]]) -> dict[str, Any]:
+    task, answer = folder / "task.json", folder / "answer.json"
+    listed = [[asdict(request) for request in requests] for requests in runs]
+    task.write_text(
+        json.dumps({"model": str(model), "engine": asdict(limits), "longest": LONGEST, "vocabulary": VOCABULARY, "runs": listed})
+    )
+    subprocess.run([sys.executable, "-W", "ignore", str(HERE / "rollout_engine.py"), str(task), str(answer)], check=True)
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
+
+
+def fitted(runs: Sequence[Sequence[Request]], measured: Sequence[Sequence[float]], limits: EngineLimits) -> np.ndarray:
+    """Least squares: seconds of a pass = c0 + c1 · decoding + c2 · context + c3 · prefilled."""
+    rows, spent = [], []
+    for requests, seconds in zip(runs, measured, strict=True):
+        passes: list[Pass] = []
+        simulate(requests, limits, lambda one, passes=passes: float(passes.append(one) or 0))
+        decoded = [one for one in passes if not one.prefilled]
+        # Passes of equal work are simulated at once: a run's decoding passes share their mean context.
+        prefills = [one for one in passes if one.prefilled]
+        rows += [features(one) for one in prefills]
+        spent += list(seconds[: len(prefills)])
+        for one in decoded[:1]:
+            rows.append(features(one))
+            spent.append(median(seconds[len(prefills) :]))
+    matrix, target = np.array(rows), np.array(spent)
+    weights = 1 / target
+    return np.linalg.lstsq(matrix * weights[:, None], target * weights, rcond=None)[0]
+
+
+def features(one: Pass) -> list[float]:
+    return [1.0, float(one.decoding), float(one.context), float(one.prefilled)]
+
+
+def compared(
+    limits: EngineLimits, cost: np.ndarray, figures: Sequence[float], requests: Sequence[Request], measured: Sequence[float]
+) -> dict[str, Any]:
+    def seconds(one: Pass) -> float:
+        return float(cost @ features(one))
+
+    found, spent = simulate(requests, limits, seconds), sum(measured)
+    # What the lengths add: the same requests, all at the mean length.
+    mean = round(sum(request.completion for request in requests) / len(requests))
+    level = [Request(prompt=request.prompt, completion=mean, group=request.group) for request in requests]
+    return {
+        "engine": asdict(limits),
+        "requests": len(requests),
+        "group": figures[1],
+        "prompt": figures[2],
+        "mean_completion": mean,
+        "longest_completion": max(request.completion for request in requests),
+        "predicted_seconds": round(found.seconds, 4),
+        "measured_seconds": round(spent, 4),
+        "error": round(found.seconds / spent - 1, 4),
+        "predicted_passes": found.passes,
+        "measured_passes": len(measured),
+        "preemptions": found.preemptions,
+        "error_at_the_mean_length": round(
+            simulate(level, limits, lambda one: float(cost @ features(one))).seconds / spent - 1, 4
+        ),
+    }
+
+
+def summarised(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
+    errors = [abs(line["error"]) for line in lines]
+    return {
+        "schema": 1,
+        "ran_on": dict(facts),
+        "settings": len(lines),
+        "median_error": round(median(errors), 4),
+        "worst_error": max(errors),
+        "median_error_of_passes": round(median(abs(line["predicted_passes"] / line["measured_passes"] - 1) for line in lines), 4),
+        "median_error_at_the_mean_length": round(median(abs(line["error_at_the_mean_length"]) for line in lines), 4),
+        "bar": BAR,
+        "bar_met": median(errors) <= BAR,
+        "rows": list(lines),
+    }
+
+
+def readable(document: Mapping[str, Any]) -> str:
+    lines = [
+        "# Simulated and measured rollouts",
+        "",
+        f"vLLM on a CPU, a model of two layers, {document['settings']} settings; CPU seconds of the engine's process.",
+        f"Measured on {document['ran_on']}.",
+        "",
+        "Engine: sequences, tokens of a pass, cache blocks. Passes: predicted, measured.",
+        f"Median error of the makespan {document['median_error']:.1%}, worst {document['worst_error']:.1%};",
+        f"of the number of passes {document['median_error_of_passes']:.1%}.",
+        f"With every completion at the mean length instead: {document['median_error_at_the_mean_length']:.1%}.",
+        "",
+        "| engine | requests, group, prompt | mean, longest | predicted s | measured s | error | passes | preempted |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        engine = row["engine"]
+        limits = f"{engine['max_num_seqs']}, {engine['max_batched_tokens']}, {engine['blocks'] or 'enough'}"
+        drawn = f"{row['requests']}, {row['group']}, {row['prompt']} | {row['mean_completion']}, {row['longest_completion']}"
+        seconds = f"{row['predicted_seconds']:.2f} | {row['measured_seconds']:.2f} | {row['error']:+.1%}"
+        passes = f"{row['predicted_passes']}, {row['measured_passes']}"
+        lines.append(f"| {limits} | {drawn} | {seconds} | {passes} | {row['preemptions']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--engines", type=int, default=len(ENGINES), help="only the first few, and nothing is written")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

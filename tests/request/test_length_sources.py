@@ -1,0 +1,80 @@
+"""Sources of `--lengths`: every kind of file that it reads, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from autotune.core.errors import BadInput
+from autotune.request import length_sources
+
+TRL = "{'loss': 0.01, 'completions/mean_length': %d.5, 'completions/max_length': 900.0, 'completions/clipped_ratio': 0.0}"
+VERL = "step:%d - actor/entropy:0.3 - response_length/mean:412.5 - response_length/max:900.0 - response_length/clip_ratio:0.25"
+WANDB = (
+    '"Step","run - train/completions/mean_length","run - train/completions/mean_length__MIN","run - train/completions/max_length"'
+)
+
+
+def written(folder: Path, text: str) -> str:
+    file = folder / "source"
+    file.write_text(text)
+    return str(file)
+
+
+def test_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
+    assert length_sources.read(written(tmp_path, "10\n 30.0\n\n20\n")).sample == (10, 20, 30)
+
+
+def test_a_log_of_trl_gives_its_means_with_a_tail_up_to_the_longest(tmp_path: Path) -> None:
+    lines = ["loading", *(TRL % mean for mean in (300, 400)), "done in 3 s"]
+    found = length_sources.read(written(tmp_path, "\n".join(lines)))
+    assert found.mean == pytest.approx(350.5, rel=0.03)
+    assert 700 < max(found.sample) <= 900 and found.quantile(0.5) < found.mean
+
+
+def test_a_log_of_verl_has_the_share_that_was_cut_off(tmp_path: Path) -> None:
+    found = length_sources.read(written(tmp_path, "\n".join(VERL % step for step in range(3))))
+    assert found.sample.count(900) / len(found.sample) == pytest.approx(0.25, abs=0.02)
+    assert found.mean == pytest.approx(412.5, rel=0.03)
+
+
+def test_a_wandb_export_is_read_by_its_header(tmp_path: Path) -> None:
+    text = "\n".join([WANDB, '"0","200","1","600"', '"1","","",""', '"2","400","1","800"'])
+    found = length_sources.read(written(tmp_path, text))
+    assert found.mean == pytest.approx(300, rel=0.03) and max(found.sample) <= 800
+
+
+def test_tables_of_trl_are_read(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    texts = ["x" * 400, "y" * 800]
+    (tmp_path / "completions").mkdir()
+    parquet.write_table(pyarrow.table({"step": [1, 1], "completion": texts}), tmp_path / "completions/completions_00001.parquet")
+    assert length_sources.read(str(tmp_path)).sample == (100, 200)
+
+
+def test_a_distribution() -> None:
+    found = length_sources.read("lognormal:600,1500")
+    assert fmean(found.sample) == pytest.approx(600, rel=0.02)
+    assert "mean 60" in length_sources.description(found) or "mean 59" in length_sources.description(found)
+
+
+@pytest.mark.parametrize("source", ["lognormal:600", "lognormal:a,b", "lognormal:-1,5", "lognormal:600,100", "lognormal:nan,nan"])
+def test_a_wrong_distribution_is_refused_with_an_example(source: str) -> None:
+    with pytest.raises(BadInput, match=r"lognormal:600,1500|--lengths"):
+        length_sources.read(source)
+
+
+@pytest.mark.parametrize("text", ["", "nothing of lengths here", "a,b\n1,2\n", "nan\n"])
+def test_a_file_without_lengths_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BadInput, match="no completion lengths"):
+        length_sources.read(written(tmp_path, text))
+
+
+def test_an_empty_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    for source in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(BadInput):
+            length_sources.read(str(source))
