@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autotune.core.workload import Workload
     from autotune.diagnosis import Diagnosis
     from autotune.preflight.check import Preflight, preflight
+    from autotune.solver.solution import solve
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ _MODULES = {
     "predict": "api",
     "preflight": "preflight.check",
     "run": "api",
+    "solve": "solver.solution",
 }
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "predict",
     "preflight",
     "run",
+    "solve",
 ]
 
 

@@ -17,7 +17,7 @@ import autotune
 from autotune.cli import autotune_command
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.events import CandidatePredicted, Event, JobStarted
-from autotune.request.flags import Flags, PredictOptions, RunOptions, flags_of, typed
+from autotune.request.flags import Flags, PredictOptions, RunOptions, SolveOptions, flags_of, typed
 from tests.cli.command import autotune as program
 from tests.cli.command import shape_only
 
@@ -27,7 +27,7 @@ LOG = Path(__file__).parent / "failures" / "samples" / "disk.txt"
 
 def test_every_flag_has_its_keyword() -> None:
     flags = {field.name for field in dataclasses.fields(Flags)}
-    assert {*RunOptions.__annotations__, *PredictOptions.__annotations__} == flags
+    assert {*RunOptions.__annotations__, *PredictOptions.__annotations__, *SolveOptions.__annotations__} == flags
 
 
 @pytest.mark.parametrize("room", ROOMS)

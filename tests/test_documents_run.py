@@ -81,6 +81,14 @@ def _for_gpus(folder: Path) -> None:
     (folder / "gpus.yaml").write_text("\n".join(line for line in lines if not line.startswith(("use_cpu", "bf16"))) + "\n")
 
 
+def _prices(folder: Path) -> None:
+    """The price list that the page shows."""
+    page = (ROOT / "docs" / "predictions.md").read_text()
+    found = re.search(r"```yaml\n(currency:.*?)```", page, re.DOTALL)
+    assert found is not None
+    (folder / "prices.yaml").write_text(found[1])
+
+
 def _never_trained(folder: Path) -> None:
     shutil.rmtree(folder / "out", ignore_errors=True)
 
@@ -176,6 +184,11 @@ SLOW = {
     ),
     "autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3": Run(says="predicted"),
     "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G": Run(says="predicted"),
+    "autotune solve max_completion_length --model Qwen2.5-7B --gpus A100-40G": Run(instead=TINY, says="surely fits"),
+    "autotune solve per_device_train_batch_size --config train.yaml --gpus 2xA100-80G": Run(
+        instead={"train.yaml": "gpus.yaml"}, before=_for_gpus, says="surely fits"
+    ),
+    "autotune solve gpus --price prices.yaml --model Qwen2.5-7B": Run(instead=TINY, before=_prices, says="cheapest per hour"),
     "autotune diagnose train.log --config train.yaml --gpus 2xA100-40G": Run(says="optimizer"),
     "torchrun --nproc_per_node 2 train.py 2>&1 | tee train.log | autotune diagnose -": Run(before=_failing, says="memory"),
     "autotune preflight train.yaml --memory-limit 38G --dry-run": Run(

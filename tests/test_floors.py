@@ -23,7 +23,7 @@ FLOORS = (
     ("search",),
     ("report", "diagnosis"),
     ("api",),
-    ("preflight",),
+    ("preflight", "solver"),
     ("cli", "integrations"),
     ("__main__",),
 )

@@ -20,6 +20,7 @@ from autotune.machine.signals import ignore_stop_signals
 _COMMANDS = {
     "run": "measure candidates on this machine and recommend the fastest that fits",
     "predict": "predict without a GPU whether a configuration fits, with the parts of its memory",
+    "solve": "predict the largest value of a setting, or the cheapest GPUs, that fit",
     "rehearse": "run a training command on emulated GPUs: its peaks, or its error",
     "preflight": "prove that a configuration fits here, then start the run",
     "diagnose": "find the first failure in a training log, with remedies",

@@ -15,6 +15,7 @@ from autotune.request.flags import (
     GROUPS,
     PredictOptions,
     RunOptions,
+    SolveOptions,
     is_repeated,
     option_name,
 )  # fmt: skip
@@ -43,8 +44,8 @@ class RequestCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def request_options(kind: type[RunOptions] | type[PredictOptions]) -> Callable[[F], F]:
-    """Add the declared options of `run` or `predict`, and the words after two dashes."""
+def request_options(kind: type[RunOptions] | type[PredictOptions] | type[SolveOptions]) -> Callable[[F], F]:
+    """Add the declared options of `run`, `predict` or `solve`, and the words after two dashes."""
     metavar = "[-- COMMAND|ARGUMENTS...]" if kind is RunOptions else "[-- ARGUMENTS...]"
 
     def decorate(command: F) -> F:

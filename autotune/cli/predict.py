@@ -10,6 +10,7 @@ import click
 from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED
 from autotune.cli.interruption import interruptible
 from autotune.cli.options import RequestCommand, as_json_option, console, request_options
+from autotune.cli.waiting import Waiting
 from autotune.request.flags import Flags, PredictOptions
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def command(as_json: bool, **flags: Any) -> int:
     from autotune.report import show_ways
 
     words = console(to_stderr=as_json)
-    with interruptible():
-        predicted = predict_flags(Flags(**flags), listener=_PredictionDisplay(words))
+    with interruptible(), Waiting("predicting: the training step is traced") as waiting:
+        predicted = predict_flags(Flags(**flags), listener=_PredictionDisplay(words, waiting))
     if not predicted.prediction.fits:
         show_ways(words, predicted.ways)
     if as_json:
@@ -53,8 +54,8 @@ def command(as_json: bool, **flags: Any) -> int:
 class _PredictionDisplay:
     """Listener that shows the prediction at once: ways to make it fit take longer to compute."""
 
-    def __init__(self, words: Console) -> None:
-        self._words = words
+    def __init__(self, words: Console, waiting: Waiting) -> None:
+        self._words, self._waiting = words, waiting
         self._started: JobStarted | None = None
 
     def __call__(self, event: Event) -> None:
@@ -65,4 +66,7 @@ class _PredictionDisplay:
             self._started = event
         elif isinstance(event, CandidatePredicted) and self._started is not None:
             job, assumed, notes = self._started.job, self._started.assumed, self._started.notes
+            self._waiting.stop()
             show_prediction(self._words, job, event.candidate, event.prediction, assumed=assumed, notes=notes)
+            if not event.prediction.fits:
+                self._waiting.show("predicting changes that make it fit")

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from autotune.cli.options import console
+from autotune.cli.waiting import Waiting
 from autotune.core.events import Event, JobStarted
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Terminal:
             self.quiet()
             self._started = event
             self.show(event)
+            if event.job.mode == "predict":
+                self._open.enter_context(Waiting(f"predicting {len(event.candidates):,} candidates"))
         elif self._started is not None and self._started.job.mode != "predict":
             if self._progress is None:
                 self._progress = self._measuring(self._started)

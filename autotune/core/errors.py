@@ -39,7 +39,7 @@ class UnknownName(BadInput):
     """Unknown name; the message offers the nearest known names."""
 
     def __init__(self, kind: str, name: str, choices: Iterable[str], *, listing: str = "") -> None:
-        known = sorted(choices)
+        known = sorted(set(choices))
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:6]
         way_out = f"Did you mean {_or(near)}?" if near else ""
         if listing:

@@ -65,13 +65,22 @@ class CandidatePredicted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Predicting:
+    """Prediction of one variant of the request begins."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Note:
     """Sentence for the reader."""
 
     text: str
 
 
-Event: TypeAlias = JobStarted | CandidatesPruned | ProbeStarted | ProbeEnded | BestChanged | CandidatePredicted | Note
+Event: TypeAlias = (
+    JobStarted | CandidatesPruned | ProbeStarted | ProbeEnded | BestChanged | CandidatePredicted | Predicting | Note
+)
 Listener: TypeAlias = Callable[[Event], None]
 
 

@@ -20,7 +20,7 @@ Words = Mapping[str, str]
 MAX_VARIANTS = 16
 """Combinations of unknown values; each is predicted."""
 
-_KNOB_FLAGS = {
+FLAG_OF_SETTING = {
     "max_prompt_length": "max_prompt_length", "max_completion_length": "max_completion_length",
     "num_generations": "num_generations", "lora_r": "lora_rank",
 }  # fmt: skip
@@ -115,7 +115,7 @@ def named_choices(
     for name, value in _knob_flags(flags).items():
         if name not in words:
             raise BadInput(
-                f"{option_name(_KNOB_FLAGS[name])} does not apply to {space.method} with {space.framework}.",
+                f"{option_name(FLAG_OF_SETTING[name])} does not apply to {space.method} with {space.framework}.",
                 way_out=f"Leave it out, and --hold one of `autotune show knobs --space {space.name}`.",
             )
         own[words[name]] = value
@@ -146,7 +146,7 @@ def _holds(flags: Flags) -> dict[str, KnobValue]:
 
 
 def _knob_flags(flags: Flags) -> dict[str, KnobValue]:
-    given = {name: positive(option_name(flag), getattr(flags, flag)) for name, flag in _KNOB_FLAGS.items()}
+    given = {name: positive(option_name(flag), getattr(flags, flag)) for name, flag in FLAG_OF_SETTING.items()}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -152,20 +152,31 @@ class RunOptions(RequestOptions, total=False):
         help="Placeholder that changes what is learned. Repeatable. Example: --learning lr.")]
 
 
-class PredictOptions(RequestOptions, total=False):
-    """Flags of `autotune predict` alone."""
+class ConfigurationOptions(RequestOptions, total=False):
+    """Flags of commands about one configuration."""
 
     set: Annotated[Values, Flag(CONFIGURATION, metavar="K=V",
         help="Value of a knob or another setting in the configuration. Repeatable. Example: --set sharding=zero3.")]
+
+class PredictOptions(ConfigurationOptions, total=False):
+    """Flags of `autotune predict` alone."""
+
     unknown: Annotated[Choices, Flag(CONFIGURATION, metavar="K=V1,V2",
         help="Unknown value and its possible ones; each is predicted. Repeatable. Example: --unknown num_generations=4,8.")]
+
+
+class SolveOptions(ConfigurationOptions, total=False):
+    """Flags of `autotune solve` alone."""
+
+    price: Annotated[Name | None, Flag(HARDWARE, metavar="FILE", completes="file",
+        help="With solve gpus: YAML file of hardware and its price per hour. Example line: 2xA100-80G: 3.60.")]
 
 # fmt: on
 
 _REPEATED = ("hold", "set", "search", "unknown", "learning")
 _HINTS: dict[str, Any] = {
     name: hint
-    for kind in (RunOptions, PredictOptions)
+    for kind in (RunOptions, PredictOptions, SolveOptions)
     for name, hint in get_type_hints(kind, include_extras=True).items()
     if name != "arguments"
 }

@@ -25,6 +25,7 @@ from autotune.emulator.cards import emulated_machine
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.stand_in_step import STAND_IN
 from autotune.frameworks.trl.settings import OWN_SETTINGS
+from autotune.frameworks.trl.topology import ranks_of
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config, trained_defaults
 from autotune.machine import environment, hardware_detection
 from autotune.probe.gpu_notes import gpu_notes
@@ -104,7 +105,7 @@ def parse_request(flags: Flags) -> ParsedRequest:
         python=python,
         tuning=tuning,
         weights=flags.weights,
-        global_batch=_global_batch(flags, config, space, hardware, trainer),
+        global_batch=_global_batch(flags, config, held, space, hardware, trainer),
         typical_completion_length=typical or (None if lengths is None else max(1, round(lengths.mean))),
         completion_lengths=lengths,
         dataset=flags.dataset or (config.dataset if config else None),
@@ -358,21 +359,30 @@ def _overridden(from_file: Mapping[str, KnobValue], typed: Mapping[str, KnobValu
 
 
 def _global_batch(
-    flags: Flags, config: UserConfig | None, space: SearchSpace, hardware: Hardware, trainer: Trainer
+    flags: Flags,
+    config: UserConfig | None,
+    held: Mapping[str, KnobValue],
+    space: SearchSpace,
+    hardware: Hardware,
+    trainer: Trainer,
 ) -> int | None:
-    """Return completions per optimizer step: flag, configuration or space."""
+    """Return completions per optimizer step: flag, micro-batch and accumulation of flags,
+    configuration or space."""
     given = positive("--global-batch", flags.global_batch)
     if given is not None:
         return given
-    if config is None:
+    both_typed = all(name in held_by(flags, trainer.canonical) for name in _BATCH)
+    if config is None and not both_typed:
         assumed = space.assume.get("global_batch")
         return assumed if isinstance(assumed, int) else None
     if not all(name in trainer.fields() for name in _BATCH):
         return None  # it follows from the framework's own settings
-    micro, steps = (config.settings.get(name, trainer.fields()[name].default) for name in _BATCH)
+    named = held if both_typed or config is None else config.settings
+    micro, steps = (named.get(name, trainer.fields()[name].default) for name in _BATCH)
     if not isinstance(micro, int) or not isinstance(steps, int):
         return None
-    return micro * steps * hardware.count * int(getattr(trainer, "completions_each", 1))
+    ranks = ranks_of(held, hardware.count) if trainer.name == TRL else hardware.count
+    return micro * steps * ranks * int(getattr(trainer, "completions_each", 1))
 
 
 def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: Mode) -> Job:

@@ -1,0 +1,60 @@
+"""`autotune solve`: the largest value of a setting that fits, or the cheapest hardware that fits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED
+from autotune.cli.interruption import interruptible
+from autotune.cli.options import RequestCommand, as_json_option, console, request_options
+from autotune.cli.waiting import Waiting
+from autotune.core.events import Event, JobStarted, Predicting
+from autotune.request.flags import Flags, SolveOptions
+
+EXITS = {"ok": DONE, "nothing_fits": NOTHING_FITS, "undecided": UNDECIDED}
+"""Status of the document -> exit code."""
+
+
+@click.command(name="solve", cls=RequestCommand, short_help="find the largest value or the cheapest GPUs that fit")
+@click.argument("setting")
+@request_options(SolveOptions)
+@as_json_option()
+def command(setting: str, as_json: bool, **flags: Any) -> int:
+    """Predict the largest value of SETTING that fits, with all other settings as given; or, with
+    SETTING gpus, the cheapest hardware of a price list that fits. Nothing is measured.
+
+    \b
+    Examples:
+      autotune solve max_completion_length --model Qwen2.5-7B --gpus A100-40G
+      autotune solve per_device_train_batch_size --config train.yaml --gpus 2xA100-80G
+      autotune solve gpus --price prices.yaml --model Qwen2.5-7B
+
+    Exit code 0: found; 3: no value, or no hardware, fits; 5: none surely fits, but some may.
+    """
+    # Imported here so that --help answers at once.
+    from autotune.solver.solution import solve_flags
+    from autotune.solver.solution_text import hardware_lines, value_lines
+
+    words = console(to_stderr=as_json)
+    with interruptible(), Waiting("reading the request") as waiting:
+
+        def show(event: Event) -> None:
+            if isinstance(event, Predicting):
+                waiting.show(f"predicting {event.text}")
+            elif isinstance(event, JobStarted):
+                waiting.stop()
+                workload = event.job.task.workload
+                words.print(f"{workload.method} of {workload.model.name} with {workload.framework}")
+                for line in (*(f"assumed  {one}" for one in event.assumed), *(f"note     {one}" for one in event.notes)):
+                    words.print(line)
+
+        answer = solve_flags(setting, Flags(**flags), listener=show)
+    lines = value_lines(answer.largest) if answer.largest else hardware_lines(answer.cheapest) if answer.cheapest else ()
+    for line in lines:
+        words.print(line)
+    if as_json:
+        print(json.dumps(answer.document))
+    return EXITS[answer.document["status"]]

@@ -1,0 +1,1 @@
+"""Predictions turned round: the largest value of a setting that fits, the cheapest hardware that fits."""

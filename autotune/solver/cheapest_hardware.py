@@ -1,0 +1,69 @@
+"""Cheapest hardware of a price list that fits, with predicted seconds and cost per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.composition import Composition
+from autotune.core.prediction import Estimate, Prediction
+from autotune.solver.price_list import Offer
+
+SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedOffer:
+    """Offer with the prediction for it, or the reason that there is none."""
+
+    offer: Offer
+    candidate: Candidate | None = None
+    prediction: Prediction | None = None
+    change: Mapping[str, KnobValue] = field(default_factory=dict)
+    """Neutral settings that were changed to make it fit there; empty: as requested."""
+
+    refusal: str | None = None
+    step_seconds: Estimate | None = None  # of an optimizer step at the longest lengths; None: no speed known
+
+    @property
+    def fits(self) -> bool | None:
+        return False if self.prediction is None else self.prediction.fits
+
+    @property
+    def step_cost(self) -> Estimate | None:
+        return None if self.step_seconds is None else self.step_seconds.scaled(self.offer.per_hour / SECONDS_PER_HOUR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheapestHardware:
+    """Answer of `solve gpus`."""
+
+    offers: tuple[PredictedOffer, ...]  # cheapest per hour first
+    currency: str
+
+    @property
+    def per_hour(self) -> PredictedOffer | None:
+        """Offer with the lowest price per hour that surely fits."""
+        return next((one for one in self.offers if one.fits), None)
+
+    @property
+    def per_step(self) -> PredictedOffer | None:
+        """Offer with the lowest predicted cost of a step that surely fits; None: no speed is known."""
+        known = [(one.step_cost.value, one) for one in self.offers if one.fits and one.step_cost is not None]
+        return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def step_seconds(prediction: Prediction, composition: Composition, iterations: int = 1) -> Estimate | None:
+    """Return seconds of one optimizer step: its share of a generation cycle.
+
+    share = completions per optimizer step / (completions per cycle * uses of each completion)
+    """
+    known = [phase.seconds for phase in prediction.phases if phase.seconds is not None]
+    if not known:
+        return None
+    cycle = sum(known, start=Estimate.exactly(0))
+    if composition.generation == "none" or not composition.generation_batch:
+        return cycle  # without completions, a cycle is one step
+    step = composition.micro_batch * composition.accumulation * composition.ranks
+    return cycle.scaled(step / (composition.generation_batch * max(iterations, 1)))

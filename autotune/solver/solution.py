@@ -1,0 +1,194 @@
+"""`autotune solve`: request -> largest value of a setting, or cheapest hardware."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.core.candidate import Candidate
+from autotune.core.errors import BadInput, IllegalConfiguration, UnknownName
+from autotune.core.events import JobStarted, Listener, Predicting, ignore_events
+from autotune.core.job import Job
+from autotune.prediction.service import PredictionService, open_prediction_service
+from autotune.request.assignments import FLAG_OF_SETTING, parse_holds
+from autotune.request.command_job import parse_request
+from autotune.request.flags import Flags, SolveOptions, flags_of
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.search.advice import Adviser
+from autotune.solver.cheapest_hardware import CheapestHardware, PredictedOffer, step_seconds
+from autotune.solver.documents import hardware_document, value_document
+from autotune.solver.largest_value import LargestValue, LargestValueSearch, Number, Tried, values_from
+from autotune.solver.price_list import EXAMPLE, Offer, read_prices
+
+GPUS = "gpus"
+"""Name of the unknown that is no setting."""
+
+LENGTHS = ("max_completion_length", "max_prompt_length")
+"""autotune's names of the lengths whose sum the model's context bounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolveAnswer:
+    """Answer of `solve`."""
+
+    job: Job  # the request itself
+    largest: LargestValue | None = None  # None: hardware was solved for
+    cheapest: CheapestHardware | None = None  # None: a setting was solved for
+    document: dict[str, Any]  # content of `solve --json`
+
+
+def solve(setting: str, *, listener: Listener = ignore_events, **options: Any) -> SolveAnswer:
+    """Return the largest value of a setting that fits by prediction; with `setting="gpus"` and
+    `price="prices.yaml"` the cheapest hardware of that list."""
+    return solve_flags(setting, flags_of(options, {*SolveOptions.__annotations__, "arguments"}), listener=listener)
+
+
+def solve_flags(setting: str, flags: Flags, *, listener: Listener = ignore_events) -> SolveAnswer:
+    """Solve for parsed flags."""
+    flags = flags.replace(mode="predict")
+    if setting == GPUS:
+        return _cheapest(flags, listener)
+    if flags.price is not None:
+        raise BadInput("--price belongs to `autotune solve gpus`.", way_out="Leave it out, or solve for gpus.")
+    return _largest(setting, flags, listener)
+
+
+# The largest value of a setting.
+
+
+def _largest(setting: str, flags: Flags, listener: Listener) -> SolveAnswer:
+    request = parse_request(flags)
+    base = candidate_of_job(request)
+    name, flag = _framework_name(setting, request)
+    given = _number(name, setting, base, request)
+    listener(JobStarted(job=request.job, candidates=(base,), assumed=request.assumed, notes=request.notes))
+    with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
+
+        def legal(value: Number) -> bool:
+            return _with_value(flags, name, flag, value)[1] is None
+
+        def predict(value: Number) -> Tried:
+            at, refusal = _with_value(flags, name, flag, value)
+            if at is None:
+                return Tried(value=value, refusal=refusal)
+            listener(Predicting(text=f"{name}={value}"))
+            candidate = candidate_of_job(at)
+            return Tried(value=value, job=at.job, candidate=candidate, prediction=service.of(at.job).predict(candidate))
+
+        values = values_from(given, _context_bound(name, base, request))
+        found = LargestValueSearch(setting=name, values=values, is_legal=legal, predict=predict).run(given)
+    return SolveAnswer(job=request.job, largest=found, document=value_document(request.job, found))
+
+
+def _number(name: str, setting: str, base: Candidate, request: ParsedRequest) -> Number:
+    """Return the request's own value; BadInput if the setting is unknown or no number."""
+    known = {**{field: one.default for field, one in request.trainer.fields().items()}, **base.settings}
+    if name not in known:
+        raise UnknownName("setting", setting, [*base.settings, *request.trainer.canonical, GPUS])
+    value = known[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        fix = "Give it a first value with --set." if value is None else "Solve for a number, like max_completion_length."
+        raise BadInput(f"{name} is {value!r:.60}, not a number above zero.", way_out=fix)
+    if isinstance(value, float) and value >= 1:
+        raise BadInput(f"{name} is {value}, neither a whole number nor a share.", way_out="Solve for a whole number.")
+    return value
+
+
+def _framework_name(setting: str, request: ParsedRequest) -> tuple[str, str | None]:
+    """Return the framework's name of a setting, and autotune's flag for it where there is one."""
+    canonical = request.trainer.canonical
+    by_flag = {flag: own for own, flag in FLAG_OF_SETTING.items()}
+    own = by_flag.get(setting, setting)
+    own = next((one for one, name in canonical.items() if name == own), own)
+    return canonical.get(own, own), FLAG_OF_SETTING.get(own) if own in canonical else None
+
+
+def _with_value(flags: Flags, name: str, flag: str | None, value: Number) -> tuple[ParsedRequest | None, str | None]:
+    """Return the request with this value, or the rule that refuses it."""
+    named = {part: [text for text in getattr(flags, part) if name not in parse_holds([text])] for part in ("set", "hold")}
+    changes: dict[str, Any] = {flag: value} if flag else {"set": (*named["set"], f"{name}={value}")}
+    if flag:
+        changes["set"] = tuple(named["set"])
+    try:
+        request = parse_request(flags.replace(**{"hold": tuple(named["hold"]), **changes}))
+        candidate_of_job(request)
+    except IllegalConfiguration as error:
+        return None, error.what
+    return request, None
+
+
+def _context_bound(name: str, base: Candidate, request: ParsedRequest) -> int | None:
+    """Return the largest length that the model's context holds; None: no length, or an unknown context."""
+    config = request.job.task.workload.model.config
+    inner = config.get("text_config")
+    context = (inner if isinstance(inner, dict) else config).get("max_position_embeddings")
+    own = [request.trainer.canonical.get(length) for length in LENGTHS]
+    if name not in own or not isinstance(context, int):
+        return None
+    other = base.settings.get(next((one for one in own if one is not None and one != name), ""))
+    return max(1, context - (other if isinstance(other, int) else 0))
+
+
+# The cheapest hardware.
+
+
+def _cheapest(flags: Flags, listener: Listener) -> SolveAnswer:
+    if flags.price is None:
+        raise BadInput("--price was not given.", way_out=f"Give a YAML file. {EXAMPLE}")
+    if flags.gpus != Flags().gpus:
+        raise BadInput("--gpus is what is solved for.", way_out="Leave it out, and list the hardware in the file of --price.")
+    prices = read_prices(Path(flags.price).expanduser())
+    found: list[PredictedOffer] = []
+    refused: list[BadInput] = []
+    first: ParsedRequest | None = None
+    service: PredictionService | None = None
+    with contextlib.ExitStack() as open_services:
+        for offer in prices.offers:
+            listener(Predicting(text=offer.gpus))
+            try:
+                request = parse_request(flags.replace(gpus=offer.gpus))
+                if first is None or service is None:
+                    first, service = request, open_prediction_service(request.job, request.trainer)
+                    open_services.callback(service.close)
+                    listener(JobStarted(job=request.job, candidates=(), assumed=request.assumed, notes=_notes(request)))
+                found.append(_predicted(offer, request, service.of(request.job)))
+            except BadInput as error:
+                refused.append(error)
+                found.append(PredictedOffer(offer=offer, refusal=error.what))
+    if first is None or len(refused) == len(found):
+        raise refused[0]
+    answer = CheapestHardware(offers=tuple(found), currency=prices.currency)
+    return SolveAnswer(job=first.job, cheapest=answer, document=hardware_document(first.job, answer))
+
+
+def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService) -> PredictedOffer:
+    """Predict the configuration there; where it does not fit, the best neutral change that makes it fit."""
+    candidate = candidate_of_job(request)
+    prediction = service.predict(candidate)
+    found = PredictedOffer(offer=offer, candidate=candidate, prediction=prediction)
+    if prediction.fits is not True:
+        adviser = Adviser(job=request.job, space=request.whole_space, trainer=request.trainer, foresight=service)
+        way = next((way for way in adviser.ways_to_fit(candidate, prediction) if not way.learning), None)
+        if way is not None:
+            knobs = request.whole_space.with_remedies({**candidate.knobs, **way.change})
+            changed = request.trainer.complete(knobs, request.job.task)
+            found = replace(found, candidate=changed, prediction=way.prediction, change=way.change)
+    assert found.candidate is not None and found.prediction is not None
+    iterations = found.candidate.settings.get("num_iterations")
+    composition = request.trainer.compose(found.candidate, request.job.task)
+    seconds = step_seconds(found.prediction, composition, iterations if isinstance(iterations, int) else 1)
+    return replace(found, step_seconds=seconds)
+
+
+def _notes(request: ParsedRequest) -> tuple[str, ...]:
+    """Return the notes that do not concern one offer's hardware."""
+    return tuple(_without_hardware(request))
+
+
+def _without_hardware(request: ParsedRequest) -> Iterator[str]:
+    for note in request.notes:
+        if str(request.job.task.hardware) not in note and not note.startswith("several GPUs"):
+            yield note
