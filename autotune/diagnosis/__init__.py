@@ -5,6 +5,7 @@ log_reader.py      lines -> exceptions, known messages and echoes -> the decisiv
     excerpt.py         short texts without a whole traceback: every line may be the message
     gpu_neighbours.py  other processes on the failing GPU
     diagnosis.py       the result and its JSON
+    log_framework.py   the framework of the log, and its names for the remedies
     advice_table.py    remedies from the failure table
     remedy_changes.py  remedies as values of one configuration
     remedy_effects.py  predicted effect of each remedy
@@ -19,6 +20,7 @@ from collections.abc import Iterable
 from autotune.diagnosis.advice_table import advice_for
 from autotune.diagnosis.diagnosis import SCHEMA, Advice, Diagnosis, as_document
 from autotune.diagnosis.excerpt import Excerpt
+from autotune.diagnosis.log_framework import LogFramework
 from autotune.diagnosis.log_reader import LogReader
 
 __all__ = ["SCHEMA", "Advice", "Diagnosis", "as_document", "diagnose", "diagnose_lines"]
@@ -31,11 +33,12 @@ def diagnose(text: str) -> Diagnosis:
 
 def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
     """Return the first failure in a log that is read line by line."""
-    reader, excerpt = LogReader(), Excerpt()
+    reader, excerpt, framework = LogReader(), Excerpt(), LogFramework()
     for position, raw in enumerate(lines):
         reader.feed(raw, position)
         excerpt.feed(raw)
+        framework.feed(raw.lower())
     found = reader.conclude()
     if not found.known and not reader.is_of_a_run:
         found = excerpt.diagnosis() or found
-    return dataclasses.replace(found, remedies=advice_for(found))
+    return dataclasses.replace(found, framework=framework.name, remedies=advice_for(found, framework))

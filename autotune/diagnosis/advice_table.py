@@ -4,14 +4,19 @@ them."""
 from __future__ import annotations
 
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
+from autotune.diagnosis.log_framework import LogFramework
 from autotune.failures import Numbers, Remedy, remedies_for
 
 
-def advice_for(diagnosis: Diagnosis) -> tuple[Advice, ...]:
-    """Return two or three changes; none where nothing is known, or nothing failed."""
+def advice_for(diagnosis: Diagnosis, framework: LogFramework | None = None) -> tuple[Advice, ...]:
+    """Return two or three changes under the framework's names; none where nothing is known, or
+    nothing failed."""
     if diagnosis.cause is None:
         return ()
-    return tuple(_advice(remedy, diagnosis.numbers) for remedy in remedies_for(diagnosis.cause, diagnosis.row))
+    remedies = remedies_for(diagnosis.cause, diagnosis.row)
+    if framework is not None:
+        remedies = framework.translated(remedies)
+    return tuple(_advice(remedy, diagnosis.numbers) for remedy in remedies)
 
 
 def _advice(remedy: Remedy, numbers: Numbers) -> Advice:

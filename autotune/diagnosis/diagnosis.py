@@ -54,6 +54,9 @@ class Diagnosis:
     configured: Mapping[str, Any] | None = None
     """Prediction for the configuration itself; None where none was given."""
 
+    framework: str | None = None
+    """Framework that the log names; None: trl, or unknown. Remedies have its names."""
+
     row: str | None = None
     """Row of the failure table that decided it."""
 

@@ -23,12 +23,19 @@ class Remedy:
     bounded_by: str | None = None
     """Number of the message that the setting must not exceed, where the message has it."""
 
+    elsewhere: str | None = None
+    """Setting of other frameworks in its place, and `why_elsewhere` its reason; None: the same."""
+
+    why_elsewhere: str | None = None
+
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     set: str
     to: str
     why: str
     bounded_by: str | None = None
+    elsewhere: str | None = None
+    why_elsewhere: str | None = None
 
 
 class _RemedyTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,7 +51,16 @@ def _read() -> tuple[Mapping[str, tuple[Remedy, ...]], Mapping[str, tuple[Remedy
 
     def remedies(entries: list[str | _Entry]) -> tuple[Remedy, ...]:
         found = [table.shared[entry] if isinstance(entry, str) else entry for entry in entries]
-        return tuple(Remedy(change={entry.set: entry.to}, why=entry.why, bounded_by=entry.bounded_by) for entry in found)
+        return tuple(
+            Remedy(
+                change={entry.set: entry.to},
+                why=entry.why,
+                bounded_by=entry.bounded_by,
+                elsewhere=entry.elsewhere,
+                why_elsewhere=entry.why_elsewhere,
+            )
+            for entry in found
+        )
 
     by_cause = {cause: remedies(entries) for cause, entries in table.by_cause.items()}
     return by_cause, {row: remedies(entries) for row, entries in table.by_row.items()}

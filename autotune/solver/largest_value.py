@@ -1,7 +1,8 @@
 """Largest value of one setting that fits, by bisection over predictions.
 
-Memory must not fall where the value rises, which is checked on every pair of predictions. An interval
-gives two answers: the largest value that surely fits, and the largest one that may fit.
+Allocated memory must not fall where the value rises, which is checked on every pair of predictions.
+Reserved memory may, by a few percent: torch frees its cache near the limit. An interval gives two
+answers: the largest value that surely fits, and the largest one that may fit.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ class LargestValueSearch:
         peaks = [(value, tried.prediction) for value, tried in sorted(self._known.items()) if tried.prediction is not None]
         for (low, before), (high, after) in pairwise(peaks):
             smaller, larger = before.peak_memory_bytes.value, after.peak_memory_bytes.value
-            if larger < smaller * (1 - EQUAL_MEMORY):
+            needs_less = after.torch_peak_allocated_bytes.value < before.torch_peak_allocated_bytes.value
+            if needs_less and larger < smaller * (1 - EQUAL_MEMORY):
                 raise BadInput(
                     f"{self.setting}: a larger value takes less memory ({format_bytes(smaller)} at {low}, "
                     f"{format_bytes(larger)} at {high}), so there is no largest one.",

@@ -54,7 +54,11 @@ def row(document: dict[str, Any], value: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_the_answer_agrees_with_predict(model: Path, kept: Path) -> None:
-    limit = ["--gpus", "A100-40G", "--memory-limit", "6G"]
+    unlimited = run(model, kept, "max_completion_length", "--gpus", "A100-40G", "--json")
+    assert unlimited.code == 0 and unlimited.document["next"] is None, unlimited.err
+    least, most = (unlimited.document["tried"][index]["peak_memory_bytes"] for index in (0, -1))
+    assert least["high"] < most["low"]
+    limit = ["--gpus", "A100-40G", "--memory-limit", f"{(least['high'] + most['low']) // 2}B"]
     done = run(model, kept, "max_completion_length", *limit, "--json")
     assert done.code == 0, done.err
     found = done.document
