@@ -27,7 +27,7 @@ def test_a_known_failure_is_0_and_one_document(tmp_path: Path) -> None:
     told = done.document
     assert set(told) == {
         "schema", "known", "is_memory", "cause", "phase", "rank", "evidence", "numbers", "remedies", "remarks",
-        "configured", "row",
+        "configured", "framework", "row",
     }  # fmt: skip
     assert (told["schema"], told["known"], told["is_memory"], told["cause"]) == (1, True, True, "kv_cache")
     assert (told["phase"], told["rank"], told["numbers"]["longest_length"]) == ("load", 1, 34736)
