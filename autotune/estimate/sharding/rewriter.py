@@ -14,9 +14,6 @@ _ENDINGS = (FORWARD_DONE, BACKWARD_DONE, GRADIENT)
 RECENT_EVENTS = 12
 """Events to look back for the end of a gradient when its parameter's hook runs."""
 
-SMALL_BYTES = 64
-"""Upper bound of step counts, norms and learning rates."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
@@ -248,7 +245,7 @@ def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
     trained = [parameter for parameter in usage.parameters if parameter.trains]
     if not trained:
         raise ValueError("a model without trainable parameters has no optimizer to shard")
-    kept, passing = _optimizer_phase(trace)
+    kept, passing = _optimizer_phase(trace, min(parameter.size for parameter in trained))
     if not kept:
         raise ValueError("the trace has no optimizer state to shard. Trace at least one optimizer step.")
     count, size = sum(parameter.count for parameter in trained), sum(parameter.size for parameter in trained)
@@ -264,8 +261,10 @@ def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
     )
 
 
-def _optimizer_phase(trace: Trace) -> tuple[list[int], list[int]]:
+def _optimizer_phase(trace: Trace, smallest: int) -> tuple[list[int], list[int]]:
     """Return the first optimizer step's sizes: kept tensors, and temporary ones.
+
+    Temporary tensors below the smallest parameter are step counts, norms and learning rates.
 
     With parameters updated one by one these are one parameter's own; later the last parameter's
     may still be allocated.
@@ -281,6 +280,6 @@ def _optimizer_phase(trace: Trace) -> tuple[list[int], list[int]]:
         number = abs(entry) - 1
         if entry < 0 and number in passing:
             break
-        if entry > 0 and number in freed and trace.sizes[number] > SMALL_BYTES:
+        if entry > 0 and number in freed and trace.sizes[number] >= smallest:
             passing[number] = trace.sizes[number]
     return kept, list(passing.values())

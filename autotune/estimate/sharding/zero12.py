@@ -45,6 +45,10 @@ class Zero(Rewriter):
         self.bucket.clear()
         self.filled = 0
 
+    def _allocate_state(self, count: int) -> int:
+        """Allocate the optimizer's state of `count` masters, tensor by tensor; return the last block."""
+        return [self.book.allocate(size, "optimizer") for size in self.optimizer.state_tensors(count, MASTER_BYTES)][-1]
+
     def _gradients_to_masters(self, count: int) -> int:
         """Flatten the partition's gradients and widen them to float32; return the block."""
         flat = self.book.allocate(count * self.width, "gradients")
@@ -181,7 +185,7 @@ class Zero12(Zero):
         self.book.free(self.kept)
         self.kept = None
         if self.state is None:
-            self.state = self.book.allocate(self.optimizer.state_bytes(self.partition, MASTER_BYTES), "optimizer")
+            self.state = self._allocate_state(self.partition)
         self.book.passing(self.partition * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
         self.book.free(gradients)
 

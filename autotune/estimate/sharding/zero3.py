@@ -10,6 +10,9 @@ from autotune.estimate.sharding.sharding_options import Sharding
 from autotune.estimate.sharding.zero3_gathering import Gathering
 from autotune.estimate.sharding.zero12 import MASTER_BYTES, NORM_BYTES, Zero
 
+GATHERING, REDUCING = 1, 2
+"""Streams of the parameter coordinator and of the gradients' reduction."""
+
 NORM_CHUNK = 250_000_000
 """Elements per norm computation of offloaded gradients (`_constant_buffered_norm2`)."""
 
@@ -23,7 +26,10 @@ class Zero3(Zero):
         self.groups = self._groups()
         self.states: dict[int, int] = {}
         self._reduces = False
+        self._rolled_out = 0  # step of the latest rollout
         self.persistent = self._persistent()
+        streams = trace.device == "cuda" and sharding.overlap_comm
+        self._reduction_stream = REDUCING if streams else 0
         self.gathering = Gathering(
             usage,
             self.book,
@@ -31,6 +37,7 @@ class Zero3(Zero):
             widths=self.widths,
             persistent=self.persistent,
             through_gloo=trace.device == "cpu",
+            stream=GATHERING if streams else 0,
         )
         if trace.device == "cuda":
             # Partitioned one by one while the model is built: never all on the device.
@@ -74,19 +81,17 @@ class Zero3(Zero):
             size = self._share(index) * self.widths[index]
             if self.sharding.offload_parameters and index not in self.persistent:
                 self.host_bytes += size
+            elif parameter.trains:
+                trained.append(size)
             else:
-                part = self.book.allocate(size, "weights")
-                trained += [part] if parameter.trains else []
+                self.book.allocate(size, "weights")
             self.give_up(parameter.number)
-        # 2. Move trained parts into one buffer, through the host.
+        # 2. Trained parts are in one buffer, which was filled through the host with the cache emptied.
         if trained:
-            size = sum(self.book.sizes[part] for part in trained)
-            if self.trace.device == "cpu":
-                self.book.allocate(size, "weights")
-            for part in trained:
+            apart = [self.book.allocate(size, "weights") for size in trained] if self.trace.device == "cpu" else []
+            self.book.allocate(sum(trained), "weights")
+            for part in apart:
                 self.book.free(part)
-            if self.trace.device != "cpu":
-                self.book.allocate(size, "weights")
         # 3. Masters, the gradients' buckets.
         count = self._shares(self.trained)
         if self.sharding.offload_optimizer:
@@ -109,6 +114,9 @@ class Zero3(Zero):
 
     def pass_begins(self) -> None:
         self._end_of_backward()
+        if self.usage.forgets_order and self.step_number != self._rolled_out:
+            self._rolled_out = self.step_number
+            self.gathering.forget_order()
         self.gathering.begin_pass()
 
     def forward_begins(self, module: int) -> None:
@@ -141,7 +149,7 @@ class Zero3(Zero):
         size = self._shares(self.bucket) * self.sharding.ranks * self.width
         copies = (not single) + (self.trace.device == "cpu")  # gloo reduces in a copy of its own
         if self.bucket and copies:
-            self.book.passing(size * copies, "communication")
+            self.book.free(self.book.allocate(size * copies, "communication", self._reduction_stream))
         if self.sharding.offload_optimizer:
             for index in self.bucket:  # a part is copied back to the device for its norm, then to the host
                 norm = min(self._share(index), NORM_CHUNK) * NORM_BYTES
@@ -174,6 +182,6 @@ class Zero3(Zero):
                 self.book.passing(self._share(index) * NORM_BYTES, "workspaces")
         gradients = self._gradients_to_masters(count)
         if number not in self.states:
-            self.states[number] = self.book.allocate(self.optimizer.state_bytes(count, MASTER_BYTES), "optimizer")
+            self.states[number] = self._allocate_state(count)
         self.book.passing(count * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
         self.book.free(gradients)

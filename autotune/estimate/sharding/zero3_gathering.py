@@ -38,9 +38,12 @@ class Gathering:
         widths: list[int],
         persistent: frozenset[int],
         through_gloo: bool,
+        stream: int = 0,
     ) -> None:
+        """`stream`: the coordinator's own, on which it allocates whatever it gathers."""
         self._usage, self._book, self._sharding, self._widths = usage, book, sharding, widths
         self._persistent, self._through_gloo = persistent, through_gloo
+        self._stream = stream
         self._held: dict[int, int] = {}  # gathered parameter -> its block
         self._flying: dict[int, Gather] = {}
         self._users: dict[int, set[int]] = defaultdict(set)
@@ -73,6 +76,13 @@ class Gathering:
         self._queue = deque(self._parameter_order if self._mode == "known" else ())
         self._fetched_for.clear()
         self._at = self._live = 0
+
+    def forget_order(self) -> None:
+        """Record the order of the modules anew, as after a rollout without the coordinator's hooks."""
+        if self._mode != "unknown":
+            self._mode = "unknown"
+            self._order, self._parameter_order = [], []
+            self._land_all()
 
     def fetch(self, module: int, *, forward: bool, recomputing: bool = False) -> None:
         self._check_order(module)
@@ -211,15 +221,15 @@ class Gathering:
         size = sum(self._padded(held) for held in wanted)
         if self._sharding.offload_parameters:  # the shards come up from the host first
             self._book.passing(size // self._sharding.ranks, "communication")
-        number = self._allocate(size)
+        number = self._allocate(size, self._stream)
         self._flying.update(dict.fromkeys(wanted, Gather(parameters=wanted, buffer=number, waiting=set(wanted))))
 
     def _gather_alone(self, held: int) -> None:
         """Gather outside the coordinator, uncounted."""
         self._held[held] = self._allocate(self._padded(held))
 
-    def _allocate(self, size: int) -> int:
-        number = self._book.allocate(size, "communication")
+    def _allocate(self, size: int, stream: int = 0) -> int:
+        number = self._book.allocate(size, "communication", stream)
         if self._through_gloo:
             self._book.passing(size, "communication")
         return number
@@ -235,7 +245,7 @@ class Gathering:
             gather.complete = True
             for each in gather.parameters:
                 size = self._usage.parameters[each].count * self._widths[each]
-                self._held[each] = self._book.allocate(size, "communication")
+                self._held[each] = self._book.allocate(size, "communication", self._stream)
         if not gather.waiting:
             self._book.free(gather.buffer)
 

@@ -24,6 +24,7 @@ from autotune.emulator.build import build
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.installation import look
 from autotune.emulator.management_library import nvml_of
+from autotune.emulator.reports import RunReport
 from autotune.machine.devices import VISIBLE
 from autotune.probe.ballast import Ballast
 from autotune.probe.executors.base import ProbeRunner
@@ -47,19 +48,30 @@ WARMUP_CYCLES, TIMED_CYCLES = 1, 1
 class EmulatedExecutor:
     """One local slot, whose processes see the emulated GPUs and no others."""
 
-    def __init__(self, settings: RunnerSettings, requests: RequestBuilders, *, hardware: Hardware, saves: bool) -> None:
+    def __init__(
+        self,
+        settings: RunnerSettings,
+        requests: RequestBuilders,
+        *,
+        hardware: Hardware,
+        saves: bool = False,
+        stride: int = STRIDE,
+        lag: int = 0,
+        phases: bool = False,
+    ) -> None:
         """`saves`: a confirmation writes its checkpoint; that of a whole model would take as much
-        disk as the real one."""
+        disk as the real one. `lag`: see `EmulatedMachine`. `phases`: the driver's own peak of each
+        phase is kept too."""
         installation = look(settings.python)
         built = build(installation)
-        machine = emulated_machine(f"{hardware.count}x{hardware.name}")
+        machine = emulated_machine(f"{hardware.count}x{hardware.name}", lag=lag)
         folder = Path(tempfile.mkdtemp(prefix="autotune-emulated-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         stand = launch.set_up(machine, installation, folder)
         self._reports, self._stubs = stand.reports, built.stubs
         self._saves = saves
         visible = ",".join(map(str, range(hardware.count)))
-        variables = {**_added(launch.environment(os.environ, built, stand, stride=STRIDE)), VISIBLE: visible}
+        variables = {**_added(launch.environment(os.environ, built, stand, phases=phases, stride=stride)), VISIBLE: visible}
         open_gpus = partial(
             Gpus, hardware.count, settings.limit_bytes, settings.python,
             library=nvml_of(built, stand), variable=visible, make_ballast=partial(Ballast, variables=variables),
@@ -92,6 +104,13 @@ class EmulatedExecutor:
             plan, warmup_cycles=WARMUP_CYCLES, timed_cycles=TIMED_CYCLES, stop_below_tokens_per_second=None,
             save_checkpoint=plan.save_checkpoint and self._saves,
         )  # fmt: skip
+
+    def take_report(self) -> RunReport:
+        """Return the driver's own figures of all processes since the last call."""
+        found = reports.read(self._reports, self._stubs)
+        for path in self._reports.iterdir():
+            path.unlink(missing_ok=True)
+        return found
 
     def marked(self, measurement: Measurement) -> Measurement:
         """Return the measurement as an emulated one, with reasons for doubt."""

@@ -134,6 +134,11 @@ def _cast_whole(model: Any, spec: Mapping[str, Any]) -> Any:
 
 
 def _plugin(model: Any, spec: Mapping[str, Any]) -> Any:
+    """Return the plugin that accelerate's launcher makes.
+
+    The Trainer sets PEFT's own wrap policy for FSDP1 alone: under FSDP2 an adapter is part of its
+    decoder layer's unit.
+    """
     from accelerate import FullyShardedDataParallelPlugin
 
     options = _options(spec)
@@ -149,8 +154,6 @@ def _plugin(model: Any, spec: Mapping[str, Any]) -> Any:
     )
     if (precision := mixed_precision(spec)) != "no":
         plugin.set_mixed_precision(precision)
-    if hasattr(model, "active_peft_config"):
-        _set_adapter_policy(model, plugin)
     return plugin
 
 
@@ -168,22 +171,6 @@ def _options(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_true(value: Any) -> bool:
     return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
-
-
-def _set_adapter_policy(model: Any, plugin: Any) -> None:
-    """Set the Trainer's policy for a PEFT model; its module differs between versions."""
-    accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
-    try:
-        from transformers.distributed.fsdp import update_fsdp_plugin_peft
-    except ImportError:
-        try:
-            from transformers.integrations.fsdp import update_fsdp_plugin_peft
-        except ImportError:
-            from peft.utils.other import fsdp_auto_wrap_policy
-
-            plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
-            return
-    update_fsdp_plugin_peft(model, accelerator)
 
 
 def _accelerator(plugin: Any, spec: Mapping[str, Any]) -> Any:

@@ -85,6 +85,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(RLOO, "VLLMGeneration", "no engine in a trace", "trace"),
     Seam(DPO, "hash_module", "hash of weights that do not exist in a trace", "trace"),
     Seam(UTILS, "_CHUNKED_LOGPROB_CHUNK_SIZE", "vocabulary projected at once; absent if all of it is", "either", since="1.16.0"),
+    Seam("trl.models.utils", "add_hooks", "ZeRO-3's hooks after a rollout: read, not called", "either"),
     Seam("trl.scripts.vllm_serve", "build_command", "vLLM server without weights on disk", "either", since="1.16.0"),
 )
 

@@ -8,6 +8,7 @@ out. `run` does the same on real tensors, for counting allocators.
 from __future__ import annotations
 
 import importlib
+import inspect
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -50,7 +51,18 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
     lengths = spec["lengths"]
     seen = SimpleNamespace(longest_prompt=lengths["prompt"], longest_completion=lengths["completion"])
     effective = {**trainer_state.effective_settings(trainer, seen, None), "device": spec["device"]}
+    if usage is not None:
+        usage["forgets_order"] = _forgets_order(spec)
     return {**document("traced", trainer.model, spec, annotator, usage, versions, began), "effective": effective}
+
+
+def _forgets_order(spec: Mapping[str, Any]) -> bool:
+    """Return True if ZeRO-3 records the order of the modules anew after each rollout: the trainer
+    generates, and this TRL says so to DeepSpeed when it puts the hooks back."""
+    if spec["settings"].get("use_vllm") or str(spec.get("method") or "grpo") in ("sft", "dpo"):
+        return False
+    hooks = getattr(importlib.import_module("trl.models.utils"), "add_hooks", None)
+    return hooks is not None and "_invalidate_trace" in inspect.getsource(hooks)
 
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:

@@ -48,6 +48,15 @@ def test_gathered_and_reduced_buffers_are_communication(whole: int) -> None:
     assert gathered > 4 * whole / 2  # in bfloat16: into a buffer and out of it, forward and backward
 
 
+def test_an_adapter_is_part_of_its_layers_unit(whole: int) -> None:
+    """The Trainer has PEFT's wrap policy for FSDP1 alone: under FSDP2 each decoder layer is gathered by itself."""
+    pytest.importorskip("peft")
+    trace = two_ranks.followed({"kind": "fsdp2", **SMALL, "bf16": True, "lora_r": 4}, 0, device="cuda")
+    number = trace.part_names.index("communication")
+    gathered = [size for size, part in zip(trace.sizes, trace.parts, strict=True) if part == number]
+    assert max(gathered) < 0.6 * whole / 2  # one unit in bfloat16, never the whole model
+
+
 def test_the_process_group_is_destroyed() -> None:
     two_ranks.followed({"kind": "fsdp2", **SMALL}, 0)
     assert not torch.distributed.is_initialized()
