@@ -39,11 +39,11 @@ from autotune.core.measurement import Measurement, Outcome  # noqa: E402
 from autotune.core.probe_plan import ProbePlan  # noqa: E402
 from autotune.core.space import Knob, SearchSpace  # noqa: E402
 from autotune.probe.executors.base import Executor  # noqa: E402
-from autotune.probe.executors.inline import InlineExecutor  # noqa: E402
 from autotune.search.agenda import RemainingBudget  # noqa: E402
 from autotune.search.loop import SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search  # noqa: E402
 from autotune.search.study import Study, TrialRequest, open_study  # noqa: E402
 from autotune.search.surrogate import acquisition  # noqa: E402
+from tests.inline_executor import InlineExecutor  # noqa: E402
 from tests.probe.toys import executor, toy  # noqa: E402
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job  # noqa: E402
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from search_machines import Machine, Optimum
 from search_rivals import RIVALS, Arena, Probe, run
@@ -12,11 +14,14 @@ from search_setups import Setup, setup
 
 from autotune.core.candidate import Candidate
 from autotune.core.events import Event, ProbeEnded
-from autotune.probe.executors.inline import InlineExecutor
 from autotune.search.loop import Clock, run_search
 from autotune.search.search_options import SearchOptions
 from autotune.search.study import Study, open_study
 from autotune.search.tiers import tiers_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the executor of the tests
+
+from tests.inline_executor import InlineExecutor
 
 OURS = "autotune"
 BARE = SearchOptions(screen=False, imply=False, calibrate=False, prune=False)

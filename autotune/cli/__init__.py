@@ -13,8 +13,8 @@ import autotune
 from autotune.cli.broken_pipe import PipeOutput
 from autotune.cli.exit_codes import FAULT, report_and_exit_code
 from autotune.cli.formatting import Context
-from autotune.core.comments import printable
 from autotune.core.errors import BadInput
+from autotune.core.files import printable
 from autotune.machine.signals import ignore_stop_signals
 
 _COMMANDS = {

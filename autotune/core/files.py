@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -162,3 +162,21 @@ def _umask() -> int:
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
+
+
+def comment(text: str) -> str:
+    """Return `# text` as exactly one line, with its end.
+
+    A line break ends a comment, and YAML also ends it at rarer separators and refuses control
+    characters: all of them are written as escapes.
+    """
+    return f"# {printable(text)}".rstrip() + "\n"
+
+
+def comments(lines: Iterable[str]) -> str:
+    return "".join(comment(line) for line in lines)
+
+
+def printable(text: str) -> str:
+    """Return the text with an escape in place of each character that can't be printed."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

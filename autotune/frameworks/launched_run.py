@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue
-from autotune.core.comments import comment
 from autotune.core.composition import Composition
 from autotune.core.dataset_lengths import PromptLengths, RowLengths
 from autotune.core.errors import CannotPredict
+from autotune.core.files import comment
 from autotune.core.measurement import Phase
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace

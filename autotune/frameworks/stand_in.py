@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue, fingerprint
-from autotune.core.comments import comments
 from autotune.core.composition import EngineSettings
 from autotune.core.errors import CannotPredict
+from autotune.core.files import comments
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task

@@ -22,8 +22,8 @@ from autotune.core.probe_plan import ProbePlan
 from autotune.core.units import format_bytes
 from autotune.frameworks.base import Trainer
 from autotune.machine.file_stamp import stamp
+from autotune.machine.nvml import MIN_REPORTED_BYTES
 from autotune.probe.gpu_notes import held_by_others
-from autotune.probe.process_names import MIN_REPORTED_BYTES
 from autotune.search.measurement_store import Store
 from autotune.search.record import circumstances, files_named, strings_in
 

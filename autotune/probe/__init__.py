@@ -9,7 +9,7 @@ limits.py              memory limit by cgroup v2, cgroup v1 or rlimit
 process_meter.py       memory of the process tree, sampled, also over time
 gpu_set.py             the GPUs: ballast, other processes;  gpu_notes.py  notes before a search
 device_meter.py        device memory (NVML), sampled and attributed to processes
-device_report.py       figures of the GPUs -> Measurement;  process_names.py  other processes
+device_report.py       figures of the GPUs -> Measurement
 ballast.py             process that occupies the rest of a larger GPU
 executors/             slots on this machine or on a Ray cluster
 """

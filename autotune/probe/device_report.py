@@ -9,9 +9,9 @@ from typing import Any
 from autotune import failures
 from autotune.core.measurement import DeviceMemory, TorchMemory
 from autotune.core.units import MIB, format_bytes
+from autotune.machine.nvml import in_words, named
 from autotune.probe.device_meter import DevicePeaks
 from autotune.probe.gpu_set import Gpus, GpuSlot
-from autotune.probe.process_names import in_words, named
 
 MIN_TAKEN_BYTES = 256 * MIB  # Growth of other processes during a probe that may have caused its lack of memory
 UNLISTED = "NVML lists none of the probe's processes here"

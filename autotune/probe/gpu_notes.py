@@ -11,9 +11,8 @@ from autotune.core.errors import ProbeError
 from autotune.core.hardware import Hardware
 from autotune.core.units import format_bytes
 from autotune.machine.devices import VISIBLE
-from autotune.machine.nvml import GpuLost, NvmlNotSupported
+from autotune.machine.nvml import GpuLost, NvmlNotSupported, named
 from autotune.probe.gpu_set import Gpus, GpuSlot, needs_ballast
-from autotune.probe.process_names import named
 
 
 def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -> tuple[str, ...]:

@@ -15,10 +15,9 @@ from pathlib import Path
 from autotune.core.errors import ProbeError
 from autotune.core.units import GIB, MIB, format_bytes
 from autotune.machine.devices import VISIBLE, Device, devices_of, visible
-from autotune.machine.nvml import GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable
+from autotune.machine.nvml import MIN_REPORTED_BYTES, GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable, in_words, named
 from autotune.probe.ballast import Ballast, BallastHold
 from autotune.probe.device_meter import DeviceMeter, Reading, read
-from autotune.probe.process_names import MIN_REPORTED_BYTES, in_words, named
 from autotune.worker.ballast_process import SLACK_BYTES
 
 UNLIMITED = 2**62  # More than any GPU has: a ballast that must leave this holds nothing, and reports the GPU's size

@@ -12,9 +12,8 @@ from autotune.core.candidate import Candidate
 from autotune.core.job import Job
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.launch_edit import changed_script, changes_of, difference
-from autotune.frameworks.trl.output_files import YAML_NAME
+from autotune.frameworks.trl.output_files import YAML_NAME, written_settings
 from autotune.frameworks.trl.script_files import PATCH_NAME, advice_for, how_to_apply
-from autotune.frameworks.trl.written_settings import written_settings
 from autotune.report.output_folder import Writer, annotate
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.answer import Recommendation
-from autotune.core.comments import comments
 from autotune.core.errors import BadInput
 from autotune.core.events import BestChanged, Event, Listener, Note
+from autotune.core.files import comments
 from autotune.core.job import Job
 from autotune.core.units import MIB, format_bytes
 from autotune.report.certificate import certificate_lines

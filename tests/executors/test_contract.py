@@ -14,8 +14,8 @@ from autotune.core.errors import ProbeError
 from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed
 from autotune.core.probe_plan import ProbePlan
 from autotune.probe.executors.base import Executor, ProbeRunner
-from autotune.probe.executors.inline import InlineExecutor
-from autotune.probe.executors.slot import SlotPlace
+from autotune.probe.executors.local_slots import SlotPlace
+from tests.inline_executor import InlineExecutor
 from tests.probe.toys import executor, plan, toy
 
 ONE = toy({"do": "phase", "name": "rollout"}, {"do": "sleep", "seconds": 0.01})

@@ -19,7 +19,7 @@ from autotune.core.hardware import Hardware
 from autotune.machine.signals import interruptible
 from autotune.probe.executors.base import Executor
 from autotune.probe.executors.local import LocalExecutor
-from autotune.probe.executors.slot import SlotPlace
+from autotune.probe.executors.local_slots import SlotPlace
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings

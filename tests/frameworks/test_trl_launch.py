@@ -12,7 +12,7 @@ from autotune.core.hardware import Hardware
 from autotune.core.task import Task
 from autotune.core.units import GIB
 from autotune.core.workload import Model, Workload
-from autotune.frameworks.trl.accelerate_launch import launch_configuration
+from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.trainers import TrlGrpo
 
 

@@ -17,7 +17,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from autotune.core.comments import comment
+from autotune.core.files import comment
 from autotune.core.task import Task
 from autotune.core.workload import Model
 from autotune.frameworks import trainer

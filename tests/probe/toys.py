@@ -13,7 +13,7 @@ from typing import Any
 from autotune.core.candidate import Candidate
 from autotune.core.probe_plan import ProbePlan
 from autotune.probe.executors.local import LocalExecutor
-from autotune.probe.executors.slot import SlotPlace
+from autotune.probe.executors.local_slots import SlotPlace
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings

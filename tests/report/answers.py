@@ -11,9 +11,9 @@ from autotune.core.answer import Recommendation
 from autotune.core.events import Event
 from autotune.core.job import Job
 from autotune.core.measurement import Outcome
-from autotune.probe.executors.inline import InlineExecutor
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
+from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="autotune-answers-")

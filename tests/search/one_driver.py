@@ -13,9 +13,9 @@ from autotune.core.errors import BadInput
 from autotune.core.events import Event, Note
 from autotune.core.measurement import Measurement
 from autotune.core.probe_plan import ProbePlan
-from autotune.probe.executors.inline import InlineExecutor
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
+from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
 

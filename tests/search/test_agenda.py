@@ -16,11 +16,11 @@ from autotune.core.measurement import Cost, Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import Knob, SearchSpace
-from autotune.probe.executors.inline import InlineExecutor
 from autotune.search.agenda import RemainingBudget
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.search_options import SearchOptions
 from autotune.search.study import TrialRequest, open_study
+from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
 
 TRAINER = ToyTrainer()

@@ -16,12 +16,12 @@ from autotune.core.measurement import Failure, Measurement, Outcome
 from autotune.core.prediction import Prediction
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import Knob, SearchSpace
-from autotune.probe.executors.inline import InlineExecutor
 from autotune.search.agenda import RemainingBudget
 from autotune.search.conclusion import conclude
 from autotune.search.forecast_search import forecast
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import TrialRequest, open_study
+from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
 
 TRAINER = ToyTrainer()

@@ -17,9 +17,9 @@ from autotune.core.events import Event, ProbeEnded
 from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Outcome
 from autotune.core.probe_plan import ProbePlan
-from autotune.probe.executors.inline import InlineExecutor
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
+from tests.inline_executor import InlineExecutor
 from tests.search.test_claims import fill
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
 

@@ -14,10 +14,10 @@ from autotune.core.job import Job
 from autotune.core.measurement import Outcome
 from autotune.core.space import Knob, SearchSpace
 from autotune.core.task import Task
-from autotune.probe.executors.inline import InlineExecutor
 from autotune.search.loop import legal_candidates
 from autotune.search.pipeline import SearchAnswer, SearchRequest, answer
 from autotune.search.relaxation import describe, relaxed
+from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
 

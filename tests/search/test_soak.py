@@ -9,8 +9,8 @@ from autotune.core.events import Event, Note
 from autotune.core.measurement import CycleMemory, LoopActivity, Measurement, Outcome
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.units import MIB
-from autotune.probe.executors.inline import InlineExecutor
 from autotune.search.soak import soak
+from tests.inline_executor import InlineExecutor
 from tests.report.answers import Answered, answered
 
 CASE = answered(900)

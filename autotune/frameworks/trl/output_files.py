@@ -10,22 +10,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
 from autotune.core.candidate import Candidate
-from autotune.core.comments import comments
 from autotune.core.errors import BadInput
-from autotune.core.files import FOR_EVERYBODY, TO_BE_RUN, write_atomically
+from autotune.core.files import FOR_EVERYBODY, TO_BE_RUN, comments, write_atomically
 from autotune.core.task import Task
+from autotune.core.yaml_document import read_document
 from autotune.frameworks.base import count_of
 from autotune.frameworks.dataset_measurement import filter_prompts
-from autotune.frameworks.trl.accelerate_launch import launch_configuration
+from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl.installed_defaults import installed_defaults
 from autotune.frameworks.trl.launch_script import launch_script
 from autotune.frameworks.trl.settings import GENERATION_SHAPE, OWN_SETTINGS
 from autotune.frameworks.trl.topology import nested, ranks_of
-from autotune.frameworks.trl.user_config import REPLACED
+from autotune.frameworks.trl.user_config import REPLACED, comparable
 from autotune.frameworks.trl.weight_dtype import loaded_dtype
 
 YAML_NAME, ACCELERATE_NAME, LAUNCH_NAME, PROGRAM_NAME = "recommended.yaml", "accelerate.yaml", "launch.sh", "train.py"
@@ -262,3 +264,47 @@ def write_shim(folder: Path) -> list[Path]:
 def write(path: Path, text: str, *, executable: bool = False) -> Path:
     write_atomically(path, text.encode(), mode=TO_BE_RUN if executable else FOR_EVERYBODY)
     return path
+
+
+IN_ACCELERATE = frozenset({*REPLACED, "accelerate_config"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenSetting:
+    """One difference between the user's file and the written one."""
+
+    name: str
+    yours: object  # stated or TRL's default
+    written: object
+    kind: Literal["changed", "assumed", "moved"]
+    """`changed`: trains otherwise; `assumed`: written out with the value that holds anyway; `moved`:
+    now in accelerate.yaml."""
+
+
+def written_settings(task: Task, path: Path) -> list[WrittenSetting]:
+    """Compare the written file with the user's; all values are those that TRL's parser yields."""
+    stated = task.workload.stated
+    if task.workload.config_file is None or task.workload.script is not None or not stated:
+        return []
+    written = read_document(path).content
+    defaults = installed_defaults(task.workload.python, task.workload.method)
+    found = [
+        _compared(str(name), value, stated, defaults)
+        for name, value in written.items()
+        if name not in stated or comparable(stated[name]) != comparable(value)
+    ]
+    missing = [name for name in stated if name not in written and name not in OWN_SETTINGS]
+    return [*found, *(_left_out(name, stated[name], defaults) for name in missing)]
+
+
+def _compared(name: str, value: object, stated: Mapping[str, object], defaults: Mapping[str, object]) -> WrittenSetting:
+    yours = stated[name] if name in stated else defaults.get(name)
+    known = name in stated or name in defaults
+    same = known and comparable(yours) == comparable(value)
+    return WrittenSetting(name=name, yours=yours, written=value, kind="assumed" if same else "changed")
+
+
+def _left_out(name: str, yours: object, defaults: Mapping[str, object]) -> WrittenSetting:
+    if name in IN_ACCELERATE:
+        return WrittenSetting(name=name, yours=yours, written=ACCELERATE_NAME, kind="moved")
+    return WrittenSetting(name=name, yours=yours, written=defaults.get(name), kind="changed")

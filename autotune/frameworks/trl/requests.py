@@ -8,7 +8,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.task import Task
 from autotune.frameworks.stand_in_step import gptq_bits
-from autotune.frameworks.trl.accelerate_launch import launch_configuration
+from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.combinations import quantisation
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.settings import OWN_SETTINGS, max_num_seqs

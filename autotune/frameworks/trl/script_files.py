@@ -10,11 +10,11 @@ from pathlib import Path
 import yaml
 
 from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.comments import comment, comments
+from autotune.core.files import comment, comments
 from autotune.core.task import Task
 from autotune.core.user_script import UserScript
 from autotune.frameworks.base import as_word
-from autotune.frameworks.trl.accelerate_launch import launch_configuration
+from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.launch_script import exports
 from autotune.frameworks.trl.output_files import ACCELERATE_NAME, LAUNCH_NAME, SHIM_NAME, YAML_NAME, write, write_shim

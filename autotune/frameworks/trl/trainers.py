@@ -21,7 +21,7 @@ from autotune.frameworks import stand_in_step
 from autotune.frameworks.base import Trainer, count_of
 from autotune.frameworks.dataset_measurement import prompt_lengths, row_lengths
 from autotune.frameworks.settings_table import Field
-from autotune.frameworks.trl import legality, output_files, ppo_step
+from autotune.frameworks.trl import legality, output_files
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.requests import (
     adapter_request,
@@ -34,7 +34,7 @@ from autotune.frameworks.trl.requests import (
     trace_request,
     trainer_settings,
 )  # fmt: skip
-from autotune.frameworks.trl.resident_models import compose
+from autotune.frameworks.trl.resident_models import compose, ppo_step
 from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, OFFLINE, default, load_of, settings_of
 from autotune.frameworks.trl.topology import PLAIN, ranks_of
 
@@ -227,10 +227,10 @@ class TrlPpo(TrlGrpo):
         return _shapes(task, self.method)
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        return stand_in_step.trace_request(ppo_step.step_of(candidate, task), task)
+        return stand_in_step.trace_request(ppo_step(candidate, task), task)
 
     def compose(self, candidate: Candidate, task: Task) -> Composition:
-        return stand_in_step.compose(ppo_step.step_of(candidate, task), task)
+        return stand_in_step.compose(ppo_step(candidate, task), task)
 
 
 def _first_legal(

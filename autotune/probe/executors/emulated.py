@@ -29,7 +29,7 @@ from autotune.machine.devices import VISIBLE
 from autotune.probe.ballast import Ballast
 from autotune.probe.executors.base import ProbeRunner
 from autotune.probe.executors.local import LocalExecutor
-from autotune.probe.executors.slot import SlotPlace
+from autotune.probe.executors.local_slots import SlotPlace
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
@@ -45,7 +45,7 @@ WARMUP_CYCLES, TIMED_CYCLES = 1, 1
 """Cycles of an emulated probe: the second one has the memory of all later ones."""
 
 
-class EmulatedExecutor:
+class EmulatedExecutor(LocalExecutor):
     """One local slot, whose processes see the emulated GPUs and no others."""
 
     def __init__(
@@ -76,27 +76,13 @@ class EmulatedExecutor:
             Gpus, hardware.count, settings.limit_bytes, settings.python,
             library=nvml_of(built, stand), variable=visible, make_ballast=partial(Ballast, variables=variables),
         )  # fmt: skip
-        self._local = LocalExecutor(
+        super().__init__(
             replace(settings, variables=variables), requests,
             places=(SlotPlace(words=str(hardware), visible=visible),), open_gpus=open_gpus,
         )  # fmt: skip
-        self.slots = self._local.slots
-
-    def prepare(self) -> Mapping[str, str]:
-        return self._local.prepare()
 
     def open(self, candidate: Candidate, slot: int = 0) -> ProbeRunner:
-        return _EmulatedRunner(self._local.open(candidate, slot), self)
-
-    @property
-    def loads(self) -> int:
-        return self._local.loads
-
-    def interrupt(self) -> None:
-        self._local.interrupt()
-
-    def close(self) -> None:
-        self._local.close()
+        return _EmulatedRunner(super().open(candidate, slot), self)
 
     def plan(self, plan: ProbePlan) -> ProbePlan:
         """Return the plan without what only the clock needs."""

@@ -15,10 +15,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from autotune.core.candidate import Candidate
-from autotune.probe.executors.base import Slot
-from autotune.probe.executors.slot import LocalSlot, SlotPlace
+from autotune.probe.executors.base import ProbeRunner, Slot
+from autotune.probe.executors.local_slots import LocalSlot, SlotPlace
 from autotune.probe.gpu_set import Gpus
-from autotune.probe.runner import ProcessRunner, RequestBuilders
+from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings, WorkerProcess
 
 _open_executors: weakref.WeakSet[LocalExecutor] = weakref.WeakSet()
@@ -45,7 +45,7 @@ class LocalExecutor:
     def prepare(self) -> Mapping[str, str]:
         return self._slots[0].prepare()
 
-    def open(self, candidate: Candidate, slot: int = 0) -> ProcessRunner:
+    def open(self, candidate: Candidate, slot: int = 0) -> ProbeRunner:
         return self._slots[slot].open(candidate)
 
     @property

@@ -20,8 +20,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.probe_plan import ProbePlan
 from autotune.machine import hardware_detection
 from autotune.probe.executors.cluster_plan import Node
-from autotune.probe.executors.local_slots import available_cores, shares_of
-from autotune.probe.executors.slot import LocalSlot, SlotPlace
+from autotune.probe.executors.local_slots import LocalSlot, SlotPlace, available_cores, shares_of
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RankSpan, RunnerSettings
 

@@ -5,7 +5,6 @@ page.html.jinja
 """
 
 from autotune.report.document_types import AnswerDocument, read_answer
-from autotune.report.html.dashboard_note import figures_of, markdown
-from autotune.report.html.render import PAGE, read_document, render, write_page
+from autotune.report.html.render import PAGE, figures_of, markdown, read_document, render, write_page
 
 __all__ = ["PAGE", "AnswerDocument", "figures_of", "markdown", "read_answer", "read_document", "render", "write_page"]

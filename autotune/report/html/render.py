@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from autotune.core.answer import setting_text
 from autotune.core.files import read_json, write_output
@@ -15,6 +17,10 @@ from autotune.report.html.chart_prediction import predicted_against_measured
 from autotune.report.html.chart_speed import speed_against_memory
 from autotune.report.html.chart_time import search_time, seconds_by_phase
 from autotune.report.html.charts import Drawing, gib, moving_knobs, named, rate
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
 
 PAGE = "report.html"
 MAX_DOCUMENT_BYTES = 64 * MIB
@@ -104,3 +110,50 @@ def read_document(source: Path) -> dict[str, Any]:
 
 def write_page(target: Path, page: str) -> None:
     write_output(target, page.encode(), way_out="Name another: --to ~/report.html.")
+
+
+PANEL_PIXELS = 440
+"""Height limit of optuna-dashboard's panels."""
+
+MAX_RUNNER_UPS = 1
+"""Runner-ups whose bars stay legible at that height; the page has the others."""
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """Return the recommendation, its changes, and its settings as YAML."""
+    import yaml
+
+    answer = read_answer(document)
+    parts = [f"**{headline(answer)}**"]
+    if answer.changes:
+        rows = [
+            _row(change.name, setting_text(change.baseline), setting_text(change.recommended), change.why)
+            for change in answer.changes
+        ]
+        parts.append("\n".join([_row("changed", "baseline", "recommended", "why"), "|---|---|---|---|", *rows]))
+    if answer.recommendation is not None:
+        settings = yaml.safe_dump(dict(answer.recommendation.knobs), sort_keys=False)
+        parts.append(f"```yaml\n{settings}```")
+    parts.append(f"Ended because: {answer.proven}.")
+    return "\n\n".join(parts)
+
+
+def figures_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return plotly JSON of every figure with data, by its id, with its title inside."""
+    shown, answer = {}, read_answer(document)
+    few = msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_RUNNER_UPS])
+    for drawing in drawings_of(few):
+        if drawing.figure is not None:
+            shown[drawing.id] = _titled(drawing.figure, drawing.title).to_json()
+    return shown
+
+
+def _titled(figure: Figure, title: str) -> Figure:
+    """Put the title on top and the legend below, since panels are narrow and of one height."""
+    below = {"yref": "container", "y": 0, "yanchor": "bottom"}
+    return figure.update_layout(title={"text": title, "x": 0}, margin_t=60, legend=below, height=PANEL_PIXELS)
+
+
+def _row(*cells: str) -> str:
+    escaped = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+    return f"| {' | '.join(escaped)} |"

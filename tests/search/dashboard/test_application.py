@@ -21,13 +21,13 @@ from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
 from autotune.core.measurement import Measurement, MemorySample
 from autotune.core.probe_plan import ProbePlan
-from autotune.probe.executors.inline import InlineExecutor
 from autotune.report import figures_of
 from autotune.search.dashboard import Extras, application, serve
 from autotune.search.dashboard.guard import may_be_addressed
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
 from tests.browser import needs_browser, tab
+from tests.inline_executor import InlineExecutor
 from tests.report.html.documents import of_a_real_run
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
