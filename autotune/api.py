@@ -79,7 +79,7 @@ def run(*, listener: Listener = ignore_events, **options: Unpack[RunOptions]) ->
 def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: frozenset[str] = frozenset()) -> RunAnswer:
     """Run a search for parsed flags. `pinned` settings are never relaxed, like those of --hold."""
     from autotune.core.units import parse_seconds
-    from autotune.report import check_folder, claimed_folder
+    from autotune.report import check_folder, check_tracker, claimed_folder, log_answer
     from autotune.request.command_job import parse_request
     from autotune.request.job_builder import possible_candidates
     from autotune.search.loop import legal_candidates
@@ -87,13 +87,21 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
     request = parse_request(flags)
     request = replace(_with_data(request), pinned=request.pinned | pinned)
     check_folder(request.job.out)
+    if flags.log_to is not None:
+        check_tracker(flags.log_to)
     soak_seconds = None if flags.soak is None else parse_seconds(flags.soak)
     candidates = possible_candidates(request, legal_candidates)
     with claimed_folder(request.job.out):
         listener(_started(request, candidates))
         if request.job.mode == "predict":
-            return _forecast(request, candidates, confirm_with=shlex.join(_command_words(flags.replace(mode="probe"))))
-        return _search(request, candidates, _command_words(flags), listener, soak_seconds)
+            answer = _forecast(request, candidates, confirm_with=shlex.join(_command_words(flags.replace(mode="probe"))))
+        else:
+            answer = _search(request, candidates, _command_words(flags), listener, soak_seconds)
+    if flags.log_to is not None:
+        unlogged = log_answer(flags.log_to, request.job.study_name, answer.document)
+        if unlogged is not None:
+            listener(Note(text=unlogged))
+    return answer
 
 
 def predict(*, listener: Listener = ignore_events, **options: Unpack[PredictOptions]) -> PredictAnswer:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from autotune.cli.formatting import say
 from autotune.cli.options import console
 from autotune.cli.waiting import Waiting
-from autotune.core.events import Event, JobStarted
+from autotune.core.events import Event, JobStarted, Note
 
 if TYPE_CHECKING:
     from autotune.core.events import Listener
@@ -41,6 +43,8 @@ class Terminal:
             self.show(event)
             if event.job.mode == "predict":
                 self._open.enter_context(Waiting(f"predicting {len(event.candidates):,} candidates"))
+        elif isinstance(event, Note) and (self._started is None or self._started.job.mode == "predict"):
+            say(event.text, sys.stderr)
         elif self._started is not None and self._started.job.mode != "predict":
             if self._progress is None:
                 self._progress = self._measuring(self._started)

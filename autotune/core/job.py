@@ -12,6 +12,7 @@ from autotune.core.task import Task
 
 Mode = Literal["auto", "probe", "emulate", "predict"]
 SamplerName = Literal["value", "tpe", "gp", "random"]
+TrackerName = Literal["wandb", "trackio", "mlflow"]
 ExecutorName = Literal["local", "ray"]
 
 

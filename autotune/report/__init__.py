@@ -10,6 +10,7 @@ from autotune.report.html import PAGE, figures_of, markdown, read_document, rend
 from autotune.report.output_folder import DOCUMENT, best_so_far_listener, check_folder, head_lines, publish
 from autotune.report.progress import Progress
 from autotune.report.terminal import show_answer, show_job
+from autotune.report.trackers import check_tracker, log_answer
 
 __all__ = [
     "DOCUMENT",
@@ -20,10 +21,12 @@ __all__ = [
     "certificate_lines",
     "certificate_row",
     "check_folder",
+    "check_tracker",
     "claimed_folder",
     "document",
     "figures_of",
     "head_lines",
+    "log_answer",
     "markdown",
     "prediction_document",
     "publish",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, get_type
 
 from autotune.core.candidate import KnobValue
 from autotune.core.errors import UnknownName
-from autotune.core.job import ExecutorName, Mode, SamplerName
+from autotune.core.job import ExecutorName, Mode, SamplerName, TrackerName
 from autotune.core.secrets import without_password
 from autotune.core.user_script import Rewards
 from autotune.core.workload import Tuning, Weights
@@ -144,6 +144,8 @@ class RunOptions(RequestOptions, total=False):
         help="Discard an earlier study of this name and all stored measurements; measure again.")]
     out: Annotated[Name, Flag(OUTPUT, metavar="FOLDER", default="autotune-out",
         help="Output folder for the recommendation and its report.")]
+    log_to: Annotated[TrackerName | None, Flag(OUTPUT,
+        help="Experiment tracker that receives the measurements and the answer, in its own configured place and mode.")]
     metrics: Annotated[Name | None, Flag(COMMAND, metavar="FILE",
         help="JSON lines with the command's speed, or - for its printed output.")]
     speed_pattern: Annotated[str | None, Flag(COMMAND, metavar="REGEX",
