@@ -12,6 +12,7 @@ import click
 
 from autotune.cli.exit_codes import DONE
 from autotune.cli.interruption import interruptible
+from autotune.cli.options import storage_options
 
 if TYPE_CHECKING:
     from autotune.search.dashboard import Extras
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(name="dashboard", short_help="show a study in optuna-dashboard")
 @click.argument("folder", default="autotune-out", metavar="[FOLDER]")
-@click.option(
-    "--storage", metavar="URL", help="Optuna storage. Default: the one named in the folder's answer. Example: sqlite:///study.db."
-)
+@storage_options("Optuna storage. Default: the one named in the folder's answer. Example: sqlite:///study.db.")
 @click.option("--study", "name", metavar="NAME", help="Name of the study. Needed if the storage has several.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listening address; others allow access from outside.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 selects a free one.")

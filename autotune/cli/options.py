@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -78,6 +79,23 @@ def declared_option(name: str, **changes: Any) -> Callable[[F], F]:
     elif flag.completes is not None:
         attributes["shell_complete"] = _COMPLETIONS[flag.completes]
     return click.option(option_name(name), name, **{**attributes, **changes})
+
+
+def storage_options(help: str, *, required: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Add --storage and --storage-file; the command receives the URL as `storage`."""
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(command)
+        def with_url(*args: Any, storage: str | None, storage_file: str | None, **options: Any) -> int:
+            from autotune.request.storage_file import storage_url
+
+            if required and storage is None and storage_file is None:
+                raise click.UsageError("Missing option '--storage' or '--storage-file'.")
+            return command(*args, storage=storage_url(storage, storage_file), **options)
+
+        return click.option("--storage", metavar="URL", help=help)(declared_option("storage_file")(with_url))
+
+    return decorate
 
 
 def as_json_option(help: str = "Print one JSON document on stdout; progress goes to stderr.") -> Callable[[F], F]:

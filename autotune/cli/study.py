@@ -9,11 +9,9 @@ import click
 
 from autotune.cli.exit_codes import DONE
 from autotune.cli.formatting import say
-from autotune.cli.options import as_json_option
+from autotune.cli.options import as_json_option, storage_options
 
-_STORAGE = click.option(
-    "--storage", required=True, metavar="URL", help="Optuna storage. Example: sqlite:///autotune-out/study.db."
-)
+_STORAGE = storage_options("Optuna storage. Example: sqlite:///autotune-out/study.db.", required=True)
 _NAME = click.option("--study", "name", metavar="NAME", help="Name of the study. Needed if the storage has several.")
 _AS_JSON = as_json_option("Print one JSON document.")
 

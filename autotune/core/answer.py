@@ -21,7 +21,11 @@ from autotune.core.verdict import Verdict
 Purpose = Literal["baseline", "anchor", "search", "refused", "confirm"]
 """`refused`: probe of a candidate that prediction ruled out, to check the prediction."""
 
-Proven = Literal["no better candidate possible", "stopped improving", "budget spent", "not proven infeasible"]
+Proven = Literal[
+    "no better candidate possible", "stopped improving", "budget spent", "not proven infeasible", "interrupted",
+    "stopped by a fault",
+]  # fmt: skip
+"""Reason of the end, or what it proves."""
 
 
 @dataclass(frozen=True, kw_only=True)

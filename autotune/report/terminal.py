@@ -235,7 +235,7 @@ def _show_trade_offs(console: Console, job: Job, answer: Recommendation, winner:
 def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
     if answer.certificate is None:
         console.print(
-            "Not confirmed: the search was interrupted before the longer worst-case probe."
+            f"Not confirmed: the search was {answer.proven} before the longer worst-case probe."
             if answer.interrupted
             else "Not confirmed: the budget ran out before the longer worst-case probe. Give more with --budget and --resume."
         )
@@ -277,7 +277,7 @@ def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> No
     if failed_without_memory(answer):
         console.print("No candidate ran to its end, and none for lack of memory: whether any fits is unknown.")
     elif has_no_results(answer):
-        ended = "it was interrupted" if answer.interrupted else "the budget was spent"
+        ended = f"it was {answer.proven}" if answer.interrupted else "the budget was spent"
         console.print(f"Nothing was found out: {ended} before the first probe had an answer.")
     else:
         crashed = sum(trial.measurement.outcome is Outcome.CRASH for trial in answer.trials)
@@ -327,6 +327,8 @@ def _relaxations_tried(job: Job, answer: Recommendation) -> dict[str, list[Any]]
 def _what_next(job: Job, answer: Recommendation) -> str:
     if failed_without_memory(answer):
         return "Next: see the reason above. `--hold` another value of the failing setting, or fix it; then --resume or --fresh."
+    if answer.interrupted:
+        return f"Next: the search was {answer.proven}. Go on with --resume."
     if answer.proven != "no better candidate possible":
         return "Next: the space was not searched to its end. Go on with --resume and a larger --budget."
     name = next(iter(job.space.relax), None)

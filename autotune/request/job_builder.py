@@ -34,6 +34,7 @@ from autotune.request.assignments import held_by, named_choices, parse_holds, po
 from autotune.request.exported_variables import with_exported
 from autotune.request.flags import Flags
 from autotune.request.launch_scripts import read_launch, script_defaults
+from autotune.request.storage_file import storage_url
 from autotune.request.user_scripts import flags_for, read_script
 
 MAX_VERIFIED_GPUS = 1
@@ -396,7 +397,7 @@ def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: 
         max_probes=positive("--max-probes", flags.max_probes) or 1,
         mode=mode,
         sampler=flags.sampler,
-        storage=_storage(flags) or f"sqlite:///{out.resolve() / 'study.db'}",
+        storage=storage_url(flags.storage, flags.storage_file) or f"sqlite:///{out.resolve() / 'study.db'}",
         study_name=flags.study or re.sub(r"[^\w.-]+", "-", f"{subject}-{task.hardware}"),
         out=out,
         resume=flags.resume,
@@ -405,30 +406,6 @@ def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: 
         address=flags.address,
         slots=positive("--slots", flags.slots),
     )
-
-
-MAX_URL_BYTES = 4096
-
-
-def _storage(flags: Flags) -> str | None:
-    """Return the storage's URL; None if the study belongs into the output folder."""
-    if flags.storage_file is None:
-        return flags.storage  # type: ignore[no-any-return]
-    if flags.storage is not None:
-        raise BadInput("--storage and --storage-file were both given.", way_out="Give one of them.")
-    file = Path(flags.storage_file).expanduser()
-    way_out = "Write the URL into it, as its only line: postgresql://me:PASSWORD@host/autotune."
-    if not file.is_file():
-        raise BadInput(f"--storage-file {file} is no file.", way_out=way_out)
-    try:
-        with file.open(encoding="utf-8") as opened:
-            url = opened.read(MAX_URL_BYTES).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise BadInput(f"--storage-file {file} can't be read: {reason}.", way_out=way_out) from error
-    if "://" not in url or len(url.split()) != 1:
-        raise BadInput(f"--storage-file {file} does not hold one URL.", way_out=way_out)
-    return url
 
 
 def _memory_limit(flags: Flags, hardware: Hardware) -> int:

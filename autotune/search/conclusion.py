@@ -19,7 +19,7 @@ def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, el
     """Return the winner with its evidence; `proven` is None after an interruption."""
     choice, tier = choose(view, finished=proven is not None), view.tier_of_choice()
     winner = choice.winner
-    infeasible = winner is None and proven != "no better candidate possible"
+    undecided = winner is None and proven in ("budget spent", "stopped improving")
     return Recommendation(
         winner=winner,
         certificate=view.confirmations.get(winner.candidate.id) if winner else None,
@@ -31,7 +31,7 @@ def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, el
         relaxed=relaxed_in(job, winner.candidate) if winner else {},
         refuted=tuple(trial for trial in view.confirmations.values() if not trial.verdict.fits),
         counts=_counts(view, loads),
-        proven="not proven infeasible" if infeasible else proven or "budget spent",
+        proven="not proven infeasible" if undecided else proven or "interrupted",
         interrupted=proven is None,
         elapsed_seconds=elapsed_seconds,
         probe_seconds=sum(trial.measurement.cost.total_seconds for trial in view.all) * job.task.hardware.count,

@@ -130,7 +130,8 @@ def run_search(job: Job, *, study: Study, executor: Executor, listener: Listener
             if fault is None or not study.trials:
                 raise
     answer = conclude(study.view, job, proven=proven, loads=executor.loads, elapsed_seconds=clock.elapsed)
-    return replace(answer, disturbance=search.disturbance, fault=fault)
+    answer = replace(answer, disturbance=search.disturbance, fault=fault)
+    return answer if fault is None else replace(answer, proven="stopped by a fault")
 
 
 class Search:

@@ -39,7 +39,11 @@ def test_a_deleted_output_folder_is_said_and_created_again(tmp_path: Path) -> No
     assert process.returncode == 1, "".join(begun) + rest
     assert "--out out was deleted meanwhile; it is created again." in rest
     assert "was deleted. Its trials are lost with it" in rest and "Go on with: autotune run" in rest and "--resume" in rest
-    assert "Traceback" not in rest
+    assert "Traceback" not in rest and "budget spent" not in rest
     answer = json.loads((tmp_path / "out" / "recommendation.json").read_text())
-    assert answer["status"] == "interrupted" and any("was deleted" in words for words in answer["warnings"])
+    assert (
+        answer["status"] == "interrupted"
+        and answer["proven"] == "stopped by a fault"
+        and any("was deleted" in words for words in answer["warnings"])
+    )
     assert (tmp_path / "out" / "launch.sh").exists()

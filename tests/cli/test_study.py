@@ -61,6 +61,20 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert _content(other, "one") == _content(url, "one")
 
 
+def test_the_url_comes_from_a_file_too(tmp_path: Path) -> None:
+    url = _made(tmp_path)
+    (tmp_path / "from").write_text(f"{url}\n")
+    (tmp_path / "into").write_text(f"sqlite:///{tmp_path}/two.db\n")
+    assert autotune("study", "export", "--storage-file", "from", "moved.json", cwd=tmp_path).code == 0
+    assert autotune("study", "import", "--storage-file", "into", "moved.json", cwd=tmp_path).code == 0
+    assert _content(f"sqlite:///{tmp_path}/two.db", "one") == _content(url, "one")
+    for options in ((), ("--storage", url, "--storage-file", "from"), ("--storage-file", "missing")):
+        refused = autotune("study", "export", *options, "again.json", cwd=tmp_path)
+        assert refused.code == 2 and "--storage" in refused.err and "Traceback" not in refused.err
+    served = autotune("dashboard", "--storage-file", "missing", cwd=tmp_path)
+    assert served.code == 2 and "--storage-file missing is no file" in served.err
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     url = _made(tmp_path)
     autotune("study", "export", "--storage", url, "moved.json", cwd=tmp_path)

@@ -9,14 +9,14 @@ import pytest
 
 from autotune.core.errors import BadInput
 from autotune.request.flags import flags_of, typed
-from autotune.request.job_builder import _storage
+from autotune.request.storage_file import storage_url
 
 
 def test_the_url_is_read_from_the_file_and_never_typed(tmp_path: Path) -> None:
     file = tmp_path / "storage"
     file.write_text("postgresql://me:secret@host/db\n")
     flags = flags_of({"storage_file": str(file)})
-    assert _storage(flags) == "postgresql://me:secret@host/db"
+    assert storage_url(flags.storage, flags.storage_file) == "postgresql://me:secret@host/db"
     assert "secret" not in " ".join(typed(flags)) and str(file) in typed(flags)
 
 
@@ -34,7 +34,7 @@ def test_any_other_content_is_refused_without_being_shown(content: bytes, reason
     file = tmp_path / "storage"
     file.write_bytes(content)
     with pytest.raises(BadInput, match=reason) as refused:
-        _storage(flags_of({"storage_file": str(file)}))
+        storage_url(None, str(file))
     assert "c://d" not in str(refused.value)
 
 
@@ -42,6 +42,6 @@ def test_a_pipe_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "missing"):
         with pytest.raises(BadInput, match="is no file"):
-            _storage(flags_of({"storage_file": str(tmp_path / name)}))
+            storage_url(None, str(tmp_path / name))
     with pytest.raises(BadInput, match="both given"):
-        _storage(flags_of({"storage_file": str(tmp_path / "pipe"), "storage": "sqlite:///x.db"}))
+        storage_url("sqlite:///x.db", str(tmp_path / "pipe"))

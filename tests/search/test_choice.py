@@ -103,6 +103,7 @@ def test_without_a_confirmation_the_baseline_is_kept(tmp_path: Path) -> None:
     assert ended.winner is not None and ended.winner.candidate.knobs["sharding"] == "zero2"
     assert ended.advantage is not None and ended.advantage.why == "not confirmed"
     assert interrupted.winner is not None and interrupted.winner.candidate.knobs["sharding"] == "ddp", "the best so far"
+    assert interrupted.proven == "interrupted"
 
 
 def test_of_equally_fast_confirmed_candidates_the_simplest_is_taken(tmp_path: Path) -> None:

@@ -274,6 +274,7 @@ def test_a_full_disk_ends_the_search_with_what_was_measured(tmp_path: Path) -> N
     executor = InlineExecutor(measure=machine.measure)
     answer = run_search(job, study=study, executor=executor, listener=fills_the_disk, clock=Clock(600))
     assert answer.fault is not None and "disk is full" in answer.fault and answer.interrupted
+    assert answer.proven == "stopped by a fault"
     # Pages that the database already has are still filled.
     assert answer.winner is not None and len(answer.trials) >= 3
 

@@ -17,8 +17,7 @@ import optuna
 import pytest
 
 from autotune.core.errors import BadInput, StorageLost
-from autotune.request.flags import flags_of
-from autotune.request.job_builder import _storage
+from autotune.request.storage_file import storage_url
 from autotune.search.database_retry import RetryPolicy
 from autotune.search.storage import open_storage
 from autotune.search.study_export import packed, unpack
@@ -172,5 +171,5 @@ def test_a_password_comes_from_a_file_or_the_environment(
         file.chmod(0o600)
     else:
         file.write_text(f"{postgres.url}\n")
-        url = _storage(flags_of({"storage_file": str(file)})) or ""
+        url = storage_url(None, str(file)) or ""
     assert open_storage(url).get_all_studies() is not None
