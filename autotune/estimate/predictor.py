@@ -147,18 +147,11 @@ def _fitted(given: PredictionInput, other_bytes: int) -> EngineUse:
     assert settings is not None
     return vllm_engine.fit(
         given.config,
+        settings,
         dtype=given.composition["engine"].dtype,
         gpu=given.gpu,
         device_memory_bytes=given.hardware.memory_bytes,
-        utilization=settings.utilization,
-        max_model_length=settings.max_model_length,
-        max_num_seqs=settings.max_num_seqs,
-        tensor_parallel=settings.tensor_parallel,
-        sleep=settings.sleep,
-        eager=settings.eager,
         other_bytes=other_bytes,
-        quantised_bits=settings.quantised_bits,
-        max_num_batched_tokens=settings.max_num_batched_tokens or vllm_engine.TRL_BATCHED_TOKENS,
         vllm=given.trace.versions.get("vllm"),
         on_cpu=given.hardware.kind == "cpu",
     )

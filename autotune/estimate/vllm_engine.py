@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from autotune.catalog import Gpu
 from autotune.catalog.constants import constant, efficiency
+from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
 from autotune.estimate import model_shape
@@ -50,19 +51,12 @@ class EngineUse:
 
 def fit(
     config: Mapping[str, object],
+    settings: EngineSettings,
     *,
     dtype: str,
     gpu: Gpu | None,
     device_memory_bytes: int,
-    utilization: float,
-    max_model_length: int,
-    max_num_seqs: int,
-    tensor_parallel: int,
-    sleep: bool,
-    eager: bool,
     other_bytes: int,
-    quantised_bits: int | None,
-    max_num_batched_tokens: int = TRL_BATCHED_TOKENS,
     vllm: str | None = None,
     on_cpu: bool = False,
 ) -> EngineUse:
@@ -73,14 +67,17 @@ def fit(
     """
     # 1. Components of the share.
     shape, size = model_shape.shape(config), dtype_bytes(dtype)
+    ranks, sequences, length = settings.tensor_parallel, settings.max_num_seqs, settings.max_model_length
+    tokens = settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
     total = device_memory_bytes if on_cpu else offered_bytes(device_memory_bytes, gpu)
-    claimed = math.ceil(total * utilization)
+    claimed = math.ceil(total * settings.utilization)
     method = quantisation(config)
-    weights = weight_bytes(shape, dtype=dtype, tensor_parallel=tensor_parallel, quantised_bits=quantised_bits, method=method)
+    bits = settings.quantised_bits
+    weights = weight_bytes(shape, dtype=dtype, tensor_parallel=ranks, quantised_bits=bits, method=method)
     graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
-    activations = activation_bytes(shape, size, tensor_parallel, max_num_batched_tokens, max_num_seqs, vllm=vllm)
-    graphs = NOTHING if eager or on_cpu else graph_bytes(shape, size, tensor_parallel, max_num_seqs, max_num_batched_tokens)
-    outside = NOTHING if on_cpu else outside_torch_bytes(tensor_parallel)
+    activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
+    graphs = NOTHING if settings.eager or on_cpu else graph_bytes(shape, size, ranks, sequences, tokens)
+    outside = NOTHING if on_cpu else outside_torch_bytes(ranks)
     # 2. Cache: the rest.
     taken = (activations, outside, graphs if graphs_in_share else NOTHING)
     rest = Estimate(
@@ -89,15 +86,15 @@ def fit(
         high=claimed - weights - sum(one.low for one in taken),
     )
     cache = int(rest.value)
-    paged = pages(shape, element_bytes=size, tensor_parallel=tensor_parallel, max_num_batched_tokens=max_num_batched_tokens)
+    paged = pages(shape, element_bytes=size, tensor_parallel=ranks, max_num_batched_tokens=tokens)
     kv = None if rest.value <= 0 else EngineFit(
         kv_cache_bytes=Estimate(value=rest.value, low=max(0.0, rest.low), high=rest.high),
-        kv_cache_tokens=paged.tokens(cache, max_model_length),
-        concurrency=paged.concurrency(cache, max_model_length),
+        kv_cache_tokens=paged.tokens(cache, length),
+        concurrency=paged.concurrency(cache, length),
         longest_length=paged.longest(cache, shape.positions),
     )  # fmt: skip
     # 3. Failures at start.
-    early = _refused_at_start(total, other_bytes, claimed, utilization) or _refused_weights(total - other_bytes, weights)
+    early = _refused_at_start(total, other_bytes, claimed, settings.utilization) or _refused_weights(total - other_bytes, weights)
     parts = _parts(claimed, weights, activations, rest, graphs, outside, graphs_in_share=graphs_in_share)
     # The activations need not reach their peak; the profiling run misses up to `slack`.
     used, beyond = sum(parts.values()), 0.0 if graphs_in_share else graphs.high - graphs.value
@@ -105,11 +102,11 @@ def fit(
     awake = Estimate(value=used, low=max(0.0, used - activations.value), high=used + slack + beyond)
     return EngineUse(
         reserved_bytes=awake,
-        asleep_bytes=graphs + outside if sleep else awake,
+        asleep_bytes=graphs + outside if settings.sleep else awake,
         weights_bytes=weights,
         kv=kv,
-        failure=early or paged.refusal(cache, max_model_length),
-        sure=early is not None or _same_at_both_ends(paged, rest, max_model_length),
+        failure=early or paged.refusal(cache, length),
+        sure=early is not None or _same_at_both_ends(paged, rest, length),
         parts=parts,
     )
 

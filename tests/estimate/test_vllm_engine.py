@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from autotune import catalog
+from autotune.core.composition import EngineSettings
 from autotune.core.units import GIB, MIB
 from autotune.estimate import vllm_engine
 from autotune.estimate.model_shape import shape
@@ -30,20 +32,18 @@ def gpu(name: str) -> catalog.Gpu:
 
 
 def used(name: str = "Qwen/Qwen2.5-7B", **changes: Any) -> EngineUse:
-    settings: dict[str, Any] = {
+    own = {field.name for field in dataclasses.fields(EngineSettings)}
+    settings = EngineSettings(
+        **{"utilization": 0.5, "max_model_length": 4096, "max_num_seqs": 32, "sleep": True}
+        | {name: value for name, value in changes.items() if name in own}
+    )
+    place: dict[str, Any] = {
         "dtype": "bfloat16",
         "gpu": gpu("A100-80G"),
         "device_memory_bytes": gpu("A100-80G").memory_bytes,
-        "utilization": 0.5,
-        "max_model_length": 4096,
-        "max_num_seqs": 32,
-        "tensor_parallel": 1,
-        "sleep": True,
-        "eager": False,
         "other_bytes": 20 * GIB,
-        "quantised_bits": None,
     }
-    return fit(config_of(name), **settings | changes)
+    return fit(config_of(name), settings, **place | {name: value for name, value in changes.items() if name not in own})
 
 
 # What it takes.
@@ -198,20 +198,21 @@ def test_blocks_and_concurrency_of_a_logged_cache(
 
 def logged_use(row: Mapping[str, Any]) -> EngineUse:
     """Engine of a log that states the memory offered by CUDA."""
-    return fit(
-        config_of(row["model"]),
-        dtype="bfloat16",
-        gpu=None,
-        device_memory_bytes=round(row.get("total_gib", 48) * GIB) + 500 * MIB,
+    settings = EngineSettings(
         utilization=row.get("utilization", 0.9),
         max_model_length=row["max_model_length"],
         max_num_seqs=row.get("sequences", 256),
         tensor_parallel=row["tensor_parallel"],
-        sleep=False,
-        eager=False,
-        other_bytes=0,
         quantised_bits=row.get("quantised_bits"),
         max_num_batched_tokens=row.get("batched_tokens", 8192),
+    )
+    return fit(
+        config_of(row["model"]),
+        settings,
+        dtype="bfloat16",
+        gpu=None,
+        device_memory_bytes=round(row.get("total_gib", 48) * GIB) + 500 * MIB,
+        other_bytes=0,
         vllm=row["vllm"],
     )
 
