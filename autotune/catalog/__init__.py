@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from autotune.core.units import MIB
+from autotune.core.yaml_document import packaged_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +91,7 @@ class _GpusFile:
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
     """Return the known GPUs in the file's order."""
-    import msgspec.yaml
-
-    text = resources.files(__name__).joinpath("gpus.yaml").read_bytes()
-    return msgspec.yaml.decode(text, type=_GpusFile).gpus
+    return packaged_table(__name__, "gpus.yaml", _GpusFile).gpus
 
 
 @functools.cache

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Literal
+
+from autotune.core.yaml_document import packaged_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +32,7 @@ class _ConstantsFile:
 @functools.cache
 def constants(file: str = "constants.yaml") -> Mapping[str, Constant]:
     """Return all constants of a catalogue file by name."""
-    import msgspec.yaml
-
-    text = resources.files("autotune.catalog").joinpath(file).read_bytes()
-    return {constant.name: constant for constant in msgspec.yaml.decode(text, type=_ConstantsFile).constants}
+    return {constant.name: constant for constant in packaged_table("autotune.catalog", file, _ConstantsFile).constants}
 
 
 def constant(name: str) -> Constant:

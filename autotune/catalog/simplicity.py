@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from importlib import resources
 from typing import Any
 
 import msgspec
-import yaml
 
 from autotune.core.candidate import Candidate
+from autotune.core.yaml_document import packaged_table
 
 
 class Criterion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -31,8 +30,7 @@ class Criterion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 @functools.cache
 def criteria() -> tuple[Criterion, ...]:
     """Return the criteria in their order."""
-    text = (resources.files("autotune.catalog") / "simplicity.yaml").read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), tuple[Criterion, ...])
+    return packaged_table("autotune.catalog", "simplicity.yaml", tuple[Criterion, ...])
 
 
 def complexity(candidate: Candidate, baseline: Candidate | None = None) -> tuple[int, ...]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import yaml
 
 from autotune.core.errors import BadInput
 from autotune.core.files import MAX_DEPTH, read_text
+
+Decoded = TypeVar("Decoded")
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
@@ -153,3 +156,10 @@ def _place_of(error: yaml.YAMLError) -> str:
 
 def _problem_of(error: yaml.YAMLError) -> str:
     return str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).splitlines()[0]
+
+
+def packaged_table(package: str, file: str, kind: type[Decoded]) -> Decoded:
+    """Return a YAML file of the package, checked against the type."""
+    import msgspec.yaml
+
+    return msgspec.yaml.decode(resources.files(package).joinpath(file).read_bytes(), type=kind)

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from importlib import resources
 
 import msgspec
 
 from autotune.core.errors import BadInput
+from autotune.core.yaml_document import packaged_table
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,10 +49,7 @@ class _Architectures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def architectures() -> _Architectures:
-    import msgspec.yaml
-
-    text = resources.files("autotune.estimate").joinpath("architectures.yaml").read_bytes()
-    return msgspec.yaml.decode(text, type=_Architectures)
+    return packaged_table("autotune.estimate", "architectures.yaml", _Architectures)
 
 
 Config = Mapping[str, object]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 
 import msgspec
 
 from autotune.core.candidate import Knobs, KnobValue
 from autotune.core.task import Task
 from autotune.core.workload import Workload
+from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import Settings, count_of
 from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.field_list import fields
@@ -48,10 +48,7 @@ def _has_experts(config: Mapping[str, object]) -> bool:
 
 @cache
 def _types_known_to_peft() -> frozenset[str]:
-    import msgspec.yaml
-
-    text = resources.files("autotune.frameworks.trl").joinpath("adapter_targets.yaml").read_bytes()
-    return msgspec.yaml.decode(text, type=_Table).model_types
+    return packaged_table("autotune.frameworks.trl", "adapter_targets.yaml", _Table).model_types
 
 
 OWN_SETTINGS = frozenset({"max_prompt_length", *topology.LAUNCH, *topology.NESTED})

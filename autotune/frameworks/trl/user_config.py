@@ -10,12 +10,11 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.space import SearchSpace
-from autotune.core.yaml_document import Document, read_document
+from autotune.core.yaml_document import Document, packaged_table, read_document
 from autotune.frameworks.settings_table import Field
 from autotune.frameworks.trl.accelerate_files import LaunchFile, read_accelerate, read_deepspeed, read_fsdp
 from autotune.frameworks.trl.field_list import accelerate_options, fields
@@ -41,8 +40,7 @@ class FormerKeys(msgspec.Struct, frozen=True):
 
 @cache
 def former_keys() -> FormerKeys:
-    content = yaml.safe_load(Path(__file__).with_name("former_keys.yaml").read_text(encoding="utf-8"))
-    return msgspec.convert(content, FormerKeys)
+    return packaged_table("autotune.frameworks.trl", "former_keys.yaml", FormerKeys)
 
 
 UNTOUCHED = frozenset({"env", "datasets"})
