@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.worker import synthetic
-from autotune.worker.trl import measured_units, training_data
+from autotune.worker.trl import step_timer, training_data
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +97,15 @@ def test_synthetic_prompts_differ_from_the_start_and_are_long_enough(qwen: Any) 
 )
 def test_a_unit_has_whole_cycles_and_whole_optimizer_steps(shape: Any, optimizer_steps: int, generations: int) -> None:
     steps, iterations, accumulation = shape
-    unit = measured_units.unit_of(steps_per_generation=steps, num_iterations=iterations, gradient_accumulation_steps=accumulation)
+    unit = step_timer.unit_of(steps_per_generation=steps, num_iterations=iterations, gradient_accumulation_steps=accumulation)
     assert (unit.optimizer_steps, unit.generations) == (optimizer_steps, generations)
     assert unit.optimizer_steps * accumulation == unit.generations * steps * iterations
 
 
 def test_a_plan_has_a_warm_up_and_enough_optimizer_steps() -> None:
-    unit = measured_units.Unit(optimizer_steps=1, generations=1)
-    course = measured_units.measurement_plan(unit, {"warmup_cycles": 0, "timed_cycles": 2, "optimizer_steps": 6})
+    unit = step_timer.Unit(optimizer_steps=1, generations=1)
+    course = step_timer.measurement_plan(unit, {"warmup_cycles": 0, "timed_cycles": 2, "optimizer_steps": 6})
     assert (course.warmup, course.timed, course.optimizer_steps) == (1, 5, 6)
-    rich = measured_units.Unit(optimizer_steps=4, generations=1)
-    course = measured_units.measurement_plan(rich, {"warmup_cycles": 1, "timed_cycles": 3, "optimizer_steps": 2})
+    rich = step_timer.Unit(optimizer_steps=4, generations=1)
+    course = step_timer.measurement_plan(rich, {"warmup_cycles": 1, "timed_cycles": 3, "optimizer_steps": 2})
     assert (course.warmup, course.timed, course.optimizer_steps) == (1, 3, 16)

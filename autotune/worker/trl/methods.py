@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from . import hooks, measured_units, seams, training_arguments, training_data
+from . import hooks, seams, step_timer, training_arguments, training_data
 from .trainer_run import DEFAULT_PROMPT_TOKENS, TrainerRun
 
 
@@ -228,7 +228,7 @@ class PpoRun(TrainerRun):
         config.total_episodes = max_steps * rows * self.recorder.world_size
         return config
 
-    def _data(self, config: Any, plan: measured_units.MeasurementPlan) -> Any:
+    def _data(self, config: Any, plan: step_timer.MeasurementPlan) -> Any:
         """Return prompts as token ids, the form that this trainer takes."""
         from datasets import Dataset
 

@@ -11,18 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from . import (
-    base_model,
-    engine,
-    hooks,
-    measured_units,
-    rollout_reuse,
-    seams,
-    step_timer,
-    trainer_state,
-    training_arguments,
-    training_data,
-)
+from . import base_model, engine, hooks, rollout_reuse, seams, step_timer, trainer_state, training_arguments, training_data
 from .loaded import Loaded, install_engines
 
 DEFAULT_PROMPT_TOKENS = 64  # length of synthetic prompts if none was requested
@@ -91,7 +80,7 @@ class TrainerRun:
             arguments |= self.loaded.server.arguments()
         return config_class(**arguments)
 
-    def _data(self, config: Any, plan: measured_units.MeasurementPlan) -> Any:
+    def _data(self, config: Any, plan: step_timer.MeasurementPlan) -> Any:
         """Return the rows that the plan consumes."""
         if self.steps_are_units:
             batch, group = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.recorder.world_size, 1
@@ -152,16 +141,16 @@ class TrainerRun:
 
     # The run itself.
 
-    def _measurement_plan(self, config_class: Any, settings: Mapping[str, Any]) -> measured_units.MeasurementPlan:
+    def _measurement_plan(self, config_class: Any, settings: Mapping[str, Any]) -> step_timer.MeasurementPlan:
         """Compute the units from the framework's own completed settings."""
-        unit = measured_units.Unit(optimizer_steps=1, generations=1)
+        unit = step_timer.Unit(optimizer_steps=1, generations=1)
         if not self.steps_are_units:
             config = self._config(config_class, settings, 1)
-            unit = measured_units.unit_of(
+            unit = step_timer.unit_of(
                 steps_per_generation=config.steps_per_generation, num_iterations=config.num_iterations,
                 gradient_accumulation_steps=config.gradient_accumulation_steps,
             )  # fmt: skip
-        return measured_units.measurement_plan(unit, self.plan)
+        return step_timer.measurement_plan(unit, self.plan)
 
     def _prepare_engine(self, settings: Mapping[str, Any]) -> None:
         """Use the engine of the load, or install the factory that builds one in this run."""
