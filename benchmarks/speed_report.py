@@ -93,11 +93,13 @@ def grouped(rows: Iterable[Row], *facts: str) -> dict[str, list[Row]]:
 
 
 def readable(document: Mapping[str, Any]) -> str:
-    held = document["figures"]["held_back"]
+    held, ran = document["figures"]["held_back"], document["ran_on"]
+    versions = ", ".join(f"{name} {version}" for name, version in ran.get("versions", {}).items())
     lines = [
         "# Predicted and measured training speed",
         "",
-        f"Measured: {document['source']} (each row's link). Predicted: traces without a GPU, made on {document['ran_on']}.",
+        f"Measured: {document['source']} (each row's link). ",
+        f"Predicted: traces without a GPU, {ran.get('date')}, commit {ran.get('commit')}, {ran.get('cpu')}; {versions}.",
         "Half of the rows was held back during development, by a hash of the id. Error: predicted / measured - 1.",
         "",
         "| rows | count | median error | within 20 % | worst | order of two right | inside the interval | interval, high/low |",
