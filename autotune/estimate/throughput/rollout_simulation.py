@@ -39,6 +39,7 @@ class Pass:
     decoding: int  # sequences that get their next token
     context: float  # cached tokens that these sequences read, in total
     prefilled: int  # prompt tokens
+    repeats: int = 1  # equal passes that this one stands for, at their mean context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ class _Scheduler:
         prefilled = sum(new for sequence, new in scheduled if not sequence.decodes)
         times = 1 if prefilled or self.waiting_fits() else self._equal_passes(decoding)
         context = sum(sequence.cached for sequence in decoding) + len(decoding) * (times - 1) / 2
-        one = Pass(decoding=len(decoding), context=context, prefilled=prefilled)
+        one = Pass(decoding=len(decoding), context=context, prefilled=prefilled, repeats=times)
         self.spent += times * self.seconds(one)
         self.passes += times
         self.decoded += times * len(decoding)
