@@ -50,7 +50,7 @@ DRAWS = (
     (64, 4, 256, 60, 0.8),
     (80, 16, 200, 100, 0.6),
 )
-REPEATS = 5
+REPEATS = 4
 
 EQUAL = ((64, 40), (200, 30), (32, 60))
 """Prompts and completions of the runs that the cost of a pass is fitted to."""
@@ -69,7 +69,8 @@ def equal_runs(limits: EngineLimits) -> list[list[Request]]:
 
 def main() -> int:
     options = _arguments()
-    lines, versions = [], {}
+    kept = json.loads(options.keep.read_text()) if options.keep and options.keep.is_file() else {"lines": [], "versions": {}}
+    lines, versions = kept["lines"], kept["versions"]
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         subprocess.run(
@@ -77,6 +78,8 @@ def main() -> int:
             check=True,
         )
         for number, limits in enumerate(ENGINES[: options.engines]):
+            if any(line["engine"] == asdict(limits) for line in lines):
+                continue
             equal = equal_runs(limits)
             drawn = [draw(*figures, seed=10 * number + place) for place, figures in enumerate(DRAWS)]
             suite = [*equal, *drawn]
@@ -85,6 +88,8 @@ def main() -> int:
             least = [np.min(np.array(runs[place :: len(suite)]), axis=0) for place in range(len(suite))]
             cost = fitted(equal, least[: len(equal)], limits)
             lines += [compared(limits, cost, *each) for each in zip(DRAWS, drawn, least[len(equal) :], strict=True)]
+            if options.keep:
+                options.keep.write_text(json.dumps({"lines": lines, "versions": versions}))
             print(f"engine {number}: " + ", ".join(f"{line['error']:+.1%}" for line in lines[-len(DRAWS) :]), flush=True)
     document = summarised(lines, machine.facts(versions))
     print(readable(document))
@@ -207,6 +212,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--engines", type=int, default=len(ENGINES), help="only the first few, and nothing is written")
+    parser.add_argument("--keep", type=Path, help="file of measured engines: those in it are not measured again")
     return parser.parse_args()
 
 
