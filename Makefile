@@ -42,7 +42,7 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures test test-all test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-speed bench-screening bench-search bench-rig bench-diagnose bench-gpu \
+.PHONY: help demo pictures test test-all test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-speed bench-rollout bench-screening bench-search bench-rig bench-diagnose bench-gpu \
   bench-scale bench-preflight bench-emulated fuzz test-faults trl-overlays field-lists frameworks format clean
 
 help:
@@ -55,6 +55,7 @@ help:
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
 	@echo "make bench-foresight  predicted memory against what was publicly measured, row by row"
 	@echo "make bench-speed   predicted training speed against what was publicly measured, row by row"
+	@echo "make bench-rollout  simulated rollouts against vLLM on this machine's CPU"
 	@echo "make bench-screening  how long predicting every candidate of a large space takes"
 	@echo "make bench-search  the search beside others, on spaces whose optimum is known"
 	@echo "make bench-rig     what it saves to measure many candidates on one loaded model"
@@ -96,6 +97,9 @@ bench-foresight: $(READY) $(FORESIGHT_OVERLAYS:%=$(OVERLAYS)/foresight-%/.ready)
 
 bench-speed: $(READY) $(FORESIGHT_OVERLAYS:%=$(OVERLAYS)/foresight-%/.ready)
 	$(BIN)/python benchmarks/speed.py --environments $(OVERLAYS)
+
+bench-rollout: $(READY)
+	$(BIN)/python benchmarks/rollout.py
 
 $(OVERLAYS)/foresight-%/.ready: .ci/constraints/foresight-%.txt $(READY)
 	rm -rf $(@D)
