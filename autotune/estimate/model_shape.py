@@ -15,6 +15,10 @@ import msgspec
 
 from autotune.core.errors import BadInput
 from autotune.core.yaml_document import packaged_table
+from autotune.estimate import gemma4_layers
+from autotune.estimate.config_fields import Config, number, switch
+from autotune.estimate.recurrent_layers import is_recurrent, recurrent_layer
+from autotune.estimate.vision_towers import tower_parameters
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +28,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     output_bias: bool | str = False
     mlp_bias: bool | str = False
     norms: int = 2  # norms of the hidden width per layer
-    head_norms: bool = False  # norms per head of queries and keys
+    head_norms: bool | str = False  # norms per head of queries and keys
     row_norms: bool = False  # norms over all heads of queries, and of keys
     norm_bias: bool = False
     gated: bool = True  # gated MLP: three matrices instead of two
@@ -38,6 +42,11 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shared: bool = False  # dense MLP beside the experts
     shared_gate: bool = False
     latent: bool = False  # DeepSeek's latent attention
+    gated_query: bool = False  # the query projection computes a gate of the result, too
+    recurrent: bool = False  # some layers have a state instead of a cache: `recurrent_layers`
+    gemma4: bool = False  # layers of `gemma4_layers`
+    dense_width: str | None = None  # config field: width of a dense MLP, if it is not intermediate_size
+    shared_width: str | None = None  # config field: width of the dense MLP beside the experts
     windows: str = "none"  # `all` layers, `switched` by use_sliding_window, or `pattern`: every n-th layer without
     every: int = 0  # that n
 
@@ -50,9 +59,6 @@ class _Architectures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def architectures() -> _Architectures:
     return packaged_table("autotune.estimate", "architectures.yaml", _Architectures)
-
-
-Config = Mapping[str, object]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 
@@ -73,6 +79,8 @@ class Layer:
     cached: int  # elements per token in an engine's cache
     cache_heads: int  # heads that tensor parallelism divides the cache by; 1: a latent, on every rank
     window: int | None  # tokens of sliding-window attention; None: unlimited
+    state: int = 0  # elements per sequence of a recurrent layer, which has no cache; in the model's dtype
+    wide_state: int = 0  # the same in float32
 
     @property
     def parameters(self) -> int:
@@ -101,7 +109,8 @@ class Shape:
     positions: int  # longest supported sequence
     rotary_rows: int  # positions, over all tables, with rotary embeddings in an engine
     rotary_dim: int
-    towers: int = 0  # parameters of a vision tower and its projection
+    towers: int = 0  # parameters of vision and audio towers and their projections
+    layer_embeddings: int = 0  # Gemma 4: embeddings of every layer, with their projection
     unfolded: int  # elements of keys and values per token and layer as attention reads them; > cached for a latent
 
     def __hash__(self) -> int:
@@ -119,7 +128,14 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        return self.embedding + self.head + self.final_norm + self.towers + sum(layer.parameters for layer in self.layers)
+        return (
+            self.embedding
+            + self.layer_embeddings
+            + self.head
+            + self.final_norm
+            + self.towers
+            + sum(layer.parameters for layer in self.layers)
+        )
 
     @cached_property
     def active_parameters(self) -> int:
@@ -146,7 +162,7 @@ def shape(config: Config) -> Shape:
 
 
 def _shape(config: Config) -> Shape:
-    towers = _towers(config)
+    towers = tower_parameters(config)
     config = _with_usual_names(text_config(config))
     known = architectures().traits
     traits = known.get(str(config.get("model_type")))
@@ -155,17 +171,18 @@ def _shape(config: Config) -> Shape:
             f"No shape is known for the architecture {config.get('model_type')!r}.",
             way_out=f"Known are {', '.join(sorted(known))}.",
         )
-    hidden, vocabulary = _number(config, "hidden_size"), _number(config, "vocab_size")
-    positions = _number(config, "max_position_embeddings", 2048)
+    hidden, vocabulary = number(config, "hidden_size"), number(config, "vocab_size")
+    positions = number(config, "max_position_embeddings", 2048)
     return Shape(
         kind=str(config["model_type"]),
-        layers=tuple(_layer(config, traits, index) for index in range(_number(config, "num_hidden_layers"))),
+        layers=tuple(_layer(config, traits, index) for index in range(number(config, "num_hidden_layers"))),
         embedding=vocabulary * hidden + (positions * hidden if traits.learned_positions else 0),
+        layer_embeddings=gemma4_layers.outside_layers(config) if traits.gemma4 else 0,
         final_norm=hidden * (2 if traits.norm_bias else 1),
         towers=towers,
         head=0 if bool(config.get("tie_word_embeddings", traits.tied)) else vocabulary * hidden,
         hidden=hidden,
-        heads=_number(config, "num_attention_heads"),
+        heads=number(config, "num_attention_heads"),
         key_value_heads=_key_value_heads(config, traits),
         head_dim=_head_dim(config, traits),
         vocabulary=vocabulary,
@@ -177,10 +194,10 @@ def _shape(config: Config) -> Shape:
 
 
 def text_config(config: Config) -> Config:
-    """Return the language part of a multimodal config; any other unchanged."""
+    """Return the language part of a multimodal config; any other unchanged. Qwen2.5-VL has it at the top."""
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
-        return config
+        return {**config, "model_type": f"{config.get('model_type')}_text"} if "vision_config" in config else config
     kind = {"gemma3": "gemma3_text"}.get(str(config.get("model_type")), str(inner.get("model_type", config.get("model_type"))))
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
     return {**tied, **inner, "model_type": kind}
@@ -192,27 +209,9 @@ def _with_usual_names(config: Config) -> Config:
     if names is None:
         return config
     usual: dict[str, object] = {name: config[other] for name, other in names.items() if config.get(other) is not None}
-    usual.setdefault("intermediate_size", 4 * _number(usual, "hidden_size"))
+    usual.setdefault("intermediate_size", 4 * number(usual, "hidden_size"))
     usual["num_key_value_heads"] = 1 if config.get("multi_query", True) else usual["num_attention_heads"]
     return {**config, **usual}
-
-
-def _towers(config: Config) -> int:
-    """Return the parameters of SigLIP's vision tower with Gemma's projection."""
-    vision, text = config.get("vision_config"), config.get("text_config")
-    if not isinstance(vision, Mapping) or not isinstance(text, Mapping):
-        return 0
-    if vision.get("model_type") != "siglip_vision_model":
-        raise BadInput(
-            f"No shape is known for the vision tower {vision.get('model_type')!r}.",
-            way_out="Give the language model's config alone.",
-        )
-    hidden, width, patch = (_number(vision, name) for name in ("hidden_size", "intermediate_size", "patch_size"))
-    side = _number(vision, "image_size") // patch
-    patches = hidden * (_number(vision, "num_channels", 3) * patch * patch + 1) + side * side * hidden
-    layer = 4 * hidden * (hidden + 1) + 2 * hidden * width + width + hidden + 4 * hidden
-    projection = hidden * _number(text, "hidden_size") + hidden
-    return patches + _number(vision, "num_hidden_layers") * layer + 2 * hidden + projection
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -224,52 +223,84 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def _layer(config: Config, traits: Traits, index: int) -> Layer:
-    attention = _latent_attention(config) if traits.latent else _attention(config, traits)
-    mlp = _experts(config, traits) if _is_sparse(config, traits, index) else _dense(config, traits)
-    norms = traits.norms * _number(config, "hidden_size") * (2 if traits.norm_bias else 1)
+    attention = _token_mixer(config, traits, index)
+    mlp = _mlp(config, traits, index)
+    norms = traits.norms * number(config, "hidden_size") * (2 if traits.norm_bias else 1)
     both = {name: attention[name] + mlp.pop(name) for name in ("split", "copied", "matrices")}
-    both["copied"] += norms
-    return Layer(**{**attention, **mlp, **both}, window=_window(config, traits, index))
+    both["copied"] += gemma4_layers.norms(config) if traits.gemma4 else norms
+    return Layer(**{**attention, **mlp, **both}, window=None if "state" in attention else _window(config, traits, index))
+
+
+def _token_mixer(config: Config, traits: Traits, index: int) -> dict[str, int]:
+    if traits.recurrent and is_recurrent(config, index):
+        return recurrent_layer(config)
+    if traits.gemma4:
+        return gemma4_layers.attention(config, index)
+    return _latent_attention(config, index) if traits.latent else _attention(config, traits)
+
+
+def _mlp(config: Config, traits: Traits, index: int) -> dict[str, int]:
+    sparse = _is_sparse(config, traits, index)
+    if traits.gemma4:  # experts beside a dense MLP, which no token leaves out
+        dense = _dense({**config, "intermediate_size": gemma4_layers.mlp_width(config, index)}, traits)
+        experts, own = _experts(config, traits) if sparse else {}, gemma4_layers.per_layer_input(config)
+        both = {name: dense[name] + experts.get(name, 0) for name in ("split", "copied", "matrices")}
+        return {**experts, **both, "split": both["split"] + own, "matrices": both["matrices"] + own, "width": dense["width"]}
+    if sparse:
+        return _experts(config, traits)
+    stated = "intermediate_size" if traits.dense_width is None else traits.dense_width
+    return _dense({**config, "intermediate_size": number(config, stated)}, traits)
 
 
 def _attention(config: Config, traits: Traits) -> dict[str, int]:
-    hidden, head_dim, heads = _number(config, "hidden_size"), _head_dim(config, traits), _number(config, "num_attention_heads")
+    hidden, head_dim, heads = number(config, "hidden_size"), _head_dim(config, traits), number(config, "num_attention_heads")
     query, key_value = heads * head_dim, 2 * _key_value_heads(config, traits) * head_dim
-    bias = _switch(config, traits.query_bias)
-    norms = 2 * head_dim * traits.head_norms + (query + key_value // 2) * traits.row_norms
+    bias, products = switch(config, traits.query_bias), 3 if traits.gated_query else 2
+    norms = 2 * head_dim * switch(config, traits.head_norms) + (query + key_value // 2) * traits.row_norms
     return {
-        "split": 2 * hidden * query + bias * query + heads * traits.sinks,
+        "split": products * hidden * query + bias * (products - 1) * query + heads * traits.sinks,
         "key_value": hidden * key_value + bias * key_value,
-        "copied": _switch(config, traits.output_bias) * hidden + norms,
-        "matrices": 2 * hidden * query + hidden * key_value,
+        "copied": switch(config, traits.output_bias) * hidden + norms,
+        "matrices": products * hidden * query + hidden * key_value,
         "cached": key_value,
         "cache_heads": _key_value_heads(config, traits),
     }
 
 
-def _latent_attention(config: Config) -> dict[str, int]:
-    """DeepSeek's attention: keys and values come from one latent per token, which is cached."""
-    hidden, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
-    rope, nope = _number(config, "qk_rope_head_dim"), _number(config, "qk_nope_head_dim")
-    value, latent = _number(config, "v_head_dim"), _number(config, "kv_lora_rank")
+def _latent_attention(config: Config, index: int) -> dict[str, int]:
+    """DeepSeek's attention: keys and values come from one latent per token, which is cached, as is
+    the key of the indexer that selects tokens in sparse attention."""
+    hidden, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
+    rope, nope = number(config, "qk_rope_head_dim"), number(config, "qk_nope_head_dim")
+    value, latent = number(config, "v_head_dim"), number(config, "kv_lora_rank")
     rank = config.get("q_lora_rank")
     rank = rank if isinstance(rank, int) else 0
     down = hidden * (latent + rope) + hidden * rank
     up = (rank or hidden) * heads * (rope + nope) + latent * heads * (nope + value) + heads * value * hidden
-    biases = _switch(config, "attention_bias") * (latent + rope + rank + hidden)
+    biases = switch(config, "attention_bias") * (latent + rope + rank + hidden)
+    index_heads, key = _indexer(config, index)
+    selection = index_heads * key * rank + hidden * (key + index_heads)
     return {
         "split": up,
         "key_value": 0,
-        "copied": down + biases + latent + rank,
-        "matrices": up + down,
-        "cached": latent + rope,
+        "copied": down + biases + latent + rank + selection + 2 * key,
+        "matrices": up + down + selection,
+        "cached": latent + rope + key,
         "cache_heads": 1,
     }
 
 
+def _indexer(config: Config, index: int) -> tuple[int, int]:
+    """Return heads and width of the layer's indexer, 0 if it has none: `shared` uses an earlier one's."""
+    kinds = config.get("indexer_types")
+    if "index_head_dim" not in config or (isinstance(kinds, list) and kinds[index] == "shared"):
+        return 0, 0
+    return number(config, "index_n_heads"), number(config, "index_head_dim")
+
+
 def _dense(config: Config, traits: Traits) -> dict[str, int]:
-    hidden, width = _number(config, "hidden_size"), _number(config, "intermediate_size")
-    bias = _switch(config, traits.mlp_bias)
+    hidden, width = number(config, "hidden_size"), number(config, "intermediate_size")
+    bias = switch(config, traits.mlp_bias)
     halves = 2 if traits.gated else 1
     matrices = (halves + 1) * hidden * width
     return {"split": matrices + bias * halves * width, "copied": bias * hidden, "matrices": matrices, "width": width}
@@ -277,9 +308,9 @@ def _dense(config: Config, traits: Traits) -> dict[str, int]:
 
 def _experts(config: Config, traits: Traits) -> dict[str, int]:
     assert traits.experts is not None
-    count, used, width = (_number(config, name) for name in traits.experts)
-    hidden = _number(config, "hidden_size")
-    shared_width = _shared_width(config) if traits.shared else 0
+    count, used, width = (number(config, name) for name in traits.experts)
+    hidden = number(config, "hidden_size")
+    shared_width = _shared_width(config, traits)
     expert, shared = 3 * hidden * width + (2 * width + hidden) * traits.expert_bias, 3 * hidden * shared_width
     gates = (hidden + traits.expert_bias) * count + (hidden if traits.shared_gate else 0)
     return {
@@ -294,23 +325,29 @@ def _experts(config: Config, traits: Traits) -> dict[str, int]:
     }
 
 
-def _shared_width(config: Config) -> int:
+def _shared_width(config: Config, traits: Traits) -> int:
+    if traits.shared_width is not None:
+        return number(config, traits.shared_width)
+    if not traits.shared:
+        return 0
     if "shared_expert_intermediate_size" in config:
-        return _number(config, "shared_expert_intermediate_size")
+        return number(config, "shared_expert_intermediate_size")
     shared = config.get("n_shared_experts")
-    return (shared if isinstance(shared, int) else 0) * _number(config, "moe_intermediate_size")
+    return (shared if isinstance(shared, int) else 0) * number(config, "moe_intermediate_size")
 
 
 def _is_sparse(config: Config, traits: Traits, index: int) -> bool:
-    if traits.experts is None:
+    if traits.experts is None or not config.get(traits.experts[0]):
         return False
-    kinds = config.get("mlp_layer_types")
+    kinds, chosen = config.get("mlp_layer_types"), config.get("moe_layers")
     if isinstance(kinds, (list, tuple)):
         return bool(kinds[index] == "sparse")
-    if traits.latent:
-        return index >= _number(config, "first_k_dense_replace", 0)
+    if isinstance(chosen, (list, tuple)):
+        return index in chosen
+    if traits.latent or "first_k_dense_replace" in config:
+        return index >= number(config, "first_k_dense_replace", 0)
     dense = config.get("mlp_only_layers")
-    step = _number(config, "decoder_sparse_step", 1)
+    step = number(config, "decoder_sparse_step", number(config, "interleave_moe_layer_step", 1))
     return not (isinstance(dense, (list, tuple)) and index in dense) and (index + 1) % step == 0
 
 
@@ -324,9 +361,9 @@ def _window(config: Config, traits: Traits, index: int) -> int | None:
     if traits.windows == "all":
         return window
     if traits.windows == "switched":
-        used = bool(config.get("use_sliding_window", False)) and index >= _number(config, "max_window_layers", 0)
+        used = bool(config.get("use_sliding_window", False)) and index >= number(config, "max_window_layers", 0)
         return window if used else None
-    return window if (index + 1) % _number(config, "sliding_window_pattern", traits.every) else None
+    return window if (index + 1) % number(config, "sliding_window_pattern", traits.every) else None
 
 
 def _rotary_rows(config: Config, positions: int, *, two_tables: bool) -> int:
@@ -346,13 +383,13 @@ def _rotary_rows(config: Config, positions: int, *, two_tables: bool) -> int:
 def _unfolded(config: Config, traits: Traits) -> int:
     if not traits.latent:
         return 2 * _key_value_heads(config, traits) * _head_dim(config, traits)
-    widths = (_number(config, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    return _number(config, "num_attention_heads") * sum(widths)
+    widths = (number(config, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    return number(config, "num_attention_heads") * sum(widths)
 
 
 def _rotary_dim(config: Config, traits: Traits) -> int:
     if traits.latent:
-        return _number(config, "qk_rope_head_dim")
+        return number(config, "qk_rope_head_dim")
     factor = config.get("partial_rotary_factor")
     return int(_head_dim(config, traits) * (factor if isinstance(factor, (int, float)) else 1))
 
@@ -361,21 +398,8 @@ def _head_dim(config: Config, traits: Traits) -> int:
     stated = config.get("head_dim")
     if isinstance(stated, int):
         return stated
-    return traits.head_dim or _number(config, "hidden_size") // _number(config, "num_attention_heads")
+    return traits.head_dim or number(config, "hidden_size") // number(config, "num_attention_heads")
 
 
 def _key_value_heads(config: Config, traits: Traits) -> int:
-    return _number(config, "num_key_value_heads", traits.key_value_heads or _number(config, "num_attention_heads"))
-
-
-def _switch(config: Config, trait: bool | str) -> int:
-    """Return 1 or 0, as a factor."""
-    return int(trait if isinstance(trait, bool) else bool(config.get(trait, trait == "qkv_bias")))
-
-
-def _number(config: Config, name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    value = default if value is None else value
-    if not isinstance(value, int):
-        raise BadInput(f"The model's config states no {name}.", way_out="Give the whole config.json of the model.")
-    return value
+    return number(config, "num_key_value_heads", traits.key_value_heads or number(config, "num_attention_heads"))

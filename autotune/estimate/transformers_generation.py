@@ -64,8 +64,10 @@ def transformers_generation(
 
 
 def cache_bytes(shape: Shape, size: int, batch: int, length: int) -> int:
-    """Bytes of the growing cache at this length; a windowed layer caches its window."""
-    return sum(batch * _cached_length(layer, length) * _cached_elements(shape, layer) * size for layer in shape.layers)
+    """Bytes of the growing cache at this length; a windowed layer caches its window, a recurrent one its state."""
+    growing = sum(_cached_length(layer, length) * _cached_elements(shape, layer) for layer in shape.layers)
+    states = sum(layer.state * size + layer.wide_state * 4 for layer in shape.layers)
+    return batch * (growing * size + states)
 
 
 def _prefill(shape: Shape, size: int, batch: int, prompt: int, *, padded: bool) -> dict[str, int]:
@@ -128,7 +130,7 @@ def _mask_bytes(size: int, elements: int) -> int:
 
 def _cached_elements(shape: Shape, layer: Layer) -> int:
     """Elements per token and layer: transformers caches a latent unfolded into heads."""
-    return layer.cached if layer.key_value else shape.unfolded
+    return layer.cached if layer.key_value or not layer.cached else shape.unfolded
 
 
 def _cached_length(layer: Layer, length: int) -> int:

@@ -1,7 +1,9 @@
 """Paging of vLLM's KV cache into blocks, in vLLM's own integer arithmetic.
 
 Layers with equal caches form a group. All groups take blocks from one pool; a block holds one page
-of each layer of a group. A test compares this with the installed vLLM's own functions.
+of each layer of a group. Pages are equally large: a layer with less per token has more tokens in
+one. A recurrent layer stores its state in a page, and attention's pages grow until one is as large.
+A test compares this with the installed vLLM's own functions.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autotune.core.units import GIB
-from autotune.estimate.model_shape import Shape
+from autotune.estimate.model_shape import Layer, Shape
 
 BLOCK_TOKENS = 16  # vLLM's default
 LATENT_BLOCK_TOKENS = 64  # of latent attention's kernels
+STATE_BLOCKS = 2  # per sequence and group of recurrent layers: running, and at the last whole block (prefix caching)
+WIDE_STATE_BYTES = 4  # per element of a state in float32
 
 MANUAL = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
 
@@ -25,7 +29,8 @@ class Pages:
 
     windows: tuple[int | None, ...]  # attention window of each group; None: unlimited
     block_bytes: int  # bytes of one block in the pool
-    block_tokens: int
+    block_tokens: int  # of the layers with the most per token
+    group_tokens: tuple[int, ...]  # tokens per block of each group; 0: recurrent layers
     in_flight_tokens: int  # tokens scheduled but not finished: a window's blocks are freed only afterwards
 
     def blocks(self, available: int) -> int:
@@ -33,7 +38,7 @@ class Pages:
 
     def blocks_per_sequence(self, length: int) -> int:
         """Blocks that a sequence of this length can hold at a time."""
-        return sum(self._group_blocks(window, length) for window in self.windows)
+        return sum(map(self._group_blocks, self.windows, self.group_tokens, [length] * len(self.windows)))
 
     def needed(self, length: int) -> int:
         """Bytes for one sequence of this length."""
@@ -76,11 +81,13 @@ class Pages:
             f"`max_model_len` when initializing the engine. See {MANUAL} for more details."
         )
 
-    def _group_blocks(self, window: int | None, length: int) -> int:
+    def _group_blocks(self, window: int | None, tokens: int, length: int) -> int:
+        if not tokens:
+            return STATE_BLOCKS
         if window is None:
-            return -(-length // self.block_tokens)
+            return -(-length // tokens)
         held = min(window - 1 + self.in_flight_tokens, length)
-        return -(-held // self.block_tokens) + 1  # a window can begin in the middle of a block
+        return -(-held // tokens) + 1  # a window can begin in the middle of a block
 
 
 @lru_cache(256)
@@ -89,23 +96,35 @@ def pages(
 ) -> Pages:
     """Return the paging on one rank. One batch runs while the next is scheduled."""
     latent = all(layer.cache_heads == 1 and layer.key_value == 0 for layer in shape.layers)
-    block_tokens = LATENT_BLOCK_TOKENS if latent else BLOCK_TOKENS
-    # Elements per token and layer on one rank: heads are divided, at least one per rank.
-    page = max(layer.cached // layer.cache_heads * max(1, layer.cache_heads // tensor_parallel) for layer in shape.layers)
-    windows, layers_per_group = _groups(Counter(layer.window for layer in shape.layers))
+    smallest = LATENT_BLOCK_TOKENS if latent else BLOCK_TOKENS
+    layers = [layer for layer in shape.layers if layer.cached or layer.state or layer.wide_state]
+    page = max(_per_token(layer, element_bytes, tensor_parallel) for layer in layers)
+    state = max((layer.state * element_bytes + layer.wide_state * WIDE_STATE_BYTES) // tensor_parallel for layer in layers)
+    block_tokens = smallest * max(1, -(-state // (smallest * page)))
+
+    def tokens(layer: Layer) -> int:
+        return block_tokens * (page // _per_token(layer, element_bytes, tensor_parallel)) if layer.cached else 0
+
+    groups, layers_per_group = _groups(Counter((layer.window, tokens(layer)) for layer in layers))
     return Pages(
-        windows=windows,
-        block_bytes=page * element_bytes * block_tokens * layers_per_group,
+        windows=tuple(window for window, _ in groups),
+        block_bytes=page * block_tokens * layers_per_group,
         block_tokens=block_tokens,
+        group_tokens=tuple(count for _, count in groups),
         in_flight_tokens=concurrent_batches * max_num_batched_tokens,
     )
 
 
-def _groups(kinds: Counter[int | None]) -> tuple[tuple[int | None, ...], int]:
-    """Return windows and layers per group: the rarest kind's count, or a close commonest."""
+def _per_token(layer: Layer, element_bytes: int, ranks: int) -> int:
+    """Bytes per token of one layer on one rank: heads are divided, at least one per rank."""
+    return layer.cached // layer.cache_heads * max(1, layer.cache_heads // ranks) * element_bytes
+
+
+def _groups(kinds: Counter[tuple[int | None, int]]) -> tuple[tuple[tuple[int | None, int], ...], int]:
+    """Return groups and layers per group: the rarest kind's count, or a close commonest."""
     fewest, most = min(kinds.values()), max(kinds.values())
     size = most if most < fewest * 1.5 else fewest
-    return tuple(window for window, count in kinds.items() for _ in range(-(-count // size))), size
+    return tuple(kind for kind, count in kinds.items() for _ in range(-(-count // size))), size
 
 
 def gib(size: int) -> str:

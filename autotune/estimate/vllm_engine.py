@@ -119,7 +119,13 @@ def weight_bytes(
     size = dtype_bytes(dtype)
     vocabulary = -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     table = vocabulary * shape.hidden // tensor_parallel
-    outside = table * (2 if shape.head else 1) + shape.final_norm + shape.towers + shape.rotary_rows * shape.rotary_dim
+    outside = (
+        table * (2 if shape.head else 1)
+        + shape.layer_embeddings
+        + shape.final_norm
+        + shape.towers
+        + shape.rotary_rows * shape.rotary_dim
+    )
     per_weight = size if quantised_bits is None else quantised_bytes(quantised_bits, method)
     return outside * size + sum(_layer_bytes(layer, size, tensor_parallel, per_weight) for layer in shape.layers)
 

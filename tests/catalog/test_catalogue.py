@@ -14,6 +14,7 @@ from autotune.catalog import Gpu, KnownModel, gpus, models
 from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import BadInput
 from autotune.core.units import GIB
+from autotune.estimate.model_shape import shape
 
 MODELS = {known.ids[0]: known for known in models()}
 IDS = [hub_id for known in models() for hub_id in known.ids]
@@ -73,8 +74,19 @@ NEW = [
     "Olmo-3-7B-Instruct",
     "Olmo-3-1025-7B",
     "Olmo-3-32B-Think",
+    *[f"Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B", "35B-A3B", "122B-A10B", "397B-A17B")],
+    *[f"Qwen3-VL-{size}-Instruct" for size in ("2B", "4B", "8B", "32B", "30B-A3B", "235B-A22B")],
+    *[f"Qwen2.5-VL-{size}-Instruct" for size in ("3B", "7B", "32B", "72B")],
+    *[f"gemma-4-{size}-it" for size in ("E2B", "E4B", "26B-A4B", "31B")],
+    *[f"granite-4.0-{size}" for size in ("micro", "h-micro", "h-tiny", "h-small")],
+    *["Qwen3.6-27B", "Qwen3.6-35B-A3B", "Qwen3-Next-80B-A3B-Instruct", "DeepSeek-V3.2"],
+    *["GLM-4.5", "GLM-4.5-Air", "GLM-4.6", "GLM-4.7", "GLM-5", "GLM-5.1", "GLM-5.2"],
+    *["Llama-4-Scout-17B-16E-Instruct", "Llama-4-Maverick-17B-128E-Instruct"],
 ]
 """Short names of models of 2025 and 2026."""
+
+SIZE = re.compile(r"-(?:E\d+B|(?P<size>[\d.]+)B)(?:-|$)")
+"""Size in a hub id, in billions: the authors' own rounding. Gemma's E2B is no number of weights."""
 
 
 def parameters(config: dict[str, Any]) -> int:
@@ -96,10 +108,8 @@ def built(known: KnownModel) -> int:
     transformers = pytest.importorskip("transformers")
     fields = {name: copy.deepcopy(value) for name, value in known.config.items() if name != "quantization_config"}
     config = transformers.AutoConfig.for_model(**fields)
-    text_only = type(config) in transformers.AutoModelForCausalLM._model_mapping
-    kind = transformers.AutoModelForCausalLM if text_only else transformers.AutoModelForImageTextToText
     with torch.device("meta"):
-        model = kind.from_config(config)
+        model = getattr(transformers, known.config["architectures"][0])(config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -118,6 +128,21 @@ def test_transformers_builds_every_model_with_as_many_weights_as_its_authors_say
             assert weights == parameters(dict(known.config)), hub_id
 
 
+def test_sizes_in_names_are_the_sizes_of_the_shapes() -> None:
+    """A name rounds to its last digit, with or without the towers, or without the embedding."""
+    checked = 0
+    for hub_id in (hub_id for name in NEW for hub_id in IDS if hub_id.split("/")[1] == name):
+        named, found = SIZE.search(hub_id), shape(next(known.config for known in models() if hub_id in known.ids))
+        if named is None or named["size"] is None or "Llama-4" in hub_id:  # Llama 4 names what a token uses
+            continue
+        half = 0.5 * 10.0 ** -len(named["size"].partition(".")[2])
+        counts = [found.parameters, found.parameters - found.towers, found.parameters - found.towers - found.embedding]
+        away = min(abs(count / 1e9 - float(named["size"])) for count in counts)
+        assert away <= max(half, 0.02 * float(named["size"])), hub_id
+        checked += 1
+    assert checked >= 30
+
+
 @pytest.mark.parametrize(("hub_id", "weights"), EXACT.items(), ids=EXACT)
 def test_to_the_last_weight(hub_id: str, weights: int) -> None:
     assert built(MODELS[hub_id]) == weights
@@ -132,7 +157,7 @@ def test_every_model_has_its_sources(known: KnownModel) -> None:
 @pytest.mark.parametrize("known", MODELS.values(), ids=MODELS)
 def test_each_model_matches_the_table(known: KnownModel) -> None:
     assert 1 < known.layers < 200 and 500 < known.hidden < 20_000
-    assert 1000 < known.context <= 2**18 and 30_000 < known.vocabulary < 2**18 + 2**10
+    assert 1000 < known.context <= 10 * 2**20 and 30_000 < known.vocabulary < 2**18 + 2**10
     assert known.config["architectures"] and isinstance(known.config["tie_word_embeddings"], bool)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,7 +93,35 @@ ODD: Mapping[str, Mapping[str, object]] = {
         "mlp_layer_types": ["dense", "sparse", "sparse"],
         "pad_token_id": 0,
     },
-}
+    "qwen3_vl_text": {"attention_bias": True, "head_dim": 24},
+    "qwen3_vl_moe_text": {"num_experts": 5, "moe_intermediate_size": 56, "decoder_sparse_step": 2, "head_dim": 24},
+    "qwen2_5_vl_text": {},
+    "qwen3_next": {**(DELTA := {"head_dim": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3}), **(EXPERTS := {
+        "num_experts": 5, "moe_intermediate_size": 56, "shared_expert_intermediate_size": 88}), "full_attention_interval": 2},
+    "qwen3_5_text": {**DELTA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "qwen3_5_moe_text": {**DELTA, **EXPERTS, "layer_types": ["full_attention", "linear_attention", "full_attention"]},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 3, "shared_intermediate_size": 72,
+        "mamba_n_heads": 8, "mamba_d_head": 24,
+        "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_d_conv": 3, "mamba_proj_bias": True, "pad_token_id": 0,
+    },
+    "gemma4_text": {
+        "head_dim": 24, "global_head_dim": 40, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1,
+        "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 301,
+        "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 56,
+    },
+    "glm4_moe": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 56,
+        "use_qk_norm": True, "attention_bias": True, "head_dim": 24, "pad_token_id": 0, "n_group": 1, "topk_group": 1},
+    "glm_moe_dsa": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,
+        "pad_token_id": 0, "index_head_dim": 20, "index_n_heads": 3,
+        "indexer_types": ["full", "shared", "full"]},
+    "deepseek_v32": {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,
+        "index_head_dim": 20, "index_n_heads": 3},
+    "llama4_text": {"num_local_experts": 3, "intermediate_size_mlp": 88, "interleave_moe_layer_step": 2, "head_dim": 24,
+        "pad_token_id": 0},
+}  # fmt: skip
 """Unusual settings that make each architecture's own parameters appear."""
 
 LATENT: Mapping[str, object] = {
@@ -138,12 +167,32 @@ def test_catalogued_models_have_the_parameters_of_transformers_models(known: cat
 
 
 def built(config: Mapping[str, object]) -> int:
-    """Parameters of the installed transformers' model, built without memory."""
+    """Parameters of the installed transformers' model, built without memory: a multimodal model with its towers."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    fields: dict[str, Any] = {name: value for name, value in config.items() if name != "model_type"}
+    fields: dict[str, Any] = {name: copy.deepcopy(value) for name, value in config.items() if name != "model_type"}
+    kind = str(config["model_type"])
+    made = CONFIG_MAPPING[kind.removesuffix("_text") if kind in WITHIN else kind](
+        **({"text_config": {**fields, "model_type": kind}, **tied(config)} if kind in WITHIN else fields)
+    )
+    architectures = config.get("architectures")
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[str(config["model_type"])](**fields))
+        if isinstance(architectures, list):
+            model = getattr(transformers, architectures[0])(made)
+        elif kind in WITHIN:
+            model = transformers.AutoModelForImageTextToText.from_config(made)
+            towers = [parameter.numel() for name, parameter in model.named_parameters() if ".visual." in name]
+            return sum(parameter.numel() for parameter in model.parameters()) - sum(towers)
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(made)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def tied(config: Mapping[str, object]) -> dict[str, Any]:
+    return {"tie_word_embeddings": config["tie_word_embeddings"]}
+
+
+WITHIN = ("qwen3_vl_text", "qwen3_vl_moe_text", "qwen2_5_vl_text")
+"""Language models that transformers builds only within a multimodal one."""

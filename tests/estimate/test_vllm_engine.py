@@ -16,7 +16,7 @@ from autotune import catalog
 from autotune.core.composition import EngineSettings
 from autotune.core.units import GIB, MIB
 from autotune.estimate import vllm_engine
-from autotune.estimate.model_shape import shape
+from autotune.estimate.model_shape import Shape, shape
 from autotune.estimate.vllm_blocks import Pages, pages
 from autotune.estimate.vllm_engine import EngineUse, fit
 
@@ -230,7 +230,23 @@ MODELS = (
     "google/gemma-3-4b-it",
     "unsloth/gpt-oss-20b-BF16",
     "deepseek-ai/DeepSeek-V2-Lite",
+    "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "ibm-granite/granite-4.0-h-tiny",
+    "google/gemma-4-31B",
+    "google/gemma-4-E2B",
 )
+
+
+@pytest.mark.parametrize(("name", "logged"), [("Qwen/Qwen3-Next-80B-A3B-Instruct", 544), ("Qwen/Qwen3.6-27B", 784)])
+def test_attention_pages_grow_to_the_state_of_recurrent_layers(name: str, logged: int) -> None:
+    """As vLLM 0.11 and 0.19 log it: "Setting attention block size to 784 tokens ..." with 0.13% of padding."""
+    found = shape(config_of(name))
+    paged = pages(found, element_bytes=2, tensor_parallel=1, max_num_batched_tokens=4096)
+    assert paged.block_tokens == logged
+    recurrent = sum(not tokens for tokens in paged.group_tokens)
+    assert recurrent == 3 and len(paged.windows) == 4
+    assert paged.blocks_per_sequence(logged + 1) == 2 + 3 * 2
 
 
 @pytest.mark.slow
@@ -255,22 +271,38 @@ def test_blocks_tokens_and_refusals_equal_the_installed_vllms(name: str, ranks: 
 def _specs(name: str, ranks: int, paged: Pages) -> dict[str, Any]:
     """Cache specifications by layer, like those of vLLM's attention layers."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
     found = shape(config_of(name))
     specs: dict[str, Any] = {}
     for index, layer in enumerate(found.layers):
         heads = max(1, layer.cache_heads // ranks)
+        if not layer.cached:
+            if layer.state or layer.wide_state:  # else: it reads an earlier layer's cache
+                specs[f"layer.{index}"] = MambaSpec(
+                    block_size=paged.block_tokens,
+                    shapes=((layer.state // ranks,), (layer.wide_state // ranks,)),
+                    dtypes=(torch.bfloat16, torch.float32),
+                    page_size_padded=attention_page(found, ranks) * paged.block_tokens,
+                    mamba_cache_mode="align",
+                )
+            continue
         common = {"block_size": paged.block_tokens, "num_kv_heads": heads, "dtype": torch.bfloat16}
+        head = layer.cached // layer.cache_heads // 2
         if layer.key_value == 0:
             specs[f"layer.{index}"] = MLAAttentionSpec(**common, head_size=layer.cached)
         elif layer.window is not None:
-            specs[f"layer.{index}"] = SlidingWindowSpec(
-                **common, head_size=found.head_dim, sliding_window=layer.window, dcp_sharded=False
-            )
+            specs[f"layer.{index}"] = SlidingWindowSpec(**common, head_size=head, sliding_window=layer.window, dcp_sharded=False)
         else:
-            specs[f"layer.{index}"] = FullAttentionSpec(**common, head_size=found.head_dim, dcp_sharded=False)
+            specs[f"layer.{index}"] = FullAttentionSpec(**common, head_size=head, dcp_sharded=False)
     return specs
+
+
+def attention_page(found: Shape, ranks: int) -> int:
+    """Bytes per token of one attention layer in bfloat16."""
+    return max(
+        2 * layer.cached // layer.cache_heads * max(1, layer.cache_heads // ranks) for layer in found.layers if layer.cached
+    )
 
 
 def _told_by_vllm(utils: Any, specs: dict[str, Any], available: int, length: int) -> str | tuple[int, int, float]:
@@ -287,6 +319,7 @@ def _told_by_vllm(utils: Any, specs: dict[str, Any], available: int, length: int
         cache_config=SimpleNamespace(
             num_gpu_blocks_override=None,
             prefix_cache_retention_interval=None,
+            mamba_cache_mode="align",
             get_resolved_kv_cache_layout=lambda: next(iter(utils.KVCacheLayout)),
         ),
         attention_config=SimpleNamespace(hisparse_config=None),

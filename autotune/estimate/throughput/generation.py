@@ -75,7 +75,9 @@ def _prefill(load: GenerationLoad, shape: Shape, device: Ceilings) -> Estimate:
 
 
 def _attention(shape: Shape, layer: Layer, length: int) -> float:
-    """4 · length · (length / 2, or the window) · heads · head_dim"""
+    """4 · length · (length / 2, or the window) · heads · head_dim; recurrent: 4 · length · state"""
+    if layer.state or layer.wide_state:
+        return 4.0 * length * (layer.state + layer.wide_state)
     seen = length / 2 if layer.window is None else min(length / 2, layer.window)
     return 4.0 * length * seen * shape.heads * shape.head_dim
 
@@ -117,6 +119,8 @@ def _pass(load: GenerationLoad, shape: Shape, device: Ceilings, *, together: int
 
 def _cache_read(shape: Shape, layer: Layer, length: float, *, by_engine: bool) -> float:
     """Elements of one sequence's cache that a step moves; `cat`: three times."""
+    if layer.state or layer.wide_state:
+        return 2.0 * (layer.state + 2 * layer.wide_state)  # read and written; float32 counts twice
     seen = length if layer.window is None else min(length, layer.window)
     return seen * (layer.cached if by_engine else 3 * shape.unfolded)
 

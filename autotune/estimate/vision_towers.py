@@ -1,0 +1,117 @@
+"""Parameters of vision and audio towers with their projections into the language model.
+
+d: hidden size, m: MLP width, h: hidden size of the language model. A test compares the sums with
+transformers' own models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from autotune.core.errors import BadInput
+from autotune.estimate.config_fields import Config, number, numbers
+
+
+def tower_parameters(config: Config) -> int:
+    """Return the parameters of all towers of a multimodal config; 0 for a language model."""
+    return _vision(config) + _audio(config)
+
+
+def _vision(config: Config) -> int:
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        return 0
+    text = config.get("text_config")
+    hidden = number(text if isinstance(text, Mapping) else config, "hidden_size")
+    kind = str(vision.get("model_type", config.get("model_type")))
+    if kind not in _TOWERS:
+        raise BadInput(f"No shape is known for the vision tower {kind!r}.", way_out="Give the language model's config alone.")
+    return _TOWERS[kind](vision, hidden)
+
+
+def _siglip(vision: Config, text_hidden: int) -> int:
+    """SigLIP with Gemma 3's projection."""
+    hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
+    side = number(vision, "image_size") // patch
+    patches = hidden * (number(vision, "num_channels", 3) * patch * patch + 1) + side * side * hidden
+    layer = 4 * hidden * (hidden + 1) + 2 * hidden * width + width + hidden + 4 * hidden
+    projection = hidden * text_hidden + hidden
+    return patches + number(vision, "num_hidden_layers") * layer + 2 * hidden + projection
+
+
+def _qwen2_5_vl(vision: Config, text_hidden: int) -> int:
+    """RMS norms and a gated MLP; merger: 4d·4d + 4d·h."""
+    hidden, width = number(vision, "hidden_size"), number(vision, "intermediate_size", 3420)
+    layer = 4 * hidden * (hidden + 1) + 3 * hidden * width + 2 * width + hidden + 2 * hidden
+    return _patches(vision, 14) + number(vision, "depth", 32) * layer + hidden + _merger(vision, text_hidden)
+
+
+def _qwen3_vl(vision: Config, text_hidden: int) -> int:
+    """Layer norms and a plain MLP, positions, and a merger beside each layer of DeepStack."""
+    hidden, width = numbers(vision, "hidden_size", "intermediate_size")
+    layer = 4 * hidden * (hidden + 1) + 2 * hidden * width + width + hidden + 4 * hidden
+    merged = hidden * number(vision, "spatial_merge_size", 2) ** 2
+    deep = vision.get("deepstack_visual_indexes")
+    mergers = (len(deep) if isinstance(deep, list) else 0) * (2 * merged + _merger(vision, text_hidden))
+    outside = _patches(vision, 16) + hidden + number(vision, "num_position_embeddings", 2304) * hidden
+    return outside + number(vision, "depth") * layer + 2 * hidden + _merger(vision, text_hidden) + mergers
+
+
+def _patches(vision: Config, patch: int) -> int:
+    channels = number(vision, "in_channels", number(vision, "in_chans", 3))
+    side = number(vision, "patch_size", number(vision, "spatial_patch_size", patch))
+    return number(vision, "hidden_size") * channels * number(vision, "temporal_patch_size", 2) * side * side
+
+
+def _merger(vision: Config, text_hidden: int) -> int:
+    """(k²d)² + k²d·h with biases; k² patches become one token."""
+    merged = number(vision, "hidden_size") * number(vision, "spatial_merge_size", 2) ** 2
+    return merged * (merged + 1) + (merged + 1) * number(vision, "out_hidden_size", text_hidden)
+
+
+def _gemma4(vision: Config, text_hidden: int) -> int:
+    """Four norms per layer, norms per head of queries and keys, a gated MLP, two position tables."""
+    hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
+    head = number(vision, "head_dim", hidden // number(vision, "num_attention_heads"))
+    query, key = (number(vision, name) * head for name in ("num_attention_heads", "num_key_value_heads"))
+    layer = 2 * hidden * query + 2 * hidden * key + 3 * hidden * width + 2 * head + 4 * hidden
+    patches = 3 * patch * patch * hidden + 2 * number(vision, "position_embedding_size") * hidden
+    return patches + number(vision, "num_hidden_layers") * layer + hidden * text_hidden
+
+
+def _llama4(vision: Config, text_hidden: int) -> int:
+    hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
+    layer = 4 * hidden * (hidden + 1) + 2 * hidden * width + width + hidden + 4 * hidden
+    places = (number(vision, "image_size") // patch) ** 2 + 1
+    patches = number(vision, "num_channels", 3) * patch * patch * hidden + hidden + places * hidden
+    first, second = numbers(vision, "projector_input_dim", "projector_output_dim")
+    adapter = width * first + second * second
+    projection = number(vision, "vision_output_dim") * text_hidden
+    return patches + 4 * hidden + number(vision, "num_hidden_layers") * layer + adapter + projection
+
+
+_TOWERS: Mapping[str, Callable[[Config, int], int]] = {
+    "siglip_vision_model": _siglip,
+    "qwen2_5_vl": _qwen2_5_vl,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
+    **dict.fromkeys(("qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision", "qwen3_5_moe_vision"), _qwen3_vl),
+    "gemma4_vision": _gemma4,
+    "llama4_vision_model": _llama4,
+}
+
+
+def _audio(config: Config) -> int:
+    """Gemma 4's conformer with its projection."""
+    audio, text = config.get("audio_config"), config.get("text_config")
+    if not isinstance(audio, Mapping) or not isinstance(text, Mapping):
+        return 0
+    hidden, out = number(audio, "hidden_size"), number(audio, "output_proj_dims")
+    channels = audio.get("subsampling_conv_channels")
+    first, second = channels if isinstance(channels, list) else (128, 32)
+    subsampling = 9 * first + first + 9 * first * second + second + first // 4 * second * hidden
+    feed_forward = 2 * 4 * hidden * hidden + 2 * hidden
+    attention = 5 * hidden * hidden + hidden // number(audio, "num_attention_heads")
+    convolution = 2 * hidden * hidden + hidden * hidden + number(audio, "conv_kernel_size") * hidden + 2 * hidden
+    layer = 2 * feed_forward + attention + convolution + 3 * hidden
+    outside = subsampling + hidden * out + out + out * number(text, "hidden_size")
+    return outside + number(audio, "num_hidden_layers") * layer
