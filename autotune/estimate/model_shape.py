@@ -60,6 +60,7 @@ class _Architectures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def architectures() -> _Architectures:
     return packaged_table("autotune.estimate", "architectures.yaml", _Architectures)
 
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 
 

@@ -35,6 +35,18 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "phi3": {**SHAPE, "model_type": "phi3", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     "granite": {**SHAPE, "model_type": "granite"},
 }
+DELTA = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 32, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32}  # fmt: skip
+MAMBA = {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 32,
+         "mamba_chunk_size": 32, "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 384}  # fmt: skip
+WIDER_HEADS = {"head_dim": 32, "global_head_dim": 64, "sliding_window": 48, "hidden_size_per_layer_input": 16,
+               "vocab_size_per_layer_input": 1024, "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+               "num_kv_shared_layers": 1}  # fmt: skip
+KINDS_OF_2026: Mapping[str, Mapping[str, Any]] = {
+    "qwen3.5": {**SHAPE, "model_type": "qwen3_5_text", **DELTA},
+    "granite 4": {**SHAPE, "model_type": "granitemoehybrid", **MAMBA},
+    "gemma 4": {**SHAPE, "model_type": "gemma4_text", **WIDER_HEADS},
+}
 LORA = {"lora_r": 8, "lora_target_modules": ["q_proj", "v_proj"]}
 EVERYWHERE = {"lora_r": 8, "lora_target_modules": "all-linear"}
 DORA = {**EVERYWHERE, "use_dora": True}
@@ -118,6 +130,14 @@ FIXED: Mapping[str, dict[str, Any]] = {
     "grpo, gemma3": spec(config=KINDS["gemma3"], dtype="bfloat16"),
     "grpo, phi3, lora": spec(config=KINDS["phi3"], adapter=EVERYWHERE),
     "grpo, granite": spec(config=KINDS["granite"]),
+    "grpo, qwen3.5, padded": spec(config=KINDS_OF_2026["qwen3.5"], padded=True),
+    "grpo, qwen3.5, checkpointing, bf16": spec(config=KINDS_OF_2026["qwen3.5"], dtype="bfloat16", bf16=True, **NON_REENTRANT),
+    "grpo, granite 4": spec(config=KINDS_OF_2026["granite 4"], router_aux_loss_coef=0.0),
+    "sft, granite 4, lora everywhere, checkpointing": spec(
+        "sft", config=KINDS_OF_2026["granite 4"], adapter=EVERYWHERE, router_aux_loss_coef=0.0, **NON_REENTRANT
+    ),
+    "grpo, gemma 4, padded": spec(config=KINDS_OF_2026["gemma 4"], padded=True),
+    "grpo, gemma 4, bf16, checkpointing": spec(config=KINDS_OF_2026["gemma 4"], dtype="bfloat16", bf16=True, **REENTRANT),
     "rloo": spec("rloo"),
     "rloo, no reference": spec("rloo", beta=0.0, config=WIDE, **NON_REENTRANT),
     "rloo, lora, autocast": spec("rloo", adapter=LORA, bf16=True),

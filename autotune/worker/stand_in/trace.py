@@ -99,6 +99,7 @@ def document(
     basis: str, model: Any, spec: Mapping[str, Any], annotator: Any, usage: Any, versions: Mapping[str, str], began: float
 ) -> dict[str, Any]:
     """Return `autotune.core.trace.Trace` as JSON types."""
+    from ..decoder_layers import layers_of
     from ..tracing import step_annotator
 
     return {
@@ -106,7 +107,7 @@ def document(
         "basis": basis,
         "versions": versions,
         "device": spec["device"],
-        "layers": len(step_annotator.layers_of(model)),
+        "layers": len(layers_of(model)),
         **annotator.ledger.as_json(),
         "work": step_annotator.work(annotator.tracker),
         "inventory": annotator.inventory,

@@ -47,25 +47,32 @@ def _known_config(config: dict[str, Any]) -> Any:
 def cut(config: Any, layers: int) -> None:
     """Reduce the decoder layers, with the kinds of the first ones."""
     text = config.get_text_config()
+    every = text.num_hidden_layers
+    by_layer = [name for name, value in vars(text).items() if isinstance(value, (list, tuple)) and len(value) == every]
     text.num_hidden_layers = layers
-    for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
-        kinds = getattr(text, name, None)
-        if kinds:
-            setattr(text, name, list(kinds)[:layers])
+    for name in by_layer:
+        setattr(text, name, list(getattr(text, name))[:layers])
+    if getattr(text, "num_kv_shared_layers", None):  # the last layers
+        text.num_kv_shared_layers = max(0, text.num_kv_shared_layers - (every - layers))
 
 
 def build(config: Any, dtype: Any, attention: str | None, *, device: str = "meta", trust_remote_code: bool = False) -> Any:
     """Build the architecture without weights, on meta or on a device."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {}
+    make, named = transformers.AutoModelForCausalLM.from_config, (getattr(config, "architectures", None) or [""])[0]
+    if hasattr(config, "vision_config") and hasattr(transformers, named):  # with its towers, as trainers load it
+        make = getattr(transformers, named)._from_config
+    else:
+        options["trust_remote_code"] = trust_remote_code
     if attention is not None:
         options["attn_implementation"] = attention
     with torch.device(device):
         try:
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+            model = make(config, dtype=dtype, **options)
         except TypeError:  # older releases
-            model = AutoModelForCausalLM.from_config(config, torch_dtype=dtype, **options)
+            model = make(config, torch_dtype=dtype, **options)
     return model.train()
 
 

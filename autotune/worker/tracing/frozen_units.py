@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from .step_annotator import differentiable, layers_of
+from ..decoder_layers import layers_of
+from .step_annotator import differentiable
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from .step_annotator import differentiable, layers_of
+from ..decoder_layers import layers_of
+from .step_annotator import differentiable
 
 PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
 """Events: a pass begins at the root; a module's forward and backward begin and end; a parameter's

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ..decoder_layers import layers_of
 from .ledger import Ledger
 from .tracker import Tracker
 
@@ -151,12 +152,6 @@ class StepAnnotator(NullAnnotator):
 def differentiable(tree: Any) -> list[Any]:
     """Return the tensors that require gradients."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-
-
-def layers_of(model: Any) -> list[Any]:
-    """Return the decoder's layers: the longest ModuleList; empty without one."""
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return max((list(found) for found in lists), key=len, default=[])
 
 
 def vocabulary(model: Any, tile: int | None) -> frozenset[int]:

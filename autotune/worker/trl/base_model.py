@@ -204,14 +204,6 @@ def is_finite(model: Any) -> bool:
         return all(bool(torch.isfinite(parameter.sum())) for parameter in model.parameters() if parameter.is_floating_point())
 
 
-def layers_of(model: Any) -> list[Any]:
-    """Return the decoder's layers: the longest ModuleList, or nothing without one."""
-    import torch
-
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return max((list(found) for found in lists), key=len, default=[])
-
-
 def build_quantised(folder: Path, quantised: Any, *, dtype: Any, place: str, trust_remote_code: bool) -> Any:
     """Build a random model in 4 bits, drawn and quantised layer by layer.
 

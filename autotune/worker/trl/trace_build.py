@@ -64,10 +64,22 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
             **special,
         )
     trainer.remove_callback(transformers.PrinterCallback)
+    _check_router_loss(trainer, model)
     if spec["method"] in GROUP_METHODS:
         rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
         trainer.num_generations = math.gcd(rows, arguments.num_generations)  # this rank's part of a group
     return trainer
+
+
+def _check_router_loss(trainer: Any, model: Any) -> None:
+    """Refuse what fails in TRL's fused head: its loss of the routers reads a field that some configs lack."""
+    text, utils = model.config.get_text_config(), importlib.import_module(seams.UTILS)
+    fused = hasattr(utils, "add_fused_lm_head")
+    if fused and getattr(trainer, "aux_loss_enabled", False) and not hasattr(text, "num_experts"):
+        raise Untraceable(
+            f"TRL's load-balancing loss reads num_experts, which the config of {text.model_type} lacks: the training step "
+            "fails with this release. Set router_aux_loss_coef to 0.0"
+        )
 
 
 def _classes(method: str) -> tuple[Any, Any]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from . import base_model, engine, hooks, rollout_reuse, seams, step_timer, trainer_state, training_arguments, training_data
+from ..decoder_layers import layers_of
+from . import engine, hooks, rollout_reuse, seams, step_timer, trainer_state, training_arguments, training_data
 from .loaded import Loaded, install_engines
 
 DEFAULT_PROMPT_TOKENS = 64  # length of synthetic prompts if none was requested
@@ -186,7 +187,7 @@ class TrainerRun:
         config = self._config(config_class, settings, plan.optimizer_steps)
         model_arguments = trl.ModelConfig(**training_arguments.model_arguments(model_settings, loaded.request, trl.ModelConfig))
         model = loaded.model_for(model_arguments.attn_implementation, recorder)
-        hooks.watch_progress(model, base_model.layers_of(model), recorder, self.lengths)
+        hooks.watch_progress(model, layers_of(model), recorder, self.lengths)
         arguments = self._arguments(trl, config, model, self._data(config, plan), model_arguments)
         # 2. Timing.
         self.rollouts = self._rollouts(config, settings)

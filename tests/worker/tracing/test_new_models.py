@@ -1,0 +1,87 @@
+"""Models of 2025 and 2026, cut to a few layers: every one is traced, with the parameters of its shape."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers", minversion="5.10")
+
+from autotune import catalog
+from autotune.estimate.model_shape import shape
+from autotune.worker.stand_in import trace as stand_in
+from autotune.worker.tracing import Untraceable
+
+FAMILIES = (
+    "qwen3_5",
+    "qwen3_next",
+    "qwen3_vl",
+    "qwen2_5_vl",
+    "gemma4",
+    "glm4_moe",
+    "glm_moe",
+    "llama4",
+    "granitemoe",
+    "deepseek",
+)
+MODELS = [known for known in catalog.models() if str(known.config["model_type"]).startswith(FAMILIES)]
+LAYERS = 4
+SHARING_LAYERS = 16  # Gemma 4 E2B and E4B: one layer beside those with caches of their own, or more
+
+
+def layers_of(config: Any) -> int:
+    return SHARING_LAYERS if config.get("text_config", config).get("num_kv_shared_layers") else LAYERS
+
+
+def cut(config: Any, layers: int) -> dict[str, Any]:
+    """The config with the first layers alone, as a short trace builds it."""
+    made = copy.deepcopy(dict(config))
+    text = made.get("text_config", made)
+    every = text["num_hidden_layers"]
+    text |= {name: value[:layers] for name, value in text.items() if isinstance(value, list) and len(value) == every}
+    text["num_hidden_layers"] = layers
+    if text.get("num_kv_shared_layers"):
+        text["num_kv_shared_layers"] = max(0, text["num_kv_shared_layers"] - (every - layers))
+    return made
+
+
+def specification(known: catalog.KnownModel, **settings: Any) -> dict[str, Any]:
+    batch = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "bf16": True}
+    checkpointed = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    return {
+        "model": {
+            "name": known.ids[0], "folder": None, "config": copy.deepcopy(dict(known.config)), "dtype": "bfloat16",
+            "layers": layers_of(known.config), "attn_implementation": None,
+        },
+        "adapter": None,
+        "settings": {**batch, **checkpointed, **settings},
+        "lengths": {"prompt": 40, "completion": 40, "padded": False},
+        "device": "cpu", "sharding": {"kind": "none", "ranks": 1}, "micro_steps": None, "steps": 1,
+    }  # fmt: skip
+
+
+def test_there_are_enough() -> None:
+    assert len(MODELS) >= 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", MODELS, ids=lambda known: known.ids[0])
+def test_every_model_is_traced_with_the_parameters_of_its_shape(known: catalog.KnownModel) -> None:
+    trace = stand_in.trace(specification(known))
+    layers = layers_of(known.config)
+    assert trace["layers"] == layers
+    assert trace["inventory"]["parameters"] == shape(cut(known.config, layers)).parameters
+
+
+@pytest.mark.parametrize("kind", ["granitemoehybrid", "llama4"])
+def test_what_fails_in_trl_is_refused_with_what_helps(kind: str) -> None:
+    pytest.importorskip("trl", minversion="1.16")
+    from autotune.worker.trl import step_trace
+
+    known = next(known for known in MODELS if known.config["model_type"] == kind)
+    step_trace.warm({"model": {"config": {"model_type": kind}}})
+    with pytest.raises(Untraceable, match=r"num_experts.*Set router_aux_loss_coef to 0\.0"):
+        step_trace.trace({**specification(known, num_generations=2, per_device_train_batch_size=2), "method": "grpo"})
