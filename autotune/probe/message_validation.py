@@ -168,22 +168,23 @@ def _checked(message: Message) -> Message | None:
 def _fault(message: Message) -> str | None:
     try:
         received = msgspec.convert(message, type=_Received)
-        if not all(math.isfinite(number) for number in _numbers(message)):
-            return "a figure in it is not finite"
+        endless = next((name for name, number in _numbers(message) if not math.isfinite(number)), None)
+        if endless is not None:
+            return f"a figure in it is not finite: {endless}"
     except (msgspec.ValidationError, RecursionError) as error:
         return str(error)[:300]
     required = _REQUIRED_FIELD.get(received.event)
     return f"it lacks `{required}`" if required is not None and getattr(received, required) is None else None
 
 
-def _numbers(value: Any) -> Iterator[float]:
-    """Yield the figures that enter calculations: `effective` settings are display text."""
+def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the figures that enter calculations, with their names: `effective` settings are display text."""
     if isinstance(value, float):
-        yield value
+        yield place, value
     elif isinstance(value, dict):
         for name, inner in value.items():
             if name != "effective":
-                yield from _numbers(inner)
+                yield from _numbers(inner, f"{place}.{name}".lstrip("."))
     elif isinstance(value, list):
         for inner in value:
-            yield from _numbers(inner)
+            yield from _numbers(inner, place)

@@ -12,7 +12,9 @@ from autotune.core.hardware import Hardware
 from autotune.core.task import Task
 from autotune.core.units import GIB
 from autotune.core.workload import Model, Workload
+from autotune.estimate.sharding import Sharding
 from autotune.frameworks.trl.accelerate_files import launch_configuration
+from autotune.frameworks.trl.requests import sharding_request
 from autotune.frameworks.trl.trainers import TrlGrpo
 
 
@@ -44,6 +46,14 @@ def test_sharding_is_worded_as_trl_words_it(kind: str) -> None:
     shared = stage.keys() & their_stage.keys()
     assert {name: stage[name] for name in shared} == {name: their_stage[name] for name in shared}
     assert their_stage.keys() - shared <= {"gradient_accumulation_steps"}
+
+
+def test_fsdp1_trains_on_float32_masters_under_mixed_precision() -> None:
+    """accelerate widens what trains, so that a shard has twice the bytes of its bfloat16 weights."""
+    made = task(2)
+    for settings, masters in (({}, 4), ({"bf16": False}, None)):
+        candidate = TrlGrpo().complete({"sharding": "fsdp1", "per_device_train_batch_size": 8, **settings}, made)
+        assert Sharding.of(sharding_request(candidate, made)).master_bytes == masters
 
 
 @pytest.mark.parametrize(("ranks", "kind"), [(1, "NO"), (2, "MULTI_GPU")])

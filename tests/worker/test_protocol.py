@@ -37,3 +37,11 @@ def test_a_message_with_all_described_fields_is_valid(event: str) -> None:
 def test_no_field_of_an_event_is_described_twice() -> None:
     commands, events = typing.get_type_hints(protocol.Command), typing.get_type_hints(protocol.Event)
     assert set(commands) & set(events) == {"id"}
+
+
+def test_a_norm_that_overflowed_is_unknown() -> None:
+    """A figure that is not finite would make the whole reply void."""
+    pytest.importorskip("torch")
+    from autotune.worker.trl.trainer_run import finite
+
+    assert [finite(number) for number in (None, float("nan"), float("inf"), 2)] == [None, None, None, 2.0]

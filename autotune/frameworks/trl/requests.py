@@ -114,6 +114,9 @@ def sharding_request(candidate: Candidate, task: Task) -> dict[str, object]:
     named = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
     options: dict[str, object] = {name: {"device": "cpu"} for name, knob in named.items() if settings.get(knob) == "cpu"}
     kind = sharding_of(settings, ranks)
+    precision = next((name for name in ("bf16", "fp16") if settings.get(name)), None)
+    if kind == "fsdp1" and precision is not None:
+        options["mixed_precision"] = precision  # accelerate widens what trains to float32
     if kind == "fsdp1" and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         options["begins_on_meta"] = True  # transformers loads quantised weights on the first rank only
     return {"kind": kind, "ranks": ranks, **({"options": options} if options else {})}

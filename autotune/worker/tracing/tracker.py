@@ -27,8 +27,8 @@ from .operands import OperationCost, cost_of
 
 aten = torch.ops.aten
 
-Workspace = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
-"""Bytes inside an operation's kernel, from its arguments and its result."""
+Workspace = Callable[[tuple[Any, ...], Mapping[str, Any], Any], "int | tuple[int, ...]"]
+"""Bytes inside an operation's kernel, of one block or of several, from its arguments and its result."""
 
 VIEWS = frozenset(
     "view transpose t expand detach unsqueeze _unsafe_view slice select squeeze permute alias split split_with_sizes "  # noqa: SIM905
@@ -164,9 +164,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             return out
         for tensor in _plain(out):
             self._book(tensor)
-        if info.workspace is not None and (size := info.workspace(args, kwargs, out)) > 0:
-            self.ledger.free(self.ledger.allocate(size, "workspaces"))
+        if info.workspace is not None:
+            self._book_workspace(info.workspace(args, kwargs, out))
         return out
+
+    def _book_workspace(self, sizes: int | tuple[int, ...]) -> None:
+        blocks = [
+            self.ledger.allocate(size, "workspaces") for size in ((sizes,) if isinstance(sizes, int) else sizes) if size > 0
+        ]
+        for number in blocks:
+            self.ledger.free(number)
 
     def _know(self, func: Any) -> _OperationInfo:
         found = self._known[id(func)] = _OperationInfo(func, self._workspaces.get(func))

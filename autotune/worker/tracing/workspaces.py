@@ -18,7 +18,8 @@ from . import traced_gpu
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 
-Workspace = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
+Workspace = Callable[[tuple[Any, ...], Mapping[str, Any], Any], "int | tuple[int, ...]"]
+"""Bytes of one block, or of each of several that are there at the same time."""
 
 
 def _up(value: int, step: int) -> int:
@@ -29,20 +30,20 @@ def _bytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
-def _flash_backward(args: Any, kwargs: Any, out: Any) -> int:
+def _flash_backward(args: Any, kwargs: Any, out: Any) -> tuple[int, ...]:
     """`mha_bwd` in flash-attention's `flash_api.cpp`, as vendored by torch.
 
-    A float32 accumulator for dq and the row sums of dO x O, with rows rounded up to 128 and the
-    head to 32 (above 192: to 256). Under grouped queries also dk and dv per query head. A gradient
-    in another layout is copied first.
+    A gradient in another layout is copied first. Then the row sums of dO x O and a float32
+    accumulator for dq, with rows rounded up to 128 and the head to 32 (above 192: to 256). Under
+    grouped queries also dk and dv per query head.
     """
     gradient, query, key = args[0], args[1], args[2]
     batch, heads, length, size = query.shape
     rows, columns = _up(length, 128), _up(size, 32) if size <= 192 else 256
-    taken = batch * heads * rows * (columns + 1) * 4
+    taken = [_copied(gradient), batch * heads * rows * 4, batch * heads * rows * columns * 4]
     if key.shape[1] != heads:
-        taken += 2 * batch * heads * key.shape[2] * size * query.element_size()
-    return int(taken + _copied(gradient))
+        taken += 2 * [batch * heads * key.shape[2] * size * query.element_size()]
+    return tuple(size for size in taken if size)
 
 
 def _flash_package_backward(args: Any, kwargs: Any, out: Any) -> int:
@@ -149,6 +150,55 @@ def _softmax(args: Any, kwargs: Any, out: Any) -> int:
     return 0 if args[0].is_contiguous() else _bytes(args[0])
 
 
+THREADS, WARP, WORDS = 512, 32, 4
+"""Threads of a block for one output each, of a warp; outputs of one thread at most (`Reduce.cuh`)."""
+
+LEAST_VALUES, MOST_VALUES = 16, 256
+"""Values per thread below and above which `Reduce.cuh` divides the inputs over fewer or more blocks."""
+
+MULTIPROCESSORS = {(7, 0): 80, (7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
+"""Of the largest common card of each capability."""
+
+RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""Of a multiprocessor; 2,048 for the other capabilities."""
+
+
+def _reduction(args: Any, kwargs: Any, out: Any) -> int:
+    """`setReduceConfig` and `global_memory_size` in `Reduce.cuh`, for sums over the leading
+    dimensions: the gradients of biases and of norms' weights.
+
+    The rows are divided over blocks, each of which leaves a float32 for every output it has a thread
+    for: 4 x outputs x blocks x (threads along the outputs x outputs of a thread).
+    """
+    given, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+    count = len(dims or ())
+    leading = sorted(dim % given.dim() for dim in dims or ()) == list(range(count))
+    if not count or count == given.dim() or not leading or not given.is_contiguous() or not given.is_floating_point():
+        return 0
+    outputs = math.prod(given.shape[count:])
+    inputs = given.numel() // outputs if outputs else 0
+    words = math.gcd(outputs, WORDS)
+    width, height = _block(outputs // words, inputs, THREADS // words)
+    if not width or inputs < min(16 * height, MOST_VALUES):
+        return 0
+    values = math.ceil(inputs / height)
+    grid = math.ceil(outputs // words / width)
+    capability = traced_gpu.capability()
+    processors = MULTIPROCESSORS.get(capability, MULTIPROCESSORS[8, 0])
+    resident = processors * (RESIDENT_THREADS.get(capability, 2048) // (width * height))
+    if values < MOST_VALUES or grid > resident:
+        return 0
+    blocks = max(min(math.ceil(resident / grid), math.ceil(values / LEAST_VALUES)), math.ceil(values / MOST_VALUES))
+    return 4 * outputs * blocks * width * words if blocks > 1 else 0
+
+
+def _block(across: int, along: int, most: int) -> tuple[int, int]:
+    """Return a block's threads across the outputs and along the inputs (`set_block_dimension`)."""
+    columns, rows = (most if size >= most else 1 << size.bit_length() - 1 if size else 0 for size in (across, along))
+    height = min(rows, most // min(columns, WARP)) if columns else 0
+    return (min(columns, most // height), height) if height else (0, 0)
+
+
 def _foreach_norm(args: Any, kwargs: Any, out: Any) -> int:
     """`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`: a float per 65,536 numbers, for each
     tensor as for the largest."""
@@ -174,6 +224,8 @@ def _on_cuda() -> dict[Any, Workspace]:
             "index_put_.default": _index_put_backward,
             "_index_put_impl_.default": _index_put_backward,
             "_foreach_norm.Scalar": _foreach_norm,
+            "sum.dim_IntList": _reduction,
+            "mean.dim": _reduction,
         }
     )
 

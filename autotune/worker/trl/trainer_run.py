@@ -20,6 +20,11 @@ DEFAULT_PROMPT_TOKENS = 64  # length of synthetic prompts if none was requested
 COUNTED = ("weight_syncs", "sleeps", "wakes", "checkpoint_saves", "evaluations", "shortest_prompt", "shortest_completion")
 
 
+def finite(number: Any) -> float | None:
+    """Return the number; None for one that overflowed, which no message can carry."""
+    return None if number is None or not math.isfinite(float(number)) else float(number)
+
+
 class TrainerRun:
     """One trainer of GRPO; subclasses for other methods override what differs."""
 
@@ -228,9 +233,8 @@ class TrainerRun:
             self.found |= {"world_size": trainer.accelerator.num_processes, "optimizer_steps": self.steps}
             self.found["effective"] = trainer_state.effective_settings(trainer, self.seen, self.loaded.engines)
             self.found["exercised"] = self._exercised(timing)
-        norm = None if self.seen.gradient_norm is None else float(self.seen.gradient_norm)
-        self.found["gradient_norm"] = norm
-        self.loaded.doubtful = norm is None or not math.isfinite(norm)
+        self.found["gradient_norm"] = finite(self.seen.gradient_norm)
+        self.loaded.doubtful = self.found["gradient_norm"] is None
         return {
             "completion_tokens": self.lengths.completion,
             "cycle_seconds": timing.seconds,

@@ -110,6 +110,17 @@ def test_embeddings_sort_their_indices_for_the_gradient() -> None:
     assert table((gradient, many, 1000), {}, None) == 4 * 4096 * 8 + 3 * segments * 8 + parts * (8 + 64 * 4)
 
 
+def test_sums_over_rows_leave_a_part_of_each_block() -> None:
+    """56.9 and 24 MiB are what torch's own code asked for on an emulated A100: a norm's weight, a bias."""
+    table = workspaces.ON_CUDA[torch.ops.aten.sum.dim_IntList]
+    norm, bias = torch.empty(8, 1040, 896, device="meta"), torch.empty(2048, 1536, device="meta", dtype=torch.bfloat16)
+    assert table((norm, [0, 1], True), {}, None) == 4 * 896 * 130 * 128 == 59_637_760
+    assert table((bias, [0], True), {}, None) == 24 * 2**20
+    assert table((norm, [2]), {}, None) == 0  # along a row, within a block
+    assert table((torch.empty(200, 1536, device="meta"), [0]), {}, None) == 0  # too few rows to be divided
+    assert table((torch.empty(8, 0, 4, device="meta"), [0, 1]), {}, None) == 0
+
+
 def test_the_gpu_is_the_specifications() -> None:
     with cuda_choices.as_on_cuda({"capability": [7, 5]}):
         assert torch.cuda.get_device_capability() == traced_gpu.capability() == (7, 5)
