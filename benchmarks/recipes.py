@@ -1,0 +1,232 @@
+"""Public recipes from end to end: `python benchmarks/recipes.py [NAME ...]`.
+
+Every recipe is predicted as it is, on GPUs that it was written for. TRL's are then really run with a tiny
+model and short rows on this machine's CPU, as one probe: their own settings, no model or data of the hub.
+Results are in benchmarks/results/recipes.json; `--table` prints them as Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from autotune.core.units import format_bytes  # noqa: E402
+from benchmarks.machine import facts  # noqa: E402
+from tests.frameworks.test_launch_scripts import script_of  # noqa: E402
+
+RECIPES = ROOT / "tests" / "frameworks" / "recipes"
+RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
+SECONDS = 400
+
+QUICKSTART = """\
+from datasets import Dataset
+from trl import GRPOTrainer
+from trl.rewards import accuracy_reward
+
+dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": "What is 2 + 3?"}], "solution": "5"}] * 64)
+trainer = GRPOTrainer(model="MODEL", reward_funcs=accuracy_reward, train_dataset=dataset)
+trainer.train()
+"""
+"""TRL's quickstart, with rows of its own in place of a data set of the hub."""
+
+TINY = [
+    "--gpus", "cpu", "--memory-limit", "4G", "--max-probes", "1", "--budget", "5m", "--fresh",
+    "--hold", "use_cpu=true", "--hold", "bf16=false", "--hold", "dtype=float32", "--hold", "attn_implementation=eager",
+]  # fmt: skip
+SHORT = {
+    "grpo": ["--max-prompt-length", "32", "--max-completion-length", "32", "--hold", "use_vllm=false"],
+    "sft": ["--hold", "max_length=64"],
+    "dpo": ["--hold", "max_length=64"],
+}
+NOT_ON_A_CPU = ("dataset", "use_liger_kernel", "vllm_", "model_revision", "benchmarks", "callbacks", "packing", "padding_free")
+"""Prefixes of settings left out of a probe: data of the hub, and what needs a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One recipe and the GPUs on which it is predicted."""
+
+    name: str
+    source: str
+    framework: str
+    method: str
+    gpus: str
+    settings: dict[str, Any]
+    kind: str  # config, command or script
+
+
+def recipes() -> Iterator[Recipe]:
+    """Yield the recipes of the table in docs/frameworks.md."""
+    open_r1 = _read("open_r1.yaml")
+    for name, part, gpus in (
+        ("open-r1 config_demo", "DeepSeek-R1-Distill-Qwen-1.5B/grpo/config_demo.yaml", "8xH100"),
+        ("open-r1 codeforces", "grpo/config_codeforces.yaml", "8xH100"),
+    ):
+        found = next(one for one in open_r1 if part in one["source"])
+        yield Recipe(
+            name=name, source=found["source"], framework="trl", method="grpo", gpus=gpus, settings=found["given"], kind="config"
+        )
+    for name, found in zip(("TRL sft", "TRL dpo", "TRL grpo", "TRL grpo_vlm"), _read("trl_scripts.yaml"), strict=True):
+        yield Recipe(
+            name=name, source=found["source"], framework="trl", method=found["method"], gpus="A100-80G", settings=found["settings"],
+            kind="config",
+        )  # fmt: skip
+    yield Recipe(
+        name="TRL quickstart", source="huggingface/trl: docs/source/quickstart.md", framework="trl", method="grpo", gpus="A100-80G",
+        settings={"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct"}, kind="script",
+    )  # fmt: skip
+    launches = _read("launch_scripts.yaml")
+    chosen = (
+        "run_qwen2-7b.sh", "run_qwen2_5-3b_gsm8k_grpo_lora.sh", "run_deepseek7b_llm.sh",
+        "full/train.sh", "external/grpo_7b.sh", "internal/gspo.sh",
+    )  # fmt: skip
+    for part in chosen:
+        found = next(one for one in launches if one["source"].endswith(part))
+        yield Recipe(
+            name=f"{found['framework']} {part.rpartition('/')[2]}", source=found["source"], framework=found["framework"],
+            method=found["method"], gpus="8xH100", settings=found["settings"], kind="command",
+        )  # fmt: skip
+
+
+def _read(name: str) -> Any:
+    return yaml.safe_load((RECIPES / name).read_text())
+
+
+def predicted(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Predict the recipe as it is."""
+    words = ["predict", "--gpus", recipe.gpus, "--json", *_given(recipe, folder, recipe.settings)]
+    return _answered(words, folder, ("fits", "peak_memory_bytes", "limit_bytes", "basis"))
+
+
+def probed(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
+    """Run the recipe's settings once with a tiny model; None: its framework needs a GPU."""
+    if recipe.framework != "trl" or "VL" in str(recipe.settings.get("model_name_or_path")):
+        return None
+    settings = {
+        name: value for name, value in recipe.settings.items() if not name.startswith((*NOT_ON_A_CPU, "model_name", "use_vllm"))
+    }
+    settings |= {"gradient_accumulation_steps": 1, "reward_funcs": None, "reward_weights": None}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    model = tiny_model(folder)
+    if recipe.kind == "script":
+        file = folder / "train.py"
+        file.write_text(QUICKSTART.replace("MODEL", str(model)))
+        words = ["--script", str(file), "--gpus", "cpu", "--memory-limit", "4G", "--max-probes", "1", "--budget", "5m"]
+    else:
+        words = [*_given(recipe, folder, settings), "--model", str(model), *TINY, *SHORT[recipe.method]]
+    answer = _answered(["run", "--out", str(folder / "out"), "--json", *words], folder, ("status", "trials"))
+    trials = answer.pop("trials", None) or []
+    first = trials[0] if trials else {}
+    return {**answer, **{name: first.get(name) for name in ("outcome", "peak_memory_bytes", "evidence")}}
+
+
+def _given(recipe: Recipe, folder: Path, settings: dict[str, Any]) -> list[str]:
+    """Return the flags with which a user would hand the recipe over."""
+    if recipe.kind == "script":
+        file = folder / "quickstart.py"
+        file.write_text(QUICKSTART.replace("MODEL", str(settings["model_name_or_path"])))
+        return ["--script", str(file), "--model", str(settings["model_name_or_path"])]
+    if recipe.kind == "config":
+        file = folder / "train.yaml"
+        file.write_text(yaml.safe_dump(settings))
+        return ["--config", str(file), "--method", recipe.method]
+    file = folder / "run.sh"
+    file.write_text(script_of({"framework": recipe.framework, "method": recipe.method, "settings": settings}))
+    return ["--from-command", str(file)]
+
+
+def tiny_model(folder: Path) -> Path:
+    """Return a tiny model with its tokenizer."""
+    subprocess.run(
+        [sys.executable, str(ROOT / "autotune" / "worker" / "synthetic.py"), str(folder / "model")],
+        check=True,
+        capture_output=True,
+    )
+    return folder / "model"
+
+
+def _answered(words: list[str], folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", *words], capture_output=True, text=True, cwd=folder, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"exit_code": None, "error": f"not ended after {SECONDS} s"}
+    try:
+        document = json.loads(done.stdout)
+    except ValueError:
+        document = {}
+    error = (document.get("error") or {}).get("what") or (None if document else done.stderr.strip()[-300:])
+    found = {name: document.get(name) for name in names if name in document}
+    return {"exit_code": done.returncode, "error": error, "seconds": round(time.monotonic() - began), **found}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    lines = ["| recipe | GPUs | predicted | really run, tiny, on a CPU |", "|---|---|---|---|"]
+    for row in results["rows"]:
+        one = row["predicted"]
+        if one.get("peak_memory_bytes"):
+            peak = one["peak_memory_bytes"]
+            verdict = {True: "fits", False: "does not fit", None: "undecided"}[one["fits"]]
+            words = f"{verdict}, {format_bytes(peak['value'])} ({format_bytes(peak['low'])} to {format_bytes(peak['high'])})"
+            words += " (generic step)" if one["basis"] == "generic" else ""
+        else:
+            words = f"refused: {one['error']}"
+        lines.append(f"| {row['name']} | {row['gpus']} | {words} | {_probe_text(row['probed'])} |")
+    return "\n".join(lines)
+
+
+def _probe_text(probe: dict[str, Any] | None) -> str:
+    if probe is None:
+        return "needs a GPU"
+    if probe.get("outcome") == "ok":
+        return f"ran, {format_bytes(probe['peak_memory_bytes'])} measured"
+    return str(probe.get("evidence") or probe.get("error") or probe.get("outcome"))[:160]
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("trl", "transformers", "torch", "peft")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="recipes to run; default: all")
+    parser.add_argument("--table", action="store_true", help="print the stored results")
+    arguments = parser.parse_args()
+    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": []}
+    if arguments.table:
+        print(table(stored))
+        return
+    rows = {row["name"]: row for row in stored["rows"]}
+    everyone = list(recipes())
+    for recipe in everyone:
+        if arguments.names and recipe.name not in arguments.names:
+            continue
+        with tempfile.TemporaryDirectory(prefix="recipe-") as folder:
+            row = {"name": recipe.name, "source": recipe.source, "gpus": recipe.gpus}
+            row |= {"predicted": predicted(recipe, Path(folder)), "probed": probed(recipe, Path(folder))}
+        rows[recipe.name] = row
+        print(json.dumps(row), flush=True)
+        kept = [rows[one.name] for one in everyone if one.name in rows]
+        found = {"machine": facts(_versions()), "rows": kept}
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
