@@ -82,12 +82,13 @@ def recipes() -> Iterator[Recipe]:
         )
     for name, found in zip(("TRL sft", "TRL dpo", "TRL grpo", "TRL grpo_vlm"), _read("trl_scripts.yaml"), strict=True):
         yield Recipe(
-            name=name, source=found["source"], framework="trl", method=found["method"], gpus="A100-80G", settings=found["settings"],
+            name=name, source=found["source"], framework="trl", method=found["method"], gpus="A100-80G",
+            settings=found["settings"],
             kind="config",
         )  # fmt: skip
     yield Recipe(
-        name="TRL quickstart", source="huggingface/trl: docs/source/quickstart.md", framework="trl", method="grpo", gpus="A100-80G",
-        settings={"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct"}, kind="script",
+        name="TRL quickstart", source="huggingface/trl: docs/source/quickstart.md", framework="trl", method="grpo",
+        gpus="A100-80G", settings={"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct"}, kind="script",
     )  # fmt: skip
     launches = _read("launch_scripts.yaml")
     chosen = (
