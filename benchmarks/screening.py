@@ -32,7 +32,7 @@ from autotune.core.files import write_atomically
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.trace import Trace
 from autotune.estimate import allocator_compiled
-from autotune.estimate.event_arrays import Course
+from autotune.estimate.event_arrays import EventArrays
 from autotune.estimate.screening import trace_requests
 from autotune.machine.environment import SUPPORTED
 from autotune.prediction.service import PredictionService
@@ -218,8 +218,8 @@ def compiled() -> float:
     afterwards."""
     began = time.monotonic()
     one, none = np.array([1, -1]), np.array([0])
-    course = Course(one, starts=np.array([0, 2]), belongs=none, emptied=none, looked=-1, streams=none, waits=none - 1)
-    allocator_compiled.walk(course, none + 512, 1, None)
+    arrays = EventArrays(one, starts=np.array([0, 2]), rows=none, emptied=none, snapshot=-1, streams=none, waits=none - 1)
+    allocator_compiled.replay_events(arrays, none + 512, 1, None)
     return round(time.monotonic() - began, 2)
 
 
