@@ -11,10 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 Phase = Literal["load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+"""Bounds of figures in messages of a probe's processes."""
 
 
 class Outcome(StrEnum):
@@ -111,10 +117,10 @@ class DeviceMemory:
 class TorchMemory:
     """torch's allocator statistics of one phase: peaks of the worst rank, counts over all ranks."""
 
-    allocated_bytes: int
-    reserved_bytes: int | None  # None under vLLM's sleep mode: torch counts offloaded memory
-    retries: int  # cache flushes followed by a retry
-    out_of_memory: int  # failed allocations, caught or not
+    allocated_bytes: Count
+    reserved_bytes: Count | None  # None under vLLM's sleep mode: torch counts offloaded memory
+    retries: Count  # cache flushes followed by a retry
+    out_of_memory: Count  # failed allocations, caught or not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,19 +183,19 @@ class LoopActivity:
     """Events of one probe as its ranks counted them; the minimum over ranks."""
 
     watched: Watched = "online"
-    optimizer_steps: int = 0
-    generations: int = 0  # rollouts that were run
-    borrowed_generations: int = 0  # rollouts reused from an earlier candidate
-    weight_syncs: int | None = None  # weight updates of the engine; None: no engine
-    sleeps: int | None = None  # None: no engine with a sleep mode
-    wakes: int | None = None
-    checkpoint_saves: int = 0
-    evaluations: int | None = None  # None: the user's configuration never evaluates
-    shortest_prompt: int | None = None  # tokens
-    longest_prompt: int | None = None
-    shortest_completion: int | None = None
-    longest_completion: int | None = None
-    seconds: float = 0.0  # wall seconds in the training loop, saving and evaluation included
+    optimizer_steps: Count = 0
+    generations: Count = 0  # rollouts that were run
+    borrowed_generations: Count = 0  # rollouts reused from an earlier candidate
+    weight_syncs: Count | None = None  # weight updates of the engine; None: no engine
+    sleeps: Count | None = None  # None: no engine with a sleep mode
+    wakes: Count | None = None
+    checkpoint_saves: Count = 0
+    evaluations: Count | None = None  # None: the user's configuration never evaluates
+    shortest_prompt: Count | None = None  # tokens
+    longest_prompt: Count | None = None
+    shortest_completion: Count | None = None
+    longest_completion: Count | None = None
+    seconds: Seconds = 0.0  # wall seconds in the training loop, saving and evaluation included
     cycles: tuple[CycleMemory, ...] = ()  # intervals of whole cycles, in order; worst rank
 
 
@@ -197,10 +203,10 @@ class LoopActivity:
 class CycleMemory:
     """Memory of one process over an interval of whole generation cycles."""
 
-    steps: int  # optimizer steps done at its end
-    seconds: float  # since training began
-    peak_bytes: int  # GPU: torch's reserved bytes plus device memory outside torch
-    held_bytes: int  # at the end of the interval
+    steps: Count  # optimizer steps done at its end
+    seconds: Seconds  # since training began
+    peak_bytes: Count  # GPU: torch's reserved bytes plus device memory outside torch
+    held_bytes: Count  # at the end of the interval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from autotune import failures
 from autotune.core.measurement import DeviceMemory, TorchMemory
 from autotune.core.units import MIB, format_bytes
@@ -49,7 +51,7 @@ def torch_by_phase(bodies: Iterable[Mapping[str, Any]]) -> dict[str, TorchMemory
     found: dict[str, TorchMemory] = {}
     for body in bodies:
         for phase, figures in (body.get("torch_by_phase") or {}).items():
-            found[phase] = _add(found.get(phase), TorchMemory(**figures))
+            found[phase] = _add(found.get(phase), msgspec.convert(figures, TorchMemory))
     return found
 
 

@@ -13,14 +13,11 @@ from typing import Annotated, Any
 import msgspec
 
 from autotune.core.decoding import read_by_threads
-from autotune.core.measurement import Phase
+from autotune.core.measurement import Count, LoopActivity, Phase, Seconds, TorchMemory
 from autotune.core.secrets import Secrets
 from autotune.worker import protocol
 from autotune.worker.protocol import Message
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
-_Bytes = _Count
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Text = Annotated[str, msgspec.Meta(max_length=2**22)]
 _Part = Annotated[str, msgspec.Meta(max_length=64)]
 
@@ -39,14 +36,14 @@ class _Link(msgspec.Struct):
 
 
 class _Speed(msgspec.Struct):
-    completion_tokens: _Count
-    cycle_seconds: list[_Seconds]
-    cycle_loss_tokens: list[_Count]
-    prompt_tokens: _Count
-    phase_seconds: dict[str, _Seconds] = {}
-    user_reward_seconds: _Seconds = 0.0
+    completion_tokens: Count
+    cycle_seconds: list[Seconds]
+    cycle_loss_tokens: list[Count]
+    prompt_tokens: Count
+    phase_seconds: dict[str, Seconds] = {}
+    user_reward_seconds: Seconds = 0.0
     cut_short: bool = False
-    borrowed_seconds: _Seconds = 0.0
+    borrowed_seconds: Seconds = 0.0
 
     def __post_init__(self) -> None:
         if len(self.cycle_seconds) != len(self.cycle_loss_tokens):
@@ -55,48 +52,17 @@ class _Speed(msgspec.Struct):
             raise ValueError("cycle_seconds must be positive")
 
 
-class _Torch(msgspec.Struct, forbid_unknown_fields=True):
-    allocated_bytes: _Bytes
-    reserved_bytes: _Bytes | None
-    retries: _Count
-    out_of_memory: _Count
-
-
-class _Cycle(msgspec.Struct):
-    steps: _Count
-    seconds: _Seconds
-    peak_bytes: _Bytes
-    held_bytes: _Bytes
-
-
-class _Exercised(msgspec.Struct):
-    optimizer_steps: _Count = 0
-    generations: _Count = 0
-    borrowed_generations: _Count = 0
-    weight_syncs: _Count | None = None
-    sleeps: _Count | None = None
-    wakes: _Count | None = None
-    checkpoint_saves: _Count = 0
-    evaluations: _Count | None = None
-    shortest_prompt: _Count | None = None
-    longest_prompt: _Count | None = None
-    shortest_completion: _Count | None = None
-    longest_completion: _Count | None = None
-    seconds: _Seconds = 0.0
-    cycles: list[_Cycle] | None = None
-
-
 class _Figures(msgspec.Struct):
-    peak_bytes: _Bytes | None = None
-    phase_peak_bytes: dict[Phase, _Bytes] | None = None
-    torch_by_phase: dict[str, _Torch] | None = None
-    torch_allocated_bytes: _Bytes | None = None
-    torch_reserved_bytes: _Bytes | None = None
+    peak_bytes: Count | None = None
+    phase_peak_bytes: dict[Phase, Count] | None = None
+    torch_by_phase: dict[str, TorchMemory] | None = None
+    torch_allocated_bytes: Count | None = None
+    torch_reserved_bytes: Count | None = None
     torch_reserved_why: _Text | None = None
-    allocation_retries: _Count | None = None
-    allocation_failures: _Count | None = None
+    allocation_retries: Count | None = None
+    allocation_failures: Count | None = None
     device_uuid: _Text | None = None
-    model_bytes: dict[_Part, _Bytes] | None = None
+    model_bytes: dict[_Part, Count] | None = None
 
 
 class _Body(_Figures):
@@ -105,12 +71,12 @@ class _Body(_Figures):
     memory: _Figures = msgspec.field(default_factory=_Figures)
     worst: _Speed | None = None
     typical: _Speed | None = None
-    optimizer_steps: _Count | None = None
+    optimizer_steps: Count | None = None
     effective: dict[str, Any] | None = None
-    exercised: _Exercised | None = None
-    setup_seconds: _Seconds | None = None
-    loop_seconds: _Seconds | None = None
-    world_size: _Count | None = None
+    exercised: LoopActivity | None = None
+    setup_seconds: Seconds | None = None
+    loop_seconds: Seconds | None = None
+    world_size: Count | None = None
 
 
 @read_by_threads
@@ -121,7 +87,7 @@ class _Received(msgspec.Struct):
     phase: str | None = None
     signal: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     exit: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
-    base_bytes: _Bytes | None = None
+    base_bytes: Count | None = None
     stays: bool = True
     error: _Error | None = None
     result: _Body | None = None

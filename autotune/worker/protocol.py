@@ -125,7 +125,7 @@ class Result(TypedDict, total=False):
     model_bytes: dict[str, int]  # bytes of the models' own tensors by part, see `model_memory.py`
     # The same for all ranks of a launched run: [{"rank": r, "bytes": {...}}, ...].
     models: list[Message]
-    exercised: Message  # counts of the real run: `autotune.core.measurement.Exercised`
+    exercised: Message  # counts of the real run: `autotune.core.measurement.LoopActivity`
     # Number of ranks according to the trainer; it has to equal that of the probe.
     world_size: int | None
 
