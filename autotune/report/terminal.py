@@ -14,9 +14,16 @@ from autotune.core.memory_growth import describe_soak
 from autotune.core.secrets import without_password
 from autotune.core.space import Knob
 from autotune.core.units import format_bytes, format_seconds
-from autotune.report.answer_document import caveats_of, failed_without_memory, has_no_results, learning_difference, nearest_miss
+from autotune.report.answer_document import (
+    caveats_of,
+    describe_advantage,
+    failed_without_memory,
+    has_no_results,
+    learning_difference,
+    nearest_miss,
+    relative_spread,
+)
 from autotune.report.certificate import certificate_lines, describe_models
-from autotune.report.comparison import describe_advantage, relative_spread
 from autotune.report.dataset_rows import data_lines
 from autotune.report.file_section import show_script
 from autotune.report.line_wrapping import print_line, shorten

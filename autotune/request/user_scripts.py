@@ -15,8 +15,8 @@ from autotune.core.workload import Model
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.script_inspection import look_at
-from autotune.frameworks.trl.script_trainer import script_trainer
 from autotune.frameworks.trl.settings import CORE, DEFAULT_PROMPT_LENGTH, ENGINE
+from autotune.frameworks.trl.trainers import script_trainer
 from autotune.frameworks.trl.user_config import TRAINED, UserConfig
 from autotune.machine import environment
 from autotune.request.flags import Flags

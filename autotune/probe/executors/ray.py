@@ -26,7 +26,7 @@ from autotune.machine.signals import restored_signals
 from autotune.probe.executors import ray_node
 from autotune.probe.executors.base import Slot
 from autotune.probe.executors.cluster_plan import Node, Plan, check_port, differences, first_line, in_words, merged, plan
-from autotune.probe.executors.ray_head import HeadWatch
+from autotune.probe.executors.ray_node import HeadWatch
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RankSpan, RunnerSettings
 

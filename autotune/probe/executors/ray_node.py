@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,51 @@ from autotune.probe.executors.cluster_plan import Node
 from autotune.probe.executors.local_slots import LocalSlot, SlotPlace, available_cores, shares_of
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RankSpan, RunnerSettings
+
+LOST_SECONDS = 25.0
+"""Time without a connection after which the head counts as lost: less than Ray's own minute."""
+
+INTERVAL_SECONDS = 2.0
+CONNECT_SECONDS = 2.0
+
+
+class HeadWatch:
+    """Connections to a cluster's head, at most one each INTERVAL_SECONDS. For several threads.
+
+    Ray ends a driver process by itself, without an exception, when the head has been gone for a
+    minute (`gcs_rpc_server_reconnect_timeout_s`). The head is therefore watched from here, so that
+    the search ends before that, with its answer.
+    """
+
+    def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
+        host, _, port = address.rpartition(":")
+        self._place, self._now = (host.strip("[]"), int(port)), now
+        self._tried_at = self._reached_at = now()
+
+    def is_lost(self) -> bool:
+        """Return True if no connection succeeded for LOST_SECONDS."""
+        now = self._now()
+        if now - self._tried_at >= INTERVAL_SECONDS:
+            self.answers()
+        return self._now() - self._reached_at > LOST_SECONDS
+
+    def answers(self) -> bool:
+        """Return True if a connection succeeds now."""
+        self._tried_at = self._now()
+        with contextlib.suppress(OSError):
+            socket.create_connection(self._place, timeout=CONNECT_SECONDS).close()
+            self._reached_at = self._now()
+            return True
+        return False
+
+    def wait(self) -> bool:
+        """Return True once a connection succeeds; False when the head counts as lost."""
+        while not self.is_lost():
+            if self._reached_at >= self._tried_at:
+                return True
+            time.sleep(INTERVAL_SECONDS / 4)
+        return False
+
 
 TRAINING_VARIABLES = (
     "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "VLLM_", "NCCL_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "TOKENIZERS_", "CUDA_HOME",

@@ -65,7 +65,7 @@ def release(loaded: object) -> None:
 def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
     warm(spec)
-    from ..tracing import cuda_choices, fake_models, frozen_units, fsdp2, parameter_uses, step_annotator, zero_linear
+    from ..tracing import cuda_choices, fake_models, fsdp2, parameter_uses, step_annotator, zero_linear
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
 
@@ -87,7 +87,7 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
             with (
                 fake_models.errors_as_untraceable(),
                 zero_linear.zero3_linear(spec),
-                frozen_units.hooked(model, spec) as after_backward,
+                parameter_uses.frozen_units_hooked(model, spec) as after_backward,
             ):
                 step(model, spec, annotator, after_backward)
             annotator.stop()

@@ -67,17 +67,7 @@ def _forgets_order(spec: Mapping[str, Any]) -> bool:
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the trainer after its steps, its annotator, and the parameters' uses or None."""
-    from ..tracing import (
-        cuda_choices,
-        experts,
-        fake_models,
-        frozen_units,
-        fsdp2,
-        liger,
-        parameter_uses,
-        step_annotator,
-        zero_linear,
-    )
+    from ..tracing import cuda_choices, experts, fake_models, fsdp2, liger, parameter_uses, step_annotator, zero_linear
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
     from . import trace_build
@@ -110,7 +100,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
                 fake_models.errors_as_untraceable(),
                 experts.routed(trainer.model, spec),
                 zero_linear.zero3_linear(spec),
-                frozen_units.hooked(trainer.model, spec) as after_backward,
+                parameter_uses.frozen_units_hooked(trainer.model, spec) as after_backward,
             ):
                 _after_each_backward(trainer.accelerator, after_backward)
                 trainer.train()
