@@ -1,4 +1,4 @@
-"""Lists the settings of verl, OpenRLHF, SkyRL or Open-Reasoner-Zero as JSON on stdout: types and default of each.
+"""Lists the settings of verl, OpenRLHF, SkyRL, prime-rl or Open-Reasoner-Zero as JSON on stdout: types and default of each.
 
     python .ci/list_framework_fields.py verl .venvs/frameworks/verl/lib/python3.11/site-packages
 
@@ -20,6 +20,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -36,6 +37,7 @@ KINDS = {bool: ["bool"], int: ["int"], float: ["float", "int"], str: ["str"]}
 VERL = "verl/trainer/config/_generated_ppo_trainer.yaml"
 OPENRLHF = "openrlhf/cli/train_ppo_ray.py"
 SKYRL = "skyrl/train/config/config.py"
+PRIME_RL = "packages/prime-rl-configs/src/prime_rl/configs"
 ORZ = ("orz/exps/examples/ppo/ppo_base_exp.py", "playground/orz_7b_ppo.py")
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*(?P<name>[\w.]+)\s*(?:,.*)?\}")
 OTHER_SECTIONS = frozenset({
@@ -178,6 +180,53 @@ def _dataclass_leaves(node: Any, prefix: str) -> Iterator[tuple[str, dict[str, A
             )
 
 
+PRIME_RL_PARTS = {
+    "trainer": ("trainer.py", "TrainerConfig"),
+    "orchestrator": ("orchestrator.py", "OrchestratorConfig"),
+    "inference": ("inference.py", "InferenceConfig"),
+    "deployment": ("rl.py", "SingleNodeDeploymentConfig"),
+    "model": ("rl.py", "SharedModelConfig"),
+}
+OPTIONAL_PARTS = ("ac", "ac_offloading", "compile")
+"""Parts that are present or absent; their own fields keep their defaults."""
+
+
+def prime_rl(root: Path) -> Fields:
+    """Read the configuration's classes as text; sections of other classes are followed by their names."""
+    found: Fields = {}
+    for part, (file, name) in PRIME_RL_PARTS.items():
+        classes: dict[str, ast.ClassDef] = {}
+        for source in dict.fromkeys(("shared.py", file)):
+            tree = ast.parse((root / PRIME_RL / source).read_text(encoding="utf-8"))
+            classes |= {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        found |= dict(_pydantic_leaves(classes, name, f"{part}."))
+    return found
+
+
+def _pydantic_leaves(classes: Mapping[str, ast.ClassDef], name: str, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for base in classes[name].bases:
+        if isinstance(base, ast.Name) and base.id in classes:
+            yield from _pydantic_leaves(classes, base.id, prefix)
+    for node in classes[name].body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        field, hint, value = f"{prefix}{node.target.id}", ast.unparse(node.annotation), node.value
+        kinds = [kind for kind in ("bool", "int", "float", "str") if re.search(rf"\b{kind}\b", hint)]
+        kinds += ["int"] if "float" in kinds and "int" not in kinds else []
+        kinds += ["str"] if "Literal" in hint and "str" not in kinds else []
+        kinds += ["null"] if "None" in hint else []
+        section = next((each for each in re.findall(r"\w+", hint) if each in classes), None)
+        if node.target.id in OPTIONAL_PARTS:
+            yield field, {"default": True, "kinds": ["bool"]}
+        elif section is not None and "list" not in hint:
+            yield from _pydantic_leaves(classes, section, f"{field}.")
+        elif kinds and kinds != ["null"] and not re.search(r"list|dict|Path|Annotated", hint):
+            if isinstance(value, ast.Call) and value.args:  # Field(default, ...)
+                value = value.args[0]
+            with contextlib.suppress(ValueError, TypeError):
+                yield field, {"default": ast.literal_eval(value) if value else None, "kinds": kinds}
+
+
 def _version(package: str) -> Callable[[Path], str]:
     return lambda root: next(root.glob(f"{package}-*.dist-info")).name.removeprefix(f"{package}-").removesuffix(".dist-info")
 
@@ -186,10 +235,15 @@ def _commit(root: Path) -> str:
     return subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout[:10]
 
 
+def _declared(root: Path) -> str:
+    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]  # type: ignore[no-any-return]
+
+
 FRAMEWORKS: Mapping[str, tuple[Callable[[Path], Fields], Callable[[Path], str], str]] = {
     "verl": (verl, _version("verl"), VERL),
     "openrlhf": (openrlhf, _version("openrlhf"), OPENRLHF),
     "skyrl": (skyrl, _version("skyrl"), SKYRL),
+    "prime_rl": (prime_rl, _declared, PRIME_RL),
     "open_reasoner_zero": (open_reasoner_zero, _commit, ", ".join(ORZ)),
 }
 

@@ -49,6 +49,7 @@ class SkyRl(StandIn):
         engines = count(settings, f"{ENGINE}.num_engines") if f"{ENGINE}.num_engines" in settings else engines
         trains = gpus if together else max(1, gpus - engines * parallel)
         found: dict[str, KnobValue] = {
+            "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{self.table.truth(settings, 'trainer.use_expandable_segments')}",
             "trainer.algorithm.advantage_estimator": "grpo",
             f"{PLACEMENT}.policy_num_gpus_per_node": trains,
             f"{PLACEMENT}.ref_num_gpus_per_node": trains,
@@ -84,14 +85,14 @@ class SkyRl(StandIn):
             accumulation=max(1, mini // max(1, rows)),
             generation_batch=count(settings, "trainer.train_batch_size") * generations,
             ranks=ranks,
-            sharded_by="fsdp2" if ranks > 1 else "fsdp1",
+            sharded_by="fsdp2",
             options={
                 **FULL_PRECISION_STATE,
                 "reshard_after_forward": truth(settings, f"{POLICY}.fsdp_config.reshard_after_forward"),
             },
             shard_ranks=size if size > 0 else None,
             held_dtype="float32",
-            mixed=ranks > 1,
+            mixed=True,
             adapter=self.adapter_settings(settings),
             loss="logprobs_kernel",
             loss_options={

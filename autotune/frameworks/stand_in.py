@@ -108,7 +108,7 @@ class StandIn(Launched):
         if "sharding" in task.workload.held:
             yield f"sharding belongs to TRL; for {self.name} see `autotune show knobs --space {self.space}`."
         for name in settings:
-            if name not in self.table.fields and name not in self.canonical:
+            if name not in self.table.fields and name not in self.canonical and name not in self.facts.own_settings:
                 yield f"{name}: not a setting of {self.name} {self.table.version}."
         problems = [problem for name, value in settings.items() if (problem := self.table.problem(name, value))]
         yield from problems

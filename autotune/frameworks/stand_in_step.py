@@ -88,6 +88,12 @@ class StandInSpec(StepShape):
     score_options: Mapping[str, object] = field(default_factory=dict)
     """Loss options that differ in a forward pass for log-probabilities."""
 
+    activations_in_flight: int | None = None
+    """Saved activations that stay on the device, the others being on the host; None: all stay."""
+
+    offloads_optimizer: bool = False
+    """The optimizer's state is on the device during its step only."""
+
     reentrant: bool = False
     clip: float = 1.0
     others: tuple[OtherModel, ...] = ()
@@ -129,6 +135,8 @@ def trace_request(spec: StandInSpec, task: Task) -> Mapping[str, object]:
             "autocast_adapter_dtype": spec.widens_adapter,
             "loss": spec.loss,
             "loss_options": dict(spec.loss_options),
+            **({"activations_in_flight": spec.activations_in_flight} if spec.activations_in_flight is not None else {}),
+            **({"offloads_optimizer": True} if spec.offloads_optimizer else {}),
             "score": {**_score_size(spec, longest), "loss_options": dict(spec.score_options)},
         },
         "device": task.hardware.kind,

@@ -118,7 +118,7 @@ def test_it_writes_what_the_final_run_needs(asked: tuple[Trainer, Candidate, Tas
     trainer, candidate, made = asked
     paths = trainer.write_files(candidate, made, tmp_path / "out")
     assert paths and all(path.is_file() and tmp_path in path.parents for path in paths)
-    written = "\n".join(path.read_text() for path in paths if path.suffix in (".sh", ".yaml", ".py"))
+    written = "\n".join(path.read_text() for path in paths if path.suffix in (".sh", ".yaml", ".py", ".toml"))
     assert "Qwen2.5-0.5B" in written and "predicted" in written
 
 

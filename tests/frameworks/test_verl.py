@@ -95,6 +95,11 @@ def test_weights_are_kept_in_float32_and_computed_with_in_bfloat16() -> None:
     assert made["model"]["dtype"] == "bfloat16"
 
 
+def test_fsdp2_shards_layers_with_their_adapters() -> None:
+    made = request(tuning="lora", settings={f"{ACTOR}.strategy": "fsdp2"})
+    assert made["sharding"]["kind"] == "fsdp2" and made["sharding"]["options"]["units"] == "layers"
+
+
 def test_entropies_cost_the_gradient_its_place() -> None:
     assert request()["settings"]["loss_options"] == {"in_place": True, "entropy": False}
     assert request(settings={f"{ACTOR}.entropy_coeff": 0.001})["settings"]["loss_options"] == {"in_place": False, "entropy": True}

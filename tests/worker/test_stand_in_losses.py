@@ -72,3 +72,48 @@ def test_an_entropy_in_chunks_is_the_same() -> None:
 
     logits = torch.randn(ROWS, LENGTH, WORDS)
     assert torch.allclose(_entropy_in_chunks(logits, 3), _entropy(logits).reshape(-1), atol=1e-5)
+
+
+def test_a_fused_head_keeps_no_logits() -> None:
+    from autotune.worker.stand_in.losses import fuse_head
+
+    head = torch.nn.Linear(4, WORDS, bias=False)
+    fuse_head(SimpleNamespace(get_output_embeddings=lambda: head), 3)
+    hidden = torch.randn(ROWS, LENGTH, 4, requires_grad=True)
+    held: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+        policy_loss(SimpleNamespace(logits=head(hidden)), torch.zeros(ROWS, LENGTH), "logprobs_fused", {}).backward()
+    assert max(one.numel() for one in held) <= max(hidden.numel(), head.weight.numel())
+    assert hidden.grad is not None and hidden.grad.shape == hidden.shape
+    assert head.weight.grad is not None and head.weight.grad.shape == head.weight.shape
+
+
+def test_offloaded_activations_stay_on_the_device_up_to_a_number() -> None:
+    import gc
+    import weakref
+
+    from autotune.worker.stand_in.activation_offload import offloaded
+
+    live: list[Any] = []
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, value: Any) -> Any:
+            made = value * 2
+            live.append(weakref.ref(made))
+            context.save_for_backward(made)
+            return made.sum()
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            (made,) = context.saved_tensors
+            return made * gradient
+
+    weights = torch.randn(1024, requires_grad=True)
+    for in_flight, kept in ((None, 4), (2, 2)):
+        live.clear()
+        with offloaded(in_flight):
+            total = sum(Keeps.apply(weights) for _ in range(4))
+        gc.collect()
+        assert sum(one() is not None for one in live) == kept
+        total.backward()

@@ -8,6 +8,9 @@ vocabularies:
 - `logprobs_kernel`: fused cross-entropy like flash-attn's. It keeps the logits and one figure per token; its
   gradient is as large as the logits, or overwrites them with `in_place`.
 
+- `logprobs_fused`: the LM head's product and the log-probabilities in one function (`fused_head`), a
+  `chunk` of tokens and a part of the vocabulary at a time; no logits are kept.
+
 Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to
 float32 first), `entropy` (compute the entropy over the same logits), `entropy_chunk` (in float32 and in
 parts of so many tokens, without a gradient unless `entropy_in_loss`).
@@ -20,13 +23,15 @@ from typing import Any
 
 import torch
 
-LOSSES = ("causal_lm", "logprobs", "logprobs_plain", "logprobs_kernel")
+LOSSES = ("causal_lm", "logprobs", "logprobs_plain", "logprobs_kernel", "logprobs_fused")
 
 
 def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) -> Any:
     """Compute the loss from a model's output, and clear its logits, which are not kept twice."""
     logits = out.logits
     out.logits = None
+    if loss == "logprobs_fused":  # the head has returned log-probabilities
+        return -torch.exp(logits - logits.detach()).mean()
     if options.get("widened"):
         logits = logits.to(torch.float32)
     chosen = _log_probabilities(logits, labels, loss, in_place=bool(options.get("in_place")))
@@ -61,6 +66,48 @@ def _entropy_in_chunks(logits: Any, tokens: int) -> Any:
         logs = torch.log_softmax(part.float(), dim=-1)
         found.append(-(logs.exp() * logs).sum(-1))
     return torch.cat(found)
+
+
+VOCABULARY_PART = 8192
+"""Words of one part (prime-rl 0.8.0, `trainer/models/layers/lm_head.py`)."""
+
+
+def fuse_head(model: Any, chunk: int) -> None:
+    """Replace the output layer's product by its fused log-probabilities. Their values are not computed."""
+    head = model.get_output_embeddings()
+    head.forward = lambda hidden: _FusedHead.apply(hidden, head.weight, chunk)
+
+
+class _FusedHead(torch.autograd.Function):  # type: ignore[misc]
+    """Allocations of an output layer whose log-probabilities are computed in chunks."""
+
+    @staticmethod
+    def forward(context: Any, hidden: Any, weight: Any, chunk: int) -> Any:
+        context.save_for_backward(hidden, weight)
+        context.chunk = chunk
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        figures = [torch.empty(len(flat), dtype=torch.float32, device=flat.device) for _ in range(3)]
+        for part in flat[:chunk].split(chunk):  # one chunk: the others take the same memory again
+            _scaled(part, weight[:VOCABULARY_PART]).exp()
+        return figures[0].reshape(hidden.shape[:-1])
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        hidden, weight = context.saved_tensors
+        grad_hidden = torch.zeros_like(hidden)
+        grad_weight = torch.zeros_like(weight) if context.needs_input_grad[1] else None
+        flat, part = hidden.reshape(-1, hidden.shape[-1])[: context.chunk], weight[:VOCABULARY_PART]
+        shares = torch.exp(_scaled(flat, part))
+        wide = shares * -1.0
+        wide = wide * 1.0
+        grad_hidden.view(-1, hidden.shape[-1])[: len(flat)].add_(wide.to(hidden.dtype) @ part)
+        if grad_weight is not None:
+            grad_weight[: len(part)].add_(wide.to(weight.dtype).t() @ flat)
+        return grad_hidden, grad_weight, None
+
+
+def _scaled(hidden: Any, weight: Any) -> Any:
+    return (hidden @ weight.t()).to(torch.float32) * 1.0
 
 
 class _FusedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]

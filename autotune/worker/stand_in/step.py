@@ -13,7 +13,8 @@ import torch
 
 from ..tracing import Untraceable, bitsandbytes_optimizers
 from ..tracing.step_annotator import NullAnnotator
-from .losses import LOSSES, policy_loss
+from .activation_offload import offloaded
+from .losses import LOSSES, fuse_head, policy_loss
 
 # torch's own optimizers, by the Trainer's names.
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -35,6 +36,8 @@ class StandInStep:
         self.loss = settings.get("loss", "causal_lm")
         if self.loss not in LOSSES:
             raise Untraceable(f"loss={self.loss} is none of {', '.join(LOSSES)}")
+        if self.loss == "logprobs_fused":
+            fuse_head(model, int(settings["loss_options"]["chunk"]))
         self.forward = mixed(model, settings, device) if autocasts else model
         self.optimizer = optimizer_for(self.trained, settings)
         self.after_backward: Callable[[], None] = lambda: None
@@ -56,7 +59,8 @@ class StandInStep:
 
     def _micro_step(self, inputs: Mapping[str, Any], micro_steps: int) -> None:
         self.annotator.enter("forward")
-        loss = self._loss(inputs)
+        with offloaded(self.settings.get("activations_in_flight")):
+            loss = self._loss(inputs)
         if micro_steps > 1:
             loss = loss / micro_steps
         self.annotator.enter("backward")
@@ -92,6 +96,8 @@ class StandInStep:
             torch.nn.utils.clip_grad_norm_(self.trained, norm)
         self.optimizer.step()
         self.annotator.mark_optimizer(self.optimizer)
+        if self.settings.get("offloads_optimizer"):  # the next step allocates it again
+            self.optimizer.state.clear()
         self.model.zero_grad()
 
 

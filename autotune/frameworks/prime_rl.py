@@ -1,0 +1,172 @@
+"""prime-rl: a trainer with FSDP2 on GPUs of its own, beside vLLM servers and an orchestrator.
+
+Written for prime-rl 0.8.0 (`trainer/model.py`, `trainer/optim.py`, `trainer/models/layers/lm_head.py`,
+and its configuration package). Assumptions of the stand-in step:
+
+- A micro-batch is one packed row of `trainer.model.seq_len` tokens, whatever the completions' lengths.
+- Weights are stored in `optimization_dtype`, gathered in bfloat16 and reduced in `reduce_dtype`.
+- The fused LM head holds the logits of `fused_lm_head_token_chunk_size` tokens in parts of the
+  vocabulary; only hidden states and one figure per token are kept.
+- With `ac_offloading`, inputs of checkpointed layers are on the host, except a few in flight.
+- With `optim_cpu_offload`, the optimizer's state is on the device during its step only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.comments import comments
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.task import Task
+from autotune.frameworks.base import Settings, model_path
+from autotune.frameworks.framework_facts import filled
+from autotune.frameworks.launched_run import OUT, Launch, probe_steps
+from autotune.frameworks.stand_in import StandIn
+from autotune.frameworks.stand_in_step import StandInSpec
+
+MODEL = "trainer.model"
+ABSENT = "None"
+"""The configuration's word for a part that is left out."""
+
+
+class PrimeRl(StandIn):
+    def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
+        count, gpus = self.table.count, task.hardware.count
+        serves = count(settings, "deployment.num_infer_gpus") if "deployment.num_infer_gpus" in settings else max(1, gpus // 2)
+        rank = self.lora_rank(settings, task)
+        found: dict[str, KnobValue] = {
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # `utils/process.py`
+            "deployment.gpus_per_node": gpus,
+            "deployment.num_infer_gpus": serves,
+            "deployment.num_train_gpus": max(1, gpus - serves),
+            "inference.enable_lora": rank > 0,
+            **({f"{MODEL}.lora.rank": rank} if rank else {}),
+        }
+        prompt, completion = settings.get("max_prompt_length"), settings.get("orchestrator.train.sampling.max_completion_tokens")
+        if isinstance(prompt, int) and isinstance(completion, int):
+            found["orchestrator.seq_len"] = prompt + completion
+        if task.workload.global_batch:
+            found["orchestrator.batch_size"] = task.workload.global_batch
+        return found
+
+    def lengths(self, settings: Settings) -> tuple[int, int]:
+        """Return the longest prompt and completion, which `orchestrator.seq_len` bounds together."""
+        longest = self.table.count(settings, "orchestrator.seq_len")
+        given = self.table.count(settings, "orchestrator.train.sampling.max_completion_tokens")
+        completion = min(given or longest // 2, longest - 1)
+        return longest - completion, completion
+
+    def step(self, settings: Settings, task: Task) -> StandInSpec:
+        table, count, truth = self.table, self.table.count, self.table.truth
+        prompt, completion = self.lengths(settings)
+        ranks, parallel = count(settings, "deployment.num_train_gpus"), max(1, count(settings, f"{MODEL}.cp"))
+        budget, rows = count(settings, f"{MODEL}.seq_len"), count(settings, "orchestrator.batch_size")
+        packs = -(-rows * (prompt + completion) // budget)
+        whole = 2 if table.text(settings, f"{MODEL}.optimization_dtype") == "bfloat16" else 4
+        return StandInSpec(
+            prompt_length=prompt,
+            completion_length=completion,
+            tokens=-(-budget // parallel),
+            score_tokens=1,  # log-probabilities come from vLLM
+            micro_batch=max(1, budget // (prompt + completion)),
+            accumulation=max(1, packs * parallel // ranks),
+            generation_batch=rows,
+            ranks=ranks,
+            sharded_by="fsdp2",
+            options={
+                "units": "layers", "head": "unit", "reshard_after_forward": truth(settings, f"{MODEL}.reshard_after_forward"),
+                "master_bytes": whole, "frozen_master_bytes": whole, "reduce_bytes": 4,
+            },
+            held_dtype="float32" if whole == 4 else "bfloat16",
+            mixed=True,
+            adapter=self._adapter(settings),
+            loss="logprobs_fused",
+            loss_options={"chunk": count(settings, f"{MODEL}.fused_lm_head_token_chunk_size")},
+            checkpointing=truth(settings, f"{MODEL}.ac"),
+            activations_in_flight=IN_FLIGHT if truth(settings, f"{MODEL}.ac_offloading") else None,
+            offloads_optimizer=truth(settings, f"{MODEL}.optim_cpu_offload"),
+            generation="server",
+            syncs_adapter_only=self._adapter(settings) is not None,
+            notes=tuple(self._notes()),
+        )  # fmt: skip
+
+    def _adapter(self, settings: Settings) -> Mapping[str, object] | None:
+        rank = settings.get(f"{MODEL}.lora.rank")  # without it there is no adapter, whatever its default
+        return {"lora_r": rank, "lora_alpha": 32, "lora_target_modules": "all-linear"} if rank else None
+
+    def with_one_row(self, settings: Settings) -> Mapping[str, KnobValue]:
+        return {}  # micro-batches are filled with other rows, and with padding
+
+    def _notes(self) -> Iterator[str]:
+        yield f"modelled on prime-rl {self.table.version}: only the trainer's GPUs, not those of vLLM"
+        yield "micro-batches are full: rows are packed up to trainer.model.seq_len"
+
+    def rules(self, settings: Settings, task: Task) -> Iterator[str]:
+        """Yield violations of the checks of its configuration (`configs/rl.py`, `configs/trainer.py`)."""
+        table, count, gpus = self.table, self.table.count, task.hardware.count
+        if task.workload.tuning == "qlora":
+            yield "prime-rl cannot train on quantised weights: use --tuning lora or full."
+        trains, serves = (count(settings, f"deployment.num_{part}_gpus") for part in ("train", "infer"))
+        if gpus < 2 or trains + serves > gpus or not trains or not serves:
+            yield f"trainer and vLLM need GPUs of their own: {trains} + {serves} are more than the {gpus} of the request."
+        budget, longest = count(settings, f"{MODEL}.seq_len"), count(settings, "orchestrator.seq_len")
+        if budget < longest:
+            yield f"{MODEL}.seq_len={budget} is less than orchestrator.seq_len={longest}."
+        if all(table.truth(settings, f"{MODEL}.{what}_cpu_offload") for what in ("fsdp", "optim")):
+            yield f"{MODEL}.fsdp_cpu_offload and optim_cpu_offload exclude each other."
+        if table.truth(settings, f"{MODEL}.ac_offloading") and not table.truth(settings, f"{MODEL}.ac"):
+            yield f"{MODEL}.ac_offloading requires {MODEL}.ac."
+        rows, group = count(settings, "orchestrator.batch_size"), count(settings, "orchestrator.group_size")
+        if group < 2 or rows % group:
+            yield f"orchestrator.batch_size={rows} must be whole groups of orchestrator.group_size={group}, above 1."
+        parallel = count(settings, f"{MODEL}.cp")
+        if parallel < 1 or trains % parallel:
+            yield f"the trainer's {trains} GPUs are not divisible by {MODEL}.cp={parallel}."
+        if (split := count(settings, "inference.parallel.tp")) < 1 or serves % split:
+            yield f"vLLM's {serves} GPUs are not divisible by inference.parallel.tp={split}."
+
+    def toml(self, settings: Settings, prefix: str = "") -> str:
+        """Return the settings below a prefix as TOML with dotted keys."""
+        named = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+        own = {name: value for name, value in named.items() if value is not None and name not in self.facts.own_settings}
+        parts = {"model.ac", "model.ac_offloading"}
+        return "".join(f"{name} = {_toml(value, part=name.removeprefix('trainer.') in parts)}\n" for name, value in own.items())
+
+    def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
+        """Return `rl`; a probe is the trainer alone in its benchmark mode, on full synthetic micro-batches."""
+        settings, python = dict(candidate.settings), str(task.workload.python)
+        if plan is None:
+            text = self.toml({"model.name": model_path(task), **settings})
+            return Launch(argv=(python, "-m", "prime_rl.entrypoints.rl", "@", f"{OUT}/recommended.toml"),
+                          figures=self.facts.figures, files={"recommended.toml": text})  # fmt: skip
+        bounds = filled(self.facts.bounded, {"steps": probe_steps(plan) + 1})
+        text = self.toml({"trainer.model.name": model_path(task), **settings, **bounds}, "trainer.")
+        ranks = self.table.count(settings, "deployment.num_train_gpus")
+        argv = (python, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "-m", "prime_rl.trainer.rl.train")
+        return Launch(argv=(*argv, "@", f"{OUT}/trainer.toml"), figures=self.facts.figures, files={"trainer.toml": text})
+
+    def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
+        folder.mkdir(parents=True, exist_ok=True)
+        basis = "measured" if task.hardware.basis == "measured" else f"{task.hardware.basis}, not measured"
+        lines = [
+            f"GRPO with prime-rl for {task.workload.model.name} on {task.hardware}: {basis}.",
+            f"Written for prime-rl {self.table.version}. Start: rl @ yours.toml @ recommended.toml; yours names environments.",
+        ]
+        path = folder / "recommended.toml"
+        path.write_text(comments(lines) + self.launch(candidate, task).files["recommended.toml"], encoding="utf-8")
+        return [path]
+
+
+IN_FLIGHT = 5
+"""Default of `ac_offloading.max_inflight_activations`."""
+
+
+def _toml(value: KnobValue, *, part: bool) -> str:
+    """Return a TOML value; a part of the configuration is an empty table or absent."""
+    return ("{}" if value else f'"{ABSENT}"') if part else json.dumps(value, ensure_ascii=False)
+
+
+TRAINERS = (PrimeRl("prime-rl", "grpo"),)
