@@ -131,13 +131,9 @@ class Verl(StandIn):
     def _options(self, settings: Settings, master_bytes: int) -> Mapping[str, object]:
         cuts = self.table.truth(settings, f"{FSDP}.reshard_after_forward")
         strategy = {"sharding_strategy": "FULL_SHARD" if cuts else "SHARD_GRAD_OP"}
-        return {
-            **strategy,
-            "units": "layers",
-            "master_bytes": master_bytes,
-            "frozen_master_bytes": master_bytes,
-            "reduce_bytes": 4,
-        }
+        units = {"units": "layers"} if self.table.text(settings, f"{ACTOR}.strategy") == "fsdp2" else {}  # `apply_fsdp2`
+        widths = {"master_bytes": master_bytes, "frozen_master_bytes": master_bytes, "reduce_bytes": 4}
+        return {**strategy, **units, **widths}
 
     def _others(self, settings: Settings, task: Task, *, policy_leaves: bool) -> Iterator[OtherModel]:
         """Yield the critic. The reference is on the host."""
