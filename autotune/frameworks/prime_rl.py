@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.comments import comments
+from autotune.core.files import comments
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, model_path
