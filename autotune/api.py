@@ -24,6 +24,7 @@ from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import BadInput, IllegalConfiguration, StorageLost
 from autotune.core.events import CandidatePredicted, JobStarted, Listener, Note, ignore_events
 from autotune.core.job import Job
+from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.request.flags import Flags, PredictOptions, RequestOptions, RunOptions, flags_of, typed
 
@@ -138,6 +139,36 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
         ways = () if prediction.fits else adviser.ways_to_fit(candidate, most.prediction)
     document = prediction_document(job, candidate, prediction, ways, unknown=variants if most.facts else ())
     return PredictAnswer(job=job, candidate=candidate, prediction=prediction, ways=ways, document=document)
+
+
+def emulate_flags(flags: Flags) -> Measurement:
+    """Probe one configuration on emulated GPUs, for parsed flags; see `docs/emulated-gpus.md`."""
+    from autotune.core.probe_plan import ProbePlan
+    from autotune.request.command_job import parse_request
+    from autotune.request.job_builder import candidate_of_job
+    from autotune.search.pipeline import open_executor
+
+    if flags.unknown:
+        raise BadInput(
+            "--check emulates one configuration.", way_out="Give each --unknown value with --set, or leave out --check."
+        )
+    request = parse_request(flags.replace(mode="emulate"))
+    candidate = candidate_of_job(request)
+    with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
+        return executor.open(candidate).measure(candidate, ProbePlan())
+
+
+def check_can_emulate(flags: Flags) -> None:
+    """Raise the error that `emulate_flags` would end with, before anything is traced."""
+    from autotune.emulator.build import build
+    from autotune.emulator.cards import emulated_machine
+    from autotune.emulator.installation import look
+    from autotune.machine.environment import interpreter
+
+    if flags.unknown:
+        raise BadInput("--check emulates one configuration.", way_out="Give each --unknown value with --set.")
+    emulated_machine(flags.gpus)
+    build(look(interpreter(flags.python)))
 
 
 def diagnose(log: str | PathLike[str] | Iterable[str], **options: Unpack[RequestOptions]) -> Diagnosis:

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 @click.command(name="predict", cls=RequestCommand, short_help="say without a GPU whether a configuration fits")
 @request_options(PredictOptions)
+@click.option(
+    "--check", is_flag=True, help="Run the configuration on emulated GPUs too, and show both (needs a CUDA build of torch)."
+)
 @as_json_option()
-def command(as_json: bool, **flags: Any) -> int:
+def command(as_json: bool, check: bool, **flags: Any) -> int:
     """Trace the training step of the installed framework on fake tensors, and predict whether it
     fits, by which margin, the parts of its memory, and changes that would help. Nothing is
     measured, and no GPU is needed.
@@ -33,21 +36,30 @@ def command(as_json: bool, **flags: Any) -> int:
       autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16
       autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3
       autotune predict --config train.yaml --gpus A100-40G --unknown per_device_train_batch_size=1,8
+      autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --check --python .venv/bin/python
 
     Exit code 0: it fits; 3: it does not; 5: it depends on unknown values, or the limit is inside
     the interval.
     """
     # Imported here so that --help answers at once.
-    from autotune.api import predict_flags
-    from autotune.report import show_ways
+    from autotune.api import check_can_emulate, emulate_flags, predict_flags
+    from autotune.report import check_document, show_check, show_ways
 
+    if check:
+        check_can_emulate(Flags(**flags))
     words = console(to_stderr=as_json)
     with interruptible(), Waiting("predicting: the training step is traced") as waiting:
         predicted = predict_flags(Flags(**flags), listener=_PredictionDisplay(words, waiting))
     if not predicted.prediction.fits:
         show_ways(words, predicted.ways)
+    document = dict(predicted.document)
+    if check:
+        with interruptible(), Waiting("emulating the configuration"):
+            emulated = emulate_flags(Flags(**flags))
+        show_check(words, predicted.prediction, emulated)
+        document["check"] = check_document(predicted.prediction, emulated)
     if as_json:
-        print(json.dumps(predicted.document))
+        print(json.dumps(document))
     return {True: DONE, False: NOTHING_FITS, None: UNDECIDED}[predicted.prediction.fits]
 
 

@@ -3,6 +3,7 @@ evaluates."""
 
 from autotune.report.answer_document import document, prediction_document
 from autotune.report.certificate import certificate_lines, certificate_row
+from autotune.report.check_text import check_document, show_check
 from autotune.report.file_section import FinalFiles, show_file
 from autotune.report.forecast_text import show_forecast, show_prediction, show_ways
 from autotune.report.html import PAGE, figures_of, markdown, read_document, render, write_page
@@ -19,6 +20,7 @@ __all__ = [
     "best_so_far_listener",
     "certificate_lines",
     "certificate_row",
+    "check_document",
     "check_folder",
     "check_tracker",
     "claimed_folder",
@@ -32,6 +34,7 @@ __all__ = [
     "read_document",
     "render",
     "show_answer",
+    "show_check",
     "show_file",
     "show_forecast",
     "show_job",

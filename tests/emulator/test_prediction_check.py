@@ -1,0 +1,69 @@
+"""`autotune predict --check`: a prediction beside the same configuration on emulated cards."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.core.measurement import Failure, Outcome
+from autotune.core.units import GIB
+from autotune.report import check_document
+from tests.cli.command import autotune, shape_only
+from tests.report.answers import answered
+from tests.report.test_forecast import PREDICTION
+
+
+def test_both_figures_and_their_difference() -> None:
+    trial = answered(900).answer.trials[0].measurement
+    memory = replace(trial.memory, peak_bytes=round(PREDICTION.peak_memory_bytes.value * 0.8), torch_allocated_bytes=None)
+    found = check_document(PREDICTION, replace(trial, memory=memory, emulated=True, caveats=("for a test",)))
+    rows = {row["name"]: row for row in found["rows"]}
+    assert rows["peak"]["difference"] == pytest.approx(0.25, abs=0.001)
+    assert "torch allocated" not in rows  # unknown there
+    assert found["basis"] == "emulated" and found["outcome"] == "ok" and found["caveats"] == ["for a test"]
+
+
+def test_an_emulated_error_is_part_of_the_document() -> None:
+    trial = answered(900).answer.trials[0].measurement
+    failed = replace(trial, outcome=Outcome.OOM_BACKWARD, failure=Failure(evidence="CUDA out of memory", phase="backward"))
+    found = check_document(PREDICTION, failed)
+    assert (found["outcome"], found["evidence"]) == (failed.outcome.value, "CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--gpus", "2xZ9000"), 2, "Unknown GPU 'Z9000'"),
+        (("--gpus", "cpu"), 2, "names no card that could be emulated"),
+        (("--gpus", "A100-40G", "--unknown", "num_generations=4,8"), 2, "--check emulates one configuration"),
+        (("--gpus", "A100-40G", "--python", sys.executable), 4, "no CUDA build"),
+        (("--gpus", "A100-40G", "--python", "/nowhere/python"), 4, "is no program"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_is_traced(
+    arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda and "no CUDA build" in words:
+        pytest.skip("this environment has a CUDA build")
+    model = shape_only(tmp_path / "model", hidden_size=64, num_hidden_layers=2)
+    done = autotune("predict", "--model", str(model), "--check", *arguments, cwd=tmp_path)
+    assert (done.code, done.out) == (code, "") and words in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.slow
+def test_one_configuration_on_emulated_cards(python: str, tmp_path: Path) -> None:
+    model = shape_only(tmp_path / "model", hidden_size=512, intermediate_size=1536, num_hidden_layers=2, vocab_size=32000)
+    lengths = ("--max-prompt-length", "64", "--max-completion-length", "16", "--global-batch", "8", "--num-generations", "4")
+    done = autotune(
+        "predict", "--model", str(model), "--gpus", "A100-40G", "--python", python, "--check", "--json", *lengths,
+        cwd=tmp_path, timeout=300,
+    )  # fmt: skip
+    found = json.loads(done.out)["check"]
+    rows = {row["name"]: row for row in found["rows"]}
+    assert found["outcome"] == "ok" and rows["peak"]["emulated_bytes"] < GIB * 4
+    assert abs(rows["torch allocated"]["difference"]) < 0.02
