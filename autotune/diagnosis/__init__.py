@@ -3,6 +3,7 @@
 log_reader.py      lines -> exceptions, known messages and echoes -> the decisive failure
     log_endings.py     logs without a failure message: finished, not a number, gave up
     excerpt.py         short texts without a whole traceback: every line may be the message
+    host_memory_users.py  victim and largest holder where host memory ran out
     gpu_neighbours.py  other processes on the failing GPU
     diagnosis.py       the result and its JSON
     log_framework.py   the framework of the log, and its names for the remedies

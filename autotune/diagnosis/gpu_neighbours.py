@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from autotune.core.units import GIB
+from autotune.core.units import GIB, KIB, MIB, format_bytes
 from autotune.failures import NEIGHBOUR, Finding, mostly_unlisted
 
 _PID = re.compile(r"(?:\x1b\[\d+m)?\(\w[^()]{0,80}\bpid=(\d{1,10})")
@@ -15,8 +15,14 @@ _MOST_PIDS = 4096
 _SHARES_GPUS = re.compile(r"/(?:verl|openrlhf|orz|slime|areal|skyrl_train|nemo_rl|open_instruct)/")
 """Trainers that run several roles of one job on the same GPU, each in a process."""
 
-_LISTED = re.compile(r"^\|\s+\d+\s+\S+\s+\S+\s+(\d{1,10})\s+C(?:\+G)?\s+\S.*?\s(\d{1,8})MiB\s*\|")
+_LISTED = re.compile(r"^\|\s+\d+\s+\S+\s+\S+\s+(\d{1,10})\s+C(?:\+G)?\s+(\S.*?)\s+(\d{1,8})MiB\s*\|")
 """Process in the output of nvidia-smi."""
+
+_HOLDS = re.compile(r"Process (\d{1,10}) has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) memory in use")
+"""Process in torch's message."""
+
+_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
+MOST_NAMED = 4
 
 _BEGUN = ("%|", "info", "pid=", "traceback", "loss")
 """Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes from
@@ -29,6 +35,7 @@ class GpuNeighbours:
     def __init__(self) -> None:
         self._own: set[str] = set()
         self._earlier: dict[str, int] = {}
+        self._names: dict[str, str] = {}
         self._begun = False
 
     def feed(self, raw: str, lowered: str) -> None:
@@ -37,7 +44,8 @@ class GpuNeighbours:
         if self._begun:
             return
         if (listed := _LISTED.match(raw)) is not None and len(self._earlier) < _MOST_PIDS:
-            self._earlier[listed[1]] = int(listed[2]) * 2**20
+            self._earlier[listed[1]] = int(listed[3]) * 2**20
+            self._names[listed[1]] = listed[2]
         self._begun = any(word in lowered for word in _BEGUN) and "nvidia" not in lowered
 
     def are_own(self, evidence: str, frames: Sequence[str], phase: str | None) -> bool:
@@ -64,3 +72,13 @@ class GpuNeighbours:
         free, asked = finding.numbers.get("free_bytes"), finding.numbers.get("asked_bytes")
         started = finding.row == "vllm_reservation" and free is not None and asked is not None
         return started and others >= GIB and (free or 0) + others >= (asked or 0)
+
+    def remarks(self, evidence: str) -> tuple[str, ...]:
+        """Return a sentence with the foreign processes on the GPU, as far as the log names them."""
+        held = {pid: float(size) * _UNITS[unit] for pid, size, unit in _HOLDS.findall(evidence)}
+        foreign = {pid: size for pid, size in {**self._earlier, **held}.items() if pid not in self._own}
+        if not foreign:
+            return ()
+        largest = sorted(foreign, key=foreign.__getitem__, reverse=True)[:MOST_NAMED]
+        named = ", ".join(f"{pid} ({self._names.get(pid, 'name unknown')}, {format_bytes(foreign[pid])})" for pid in largest)
+        return (f"Processes of others on the GPU: {named}. See `ps -fp {largest[0]}` on that machine.",)

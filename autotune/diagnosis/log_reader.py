@@ -20,6 +20,7 @@ from enum import IntEnum
 from autotune.core.measurement import Outcome, Phase
 from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.diagnosis.gpu_neighbours import GpuNeighbours
+from autotune.diagnosis.host_memory_users import HostMemoryUsers
 from autotune.diagnosis.log_endings import PROGRESS, LogEndings
 from autotune.failures import (
     MEMORY_CAUSES,
@@ -135,6 +136,7 @@ class LogReader:
         self._has_steps = False
         self._ends = LogEndings()
         self._neighbours = GpuNeighbours()
+        self._host_memory = HostMemoryUsers()
         self._last = ""
         self._last_position = 0
         self._section = ""
@@ -147,6 +149,7 @@ class LogReader:
             self._last, self._last_position = raw, position
         lowered = raw.lower()
         self._neighbours.feed(raw, lowered)
+        self._host_memory.feed(raw)
         if self._tracebacks.busy or any(word in lowered for word in _TELLING):
             self._read(read_line(raw), position)
         if any(word in lowered for word in PROGRESS) and self._ends.feed(raw, position):
@@ -194,6 +197,10 @@ class LogReader:
                 remarks=(ABORTED_AT_EXIT, *remarks),
             )  # fmt: skip
         best = self._with_neighbours(best)
+        if best.finding.cause == "gpu_other_process":
+            remarks = (*self._neighbours.remarks(best.finding.evidence), *remarks)
+        elif best.finding.cause == "host_ram":
+            remarks = (*self._host_memory.remarks(), *remarks)
         return _diagnosis(best, best.rank if best.rank is not None else self._first_to_fail, remarks)
 
     @property
