@@ -41,7 +41,10 @@ def main() -> int:
 
 
 def generate(engine: Any, parameters: Any, requests: list[dict[str, int]], vocabulary: int, run: int) -> list[list[float]]:
-    """Return the CPU seconds of each pass and of the fixed computation before it. Prompts of a group are equal; no two runs share one."""
+    """Return the CPU seconds of each pass and of the fixed computation before it.
+
+    Prompts of a group are equal; no two runs share one.
+    """
     for number, request in enumerate(requests):
         first = 1000 * run + 7 * request["group"]
         prompt = [3 + (first * 31 + place * 17 + place * place * (request["group"] + run + 1)) % (vocabulary - 3)
