@@ -93,9 +93,8 @@ def main() -> int:
             print(f"engine {number}: " + ", ".join(f"{line['error']:+.1%}" for line in lines[-len(DRAWS) :]), flush=True)
     document = summarised(lines, machine.facts(versions))
     print(readable(document))
-    if options.engines == len(ENGINES):
-        (options.out / "rollout.json").write_text(json.dumps(document, indent=1) + "\n")
-        (options.out / "rollout.md").write_text(readable(document))
+    (options.out / "rollout.json").write_text(json.dumps(document, indent=1) + "\n")
+    (options.out / "rollout.md").write_text(readable(document))
     return 0 if document["bar_met"] else 1
 
 
@@ -200,11 +199,13 @@ def summarised(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
 
 
 def readable(document: Mapping[str, Any]) -> str:
+    ran = document["ran_on"]
+    versions = ", ".join(f"{name} {version}" for name, version in ran["versions"].items())
     lines = [
         "# Simulated and measured rollouts",
         "",
         f"vLLM on a CPU, a model of two layers, {document['settings']} settings; CPU seconds at the core's full speed.",
-        f"Measured on {document['ran_on']}.",
+        f"Measured on {ran['cpu']}, {ran['cores']} cores, {ran['date']}, commit {ran['commit']}, {versions}.",
         "",
         "Engine: sequences, tokens of a pass, cache blocks. Passes: predicted, measured.",
         f"Median error of the makespan {document['median_error']:.1%}, worst {document['worst_error']:.1%};",
@@ -227,7 +228,7 @@ def readable(document: Mapping[str, Any]) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--engines", type=int, default=len(ENGINES), help="only the first few, and nothing is written")
+    parser.add_argument("--engines", type=int, default=len(ENGINES), help="only the first few")
     parser.add_argument("--keep", type=Path, help="file of measured engines: those in it are not measured again")
     return parser.parse_args()
 
