@@ -16,6 +16,8 @@ from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Predi
 from autotune.core.units import GIB
 from autotune.report import document as answer_document
 from autotune.report import prediction_document, show_forecast, show_prediction, show_ways
+from autotune.report.candidate_rows import prediction_row
+from autotune.search import forecast_search
 from tests.simulated import toy_job, toy_space
 
 CANDIDATE = Candidate(knobs={"batch": 8, "checkpointing": True}, settings={"batch": 8}, load={})
@@ -73,6 +75,33 @@ def test_the_answer_its_size_and_its_reason(job: Job) -> None:
     assert "--set batch=4" in text and "0.83 times the speed" in text and "leaves 10 GiB free, at least 9 GiB" in text
     assert "global batch 64" in text and "prompts are as long as allowed" in text
     assert "1,000 tokens/s (500 to 2,000)" in text and "backward 75%" in text
+
+
+def test_the_speed_at_the_lengths_given_stands_beside_that_at_the_longest(job: Job) -> None:
+    both = replace(
+        PREDICTION,
+        tokens_per_second_at_lengths=Estimate(value=300.0, low=200.0, high=400.0),
+        seconds_at_lengths={"rollout": Estimate.exactly(1.0), "backward": Estimate.exactly(4.0)},
+    )
+    text = shown(job, both)
+    assert "1,000 tokens/s (500 to 2,000) at the longest completions" in text
+    assert "300 tokens/s (200 to 400) at the lengths given; rollout 20%, backward 80%" in text
+    assert "at the lengths given" not in shown(job, PREDICTION)
+    row = prediction_row(both)
+    assert row["tokens_per_second"]["value"] == 1000 and row["tokens_per_second_at_lengths"]["value"] == 300
+
+
+def test_candidates_are_ranked_by_the_speed_at_the_lengths_given() -> None:
+    quick_at_the_longest = PredictedCandidate(candidate=CANDIDATE, prediction=PREDICTION)
+    quick_as_it_will_be = PredictedCandidate(
+        candidate=CANDIDATE,
+        prediction=replace(
+            PREDICTION,
+            tokens_per_second=Estimate.exactly(900.0),
+            tokens_per_second_at_lengths=Estimate.exactly(1100.0),
+        ),
+    )
+    assert forecast_search.speed(quick_as_it_will_be) > forecast_search.speed(quick_at_the_longest)
 
 
 def test_bars_share_one_scale_with_the_limit(job: Job) -> None:
