@@ -22,8 +22,11 @@ from autotune.frameworks.launched_run import OUT, Figures, Launch, Launched
 NAME = "command"
 METHOD = "training"
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
-OWN_PLACEHOLDERS = frozenset({"out"})
-"""Placeholders that autotune fills in: `{out}` is the run's own folder."""
+WRITTEN_OUT = "{out}"
+"""Placeholder of the user for the run's own folder."""
+
+OWN_PLACEHOLDERS = frozenset({WRITTEN_OUT.strip("{}")})
+"""Placeholders that autotune fills in."""
 
 
 def placeholders(argv: Sequence[str]) -> tuple[str, ...]:
@@ -33,9 +36,11 @@ def placeholders(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def filled(argv: Sequence[str], settings: Mapping[str, KnobValue]) -> tuple[str, ...]:
-    """Return the command line with every placeholder replaced, except `{out}`."""
+    """Return the command line with every placeholder replaced, and `{out}` by the one that the run replaces."""
 
     def value(match: re.Match[str]) -> str:
+        if match[0] == WRITTEN_OUT:
+            return OUT
         return as_word(settings[match[1]]) if match[1] in settings else match[0]
 
     return tuple(_PLACEHOLDER.sub(value, word) for word in argv)
@@ -81,7 +86,7 @@ def figures_of(task: Task) -> Figures:
         return Figures(kind="pattern", line=str(pattern))
     if metrics == "-":
         return Figures(kind="json")
-    file = str(metrics)
+    file = str(metrics).replace(WRITTEN_OUT, OUT, 1) if str(metrics).startswith(WRITTEN_OUT) else str(metrics)
     return Figures(kind="json", file=file if file.startswith(OUT) else str(Path(str(settings["folder"])) / file))
 
 

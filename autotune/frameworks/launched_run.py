@@ -32,8 +32,8 @@ from autotune.machine.devices import DEVICE_ORDER
 SYNTHETIC_ROWS = "rows.jsonl"
 """File of synthetic rows for a run without a dataset."""
 
-OUT = "{out}"
-"""Placeholder for the run's own folder in commands and environments."""
+OUT = "{autotune_run_folder}"
+"""Placeholder for the run's own folder in commands and environments; no path of a user contains it."""
 
 TEMPLATE_TOKENS = 64
 """Upper bound of the tokens that a chat template adds to a prompt."""

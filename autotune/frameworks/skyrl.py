@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from autotune.core.candidate import KnobValue
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, as_word
+from autotune.frameworks.hydra_values import without_references
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import OtherModel, StandInSpec
 
@@ -39,7 +40,7 @@ class SkyRl(StandIn):
 
     def as_path(self, path: str) -> str:
         """Quote a text for OmegaConf's command line: YAML, in which `${` begins a reference."""
-        return path if PLAIN.fullmatch(path) else json.dumps(path.replace("${", "\\${"), ensure_ascii=False)
+        return path if PLAIN.fullmatch(path) else json.dumps(without_references(path), ensure_ascii=False)
 
     def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
         count, gpus = self.table.count, task.hardware.count

@@ -3,7 +3,7 @@
 Memory is measured from outside, and the models inside the command's own processes where `watch` has
 a table. The request of a measure:
 
-    {"argv": [...], "environment": {...}, "files": {"name": "text"},      `{out}` in the first two: a folder of this probe
+    {"argv": [...], "environment": {...}, "files": {"name": "text"},      OUT in the first two: a folder of this probe
      "folder": working directory | null,
      "figures": {...},                                                     see `metric_readers`
      "phases": [[regex, phase | null], ...],                               printed lines that start a phase
@@ -36,7 +36,7 @@ from .metric_readers import Figure, MetricReader, line_source
 
 POLL_INTERVAL_S = 0.05
 GRACE_SECONDS = 5.0  # time between SIGTERM and SIGKILL
-OUT = "{out}"
+OUT = "{autotune_run_folder}"
 EXCERPT_LINES = 3
 EXCERPT_CHARACTERS = 80
 DEFAULT_CYCLE_SPREAD = 0.05

@@ -2,7 +2,7 @@
 
 The JSON specification comes from a framework's file in `autotune.frameworks`:
 
-    {"file": "{out}/settings.json" | null,      null: standard output
+    {"file": "{autotune_run_folder}/settings.json" | null,      null: standard output
      "kind": "json" | "hydra" | "yaml" | "namespace" | "table"}
 
 `json`: a file with one mapping. `hydra`: the YAML that Hydra writes of a configuration, read by the

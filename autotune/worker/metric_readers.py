@@ -2,7 +2,7 @@
 
 The JSON specification comes from a framework's file in `autotune.frameworks`:
 
-    {"file": "{out}/metrics.jsonl" | null,      null: standard output
+    {"file": "{autotune_run_folder}/metrics.jsonl" | null,      null: standard output
      "kind": "json" | "python" | "pattern",
      "line": regex | null,                      pattern: with groups named as below; else the text around the record
                                                 (group `record`), null for a line that is only the record
@@ -152,5 +152,5 @@ def line_source(spec: Mapping[str, Any], folder: Path) -> Callable[[list[str]], 
     """Return a function from new printed lines to lines with figures: the same, or a file's."""
     if not spec.get("file"):
         return lambda printed: printed
-    tail = Tail(Path(str(spec["file"]).replace("{out}", str(folder))))
+    tail = Tail(Path(str(spec["file"]).replace("{autotune_run_folder}", str(folder))))
     return lambda _: list(tail.lines())

@@ -30,12 +30,12 @@ from tests.frameworks.stand_ins import asked
 ODD = ["it's", '"two"', "a  b", "x" * 200,
        "tab\there", "line\nbreak", "\r", "# no", ": {", "$(id)", "`id`", "\\", "\\n", "é",
        "\x85",       "\u2028", "'''", '"""', "- ", "%", "!", "&a", "*a", "~", "null", "0x1F", "\x07",
-       "\ufeff", "-x", ";", "{{", "}}", "[,]"]  # fmt: skip
+       "\ufeff", "-x", ";", "{{", "}}", "[,]", "{out}", "${HOME}", "\\${x}"]  # fmt: skip
 TEXT = st.lists(
     st.one_of(st.sampled_from(ODD), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), max_size=8)),
     min_size=1, max_size=4,
 ).map("".join)  # fmt: skip
-PATH = TEXT.map(lambda text: f"/folder/{text}/end").filter(lambda path: "{out}" not in path)
+PATH = TEXT.map(lambda text: f"/folder/{text}/end")
 KNOBS = {"per_device_train_batch_size": 4, "num_generations": 8, "max_completion_length": 16, "max_prompt_length": 30}
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -142,6 +142,7 @@ def test_hydra_reads_the_text_back() -> None:
     samples = {
         "/a b": "'/a b'", "/a'b": r"'/a\'b'", "a\\'b": r"'a\\\'b'", "a\\": r"'a\\'", "/a,b": "'/a,b'", "/é": "'/é'",
         "123": "'123'", "null": "'null'",
+        "/${x}": r"'/\${x}'", r"/a\${x}'": r"'/a\\\${x}\''", "/{out}": "'/{out}'",
         "/plain/path-1.0_x": "/plain/path-1.0_x", "org/model": "org/model", "/a\\b": r"'/a\b'",
     }  # fmt: skip
     assert {text: quoted(text) for text in samples} == samples

@@ -67,7 +67,7 @@ def test_only_lines_appended_to_a_file_count(tmp_path: Path) -> None:
 
 
 def test_a_metrics_file_may_appear_later(tmp_path: Path) -> None:
-    listen = line_source({"file": "{out}/m.jsonl"}, tmp_path)
+    listen = line_source({"file": "{autotune_run_folder}/m.jsonl"}, tmp_path)
     assert listen(["printed"]) == []
     (tmp_path / "m.jsonl").write_text("told\n")
     assert listen(["printed"]) == ["told"]
