@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.report.folder_claim import claimed_folder
-
 from autotune.core.errors import AutotuneError, BadInput
 from autotune.core.events import Event, Note, ProbeEnded, ProbeStarted
 from autotune.core.files import write_atomically
@@ -25,6 +23,7 @@ from autotune.probe.executors.local_slots import SlotPlace
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
+from autotune.report.output_folder import claimed_folder
 from autotune.search import loop
 from autotune.search.study import open_study
 from tests.faults.machine import LIMIT_MIB, Trainer, job
