@@ -127,6 +127,7 @@ BY_ROW_NAME = {
     "no_room_for_a_handle": "unknown_memory",
     "nccl_shared_memory": "hang_or_nccl",
     "unreachable": "network",
+    "trl_weight_sync": "hang_or_nccl",
 }
 """Expected causes, written by hand."""
 
