@@ -88,6 +88,7 @@ class Verl(StandIn):
             engine=self.engine_settings(settings),
             processes=2,
             offloaded_in_rollout=(*(("weights", "adapters") if params else ()), *(("optimizer",) if optimizer else ())),
+            syncs_adapter_only=bool(self.adapter_settings(settings)) and not table.truth(settings, f"{MODEL}.lora.merge"),
             notes=tuple(self._notes(settings)),
         )
 

@@ -100,6 +100,15 @@ def test_fsdp2_shards_layers_with_their_adapters() -> None:
     assert made["sharding"]["kind"] == "fsdp2" and made["sharding"]["options"]["units"] == "layers"
 
 
+def test_an_adapter_alone_is_sent_unless_it_is_merged() -> None:
+    def sends_adapter(**about: Any) -> bool:
+        trainer, candidate, task = asked("verl", **about)
+        return trainer.compose(candidate, task).syncs_adapter_only
+
+    assert sends_adapter(tuning="lora") and not sends_adapter()
+    assert not sends_adapter(tuning="lora", settings={f"{MODEL}.lora.merge": True})
+
+
 def test_entropies_cost_the_gradient_its_place() -> None:
     assert request()["settings"]["loss_options"] == {"in_place": True, "entropy": False}
     assert request(settings={f"{ACTOR}.entropy_coeff": 0.001})["settings"]["loss_options"] == {"in_place": False, "entropy": True}
