@@ -147,6 +147,21 @@ def test_small_tensors_and_integers_are_true(python: str) -> None:
     assert told(run(python, "L4", program)) == expected
 
 
+def test_the_gradient_of_dpos_loss_is_computed_without_the_buffer_that_only_a_cpu_saves(python: str) -> None:
+    ran = run(
+        python,
+        "A100-40G",
+        """
+        import json, torch
+        x = torch.tensor([-1.0, 0.0, 2.0], device="cuda", requires_grad=True)
+        torch.nn.functional.logsigmoid(x).sum().backward()
+        print(json.dumps([round(value, 4) for value in x.grad.tolist()]))
+        """,
+    )
+    assert ran.told == [0.7311, 0.5, 0.1192]
+    assert not ran.report.failed
+
+
 def test_looking_whether_torch_is_there_does_not_use_the_hook_up(python: str) -> None:
     program = """
         import importlib.util, json
