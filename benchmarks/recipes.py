@@ -34,21 +34,28 @@ RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
 WITH_LIGER = ROOT / ".venvs" / "foresight-liger"
 """Folder with Liger's kernels, which two recipes turn on."""
 
-SAME_SHAPE = {"Qwen/Qwen2-0.5B": "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2-0.5B-Instruct": "Qwen/Qwen2.5-0.5B-Instruct"}
+SAME_SHAPE = {
+    "Qwen/Qwen2-0.5B": "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen2-7B-Instruct": "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen/Qwen2-0.5B-Instruct": "Qwen/Qwen2.5-0.5B-Instruct",
+}
 """Models whose config.json a networked machine would fetch -> one of the catalogue with the same shape."""
+
+GPUS_OF = {"run_qwen2_5-3b_gsm8k_grpo_lora.sh": "2xH100"}
+"""Launches for another number of GPUs than 8."""
 
 SECONDS = 200
 
 QUICKSTART = """\
 from datasets import Dataset
 from trl import GRPOTrainer
-from trl.rewards import accuracy_reward
+from trl.rewards import think_format_reward
 
 dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": "What is 2 + 3?"}], "solution": "5"}] * 64)
-trainer = GRPOTrainer(model="MODEL", reward_funcs=accuracy_reward, train_dataset=dataset)
+trainer = GRPOTrainer(model="MODEL", reward_funcs=think_format_reward, train_dataset=dataset)
 trainer.train()
 """
-"""TRL's quickstart, with rows of its own in place of a data set of the hub."""
+"""TRL's quickstart, with rows of its own in place of a data set of the hub, and a reward without another package."""
 
 TINY = [
     "--gpus", "cpu", "--memory-limit", "4G", "--max-probes", "1", "--budget", "5m", "--fresh",
@@ -99,14 +106,14 @@ def recipes() -> Iterator[Recipe]:
     )  # fmt: skip
     launches = _read("launch_scripts.yaml")
     chosen = (
-        "run_qwen2-7b.sh", "run_qwen2_5-3b_gsm8k_grpo_lora.sh", "run_deepseek7b_llm.sh",
+        "run_qwen2-7b.sh", "run_qwen2_5-3b_gsm8k_grpo_lora.sh", "run_qwen2-7b_seq_balance.sh",
         "full/train.sh", "external/grpo_7b.sh", "internal/gspo.sh",
     )  # fmt: skip
     for part in chosen:
         found = next(one for one in launches if one["source"].endswith(part))
         yield Recipe(
             name=f"{found['framework']} {part.rpartition('/')[2]}", source=found["source"], framework=found["framework"],
-            method=found["method"], gpus="8xH100", settings=found["settings"], kind="command",
+            method=found["method"], gpus=GPUS_OF.get(part, "8xH100"), settings=found["settings"], kind="command",
         )  # fmt: skip
 
 
@@ -117,8 +124,9 @@ def _read(name: str) -> Any:
 def predicted(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Predict the recipe as it is."""
     words = ["predict", "--gpus", recipe.gpus, "--json", *_given(recipe, folder, recipe.settings)]
-    same = SAME_SHAPE.get(str(recipe.settings.get("model_name_or_path")))
-    words += ["--model", same] if same else []
+    named = recipe.settings.get("model_name_or_path", recipe.settings.get("actor_rollout_ref.model.path"))
+    same = SAME_SHAPE.get(str(named))
+    words += ["--model", same] if same and recipe.kind != "script" else []
     return _answered(words, folder, ("fits", "peak_memory_bytes", "limit_bytes", "basis"))
 
 
@@ -130,6 +138,7 @@ def probed(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
         name: value for name, value in recipe.settings.items() if not name.startswith((*NOT_ON_A_CPU, "model_name", "use_vllm"))
     }
     settings |= {"gradient_accumulation_steps": 1, "reward_funcs": None, "reward_weights": None}
+    settings |= {"per_device_train_batch_size": 4, "num_generations": 4} if recipe.method == "grpo" else {}
     settings = {name: value for name, value in settings.items() if value is not None}
     model = tiny_model(folder)
     if recipe.kind == "script":
@@ -149,7 +158,7 @@ def _given(recipe: Recipe, folder: Path, settings: dict[str, Any]) -> list[str]:
     if recipe.kind == "script":
         file = folder / "quickstart.py"
         file.write_text(QUICKSTART.replace("MODEL", str(settings["model_name_or_path"])))
-        return ["--script", str(file), "--model", str(settings["model_name_or_path"])]
+        return ["--script", str(file)]
     if recipe.kind == "config":
         file = folder / "train.yaml"
         file.write_text(yaml.safe_dump(settings))

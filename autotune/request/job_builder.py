@@ -22,10 +22,11 @@ from autotune.core.task import Task
 from autotune.core.units import format_bytes, parse_bytes, parse_seconds
 from autotune.core.workload import Model, Tuning, Workload
 from autotune.emulator.cards import emulated_machine
+from autotune.frameworks import swift
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.stand_in_step import STAND_IN
+from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.settings import OWN_SETTINGS
-from autotune.frameworks.trl.topology import ranks_of
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config, trained_defaults
 from autotune.machine import environment, hardware_detection
 from autotune.probe.gpu_notes import gpu_notes
@@ -47,6 +48,9 @@ STAND_IN_PACKAGES = ("transformers", "peft")
 
 TRL = "trl"
 """Framework whose configuration files are read."""
+
+_RANKS = {TRL: topology.ranks_of, swift.Swift.name: swift.ranks_of}
+"""Frameworks whose vLLM server takes GPUs of the job -> training processes of their settings."""
 
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
@@ -382,7 +386,8 @@ def _global_batch(
     micro, steps = (named.get(name, trainer.fields()[name].default) for name in _BATCH)
     if not isinstance(micro, int) or not isinstance(steps, int):
         return None
-    ranks = ranks_of(held, hardware.count) if trainer.name == TRL else hardware.count
+    settings = {**{name: field.default for name, field in trainer.fields().items()}, **held}
+    ranks = _RANKS[trainer.name](settings, hardware.count) if trainer.name in _RANKS else hardware.count
     return micro * steps * ranks * int(getattr(trainer, "completions_each", 1))
 
 

@@ -173,3 +173,15 @@ def test_what_cannot_be_read_is_one_sentence(text: str, words: str, tmp_path: Pa
     with pytest.raises(BadInput) as caught:
         parse_request(Flags(from_command=str(path), gpus="H100", mode="predict", model="Qwen2.5-0.5B"))
     assert words in str(caught.value) and caught.value.way_out
+
+
+def test_gpus_of_a_vllm_server_do_not_train(tmp_path: Path) -> None:
+    """ms-swift with a server on one of eight GPUs: seven ranks make the global batch."""
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B-Instruct --use_vllm true --vllm_mode server --num_generations 7 \\\n"
+        "    --per_device_train_batch_size 2 --gradient_accumulation_steps 2 --tuner_type full\n"
+    )
+    request = parse_request(Flags(from_command=str(path), gpus="8xH100", mode="predict"))
+    assert request.job.task.workload.global_batch == 28
+    assert candidate_of_job(request).settings["gradient_accumulation_steps"] == 2
