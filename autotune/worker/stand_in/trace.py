@@ -65,11 +65,20 @@ def release(loaded: object) -> None:
 def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
     warm(spec)
-    from ..tracing import cuda_choices, fake_models, fsdp2, parameter_uses, step_annotator, zero_linear
+    from ..tracing import experts
+
+    began = time.perf_counter()
+    model, annotator, usage = _trace(spec)
+    annotator.high_extra_bytes = experts.extra_bytes(model, annotator, spec, lambda worst: _trace(worst)[1])
+    return document("generic", model, spec, annotator, usage, versions(), began)
+
+
+def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return the model after its steps, its annotator, and the parameters' uses or None."""
+    from ..tracing import cuda_choices, experts, fake_models, fsdp2, parameter_uses, step_annotator, zero_linear
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
 
-    began = time.perf_counter()
     ledger = Ledger()
     tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec))
     annotator = step_annotator.StepAnnotator(ledger, tracker)
@@ -86,13 +95,13 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
                 log.watch(model, tracker)
             with (
                 fake_models.errors_as_untraceable(),
+                experts.routed(model, spec),
                 zero_linear.zero3_linear(spec),
                 parameter_uses.frozen_units_hooked(model, spec) as after_backward,
             ):
                 step(model, spec, annotator, after_backward)
             annotator.stop()
-    usage = log.as_json() if parameter_uses.wanted(spec) else None
-    return document("generic", model, spec, annotator, usage, versions(), began)
+    return model, annotator, log.as_json() if parameter_uses.wanted(spec) else None
 
 
 def document(

@@ -8,7 +8,7 @@ the interval extends from the balanced share to all tokens at the same experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,15 @@ def depends_on_routing(model: Any) -> bool:
     if routing_of(model) is None:
         return False
     return getattr(model.config.get_text_config(), "_experts_implementation", "eager") in (None, "eager")
+
+
+def extra_bytes(model: Any, annotator: Any, spec: Mapping[str, Any], again: Callable[[Mapping[str, Any]], Any]) -> int:
+    """Return additional peak bytes if all tokens go to the same experts. `again` returns a trace's annotator."""
+    if spec.get("routing") == "one" or not depends_on_routing(model):
+        return 0
+    annotator.note(NOTE)
+    worst = again({**spec, "routing": "one"})
+    return int(max(0, worst.ledger.peak - annotator.ledger.peak))
 
 
 @contextmanager

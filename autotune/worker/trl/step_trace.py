@@ -44,9 +44,11 @@ def measure(loaded: object, request: Mapping[str, Any], recorder: Any) -> dict[s
 
 def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
+    from ..tracing import experts
+
     began = time.perf_counter()
     trainer, annotator, usage = _trace(spec)
-    annotator.high_extra_bytes = _extra_of_routing(trainer, annotator, spec)
+    annotator.high_extra_bytes = experts.extra_bytes(trainer.model, annotator, spec, lambda worst: _trace(worst)[1])
     versions = grpo_probe.installed([*grpo_probe.PACKAGES])
     lengths = spec["lengths"]
     seen = SimpleNamespace(longest_prompt=lengths["prompt"], longest_completion=lengths["completion"])
@@ -108,17 +110,6 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     for note in liger.notes(spec):
         annotator.note(note)
     return trainer, annotator, log.as_json() if parameter_uses.wanted(spec) else None
-
-
-def _extra_of_routing(trainer: Any, annotator: Any, spec: Mapping[str, Any]) -> int:
-    """Additional peak bytes if all tokens go to the same experts."""
-    from ..tracing import experts
-
-    if spec.get("routing") == "one" or not experts.depends_on_routing(trainer.model):
-        return 0
-    annotator.note(experts.NOTE)
-    _, worst, _ = _trace({**spec, "routing": "one"})
-    return int(max(0, worst.ledger.peak - annotator.ledger.peak))
 
 
 def _after_each_backward(accelerator: Any, then: Callable[[], None]) -> None:

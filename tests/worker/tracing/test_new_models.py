@@ -85,3 +85,25 @@ def test_what_fails_in_trl_is_refused_with_what_helps(kind: str) -> None:
     step_trace.warm({"model": {"config": {"model_type": kind}}})
     with pytest.raises(Untraceable, match=r"num_experts.*Set router_aux_loss_coef to 0\.0"):
         step_trace.trace({**specification(known, num_generations=2, per_device_train_batch_size=2), "method": "grpo"})
+
+
+MIXTURE = {
+    "model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "num_experts": 16,
+    "num_experts_per_tok": 2, "_experts_implementation": "eager",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("routing", ["even", "one"])
+def test_a_stand_in_step_sends_a_token_to_its_experts_alone(routing: str) -> None:
+    """In the loop over experts each takes the tokens routed to it, as in traces of TRL's trainers."""
+    known = next(known for known in MODELS if known.config["model_type"] == "qwen3_next")
+    spec = {**specification(known, gradient_checkpointing=False), "routing": routing}
+    spec["model"] = {**spec["model"], "config": MIXTURE, "layers": None}
+    trace = stand_in.trace(spec)
+    forward = next(phase for phase in trace["work"] if phase["phase"] == "forward")
+    tokens, layers, hidden, width, heads, groups = 80, 2, 64, 128, 64, 32
+    attention_and_router = 2 * hidden * heads + 2 * hidden * groups + hidden * 16
+    experts = 2 * 3 * hidden * width  # a token's two of sixteen
+    assert forward["in_layers"]["bfloat16"] == 2 * tokens * layers * (attention_and_router + experts)
+    assert ("experts are assumed to be loaded evenly" in " ".join(trace["notes"])) == (routing == "even")
