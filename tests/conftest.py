@@ -45,3 +45,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _no_test_knows_the_users_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements are kept in the user's data folder; a test has one of its own, and starts knowing nothing."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # no test asks the hub, but those that name a local one

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from autotune import catalog
+from autotune.catalog.hub_config import fetched_config
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.files import read_loose_json, read_text
 from autotune.core.units import MIB
@@ -37,7 +39,7 @@ LISTS_PER_LAYER = ("layer_types", "mlp_layer_types")
 
 
 def find_model(text: str) -> Model:
-    """Find a model: local folder, then the hub cache (original config), then the catalogue."""
+    """Find a model: local folder, hub cache (original config), catalogue, then the hub's config.json."""
     folder = Path(text).expanduser()
     if folder.is_dir():
         return _local(text, folder)
@@ -53,6 +55,11 @@ def find_model(text: str) -> Model:
     for known in catalog.models():
         if hub_id in known.ids:
             return Model(name=hub_id, config=known.config, folder=None, origin="catalogue")
+    text_of_config = fetched_config(hub_id)
+    if text_of_config is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_bytes(text_of_config)
+            return Model(name=hub_id, config=_config(Path(folder)), folder=None, origin="config.json fetched from the hub")
     raise BadInput(
         f"Model {hub_id!r} is neither in the catalogue nor in this machine's hub cache.",
         way_out=f"Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or see `autotune show models`.",

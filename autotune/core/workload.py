@@ -24,7 +24,7 @@ class Model:
     name: str  # as typed, or the hub id of a short name
     config: Mapping[str, object]  # content of config.json
     folder: Path | None  # folder with config.json (and weights); None: only the config is known
-    origin: str  # source of the config, for display: `local folder`, `catalogue`, `hub cache`
+    origin: str  # source of the config, for display: `local folder`, `catalogue`, `hub cache`, the hub
 
     @cached_property
     def fingerprint(self) -> str:
