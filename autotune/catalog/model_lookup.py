@@ -57,9 +57,9 @@ def find_model(text: str) -> Model:
             return Model(name=hub_id, config=known.config, folder=None, origin="catalogue")
     text_of_config = fetched_config(hub_id)
     if text_of_config is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_bytes(text_of_config)
-            return Model(name=hub_id, config=_config(Path(folder)), folder=None, origin="config.json fetched from the hub")
+        with tempfile.TemporaryDirectory() as scratch:
+            (Path(scratch) / "config.json").write_bytes(text_of_config)
+            return Model(name=hub_id, config=_config(Path(scratch)), folder=None, origin="config.json fetched from the hub")
     raise BadInput(
         f"Model {hub_id!r} is neither in the catalogue nor in this machine's hub cache.",
         way_out=f"Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or see `autotune show models`.",
