@@ -217,7 +217,7 @@ def table(results: dict[str, Any]) -> str:
             words = f"{verdict}, {format_bytes(peak['value'])} ({format_bytes(peak['low'])} to {format_bytes(peak['high'])})"
             words += " (generic step)" if one["basis"] == "generic" else ""
         else:
-            words = f"refused: {one['error']}"
+            words = str(one["error"])
         lines.append(f"| {row['name']} | {row['gpus']} | {words} | {_probe_text(row['probed'])} |")
     return "\n".join(lines)
 
