@@ -15,7 +15,6 @@ import pytest
 from autotune.core.errors import CannotPredict
 from autotune.core.probe_plan import ProbePlan
 from autotune.frameworks.stand_in import StandIn
-from autotune.worker.stand_in import trace
 from tests.frameworks.stand_ins import asked, refusal
 from tests.frameworks.test_accepted import ENVIRONMENTS, LENGTHS, accepted, needs_environments, printed, rendered
 
@@ -183,25 +182,3 @@ def test_its_own_words_are_those_that_are_read() -> None:
     for phase in ("generate", "fwd_logprobs_values_reward", "train_critic_and_policy", "sync_weights"):
         assert f'Timer("{phase}"' in trainer
     assert """f"Started: '{self.message}'\"""" in (package / "utils" / "utils.py").read_text()
-
-
-@pytest.mark.slow
-def test_layers_as_units_take_less_than_a_whole_adapted_model() -> None:
-    """torch's `fully_shard` on one rank of a fake group. accelerate's policy for PEFT leaves frozen weights to the root, which is
-    gathered whole; SkyRL shards each layer with its adapters."""
-
-    small: dict[str, Any] = {"model": "Qwen2.5-0.5B", "max_prompt_length": 8, "max_completion_length": 8}
-
-    def peak(units: dict[str, str]) -> int:
-        trainer, candidate, task = asked("skyrl", tuning="lora", gpus=4, **small)
-        made: Any = json.loads(json.dumps(trainer.trace_request(candidate, task)))
-        made["model"]["config"] |= {"vocab_size": 1000, "num_hidden_layers": 6, "layer_types": ["full_attention"] * 6}
-        made["sharding"]["options"] = units
-        found = trace.trace(made)
-        live = highest = 0
-        for event in found["events"]:
-            live += found["sizes"][event - 1] if event > 0 else -found["sizes"][-event - 1]
-            highest = max(highest, live)
-        return highest
-
-    assert 1.2 * peak({"units": "layers"}) < peak({})

@@ -34,17 +34,24 @@ def config(kind: str = "qwen3_moe") -> Any:
     return transformers.Qwen3MoeConfig(num_experts=COUNT, moe_intermediate_size=INNER, head_dim=32, **shared)
 
 
-def model(kind: str, implementation: str | None, dtype: Any = torch.bfloat16) -> Any:
+def model(kind: str, implementation: str | None, dtype: Any = torch.bfloat16, attention: str = "sdpa") -> Any:
     settings = config(kind)
     settings._experts_implementation = implementation
-    return fake_models.build(settings, dtype, "sdpa")
+    return fake_models.build(settings, dtype, attention)
 
 
 def traced_model(
-    kind: str, implementation: str | None, *, routing: str = "even", grad: bool = True, dtype: Any = torch.bfloat16, **spec: Any
+    kind: str,
+    implementation: str | None,
+    *,
+    routing: str = "even",
+    grad: bool = True,
+    dtype: Any = torch.bfloat16,
+    attention: str = "sdpa",
+    **spec: Any,
 ) -> Any:
     def code() -> Any:
-        made = model(kind, implementation, dtype)
+        made = model(kind, implementation, dtype, attention)
         fake_models.materialise(made, fake_models.empty_on("cpu"))
         ids = torch.zeros(1, TOKENS, dtype=torch.long)
         with fake_models.real_tensor_paths(), experts.routed(made, {"routing": routing}), torch.set_grad_enabled(grad):
@@ -86,9 +93,10 @@ def test_a_gpu_without_grouped_products_loops_over_rows() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_weights_in_float32_are_grouped_too(device: str) -> None:
-    wide = traced_model("qwen3_moe", None, dtype=torch.float32, device=device)
-    narrow = traced_model("qwen3_moe", None, device=device)
-    assert wide.flops == pytest.approx(narrow.flops, rel=0.05)  # attention's kernel differs
+    # torch's fused attention of float32 and bfloat16 is not the same kernel, and counts other FLOPs.
+    wide = traced_model("qwen3_moe", None, dtype=torch.float32, device=device, attention="eager")
+    narrow = traced_model("qwen3_moe", None, device=device, attention="eager")
+    assert wide.flops == pytest.approx(narrow.flops, rel=0.001)
     assert narrow.left < wide.left < 2.1 * narrow.left
 
 
