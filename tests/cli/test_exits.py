@@ -76,6 +76,7 @@ def test_only_what_works_is_offered(tmp_path: Path) -> None:
     assert re.findall(r"^  (\w+)", commands, re.MULTILINE) == [
         "run",
         "predict",
+        "solve",
         "rehearse",
         "preflight",
         "diagnose",
