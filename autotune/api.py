@@ -146,7 +146,7 @@ def emulate_flags(flags: Flags) -> Measurement:
     from autotune.core.probe_plan import ProbePlan
     from autotune.request.command_job import parse_request
     from autotune.request.job_builder import candidate_of_job
-    from autotune.search.pipeline import open_executor
+    from autotune.search.executor_choice import open_executor
 
     if flags.unknown:
         raise BadInput(
@@ -254,7 +254,8 @@ def _search(
 ) -> RunAnswer:
     """Measure candidates on this machine."""
     from autotune.report import best_so_far_listener
-    from autotune.search.pipeline import SearchRequest, answer, open_executor
+    from autotune.search.executor_choice import open_executor
+    from autotune.search.pipeline import SearchRequest, answer
 
     search = SearchRequest(
         job=request.job,

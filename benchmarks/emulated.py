@@ -37,7 +37,7 @@ from autotune.prediction.tracer_pool import TracerPool
 from autotune.probe.executors.emulated import EmulatedExecutor
 from autotune.probe.runner import RequestBuilders
 from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
-from autotune.search.pipeline import runner_settings
+from autotune.search.executor_choice import runner_settings
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

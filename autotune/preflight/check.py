@@ -33,7 +33,7 @@ from autotune.probe.executors.base import Executor
 from autotune.request.assignments import held_by
 from autotune.request.flags import CommonOptions, Flags, flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
-from autotune.search.pipeline import open_executor
+from autotune.search.executor_choice import open_executor
 from autotune.search.record import Record
 
 SCHEMA = 1
