@@ -17,6 +17,7 @@ import pytest
 
 from autotune import api, catalog
 from autotune.catalog.model_lookup import find_model
+from autotune.core.composition import EngineSettings
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.units import MIB
 from autotune.estimate import vllm_engine
@@ -124,9 +125,9 @@ def test_on_the_fourth_gpu_vllm_takes_its_share_and_less_of_it_leaves_less_for_t
     gpu = next(one for one in catalog.gpus() if one.name == "A100-80G")
     high, low = (
         vllm_engine.fit(
-            find_model("Qwen2.5-7B-Instruct").config, dtype="bfloat16", gpu=gpu, device_memory_bytes=gpu.memory_bytes,
-            utilization=share, max_model_length=2048, max_num_seqs=256, tensor_parallel=1, sleep=False, eager=False,
-            other_bytes=0, quantised_bits=None,
+            find_model("Qwen2.5-7B-Instruct").config,
+            EngineSettings(utilization=share, max_model_length=2048, max_num_seqs=256),
+            dtype="bfloat16", gpu=gpu, device_memory_bytes=gpu.memory_bytes, other_bytes=0,
         )
         for share in (0.6, 0.5)
     )  # fmt: skip
