@@ -17,7 +17,7 @@ from tests.cli.pseudo_terminal import lines, seen
         ("gpus", 60, ["name", "memory", "GB/s", "bf16 TFLOPS"], "seen by: "),
         ("gpus", 20, ["name", "memory", "GB/s", "bf16 TFLOPS"], "seen by: "),
         ("gpus", 300, ["link GB/s", "compute", "seen by", "source"], None),
-        ("models", 60, ["name", "parameters", "layers", "context"], "hub ids: "),
+        ("models", 72, ["name", "parameters", "layers", "context"], "hub ids: "),
         ("models", 300, ["context", "hidden", "vocabulary", "hub ids"], None),
     ],
 )
