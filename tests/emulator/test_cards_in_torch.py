@@ -162,6 +162,28 @@ def test_the_gradient_of_dpos_loss_is_computed_without_the_buffer_that_only_a_cp
     assert not ran.report.failed
 
 
+@pytest.mark.parametrize("elements", [100, 3_000_000])
+def test_a_cached_block_holds_nothing_of_its_former_tensor(python: str, elements: int) -> None:
+    """An old -100 read as bfloat16 is not a number, and DeepSpeed's count of such gradients began with one."""
+    program = f"""
+        import json, torch
+        held = torch.full(({elements} // 4,), -100, device="cuda")
+        place = held.data_ptr()
+        del held
+        found = []
+        for made in (torch.zeros, torch.empty):
+            one = made({elements}, dtype=torch.bfloat16, device="cuda")
+            found += [one.data_ptr() == place, float(one[:50].float().abs().sum())]
+            one[:50].view(torch.int16).fill_(-100)
+            one.zero_()
+            found.append(float(one[:50].float().abs().sum()))
+            one[:50].view(torch.int16).fill_(-100)
+            del one
+        print(json.dumps(found))
+    """
+    assert told(run(python, "A100-40G", program)) == [True, 0.0, 0.0] * 2
+
+
 def test_looking_whether_torch_is_there_does_not_use_the_hook_up(python: str) -> None:
     program = """
         import importlib.util, json

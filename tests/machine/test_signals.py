@@ -12,7 +12,7 @@ LOST = """
 import os, sys, time
 from autotune.cli.interruption import interruptible
 from autotune.machine import signals
-signals.END_SECONDS = 0.3
+signals.END_SECONDS = 2.0
 with interruptible():
     words = "ready"
     while True:

@@ -2,8 +2,8 @@
 
 Emulated device memory is readable on the host. Every operator runs on the device first, where its
 kernels do nothing and its allocations count. If its tensors are small, it then runs once more on
-CPU tensors over the same memory. Results that were not computed are zeroed, so that no stale memory
-is read.
+CPU tensors over the same memory. Results that were not computed are zeroed: torch's cache hands out
+blocks with the bytes of former tensors, and an old id read as a number may be infinite.
 
 Integers and booleans (ids, masks, lengths) decide the code path, so they are computed up to a far
 larger size; larger ones are recorded, and the run reports them at its end.
@@ -12,6 +12,7 @@ larger size; larger ones are recorded, and the run reports them at its end.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 from pathlib import Path
@@ -31,6 +32,9 @@ MOST_INTEGERS = int(os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22))
 MOST_FOR_SHAPES = 1 << 26
 """The same where the shape of a result depends on values."""
 
+MOST_WRITTEN_ZEROS = 1 << 14
+"""Elements up to which zeros are written; above, whole pages are given back to the host."""
+
 MOST_ZEROED_ON_THE_HOST = 1 << 24
 MOST_ALIASES = 20_000
 
@@ -45,9 +49,8 @@ _BY_VALUE = {
 }  # fmt: skip
 """The shape of their result depends on values, or they select inside one kernel."""
 
-_NO_VALUES = ("empty", "new_empty", "record_stream", "resize", "set", "zero", "new_zeros")
-"""Prefixes of operators that compute nothing: they concern a tensor's place, or the emulated driver
-gives zeroed memory."""
+_NO_VALUES = ("empty", "new_empty", "record_stream", "resize", "set")
+"""Prefixes of operators that compute nothing: they concern a tensor's place."""
 
 _ACCUMULATED = {
     aten.add.Tensor: aten.add_.Tensor, aten.scatter_add.default: aten.scatter_add_.default,
@@ -76,6 +79,7 @@ class _Facts:
         self.is_view = any(info is not None and not info.is_write for info in returned)
         self.writes = schema.is_mutable
         self.leaves_memory = self.name.startswith(_NO_VALUES)
+        self.zeroes = self.name.startswith(("zero", "new_zeros"))
         self.can_be_taken_apart = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
 
 
@@ -94,6 +98,14 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
         whole = torch.frombuffer((ctypes.c_char * usable).from_address(address), dtype=tensor.dtype)
         _aliases[key] = whole
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+@functools.lru_cache(maxsize=1)
+def _driver() -> Any:
+    """Return the emulated runtime, which is preloaded."""
+    library = ctypes.CDLL(None)
+    library.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    return library
 
 
 def _is_on_card(value: Any) -> bool:
@@ -266,7 +278,7 @@ class _Call:
         elif self._was_exact(results):
             elements = self.elements + sum(result.numel() for result in results)
             _write_down("skipped", f"{self.function} of {elements} elements")
-        if not self.facts.writes and not self.facts.leaves_memory:
+        if not self.facts.writes or self.facts.zeroes:
             self._zero(results)
         return result
 
@@ -280,7 +292,7 @@ class _Call:
     def _was_exact(self, results: list[torch.Tensor]) -> bool:
         """Return True if skipping the operator loses true values: floating-point inputs had none."""
         tensors = [*self.on_card, *results]
-        return bool(tensors) and not self.facts.leaves_memory and all(_is_exact(one) for one in tensors)
+        return bool(tensors) and not (self.facts.leaves_memory or self.facts.zeroes) and all(_is_exact(one) for one in tensors)
 
     def _copy_into(self, results: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         if self.facts.writes:  # it wrote into the very memory
@@ -292,8 +304,10 @@ class _Call:
     def _zero(self, results: list[torch.Tensor]) -> None:
         for result in results:
             if _is_on_card(result):
-                if result.numel() <= MOST_FLOATS:
+                if result.numel() <= MOST_WRITTEN_ZEROS:
                     alias(result).zero_()
+                elif result.is_contiguous():
+                    _driver().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
             elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
                 result.zero_()
 
