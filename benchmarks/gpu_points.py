@@ -21,7 +21,7 @@ from autotune.prediction.service import predict_candidates
 from autotune.probe.executors.base import Executor
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, parse_request
-from autotune.search.pipeline import open_executor
+from autotune.search.executor_choice import open_executor
 
 POINT = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=2, reuse_rollouts=True)
 

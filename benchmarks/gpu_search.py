@@ -20,8 +20,8 @@ from gpu_setups import GLOBAL_BATCH, Setup
 
 from autotune.core.candidate import Candidate
 from autotune.request.job_builder import ParsedRequest
+from autotune.search.executor_choice import open_executor
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE
-from autotune.search.pipeline import open_executor
 
 QUESTION = Setup(model="Qwen2.5-7B", tuning="lora", limit="40G", ladders=(), holds=())
 LENGTHS = ("max_prompt_length=512", "max_completion_length=1024")

@@ -33,8 +33,8 @@ from autotune.core.probe_plan import ProbePlan
 from autotune.probe.executors.base import Executor, ProbeRunner, Slot
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, parse_request
+from autotune.search.executor_choice import open_executor
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
-from autotune.search.pipeline import open_executor
 from autotune.search.study import open_study
 
 MADE_UP = Path(__file__).resolve().parents[1] / "autotune" / "worker" / "synthetic.py"

@@ -29,8 +29,8 @@ from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, parse_request
+from autotune.search.executor_choice import open_executor
 from autotune.search.loop import SHORT_PROBE, legal_candidates
-from autotune.search.pipeline import open_executor
 
 HERE = Path(__file__).resolve().parent
 ROUNDS = 3

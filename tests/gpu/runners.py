@@ -15,7 +15,7 @@ from autotune.machine.hardware_detection import gpus_here
 from autotune.probe.executors.local import LocalExecutor
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, parse_request
-from autotune.search.pipeline import open_executor
+from autotune.search.executor_choice import open_executor
 
 SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=2)
 WHOLE = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=3, save_checkpoint=True, evaluate=True)
