@@ -34,7 +34,7 @@ LARGEST_INTEGER = 2**63
 LARGEST_FACTOR = 1e9
 """Bound of fields that other sizes are multiplied by."""
 
-LISTS_PER_LAYER = ("layer_types", "mlp_layer_types")
+LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types")
 """Fields of a config.json with one entry per layer."""
 
 

@@ -106,8 +106,7 @@ def _audio(config: Config) -> int:
     if not isinstance(audio, Mapping) or not isinstance(text, Mapping):
         return 0
     hidden, out = number(audio, "hidden_size"), number(audio, "output_proj_dims")
-    channels = audio.get("subsampling_conv_channels")
-    first, second = channels if isinstance(channels, list) else (128, 32)
+    first, second = _two_numbers(audio, "subsampling_conv_channels", (128, 32))
     subsampling = 9 * first + first + 9 * first * second + second + first // 4 * second * hidden
     feed_forward = 2 * 4 * hidden * hidden + 2 * hidden
     attention = 5 * hidden * hidden + hidden // number(audio, "num_attention_heads")
@@ -115,3 +114,12 @@ def _audio(config: Config) -> int:
     layer = 2 * feed_forward + attention + convolution + 3 * hidden
     outside = subsampling + hidden * out + out + out * number(text, "hidden_size")
     return outside + number(audio, "num_hidden_layers") * layer
+
+
+def _two_numbers(config: Config, name: str, default: tuple[int, int]) -> tuple[int, int]:
+    match config.get(name):
+        case None:
+            return default
+        case [int(first), int(second)]:
+            return first, second
+    raise BadInput(f"The model's config states no two numbers as {name}.", way_out="Give the whole config.json of the model.")

@@ -88,7 +88,7 @@ def test_what_is_no_file(read: Callable[[Path], object], tmp_path: Path) -> None
     [
         {"num_hidden_layers": 10**6}, {"num_hidden_layers": -1}, {"hidden_size": 10**4000}, {"num_attention_heads": 0},
         {"hidden_size": "many"}, {"vocab_size": 1e300}, {"layer_types": ["x"]},
-        {"mlp_layer_types": ["dense"]}, {"text_config": {"num_hidden_layers": 10**9}},
+        {"mlp_layer_types": ["dense"]}, {"indexer_types": ["full"]}, {"text_config": {"num_hidden_layers": 10**9}},
         {"decoder_sparse_step": 0}, {"partial_rotary_factor": float("inf")},
         {"rope_scaling": {"type": "yarn", "factor": 1e308}}, {"anything": 2**70},
     ],
