@@ -54,7 +54,7 @@ def test_listed_settings_are_those_of_the_package(name: str, place: str) -> None
     """After a new release: `make field-lists`."""
     found = next(Path(os.environ.get("AUTOTUNE_FRAMEWORKS", "absent")).glob(place), None)
     if found is None:
-        pytest.skip(f"{place} is not installed: make frameworks")
+        pytest.skip(f"needs {place}: " + ("a clone of its repository" if place.endswith("/repo") else "make frameworks"))
     root = Path(__file__).parents[2]
     script = root / ".ci" / "list_framework_fields.py"
     done = subprocess.run([sys.executable, str(script), name, str(found)], capture_output=True, text=True, check=True, timeout=60)

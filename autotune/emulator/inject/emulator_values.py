@@ -32,9 +32,6 @@ MOST_INTEGERS = int(os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22))
 MOST_FOR_SHAPES = 1 << 26
 """The same where the shape of a result depends on values."""
 
-MOST_WRITTEN_ZEROS = 1 << 14
-"""Elements up to which zeros are written; above, whole pages are given back to the host."""
-
 MOST_ZEROED_ON_THE_HOST = 1 << 24
 MOST_ALIASES = 20_000
 
@@ -304,10 +301,10 @@ class _Call:
     def _zero(self, results: list[torch.Tensor]) -> None:
         for result in results:
             if _is_on_card(result):
-                if result.numel() <= MOST_WRITTEN_ZEROS:
-                    alias(result).zero_()
-                elif result.is_contiguous():
+                if result.is_contiguous():  # whole pages are given back to the host instead of being written
                     _driver().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
+                elif result.numel() <= MOST_FLOATS:
+                    alias(result).zero_()
             elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
                 result.zero_()
 
