@@ -82,7 +82,7 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
     from autotune.core.units import parse_seconds
     from autotune.report import check_folder, check_tracker, claimed_folder, log_answer
     from autotune.request.command_job import parse_request
-    from autotune.request.job_builder import possible_candidates
+    from autotune.request.possible_candidates import possible_candidates
     from autotune.search.loop import legal_candidates
 
     request = parse_request(flags)

