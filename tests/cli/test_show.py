@@ -41,7 +41,7 @@ def test_one_gpus_row(tmp_path: Path) -> None:
 
 def test_unsupported_gpus_are_marked(tmp_path: Path) -> None:
     shown = autotune("show", "gpus", cwd=tmp_path).out.splitlines()
-    assert [line.split()[0] for line in shown if "no probes" in line] == ["MI300X", "MI325X"]
+    assert [line.split()[0] for line in shown if "no probes" in line] == ["MI300X", "MI325X", "MI355X"]
 
 
 def test_documents_are_complete(tmp_path: Path) -> None:
