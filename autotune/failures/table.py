@@ -99,10 +99,13 @@ _REWARDS = re.compile(
 
 _LOOKUP = re.compile(r"\A\S*:__getattr(?:ibute)?__\b")
 
+_BACKTICK = re.compile(r"`(?!\?)")
+
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE | re.DOTALL)
+    """Return the expression; who quotes a message may have lost its backticks."""
+    return re.compile(_BACKTICK.sub("`?", pattern), re.IGNORECASE | re.DOTALL)
 
 
 def _read(*tables: str) -> tuple[FailureRow, ...]:

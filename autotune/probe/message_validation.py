@@ -84,7 +84,7 @@ class _Received(msgspec.Struct):
     event: Annotated[str, msgspec.Meta(max_length=64)]
     id: int | None = None
     rank: Annotated[int, msgspec.Meta(ge=0, le=2**20)] | None = None
-    phase: str | None = None
+    phase: Phase | None = None
     signal: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     exit: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
     base_bytes: Count | None = None

@@ -2,14 +2,18 @@
 
 make test-faults                                              # all of it, most of an hour
 python -m tests.faults --seeds 3 --only "probe killed"        # some rows; the other results stay
-python -m tests.faults --places ray --missing                 # rows that an interrupted run lacks
+python -m tests.faults --places ray --missing                 # runs that an interrupted one lacks
+python -m tests.faults --places ray --missing --minutes 9     # as many of them as begin in that time, row by row in turns
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import tempfile
+import time
+from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -28,17 +32,18 @@ def main() -> None:
     rows = _rows(options, kept)
     faults = tuple(dict.fromkeys(fault for _, fault in rows))
     places = tuple(dict.fromkeys(place for place, _ in rows))
+    until = time.monotonic() + 60 * options.minutes
     print(kept.machine_in_words, flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="faults-") as folder,
-        stages(Path(folder), faults, places) as shared,
+        stages(Path(folder), faults, places, options.jobs) as shared,
         ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool,
     ):
-        for place, fault in rows:
+        for place, fault, seeds in itertools.takewhile(lambda _: time.monotonic() < until, _blocks(rows, options, kept)):
             reason = why_not_here(fault, place)
-            row = results.left_out(fault, place, reason) if reason else _row(fault, place, options, shared, pool)
+            row = results.left_out(fault, place, reason) if reason else _row(fault, place, seeds, shared, pool)
             print(results.line(row), flush=True)
-            kept.put(row)
+            kept.put(row, added=seeds[0] > options.first)
     raise SystemExit(1 if any(row.wrong for row in kept.rows) else 0)
 
 
@@ -51,10 +56,25 @@ def _rows(options: argparse.Namespace, kept: results.Results) -> list[tuple[Exec
         if place in options.places and (not options.only or fault.name in options.only)
     ]
     return [
-        (place, fault)
-        for place, fault in asked
-        if not (options.missing and kept.has(fault, place, _count(fault, place, options)))
+        (place, fault) for place, fault in asked if not options.missing or kept.runs(fault, place) < _count(fault, place, options)
     ]
+
+
+def _blocks(
+    rows: list[tuple[ExecutorKind, Fault]], options: argparse.Namespace, kept: results.Results
+) -> Iterator[tuple[ExecutorKind, Fault, range]]:
+    """Yield the seeds of each row: all at once, or in turns where the time is bounded."""
+    seeds = {}
+    for place, fault in rows:
+        done = int(kept.runs(fault, place)) if options.missing else 0
+        seeds[place, fault] = range(options.first + done, options.first + _count(fault, place, options))
+    while seeds:
+        for (place, fault), left in list(seeds.items()):
+            block = left if options.minutes == float("inf") else left[: options.jobs if fault.apart else 1]
+            yield place, fault, block
+            seeds[place, fault] = left[len(block) :]
+            if not seeds[place, fault]:
+                del seeds[place, fault]
 
 
 def _count(fault: Fault, place: ExecutorKind, options: argparse.Namespace) -> int:
@@ -62,11 +82,10 @@ def _count(fault: Fault, place: ExecutorKind, options: argparse.Namespace) -> in
     return min(options.seeds, HEAVY_SEEDS) if shortened else int(options.seeds)
 
 
-def _row(fault: Fault, place: ExecutorKind, options: argparse.Namespace, shared: Stages, pool: Executor) -> results.Row:
-    """Runs go beside each other only where they share nothing that one of them harms."""
-    seeds, load = range(options.first, options.first + _count(fault, place, options)), os.getloadavg()[0]
-    if place == "local" and fault.database == "sqlite" and not fault.heavy:
-        runs = list(pool.map(partial(play_apart, fault.name, shared.folder), seeds))
+def _row(fault: Fault, place: ExecutorKind, seeds: range, shared: Stages, pool: Executor) -> results.Row:
+    load = os.getloadavg()[0]
+    if fault.apart:
+        runs = list(pool.map(partial(play_apart, fault.name, place, shared.folder, shared.address), seeds))
     else:
         runs = [play(fault, place, seed, shared) for seed in seeds]
     return results.row_of(fault, place, list(zip(seeds, runs, strict=True)), load)
@@ -80,7 +99,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--places", type=lambda text: text.split(","), default=list(PLACES), help="local,ray")
     parser.add_argument("--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="FAULT")
-    parser.add_argument("--missing", action="store_true", help="only rows of which the results do not have as many runs yet")
+    parser.add_argument("--missing", action="store_true", help="only the runs that the results do not have yet")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after this time")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many runs beside each other, where they may")
     parser.add_argument("--no-keep", dest="keep", action="store_false", help="write nothing into benchmarks/results")
     return parser.parse_args()

@@ -48,9 +48,10 @@ class Stages:
 
     folder: Path
     nodes: int = 0
-    """Address of the cluster, if there is one."""
+    """Number of nodes of the cluster, if there is one."""
 
     cluster: Any = None
+    address: str | None = None
     server: Any = None
 
     @property
@@ -66,27 +67,28 @@ class Stages:
         return Scene(
             folder=folder, random=random, server=self.server, cluster=self.cluster,
             storage=self.server.url if on_server else f"sqlite:///{folder}/db/study.db",
-            address=self.cluster.address if place == "ray" else None, ranks=fault.ranks,
+            address=self.address if place == "ray" else None, ranks=fault.ranks,
             slots=fault.slots or 1 + seed % 2, at=random.choice((1, 2, 3)), moment=self.moment,
         )  # fmt: skip
 
 
 @contextmanager
-def stages(folder: Path, faults: tuple[Fault, ...], places: tuple[ExecutorKind, ...]) -> Iterator[Stages]:
-    """Create the resources that these faults need."""
+def stages(folder: Path, faults: tuple[Fault, ...], places: tuple[ExecutorKind, ...], jobs: int = 1) -> Iterator[Stages]:
+    """Create the resources that these faults need, for as many runs beside each other."""
     made = Stages(folder=folder)
     with contextlib.ExitStack() as stack:
         if any(fault.database == "postgres" for fault in faults):
             from tests.search.postgres import server
 
             made.server = stack.enter_context(server())
-        if any(set(places) & set(fault.places) & {"ray"} for fault in faults):
+        if any({"ray"} & set(places) & set(fault.places) and not fault.own_cluster for fault in faults):
             from tests.executors.clusters import cluster
 
-            made.nodes = max(fault.nodes for fault in faults)
+            made.nodes = max(2 * jobs, *(fault.nodes for fault in faults))  # a slot on CPUs takes a whole node
             made.moment.write_text(json.dumps(None))
             os.environ[NVML_FILE] = str(made.moment)
-            made.cluster = stack.enter_context(cluster(nodes=made.nodes, gpus=1, in_front=ON_NODES))
+            made.cluster = stack.enter_context(cluster(made.nodes, gpus=1, in_front=ON_NODES))
+            made.address = made.cluster.address
         yield made
 
 
@@ -108,10 +110,10 @@ def play(fault: Fault, place: ExecutorKind, seed: int, shared: Stages) -> Found:
     )  # fmt: skip
 
 
-def play_apart(name: str, folder: Path, seed: int) -> Found:
-    """Run on this machine, in a process of its own, without shared resources."""
+def play_apart(name: str, place: ExecutorKind, folder: Path, address: str | None, seed: int) -> Found:
+    """Run in a process of its own, which shares no more than the cluster with others."""
     fault = next(fault for fault in FAULTS if fault.name == name)
-    return play(fault, "local", seed, Stages(folder=folder))
+    return play(fault, place, seed, Stages(folder=folder, address=address))
 
 
 def _first(fault: Fault, scene: Scene) -> tuple[list[str], int]:

@@ -73,14 +73,18 @@ class Results:
         machine = self._kept.machine
         return f"{machine['date']}, {in_words(machine)}, load average {machine['load_average_before']} before"
 
-    def has(self, fault: Fault, place: str, runs: int) -> bool:
-        """Return True if the row has at least this many runs, or the reason for none."""
-        mine = [row for row in self._kept.rows if (row.fault, row.place) == (fault.name, place)]
-        return any(row.left_out is not None or row.runs >= runs for row in mine)
+    def runs(self, fault: Fault, place: str) -> float:
+        """Return the number of runs of this very fault; infinity if there is a reason for none."""
+        mine = [row for row in self._kept.rows if (row.fault, row.place, row.how) == (fault.name, place, fault.how)]
+        return max((float("inf") if row.left_out is not None else row.runs for row in mine), default=0)
 
-    def put(self, row: Row) -> None:
+    def put(self, row: Row, *, added: bool) -> None:
+        """Keep a row in its former one's place, or with the runs of that one."""
         self.rows.append(row)
         row = msgspec.structs.replace(row, where=in_words(self._kept.machine))
+        for former in self._kept.rows if added else ():
+            if (former.fault, former.place) == (row.fault, row.place):
+                row = _together(former, row)
         others = [one for one in self._kept.rows if (one.fault, one.place) != (row.fault, row.place)]
         order = {(fault.name, place): number for number, (place, fault) in enumerate((p, f) for p in PLACES for f in FAULTS)}
         known = [one for one in [*others, row] if (one.fault, one.place) in order]
@@ -106,6 +110,14 @@ def row_of(fault: Fault, place: str, runs: Sequence[tuple[int, Found]], load_ave
         load_average=round(load_average, 1),
         wrong=tuple(f"seed {seed}: {text}" for seed, one in runs for text in one.wrong),
     )  # fmt: skip
+
+
+def _together(former: Row, row: Row) -> Row:
+    runs = {name: getattr(former, name) + getattr(row, name) for name in ("runs", "survived", "lost", "orphans", "wrong")}
+    # The mean of both medians, by their runs; the higher load.
+    seconds = ((former.median_seconds or 0) * former.runs + (row.median_seconds or 0) * row.runs) / runs["runs"]
+    load = max(former.load_average or 0, row.load_average or 0)
+    return msgspec.structs.replace(row, **runs, median_seconds=round(seconds, 1), load_average=load)
 
 
 def left_out(fault: Fault, place: str, why: str) -> Row:

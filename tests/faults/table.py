@@ -78,6 +78,16 @@ class Fault:
 
     needs_root: bool = False
 
+    @property
+    def own_cluster(self) -> bool:
+        """Return True if each run destroys a cluster of its own."""
+        return self.stage is acts.own_cluster
+
+    @property
+    def apart(self) -> bool:
+        """Return True if runs harm nothing that they share, so that they can go beside each other."""
+        return self.own_cluster or not (self.heavy or self.gpus or self.database == "postgres")
+
 
 def why_not_here(fault: Fault, place: ExecutorKind) -> str | None:
     """Return the missing prerequisite; None where the fault can run."""

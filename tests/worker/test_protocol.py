@@ -39,6 +39,17 @@ def test_no_field_of_an_event_is_described_twice() -> None:
     assert set(commands) & set(events) == {"id"}
 
 
+def test_a_phase_that_does_not_exist_makes_a_message_void() -> None:
+    """An outcome is named after the phase: `oom_9` is none."""
+    lost = {"event": protocol.LOST, "rank": 0, "signal": 9}
+    assert message_validation.valid_messages([{**lost, "phase": "rollout"}, {**lost, "phase": "9"}], Secrets({})) == [
+        {**lost, "phase": "rollout"}
+    ]
+    failed = {**example(protocol.Event), "event": protocol.FAILED, "phase": "9"}
+    (answer,) = message_validation.valid_messages([failed], Secrets({}))
+    assert answer["error"]["type"] == "MalformedAnswer" and "phase" not in answer
+
+
 def test_a_norm_that_overflowed_is_unknown() -> None:
     """A figure that is not finite would make the whole reply void."""
     pytest.importorskip("torch")
