@@ -18,6 +18,7 @@ from autotune.core.measurement import Phase
 from autotune.frameworks.base import Settings, as_word
 from autotune.frameworks.launched_run import Figures, ReportedSettings, Watch
 from autotune.frameworks.settings_table import read_yaml
+from autotune.frameworks.stated_rules import Condition, StatedRule
 
 _PLACEHOLDER = re.compile(r"\{([\w.]+)\}")
 
@@ -37,6 +38,13 @@ class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def applies_to(self, value: KnobValue) -> bool:
         return value not in self.modelled if self.unmodelled is None else value in self.unmodelled
+
+
+class StatedValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Values of settings, or names of sizes, for the case that every condition holds."""
+
+    settings: dict[str, KnobValue]
+    when: dict[str, Condition] = {}
 
 
 class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +80,24 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings that every candidate states."""
 
     untraced: tuple[Untraced, ...] = ()
+    refused_tunings: dict[str, str] = {}
+    """Value of `--tuning` that the framework lacks -> message."""
+
+    positive: tuple[str, ...] = ()
+    """Settings that must be above zero."""
+
+    rules: tuple[StatedRule, ...] = ()
+    """The framework's own checks, by messages for what they refuse."""
+
+    notes: tuple[StatedRule, ...] = ()
+    """Assumptions of the stand-in step, for the reader."""
+
+    step: dict[str, KnobValue] = {}
+    """Field of `StandInSpec` -> setting, or its fixed value."""
+
+    one_row: tuple[StatedValues, ...] = ()
+    """Settings with one row per micro-batch, where rows are packed. None applies: rows are padded."""
+
     adapter: dict[str, str] = {}
     """Setting of TRL's adapter -> setting."""
 

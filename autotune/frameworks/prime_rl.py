@@ -14,8 +14,9 @@ and its configuration package). Assumptions of the stand-in step:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.files import comments
@@ -25,7 +26,6 @@ from autotune.frameworks.base import Settings, model_path
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
 from autotune.frameworks.stand_in import StandIn
-from autotune.frameworks.stand_in_step import StandInSpec
 
 MODEL = "trainer.model"
 ABSENT = "None"
@@ -59,74 +59,36 @@ class PrimeRl(StandIn):
         completion = min(given or longest // 2, longest - 1)
         return longest - completion, completion
 
-    def step(self, settings: Settings, task: Task) -> StandInSpec:
-        table, count, truth = self.table, self.table.count, self.table.truth
-        prompt, completion = self.lengths(settings)
-        ranks, parallel = count(settings, "deployment.num_train_gpus"), max(1, count(settings, f"{MODEL}.cp"))
-        budget, rows = count(settings, f"{MODEL}.seq_len"), count(settings, "orchestrator.batch_size")
-        packs = -(-rows * (prompt + completion) // budget)
-        whole = 2 if table.text(settings, f"{MODEL}.optimization_dtype") == "bfloat16" else 4
-        return StandInSpec(
-            prompt_length=prompt,
-            completion_length=completion,
-            tokens=-(-budget // parallel),
-            score_tokens=1,  # log-probabilities come from vLLM
-            micro_batch=max(1, budget // (prompt + completion)),
-            accumulation=max(1, packs * parallel // ranks),
-            generation_batch=rows,
-            ranks=ranks,
-            sharded_by="fsdp2",
-            options={
-                "units": "layers", "head": "unit", "reshard_after_forward": truth(settings, f"{MODEL}.reshard_after_forward"),
-                "master_bytes": whole, "frozen_master_bytes": whole, "reduce_bytes": 4,
-            },
-            held_dtype="float32" if whole == 4 else "bfloat16",
-            mixed=True,
-            adapter=self._adapter(settings),
-            loss="logprobs_fused",
-            loss_options={"chunk": count(settings, f"{MODEL}.fused_lm_head_token_chunk_size")},
-            checkpointing=truth(settings, f"{MODEL}.ac"),
-            activations_in_flight=IN_FLIGHT if truth(settings, f"{MODEL}.ac_offloading") else None,
-            offloads_optimizer=truth(settings, f"{MODEL}.optim_cpu_offload"),
-            generation="server",
-            syncs_adapter_only=self._adapter(settings) is not None,
-            notes=tuple(self._notes()),
-        )  # fmt: skip
-
-    def _adapter(self, settings: Settings) -> Mapping[str, object] | None:
-        rank = settings.get(f"{MODEL}.lora.rank")  # without it there is no adapter, whatever its default
-        return {"lora_r": rank, "lora_alpha": 32, "lora_target_modules": "all-linear"} if rank else None
-
-    def with_one_row(self, settings: Settings) -> Mapping[str, KnobValue]:
-        return {}  # micro-batches are filled with other rows, and with padding
-
-    def _notes(self) -> Iterator[str]:
-        yield f"modelled on prime-rl {self.table.version}: only the trainer's GPUs, not those of vLLM"
-        yield "micro-batches are full: rows are packed up to trainer.model.seq_len"
-
-    def rules(self, settings: Settings, task: Task) -> Iterator[str]:
-        """Yield violations of the checks of its configuration (`configs/rl.py`, `configs/trainer.py`)."""
-        table, count, gpus = self.table, self.table.count, task.hardware.count
-        if task.workload.tuning == "qlora":
-            yield "prime-rl cannot train on quantised weights: use --tuning lora or full."
+    def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
+        count, longest = self.table.count, sum(self.lengths(settings))
         trains, serves = (count(settings, f"deployment.num_{part}_gpus") for part in ("train", "infer"))
-        if gpus < 2 or trains + serves > gpus or not trains or not serves:
-            yield f"trainer and vLLM need GPUs of their own: {trains} + {serves} are more than the {gpus} of the request."
-        budget, longest = count(settings, f"{MODEL}.seq_len"), count(settings, "orchestrator.seq_len")
-        if budget < longest:
-            yield f"{MODEL}.seq_len={budget} is less than orchestrator.seq_len={longest}."
-        if all(table.truth(settings, f"{MODEL}.{what}_cpu_offload") for what in ("fsdp", "optim")):
-            yield f"{MODEL}.fsdp_cpu_offload and optim_cpu_offload exclude each other."
-        if table.truth(settings, f"{MODEL}.ac_offloading") and not table.truth(settings, f"{MODEL}.ac"):
-            yield f"{MODEL}.ac_offloading requires {MODEL}.ac."
-        rows, group = count(settings, "orchestrator.batch_size"), count(settings, "orchestrator.group_size")
-        if group < 2 or rows % group:
-            yield f"orchestrator.batch_size={rows} must be whole groups of orchestrator.group_size={group}, above 1."
-        parallel = count(settings, f"{MODEL}.cp")
-        if parallel < 1 or trains % parallel:
-            yield f"the trainer's {trains} GPUs are not divisible by {MODEL}.cp={parallel}."
-        if (split := count(settings, "inference.parallel.tp")) < 1 or serves % split:
-            yield f"vLLM's {serves} GPUs are not divisible by inference.parallel.tp={split}."
+        parallel = max(1, count(settings, f"{MODEL}.cp"))
+        budget, rows = count(settings, f"{MODEL}.seq_len"), count(settings, "orchestrator.batch_size")
+        packs = -(-rows * longest // max(1, budget))
+        return {
+            "tokens": -(-budget // parallel),
+            "micro_batch": max(1, budget // max(1, longest)),
+            "accumulation": max(1, packs * parallel // max(1, trains)),
+            "generation_batch": rows,
+            "ranks": trains,
+            "serves": serves,
+            "uses": trains + serves,
+        }
+
+    def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
+        truth = self.table.truth
+        whole = 2 if self.table.text(settings, f"{MODEL}.optimization_dtype") == "bfloat16" else 4
+        widths = {"master_bytes": whole, "frozen_master_bytes": whole, "reduce_bytes": 4}
+        cuts, rank = truth(settings, f"{MODEL}.reshard_after_forward"), settings.get(f"{MODEL}.lora.rank")
+        return {
+            "options": {"units": "layers", "head": "unit", "reshard_after_forward": cuts, **widths},
+            "held_dtype": "float32" if whole == 4 else "bfloat16",
+            # Without a rank there is no adapter, whatever its default.
+            "adapter": {"lora_r": rank, "lora_alpha": 32, "lora_target_modules": "all-linear"} if rank else None,
+            "loss_options": {"chunk": self.table.count(settings, f"{MODEL}.fused_lm_head_token_chunk_size")},
+            "activations_in_flight": IN_FLIGHT if truth(settings, f"{MODEL}.ac_offloading") else None,
+            "syncs_adapter_only": bool(rank),
+        }
 
     def toml(self, settings: Settings, prefix: str = "") -> str:
         """Return the settings below a prefix as TOML with dotted keys."""

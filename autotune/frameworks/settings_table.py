@@ -92,10 +92,3 @@ def read_yaml(file: str) -> object:
 @cache
 def read_table(file: str) -> SettingsTable:
     return msgspec.json.decode((FOLDER / file).read_bytes(), type=SettingsTable)
-
-
-@cache
-def read_defaults(file: str, method: str) -> Mapping[str, KnobValue]:
-    """Return a method's settings and defaults from a YAML file with `common` and one key per method."""
-    defaults = msgspec.convert(read_yaml(file), dict[str, dict[str, KnobValue]])
-    return {**defaults["common"], **defaults[method]}

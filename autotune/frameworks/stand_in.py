@@ -1,7 +1,8 @@
 """Frameworks that are predicted by a stand-in step, and measured by their own command line.
 
-A subclass translates settings into a `StandInSpec`. This module completes candidates from the
-settings table, checks legality and renders the command. It never imports the framework.
+A subclass computes sizes and names the models of a step; its YAML file has everything else. This
+module completes candidates from the settings table, checks legality, assembles the `StandInSpec`
+and renders the command. It never imports the framework.
 """
 
 from __future__ import annotations
@@ -28,16 +29,26 @@ from autotune.frameworks.hydra_values import quoted
 from autotune.frameworks.launched_run import OUT, Figures, Launch, Launched, probe_steps, synthetic_prompts
 from autotune.frameworks.settings_table import Field, SettingsTable, read_table
 from autotune.frameworks.stand_in_step import STAND_IN, StandInSpec
+from autotune.frameworks.stated_rules import Lookup, StatedRule, texts_that_apply
 
 TUNING = frozenset({"use_peft", "load_in_4bit"})
 """Held settings of TRL behind --tuning; stand-in frameworks read the workload instead."""
 
 DEFAULT_LORA_RANK = 16
 
+READERS = {
+    "float": SettingsTable.share, "int": SettingsTable.count, "bool": SettingsTable.truth,
+    "str": SettingsTable.text, "Generation": SettingsTable.text,
+}  # fmt: skip
 
-READERS = {"float": SettingsTable.share, "int": SettingsTable.count, "bool": SettingsTable.truth}
-ENGINE_READERS = {field.name: READERS[str(field.type).partition(" ")[0]] for field in dataclasses.fields(EngineSettings)}
-"""Field of `EngineSettings` -> reader of a setting of its type."""
+
+def _readers(cls: type[Any]) -> dict[str, Any]:
+    """Return the reader of a setting for each plain field of a class."""
+    kinds = {field.name: str(field.type).partition(" ")[0] for field in dataclasses.fields(cls)}
+    return {name: READERS[kind] for name, kind in kinds.items() if kind in READERS}
+
+
+ENGINE_READERS, STEP_READERS = _readers(EngineSettings), _readers(StandInSpec)
 
 
 class StandIn(Launched):
@@ -57,21 +68,46 @@ class StandIn(Launched):
         """Return the settings that the framework or the hardware determines unless they are given."""
 
     @abstractmethod
-    def step(self, settings: Settings, task: Task) -> StandInSpec: ...
-
-    @abstractmethod
-    def rules(self, settings: Settings, task: Task) -> Iterator[str]:
-        """Yield the framework's own rules that the settings break."""
-
-    @abstractmethod
     def lengths(self, settings: Settings) -> tuple[int, int]:
         """Return the longest prompt and completion."""
 
     @abstractmethod
-    def with_one_row(self, settings: Settings) -> Mapping[str, KnobValue]:
-        """Return the settings that change for one row per micro-batch.
+    def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
+        """Return numbers that follow from settings and hardware.
 
-        Empty: micro-batches are padded."""
+        Those with the name of a field of `StandInSpec` are its values; stated rules may name all. The
+        settings may be illegal: a divisor must be at least 1."""
+
+    @abstractmethod
+    def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
+        """Return the fields of the `StandInSpec` that need more than a setting or a size."""
+
+    def step(self, settings: Settings, task: Task) -> StandInSpec:
+        sizes, (prompt, completion) = self.sizes(settings, task), self.lengths(settings)
+        spec: dict[str, Any] = {
+            "adapter": self.adapter_settings(settings),
+            "prompt_length": prompt,
+            "completion_length": completion,
+        }
+        for name, source in self.facts.step.items():
+            spec[name] = STEP_READERS[name](self.table, settings, source) if source in self.table.fields else source
+        spec |= {name: value for name, value in sizes.items() if name in STEP_READERS}
+        return StandInSpec(**{**spec, **self.composition(settings, task), "notes": self._texts(self.facts.notes, settings, task)})
+
+    def _texts(self, rules: tuple[StatedRule, ...], settings: Settings, task: Task) -> tuple[str, ...]:
+        return tuple(texts_that_apply(rules, self.method, self._lookup(settings, task)))
+
+    def _lookup(self, settings: Settings, task: Task) -> Lookup:
+        """Return the values of sizes, of given settings and of defaults by name."""
+        longest, gpus = sum(self.lengths(settings)), task.hardware.count
+        sizes: Settings = {"gpus": gpus, "longest": longest, "version": self.table.version, **self.sizes(settings, task)}
+
+        def value_of(name: str) -> KnobValue:
+            if name in sizes:
+                return sizes[name]
+            return self.table.value(settings, name) if name in self.table.fields else settings.get(name)
+
+        return value_of
 
     def fields(self) -> Mapping[str, Field]:
         return self.table.fields
@@ -112,8 +148,18 @@ class StandIn(Launched):
                 yield f"{name}: not a setting of {self.name} {self.table.version}."
         problems = [problem for name, value in settings.items() if (problem := self.table.problem(name, value))]
         yield from problems
-        if not problems:
-            yield from self.rules(settings, task)
+        if problems:
+            return
+        # The framework's own rules.
+        facts, rank = self.facts, self.canonical.get("lora_r")
+        if task.workload.tuning in facts.refused_tunings:
+            yield facts.refused_tunings[task.workload.tuning]
+        elif rank is not None:
+            yield from self._lora_refusals(rank, settings, task)
+        below = [
+            f"{each}={settings.get(each)} is not above zero." for each in facts.positive if self.table.count(settings, each) < 1
+        ]
+        yield from below or self._texts(facts.rules, settings, task)
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the framework's defaults; knobs without a default take the least memory."""
@@ -139,7 +185,11 @@ class StandIn(Launched):
         return next((one for one in choices if (type(one), one) == (type(default), default)), choices[0])
 
     def lower_bound_candidate(self, candidate: Candidate, task: Task) -> Candidate | None:
-        least = self.with_one_row(candidate.settings)
+        value_of = self._lookup(candidate.settings, task)
+        rows = [row for row in self.facts.one_row if StatedRule("", row.when).applies(self.method, value_of)]
+        least = {
+            name: value_of(value) if isinstance(value, str) else value for row in rows for name, value in row.settings.items()
+        }
         if all(candidate.settings.get(name) == value for name, value in least.items()):
             return None
         return Candidate(knobs=candidate.knobs, settings={**candidate.settings, **least}, load=candidate.load)
@@ -218,10 +268,9 @@ class StandIn(Launched):
             return given
         return 0 if task.workload.tuning == "full" else DEFAULT_LORA_RANK
 
-    def lora_refusals(self, settings: Settings, task: Task) -> Iterator[str]:
+    def _lora_refusals(self, name: str, settings: Settings, task: Task) -> Iterator[str]:
         """Yield the conflicts of the adapter's rank with --tuning."""
-        name = self.canonical["lora_r"]
-        rank = self.table.count(settings, name)
+        rank = settings.get(name) or 0
         if task.workload.tuning == "full" and rank:
             yield f"{name}={rank} trains an adapter, and the tuning is full: add --tuning lora."
         if task.workload.tuning != "full" and not rank:

@@ -12,11 +12,33 @@ from typing import Any
 import msgspec
 import pytest
 
+from autotune import frameworks
 from autotune.frameworks.framework_facts import FrameworkFacts, filled, read_facts
 from autotune.frameworks.settings_table import read_table, read_yaml
+from autotune.frameworks.stand_in import STEP_READERS, StandIn
+from autotune.frameworks.stated_rules import names_in
+from tests.frameworks.stand_ins import asked
+
+STAND_INS = sorted({each.name for each in frameworks.trainers().values() if isinstance(each, StandIn)})
 
 
-@pytest.mark.parametrize("name", ["verl", "openrlhf", "open-reasoner-zero", "skyrl"])
+@pytest.mark.parametrize("name", STAND_INS)
+def test_every_name_in_a_rule_is_a_setting_or_a_size(name: str) -> None:
+    """Otherwise a misspelt name would be None, and its rule would never apply."""
+    trainer, candidate, task = asked(name)
+    assert isinstance(trainer, StandIn)
+    facts, known = trainer.facts, {*trainer.fields(), *trainer.facts.own_settings, *trainer.canonical}
+    known |= {"gpus", "longest", "version", *trainer.sizes(candidate.settings, task), "gae"}  # an estimator, compared as text
+    named = {name for rule in (*facts.rules, *facts.notes) for name in names_in(rule)}
+    values = {value for row in facts.one_row for value in row.settings.values() if isinstance(value, str)}
+    named |= {*facts.positive, *values, *(each for row in facts.one_row for each in (*row.settings, *row.when))}
+    assert not named - known
+    texts = {field for field, reader in STEP_READERS.items() if reader is STEP_READERS["loss"]}
+    stated = {source for field, source in facts.step.items() if isinstance(source, str) and field not in texts}
+    assert not facts.step.keys() - STEP_READERS.keys() and not stated - known
+
+
+@pytest.mark.parametrize("name", STAND_INS)
 def test_every_setting_is_one_of_the_framework(name: str) -> None:
     facts = read_facts(name)
     listed = read_table(facts.table).fields

@@ -48,7 +48,7 @@ def constants(trainer: Unsloth, candidate: Candidate, task: Task, plan: ProbePla
         ("grpo", {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}, "silently make the micro-batch 8"),
         ("grpo", {"num_generations": 1}, "at least 2"),
         ("grpo", {"tuning": "full"}, "fast_inference shares frozen weights"),
-        ("grpo", {"use_gradient_checkpointing": "some"}, "must be unsloth, true or false"),
+        ("grpo", {"use_gradient_checkpointing": "some"}, "must be one of unsloth, true, false"),
         ("sft", {"kind": "cpu"}, "requires a GPU"),
         ("sft", {"ranks": 2}, "one GPU"),
         ("sft", {"tuning": "full", "load_in_4bit": True}, "cannot be trained"),

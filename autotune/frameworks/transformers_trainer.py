@@ -1,0 +1,147 @@
+"""Frameworks whose trainers derive from those of transformers: ms-swift and unsloth.
+
+Their settings have the names of transformers' arguments, and a YAML file lists those that a
+candidate states. A subclass renders the run and names the models of a step.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from autotune.core.candidate import Candidate, Knobs, KnobValue
+from autotune.core.task import Task
+from autotune.frameworks.base import Settings, as_word, count_of, other_global_batch
+from autotune.frameworks.launched_run import OF_TRANSFORMERS, OUT, Figures, Launched
+from autotune.frameworks.settings_table import read_yaml
+from autotune.frameworks.stand_in_step import STAND_IN, StandInSpec
+from autotune.frameworks.stated_rules import Condition, StatedRule, texts_that_apply
+
+N_SYNTHETIC_ROWS = 512
+
+
+class Unread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings without effect if every condition holds: they would separate equal candidates."""
+
+    settings: tuple[str, ...]
+    when: dict[str, Condition]
+
+
+class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a framework and its own checks."""
+
+    version: str
+    requires: dict[str, str]
+    """Module -> pip requirement with its supported versions."""
+
+    defaults: dict[str, dict[str, KnobValue]]
+    """Settings that candidates state: `common`, and those of each method."""
+
+    canonical: dict[str, dict[str, str]]
+    """Method -> autotune's flag -> setting."""
+
+    implied: dict[str, dict[str, KnobValue]]
+    """Value of `--tuning` -> settings."""
+
+    batch_factors: str
+    """Factors of the global batch, for a message."""
+
+    choices: dict[str, tuple[KnobValue, ...]]
+    unread: tuple[Unread, ...]
+    rules: tuple[StatedRule, ...]
+    notes: tuple[StatedRule, ...]
+
+
+class TransformersTrainer(Launched):
+    """Method of a framework over transformers' trainers."""
+
+    trace_adapter = STAND_IN
+    watch = OF_TRANSFORMERS
+    measures_rows = True
+
+    def __init__(self, method: str) -> None:
+        facts = self.facts = msgspec.convert(read_yaml(f"{self.name}.yaml"), TrainerFacts)
+        self.method, self.online, self.space = method, method == "grpo", f"{self.name}-{method}"
+        self.defaults = {**facts.defaults["common"], **facts.defaults[method]}
+        self.canonical, self.requires, self.needs = facts.canonical[method], facts.requires, tuple(facts.requires)
+
+    @abstractmethod
+    def lengths(self, settings: Settings) -> tuple[int, int]:
+        """Return the longest prompt and completion."""
+
+    @abstractmethod
+    def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
+        """Return the fields of the `StandInSpec` that are the framework's own."""
+
+    def ranks(self, settings: Settings, gpus: int) -> int:
+        """Return the number of training processes."""
+        return gpus
+
+    def derived(self, settings: Settings, task: Task) -> Mapping[str, KnobValue]:
+        """Return the settings that others or the hardware determine."""
+        return {}
+
+    def complete(self, knobs: Knobs, task: Task) -> Candidate:
+        given = {**self.facts.implied[task.workload.tuning], **self.held(task), **knobs}
+        settings = {**self.defaults, **given}
+        settings |= self.derived(settings, task)
+        if "gradient_accumulation_steps" not in given and task.workload.global_batch:
+            settings["gradient_accumulation_steps"] = max(1, task.workload.global_batch // self._rows(settings, task))
+        unread = {
+            name for row in self.facts.unread if StatedRule("", row.when).applies("", settings.get) for name in row.settings
+        }
+        effective = {name: value for name, value in settings.items() if name not in unread}
+        return Candidate(knobs=knobs, settings=effective, load=self.load_of(effective, task))
+
+    def _rows(self, settings: Settings, task: Task) -> int:
+        """Return the rows of one micro-step over all GPUs."""
+        return max(1, count_of(settings, "per_device_train_batch_size") * self.ranks(settings, task.hardware.count))
+
+    def total_rows(self, settings: Settings, task: Task) -> int:
+        """Return the rows of one optimizer step, which are generated together."""
+        return self._rows(settings, task) * count_of(settings, "gradient_accumulation_steps")
+
+    def refusals(self, settings: Settings, task: Task) -> Iterator[str]:
+        for name, choices in self.facts.choices.items():
+            if settings.get(name) not in choices:
+                yield f"{name} must be one of {', '.join(map(as_word, choices))}, and is {settings.get(name)!r}."
+        yield from self._texts(self.facts.rules, settings, task)
+        if (other := other_global_batch(task, self.facts.batch_factors, self.total_rows(settings, task))) is not None:
+            yield other
+
+    def _texts(self, rules: tuple[StatedRule, ...], settings: Settings, task: Task) -> Iterator[str]:
+        facts: Settings = {"device": task.hardware.kind, "gpus": task.hardware.count, "hardware": str(task.hardware)}
+        facts = {**settings, **facts, "version": self.facts.version, "total": self.total_rows(settings, task)}
+        return texts_that_apply(rules, self.method, facts.get)
+
+    def figures(self, settings: Settings, task: Task, file: str, tokens_so_far: str) -> Figures:
+        """Return the source of tokens in a log of JSON lines; seconds are the time between two lines."""
+        if not self.online:
+            return Figures(kind="json", file=f"{OUT}/{file}", keys={"tokens_so_far": (tokens_so_far,)})
+        rows = self.total_rows(settings, task)
+        return Figures(kind="json", file=f"{OUT}/{file}", keys={"tokens": ("completions/mean_length",)}, times=rows)
+
+    def step(self, settings: Settings, task: Task) -> StandInSpec:
+        micro, accumulation = (
+            count_of(settings, "per_device_train_batch_size"),
+            count_of(settings, "gradient_accumulation_steps") or 1,
+        )
+        (prompt, completion), ranks = self.lengths(settings), self.ranks(settings, task.hardware.count)
+        shape: dict[str, Any] = {
+            "prompt_length": prompt,
+            "completion_length": completion,
+            "tokens": micro * (prompt + completion),
+            "score_tokens": micro * (prompt + completion),
+            "micro_batch": micro,
+            "accumulation": accumulation,
+            "generation_batch": micro * ranks * accumulation if self.online else 0,
+            "ranks": ranks,
+            "loss": "logprobs_plain" if self.online else "causal_lm",
+            "loss_options": {"completion_alone": True} if self.online else {},
+            "optimizer": str(settings.get("optim")),
+            "notes": tuple(self._texts(self.facts.notes, settings, task)),
+        }
+        return StandInSpec(**{**shape, **self.composition(settings, task)})
