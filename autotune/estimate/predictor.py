@@ -55,7 +55,7 @@ def memory(given: PredictionInput) -> Prediction:
 
 def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
     """Add speed, if the device's is known."""
-    whole = throughput.with_throughput(
+    return throughput.with_throughput(
         memory,
         given.trace,
         given.composition,
@@ -65,7 +65,6 @@ def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
         num_generations=_count(given.settings.get("num_generations")),
         lengths=given.lengths,
     )
-    return dataclasses.replace(whole, tokens_per_second=None) if given.composition.generation == "none" else whole
 
 
 def _count(value: object) -> int:

@@ -137,7 +137,7 @@ def trace_request(spec: StandInSpec, task: Task) -> Mapping[str, object]:
             "loss_options": dict(spec.loss_options),
             **({"activations_in_flight": spec.activations_in_flight} if spec.activations_in_flight is not None else {}),
             **({"offloads_optimizer": True} if spec.offloads_optimizer else {}),
-            "score": {**_score_size(spec, longest), "loss_options": dict(spec.score_options)},
+            "score": None if spec.generation == "none" else _score_settings(spec, longest),
         },
         "device": task.hardware.kind,
         "lengths": {"prompt": prompt, "completion": length - prompt, "padded": False},
@@ -157,14 +157,13 @@ def gptq_bits(config: Mapping[str, object]) -> int | None:
     return bits if isinstance(bits, int) else None
 
 
-def _score_size(spec: StandInSpec, longest: int) -> dict[str, int]:
-    """Return the size of a scoring pass without what equals the training pass.
+def _score_settings(spec: StandInSpec, longest: int) -> dict[str, object]:
+    """Return the scoring pass of completions, without the sizes that equal the training pass's.
 
     Candidates that differ only in size then share one request."""
     (rows, length), own = _rows(spec.score_tokens, longest), _rows(spec.tokens, longest)
-    if (rows, length) == own:
-        return {}
-    return {"rows": rows} if length == own[1] else {"rows": rows, "length": length}
+    sizes = {} if (rows, length) == own else {"rows": rows} if length == own[1] else {"rows": rows, "length": length}
+    return {**sizes, "loss_options": dict(spec.score_options)}
 
 
 def _rows(tokens: int, longest: int) -> tuple[int, int]:

@@ -177,7 +177,8 @@ def _show_speed(console: Console, prediction: Prediction) -> None:
         console.print("speed    unknown for this hardware until a measurement on it")
         return
     longest = {phase.name: phase.seconds for phase in prediction.phases if phase.seconds is not None}
-    print_line(console, f"speed    {_rate(prediction.tokens_per_second)} at the longest completions; {_shares(longest)}")
+    longest_of = "completions" if "rollout" in longest else "rows"
+    print_line(console, f"speed    {_rate(prediction.tokens_per_second)} at the longest {longest_of}; {_shares(longest)}")
     if prediction.tokens_per_second_at_lengths is not None:
         shares = _shares(prediction.seconds_at_lengths)
         print_line(console, f"         {_rate(prediction.tokens_per_second_at_lengths)} at the lengths given; {shares}")

@@ -119,7 +119,22 @@ def test_without_completions_of_its_own_a_cycle_is_one_optimizer_step() -> None:
     found = seconds(generation="none", engine=None, generation_batch=0, accumulation=8)
     assert found["forward"].value == pytest.approx(2 * seconds()["forward"].value)
     assert "rollout" not in found and "sync" not in found
-    assert throughput.tokens_per_second(found, composition(generation="none", generation_batch=0)) is None
+
+
+def test_given_rows_have_a_speed_by_the_tokens_in_their_loss() -> None:
+    rows = composition(generation="none", engine=None, generation_batch=0, accumulation=8)
+    cycle = seconds(generation="none", engine=None, generation_batch=0, accumulation=8)
+    per_second = rows.ranks * rows.micro_batch * rows.accumulation / sum(estimate.value for estimate in cycle.values())
+    found, answers = (
+        throughput.tokens_per_second(cycle, rows),
+        throughput.tokens_per_second(cycle, replace(rows, loss_tokens=100)),
+    )
+    assert found is not None and found.value == pytest.approx(per_second * (rows.prompt_length + rows.completion_length))
+    assert answers is not None and answers.value == pytest.approx(per_second * 100)
+
+
+def test_a_rollout_without_a_time_has_no_speed() -> None:
+    assert throughput.tokens_per_second({}, composition()) is None
 
 
 def test_iterations_repeat_training_but_not_scoring() -> None:

@@ -78,8 +78,10 @@ def test_the_answer_its_size_and_its_reason(job: Job) -> None:
 
 
 def test_the_speed_at_the_lengths_given_stands_beside_that_at_the_longest(job: Job) -> None:
+    rollout = PhasePrediction(name="rollout", peak_bytes=gib(20, 19, 21), seconds=Estimate.exactly(1.0))
     both = replace(
         PREDICTION,
+        phases=(rollout, *PREDICTION.phases),
         tokens_per_second_at_lengths=Estimate(value=300.0, low=200.0, high=400.0),
         seconds_at_lengths={"rollout": Estimate.exactly(1.0), "backward": Estimate.exactly(4.0)},
     )
@@ -87,6 +89,7 @@ def test_the_speed_at_the_lengths_given_stands_beside_that_at_the_longest(job: J
     assert "1,000 tokens/s (500 to 2,000) at the longest completions" in text
     assert "300 tokens/s (200 to 400) at the lengths given; rollout 20%, backward 80%" in text
     assert "at the lengths given" not in shown(job, PREDICTION)
+    assert "1,000 tokens/s (500 to 2,000) at the longest rows" in shown(job, PREDICTION)
     row = prediction_row(both)
     assert row["tokens_per_second"]["value"] == 1000 and row["tokens_per_second_at_lengths"]["value"] == 300
 

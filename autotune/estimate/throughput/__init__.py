@@ -119,12 +119,16 @@ def phase_seconds(work: Work, device: Ceilings) -> Estimate:
 def tokens_per_second(
     seconds: Mapping[Phase, Estimate], composition: Composition, completion: float | None = None
 ) -> Estimate | None:
-    """Completion tokens of all ranks per second of a whole cycle; None without a rollout.
+    """Tokens in the loss of all ranks per second of a whole cycle; None if its rollout has no time.
 
     completion: mean length; None: the longest.
     """
-    tokens = composition.generation_batch * (completion or composition.completion_length)
-    if "rollout" not in seconds:
+    if composition.generation == "none":
+        row = composition.loss_tokens or composition.prompt_length + composition.completion_length
+        tokens: float = composition.ranks * composition.micro_batch * composition.accumulation * row
+    elif "rollout" in seconds:
+        tokens = composition.generation_batch * (completion or composition.completion_length)
+    else:
         return None
     total = sum(seconds.values(), start=Estimate.exactly(0))
     if not tokens or total.low <= 0:

@@ -43,7 +43,14 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         engine=_engine(settings, task) if generation == "engine" else None,
         attention=attention if isinstance(attention, str) else None,
         sharded_by=sharding_of(settings, ranks),
+        loss_tokens=_loss_tokens(settings, task) if generation == "none" else None,
     )
+
+
+def _loss_tokens(settings: Settings, task: Task) -> int:
+    """Return tokens in the loss per row: both answers of a DPO pair; of other rows all but the first token."""
+    prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
+    return 2 * completion if task.workload.method == "dpo" else prompt + completion - 1
 
 
 def _generation(settings: Settings, task: Task) -> Generation:
