@@ -79,7 +79,8 @@ def listing_of(method: str) -> dict[str, object]:
     import trl
     from trl.scripts.utils import DatasetMixtureConfig
 
-    command = ("trl", f"{method.upper()}Config", f"trl.scripts.{method}", f"{method.upper()}ScriptArguments")
+    prefix = method.capitalize() if method == "reward" else method.upper()
+    command = ("trl", f"{prefix}Config", f"trl.scripts.{method}", f"{prefix}ScriptArguments")
     package, config, script, name_of_arguments = EXPERIMENTAL.get(method, command)
     # Some methods use the common script arguments.
     arguments = getattr(importlib.import_module(script), name_of_arguments, trl.ScriptArguments)

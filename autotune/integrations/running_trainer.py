@@ -20,7 +20,14 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.settings_table import Field
 from autotune.frameworks.trl.user_config import read_user_config
 
-METHODS: Mapping[str, str] = {"GRPOTrainer": "grpo", "RLOOTrainer": "rloo", "SFTTrainer": "sft", "DPOTrainer": "dpo"}
+METHODS: Mapping[str, str] = {
+    "GRPOTrainer": "grpo",
+    "RLOOTrainer": "rloo",
+    "SFTTrainer": "sft",
+    "DPOTrainer": "dpo",
+    "KTOTrainer": "kto",
+    "RewardTrainer": "reward",
+}
 """Class name of the trainer, or of its nearest base class -> method."""
 
 _NOT_A_SETTING = frozenset({"steps_per_generation", "hub_token", "push_to_hub_token", "local_rank"})

@@ -45,7 +45,10 @@ def test_the_shipped_spaces_are_there() -> None:
     frameworks = {f"{name}{method}" for name in ("verl", "openrlhf", "open-reasoner-zero") for method in ("", "-ppo")}
     frameworks |= {f"{name}-{method}" for name in ("swift", "unsloth") for method in ("grpo", "sft")}
     frameworks |= {"skyrl", "prime-rl"}
-    assert set(names()) == {"demo", "dpo", "grpo", "grpo-topology", "grpo-wide", "online-dpo", "ppo", "rloo", "sft"} | frameworks
+    assert (
+        set(names())
+        == {"demo", "dpo", "grpo", "grpo-topology", "grpo-wide", "kto", "online-dpo", "ppo", "reward", "rloo", "sft"} | frameworks
+    )
     assert load_space("grpo").objective == "preference" and load_space("grpo-wide").objective == "throughput"
     assert load_space("grpo").relax == ("max_prompt_length", "num_generations", "max_completion_length", "load_in_4bit")
 

@@ -135,7 +135,8 @@ def test_run_reports_that_nothing_fits(model: Path, kept: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "arguments"), [("sft", []), ("dpo", []), ("rloo", ["--num-generations", "2"]), ("online-dpo", [])]
+    ("method", "arguments"),
+    [("sft", []), ("dpo", []), ("kto", []), ("reward", []), ("rloo", ["--num-generations", "2"]), ("online-dpo", [])],
 )
 def test_trls_other_methods(model: Path, kept: Path, tmp_path: Path, method: str, arguments: list[str]) -> None:
     asked = ["predict", "--model", str(model), "--method", method, "--gpus", "A100-40G", "--json", *arguments]

@@ -49,6 +49,7 @@ KINDS_OF_2026: Mapping[str, Mapping[str, Any]] = {
 }
 LORA = {"lora_r": 8, "lora_target_modules": ["q_proj", "v_proj"]}
 EVERYWHERE = {"lora_r": 8, "lora_target_modules": "all-linear"}
+SCORING = {**EVERYWHERE, "lora_task_type": "SEQ_CLS"}
 DORA = {**EVERYWHERE, "use_dora": True}
 DROPOUT = {**LORA, "lora_dropout": 0.1}
 SAVED = {**LORA, "lora_modules_to_save": ["lm_head"]}
@@ -152,6 +153,12 @@ FIXED: Mapping[str, dict[str, Any]] = {
     "dpo, padded, checkpointing": spec("dpo", config=WIDE, padded=True, **NON_REENTRANT),
     "dpo, lora, autocast": spec("dpo", adapter=LORA, bf16=True),
     "dpo, ipo, bf16 weights": spec("dpo", loss_type="ipo", dtype="bfloat16", per_device_train_batch_size=2),
+    "kto": spec("kto"),
+    "kto, padded, lora, autocast": spec("kto", adapter=LORA, bf16=True, padded=True),
+    "kto, one pass, wide, checkpointing": spec("kto", loss_type="apo_zero_unpaired", config=WIDE, **NON_REENTRANT),
+    "reward": spec("reward"),
+    "reward, padded, wide, checkpointing": spec("reward", config=WIDE, padded=True, **REENTRANT),
+    "reward, lora everywhere, autocast, accumulation": spec("reward", adapter=SCORING, bf16=True, gradient_accumulation_steps=2),
     "online dpo": spec("online-dpo"),
     "online dpo, lora, autocast, padded": spec("online-dpo", adapter=LORA, bf16=True, padded=True),
     "online dpo, accumulation, checkpointing": spec("online-dpo", config=WIDE, gradient_accumulation_steps=2, **NON_REENTRANT),

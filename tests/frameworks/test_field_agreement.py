@@ -18,7 +18,7 @@ from autotune.frameworks.trl.output_files import DATASET_SETTINGS, written_setti
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job, parse_request
 
-METHODS = ("grpo", "rloo", "sft", "dpo")
+METHODS = ("grpo", "rloo", "sft", "dpo", "kto", "reward")
 NOT_TRAINED = {
     "use_cpu",
     "output_dir",
@@ -38,7 +38,7 @@ def parsed(path: Path, method: str) -> dict[str, Any]:
     import trl
     from trl.scripts.utils import DatasetMixtureConfig
 
-    names = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO"}
+    names = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward"}
     script = trl.ScriptArguments
     if method in ("grpo", "rloo"):
         module = __import__(f"trl.scripts.{method}", fromlist=["x"])

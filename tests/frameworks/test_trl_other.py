@@ -20,7 +20,15 @@ from tests.frameworks.conftest import make_task
 
 
 @pytest.mark.parametrize(
-    ("method", "lengths"), [("rloo", (512, 512)), ("sft", (512, 512)), ("dpo", (512, 512)), ("online-dpo", (512, 64))]
+    ("method", "lengths"),
+    [
+        ("rloo", (512, 512)),
+        ("sft", (512, 512)),
+        ("dpo", (512, 512)),
+        ("kto", (512, 512)),
+        ("reward", (512, 512)),
+        ("online-dpo", (512, 64)),
+    ],
 )
 def test_a_probe_is_asked_for_in_the_methods_own_settings(method: str, lengths: tuple[int, int]) -> None:
     other, task = trainer("trl", method), make_task(method=method)
@@ -40,6 +48,21 @@ def test_rows_without_padding_are_not_cut_by_the_trainer() -> None:
     assert candidate.settings["max_prompt_length"] + candidate.settings["max_completion_length"] == 256  # type: ignore[operator]
     packed = make_task(method="sft", held={"padding_free": True, "packing": True, "max_length": 256})
     assert sft.complete({}, packed).settings["max_length"] == 256
+
+
+@pytest.mark.parametrize(
+    ("method", "held", "tuning", "words"),
+    [
+        ("kto", {"per_device_train_batch_size": 1}, "full", "at least 2"),
+        ("kto", {"per_device_train_batch_size": 1, "loss_type": "apo_zero_unpaired"}, "full", None),
+        ("reward", {"lora_task_type": "CAUSAL_LM"}, "lora", "needs lora_task_type SEQ_CLS"),
+        ("reward", {}, "lora", None),
+    ],
+)
+def test_rules_of_their_own(method: str, held: dict[str, Any], tuning: Any, words: str | None) -> None:
+    one, task = trainer("trl", method), make_task(kind="cuda", method=method, held=held, tuning=tuning)
+    why = one.why_illegal(one.complete({}, task), task)
+    assert why is None if words is None else words in str(why)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,22 @@ def test_dpo_scores_its_reference_with_an_adapter_and_without(tmp_path: Path) ->
     assert adapted["effective"]["trainable_parameters"] < whole["effective"]["trainable_parameters"]
 
 
+def test_kto_scores_answers_and_their_neighbours(tmp_path: Path) -> None:
+    request = request_of("kto", {"max_length": 32})
+    (whole, one_pass) = runs("kto", tmp_path, request, request_of("kto", {"max_length": 32, "loss_type": "apo_zero_unpaired"}))
+    for result in (whole, one_pass):
+        check_rows(result, tokens=2 * 2 * 8, row=32)
+        assert result["worst"]["phase_seconds"]["score"] > 0
+        assert result["model_bytes"]["reference_weights"] == result["model_bytes"]["weights"]
+        assert result["gradient_norm"] is not None
+
+
+def test_a_reward_model_has_one_score_and_no_head(tmp_path: Path) -> None:
+    (whole,) = runs("reward", tmp_path, request_of("reward", {"max_length": 32}))
+    check_rows(whole, tokens=2 * 2 * 2 * 32, row=32)
+    assert "reference_weights" not in whole["model_bytes"] and whole["gradient_norm"] is not None
+
+
 def test_rloo_generates(tmp_path: Path) -> None:
     settings = {"num_generations": 2, "max_completion_length": 8, "beta": 0.05}
     (result,) = runs("rloo", tmp_path, request_of("rloo", settings))
@@ -146,7 +162,7 @@ def test_the_users_rows_get_the_forced_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not OVERLAYS, reason="needs `make trl-overlays`")
-@pytest.mark.parametrize("method", ["sft", "dpo", "rloo", "online-dpo"])
+@pytest.mark.parametrize("method", ["sft", "dpo", "rloo", "online-dpo", "reward"])
 def test_the_oldest_release(method: str, tmp_path: Path) -> None:
     older = Path(OVERLAYS or "") / "trl-1.0.0"
     settings: dict[str, Any] = {"max_length": 32}

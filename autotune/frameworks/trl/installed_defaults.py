@@ -16,8 +16,8 @@ from autotune.frameworks.trl.field_list import fields
 from autotune.machine import environment
 
 _CLASSES: Mapping[str, tuple[str, str]] = {
-    method: (f"trainer/{method}_config.py", f"{method.upper()}Config") for method in ("grpo", "rloo", "sft", "dpo")
-}
+    method: (f"trainer/{method}_config.py", f"{method.upper()}Config") for method in ("grpo", "rloo", "sft", "dpo", "kto")
+} | {"reward": ("trainer/reward_config.py", "RewardConfig")}
 """Method -> file in the package, class. The experimental methods have their listed defaults."""
 
 _COMMON = (("trainer/base_config.py", ("_BaseConfig", "BaseConfig")), ("trainer/model_config.py", ("ModelConfig",)))

@@ -14,6 +14,7 @@ from autotune.core.task import Task
 from autotune.frameworks.base import count_of
 from autotune.frameworks.trl import combinations
 from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl.settings import SCORING_TASK
 from autotune.frameworks.trl.topology import ranks_of
 
 Settings = Mapping[str, object]
@@ -280,9 +281,26 @@ def _window(settings: Settings, task: Task) -> Iterator[str]:
 
 
 _OFFLINE = (_global_batch, _device, _offloading, _adapter)
+
+
+def _pairs_of_neighbours(settings: Settings, task: Task) -> Iterator[str]:
+    if number(settings, "per_device_train_batch_size") < 2 and settings.get("loss_type") != "apo_zero_unpaired":
+        yield (
+            "per_device_train_batch_size must be at least 2: KTO's loss pairs each prompt with its neighbour's answer. "
+            "Only loss_type apo_zero_unpaired works with 1."
+        )
+
+
+def _scored(settings: Settings, task: Task) -> Iterator[str]:
+    if get(settings, "use_peft") and settings.get("lora_task_type") != SCORING_TASK:
+        yield f"an adapter of a reward model needs lora_task_type {SCORING_TASK}; PEFT's default wraps a model that generates."
+
+
 _RULES: Mapping[str, tuple[Callable[[Settings, Task], Iterator[str]], ...]] = {
     "sft": _OFFLINE,
     "dpo": _OFFLINE,
+    "kto": (_pairs_of_neighbours, *_OFFLINE),
+    "reward": (*_OFFLINE, _scored),
     "online-dpo": (_pairs, _device, _adapter),
     "ppo": (_episodes, _global_batch, _device, _adapter),
 }

@@ -130,7 +130,9 @@ def _generates(candidate: Candidate) -> bool:
     return bool(candidate.settings.keys() & {"num_generations", "response_length"})
 
 
-_ROWS: Mapping[str, tuple[str, ...]] = {"sft": ("text",), "dpo": ("prompt", "chosen", "rejected")}
+_ROWS: Mapping[str, tuple[str, ...]] = {
+    "sft": ("text",), "dpo": ("prompt", "chosen", "rejected"), "kto": ("prompt", "completion"), "reward": ("chosen", "rejected"),
+}  # fmt: skip
 """Method -> columns of its rows; the default is a prompt."""
 
 
@@ -139,7 +141,8 @@ def _write_placeholder(data: _Data, folder: Path, home: Path, method: str) -> No
     path = folder / PLACEHOLDER_NAME / "train.jsonl"
     path.parent.mkdir(exist_ok=True)
     columns = _ROWS.get(method, ("prompt",))
-    rows = ({name: f"What is {a} plus {b}? ({name})" for name in columns} for a in range(32) for b in range(32))
+    marks = {"label": True} if method == "kto" else {}
+    rows = ({name: f"What is {a} plus {b}? ({name})" for name in columns} | marks for a in range(32) for b in range(32))
     write(path, "".join(json.dumps(row) + "\n" for row in rows))
     data.keys["dataset_name"] = str(home / PLACEHOLDER_NAME)
     data.own_dataset = PLACEHOLDER_NAME

@@ -64,7 +64,7 @@ def adapter_request(candidate: Candidate, task: Task) -> dict[str, object] | Non
         **{name: settings[name] for name in ("lora_r", "lora_alpha", "lora_dropout")},
         "lora_target_modules": user.get("lora_target_modules", settings.get("lora_target_modules")),
         **{name: user[name] for name in ("lora_target_parameters", "lora_modules_to_save") if name in user},
-        **{name: settings[name] for name in ("use_rslora", "use_dora") if name in settings},
+        **{name: settings[name] for name in ("use_rslora", "use_dora", "lora_task_type") if name in settings},
     }
 
 

@@ -17,7 +17,7 @@ from autotune.frameworks.trl.weight_dtype import engine_dtype
 ONLINE = frozenset({"grpo", "rloo", "online-dpo"})
 """Methods that generate completions."""
 
-WITH_REFERENCE = frozenset({"dpo", "online-dpo"})
+WITH_REFERENCE = frozenset({"dpo", "kto", "online-dpo"})
 """Methods with a reference model for every beta."""
 
 

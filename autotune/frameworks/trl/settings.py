@@ -25,6 +25,10 @@ EVERY_LINEAR_LAYER = "all-linear"
 """PEFT's name of all linear layers except the output projection."""
 
 
+SCORING_TASK = "SEQ_CLS"
+"""PEFT's task of a reward model: its default wraps a model that generates, and trains no score."""
+
+
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_types: frozenset[str]
 
@@ -34,12 +38,15 @@ def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
     user's file or PEFT names the layers."""
     stated = {**workload.held, **workload.user_settings}
     config = workload.model.config
-    if workload.script is not None or stated.get("lora_target_modules") or stated.get("lora_target_parameters"):
+    if workload.script is not None:
         return {}
+    assumed: dict[str, KnobValue] = {"lora_task_type": SCORING_TASK} if workload.method == "reward" else {}
+    if stated.get("lora_target_modules") or stated.get("lora_target_parameters"):
+        return assumed
     if config.get("model_type") in _types_known_to_peft():
-        return {}
+        return assumed
     # Experts are stacked parameters, which PEFT adapts without dropout only.
-    return {"lora_target_modules": EVERY_LINEAR_LAYER, **({"lora_dropout": 0.0} if _has_experts(config) else {})}
+    return {**assumed, "lora_target_modules": EVERY_LINEAR_LAYER, **({"lora_dropout": 0.0} if _has_experts(config) else {})}
 
 
 def _has_experts(config: Mapping[str, object]) -> bool:
@@ -71,6 +78,8 @@ CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
     "rloo": CORE,
     "sft": _OFFLINE_CORE,
     "dpo": _OFFLINE_CORE,
+    "kto": _OFFLINE_CORE,
+    "reward": _OFFLINE_CORE,
     "online-dpo": (
         "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16",
         "max_new_tokens",
@@ -80,7 +89,7 @@ CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
         "local_rollout_forward_batch_size", "optim", "fp16",
     ),
 }  # fmt: skip
-OFFLINE = frozenset({"sft", "dpo"})
+OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})
 """Methods that train on given rows."""
 
 COMPLETIONS_PER_ROW = {"online-dpo": 2}

@@ -161,12 +161,14 @@ class TrlRloo(TrlGrpo):
 
 
 class TrlOffline(TrlGrpo):
-    """SFT or DPO with TRL, which train on given rows."""
+    """SFT, DPO, KTO or a reward model with TRL, which train on given rows."""
 
     canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "lora_r")}
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, requires: Mapping[str, str] | None = None) -> None:
         self.method = self.space = method
+        if requires is not None:
+            self.requires = requires
 
     def baseline_value(self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task) -> KnobValue:
         if name in task.workload.held:
@@ -261,7 +263,16 @@ def _shapes(task: Task, method: str, accumulations: Iterable[int] = (1,)) -> Ite
             yield {MICRO_BATCH: micro, ACCUMULATION: total // per_step}
 
 
-TRAINERS = (TrlGrpo(), TrlRloo(), TrlOffline("sft"), TrlOffline("dpo"), TrlOnlineDpo(), TrlPpo())
+TRAINERS = (
+    TrlGrpo(),
+    TrlRloo(),
+    TrlOffline("sft"),
+    TrlOffline("dpo"),
+    TrlOffline("kto", {"trl": "trl>=1.8,<1.17"}),
+    TrlOffline("reward"),
+    TrlOnlineDpo(),
+    TrlPpo(),
+)
 
 
 def script_trainer(inner: Trainer, script: UserScript) -> Trainer:

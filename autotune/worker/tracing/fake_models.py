@@ -56,13 +56,17 @@ def cut(config: Any, layers: int) -> None:
         text.num_kv_shared_layers = max(0, text.num_kv_shared_layers - (every - layers))
 
 
-def build(config: Any, dtype: Any, attention: str | None, *, device: str = "meta", trust_remote_code: bool = False) -> Any:
-    """Build the architecture without weights, on meta or on a device."""
+def build(
+    config: Any, dtype: Any, attention: str | None, *, device: str = "meta", trust_remote_code: bool = False, scores: bool = False
+) -> Any:
+    """Build the architecture without weights, on meta or on a device; `scores`: with a reward model's head."""
     import transformers
 
     options: dict[str, Any] = {}
     make, named = transformers.AutoModelForCausalLM.from_config, (getattr(config, "architectures", None) or [""])[0]
-    if hasattr(config, "vision_config") and hasattr(transformers, named):  # with its towers, as trainers load it
+    if scores:
+        config.num_labels, make = 1, transformers.AutoModelForSequenceClassification.from_config
+    elif hasattr(config, "vision_config") and hasattr(transformers, named):  # with its towers, as trainers load it
         make = getattr(transformers, named)._from_config
     else:
         options["trust_remote_code"] = trust_remote_code

@@ -29,29 +29,44 @@ def folder_for(model: Mapping[str, Any], scratch: Path) -> Path:
     return synthetic.write_model_folder(scratch / "model", config)
 
 
+def auto_class(model: Mapping[str, Any]) -> Any:
+    """Return transformers' class that builds the model; that of a reward model ends in one score."""
+    import transformers
+
+    return transformers.AutoModelForSequenceClassification if model.get("scores") else transformers.AutoModelForCausalLM
+
+
+def _config(model: Mapping[str, Any], folder: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    labels = {"num_labels": 1} if model.get("scores") else {}
+    return AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code, **labels)
+
+
 def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool) -> Any:
     """Build the model on its device in training mode, named after its folder."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+    from transformers import set_seed
 
-    dtype = getattr(torch, model["dtype"])
+    dtype, config = getattr(torch, model["dtype"]), _config(model, folder, trust_remote_code)
     place = _place(device)
     set_seed(seed)
     quantisation = _quantisation(model, dtype)
     if model["weights"] == "real":
         quantised = {} if quantisation is None else {"quantization_config": quantisation}
-        made = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=dtype, device_map=place, trust_remote_code=trust_remote_code, **quantised
+        made = auto_class(model).from_pretrained(
+            str(folder), config=config, dtype=dtype, device_map=place, trust_remote_code=trust_remote_code, **quantised
         )
         return made.train()
     if quantisation is not None:
         if model.get("load_in_8bit"):
             raise ValueError("random weights are made in 4 bits or whole, not in 8 bits: ask for real weights, or load_in_4bit.")
-        made = build_quantised(folder, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code)
+        made = build_quantised(
+            auto_class(model), config, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code
+        )
     else:
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
         with torch.device(place):
-            made = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+            made = auto_class(model).from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     return _named(made, folder).train()
 
 
@@ -90,7 +105,6 @@ def _named(model: Any, folder: Path) -> Any:
 def _load_through_trl(model: Mapping[str, Any], folder: Path, *, trust_remote_code: bool) -> Any:
     """Load with TRL's own function, if this release has it, and the arguments of its trainer."""
     import torch
-    import transformers
     from accelerate import PartialState
     from trl.trainer import utils
 
@@ -101,20 +115,22 @@ def _load_through_trl(model: Mapping[str, Any], folder: Path, *, trust_remote_co
         arguments["quantization_config"] = quantisation
     if str(PartialState().distributed_type.value) in ("MULTI_GPU", "DEEPSPEED"):
         arguments["device_map"] = None
-    made = getattr(utils, "create_model_from_path", None) or transformers.AutoModelForCausalLM.from_pretrained
-    return made(str(folder), **arguments)
+    if model.get("scores"):
+        arguments |= {"num_labels": 1, "architecture": auto_class(model)}
+    if not hasattr(utils, "create_model_from_path"):
+        return arguments.pop("architecture", auto_class(model)).from_pretrained(str(folder), **arguments)
+    return utils.create_model_from_path(str(folder), **arguments)
 
 
 def _random_sharded(model: Mapping[str, Any], folder: Path, *, device: str, trust_remote_code: bool) -> Any:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_utils import is_fsdp_enabled
 
-    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    config = _config(model, folder, trust_remote_code)
     dtype = getattr(torch, model["dtype"])
 
     def made() -> Any:
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        return auto_class(model).from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
 
     if not is_fsdp_enabled():  # under ZeRO-3 transformers partitions each layer right after its construction
         with torch.device(_place(device)):
@@ -204,7 +220,7 @@ def is_finite(model: Any) -> bool:
         return all(bool(torch.isfinite(parameter.sum())) for parameter in model.parameters() if parameter.is_floating_point())
 
 
-def build_quantised(folder: Path, quantised: Any, *, dtype: Any, place: str, trust_remote_code: bool) -> Any:
+def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any, place: str, trust_remote_code: bool) -> Any:
     """Build a random model in 4 bits, drawn and quantised layer by layer.
 
     `quantised` is transformers' BitsAndBytesConfig for a checkpoint. transformers quantises while it
@@ -212,11 +228,9 @@ def build_quantised(folder: Path, quantised: Any, *, dtype: Any, place: str, tru
     speed are those of the real model. At most one layer is unquantised at a time.
     """
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        model = model_class.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     model.tie_weights()
     _quantise_layers(model, quantised, dtype, place)
     _fill_the_rest(model, dtype, place)
@@ -228,7 +242,7 @@ def _quantise_layers(model: Any, quantised: Any, dtype: Any, place: str) -> None
     """Quantise all linear layers except the head, which transformers leaves out, too."""
     import torch
 
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings() or getattr(model, "score", None)
     linears = [(name, module) for name, module in model.named_modules() if type(module) is torch.nn.Linear and module is not head]
     for name, module in linears:
         model.set_submodule(name, _quantised(module, quantised, dtype, place, float(model.config.initializer_range)))

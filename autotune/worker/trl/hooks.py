@@ -51,9 +51,7 @@ class LoopCounts:
     def add_rows(self, inputs: Mapping[str, Any]) -> None:
         """Count a micro-batch of given rows: tokens in the loss, other tokens, lengths."""
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        # Labels are shifted by one: the first token of a row is never predicted.
-        in_loss = inputs["completion_mask"] if "completion_mask" in inputs else inputs["labels"][:, 1:] != -100
-        tokens = int(in_loss.sum())
+        tokens = int(_in_loss(inputs).sum())
         self.loss_tokens += tokens
         self.prompt_tokens += max(0, int(ids.numel() if mask is None else mask.sum()) - tokens)
         if mask is None and inputs.get("position_ids") is not None:  # flattened: average length of its rows
@@ -61,6 +59,14 @@ class LoopCounts:
         else:
             lengths = mask.sum(1).tolist() if mask is not None else [ids.shape[1]]
         self.add_lengths(lengths, [])
+
+
+def _in_loss(inputs: Mapping[str, Any]) -> Any:
+    """Return the mask of the tokens in the loss. A reward model's loss depends on the whole row."""
+    if "completion_mask" in inputs:
+        return inputs["completion_mask"]
+    # Labels are shifted by one: the first token of a row is never predicted.
+    return inputs["labels"][:, 1:] != -100 if "labels" in inputs else inputs["attention_mask"]
 
 
 def observed(trainer_class: Any, hooks: Mapping[str, Hook]) -> Any:

@@ -52,8 +52,9 @@ class Loaded:
         return base_model.twin(self.model) if self.model is not None else self._made(base_model.build_sharded)
 
     def _made(self, build: Callable[..., Any]) -> Any:
+        model = {**self.request["model"], "scores": self.request.get("method") == "reward"}
         return build(
-            self.request["model"], self.folder, device=self.device, seed=int(self.request.get("seed", 42)),
+            model, self.folder, device=self.device, seed=int(self.request.get("seed", 42)),
             trust_remote_code=bool(self.request.get("trust_remote_code")),
         )  # fmt: skip
 

@@ -43,7 +43,11 @@ class OfflineRun(TrainerRun):
         def text() -> str:
             return " ".join(str(draw.randrange(10, 10_000)) for _ in range(self._words))
 
-        return Dataset.from_list([{name: text() for name in self.columns} for _ in range(rows)])
+        return Dataset.from_list([{name: text() for name in self.columns} | self._marks(row) for row in range(rows)])
+
+    def _marks(self, row: int) -> dict[str, Any]:
+        """Columns of a synthetic row beside its texts."""
+        return {}
 
     @property
     def _words(self) -> int:
@@ -113,6 +117,29 @@ class DpoRun(OfflineRun):
     def _column_lengths(self) -> dict[str, int]:
         prompt, answer = self.lengths.prompt or 1, self.lengths.completion
         return {"prompt_ids": prompt, "chosen_ids": answer, "rejected_ids": answer}
+
+
+class KtoRun(OfflineRun):
+    """Single answers, half of them good ones. A second pass scores each prompt with its neighbour's answer."""
+
+    names = ("KTOConfig", "KTOTrainer")
+    columns = ("prompt", "completion")
+    _words = 1
+
+    def _marks(self, row: int) -> dict[str, Any]:
+        return {"label": row % 2 == 0}
+
+    def _column_lengths(self) -> dict[str, int]:
+        prompt, answer = self.lengths.prompt or 1, self.lengths.completion
+        return {"prompt_ids": prompt, "completion_ids": answer, "KL_completion_ids": answer}
+
+
+class RewardRun(OfflineRun):
+    """Reward model: pairs of whole rows, each scored at its last token."""
+
+    names = ("RewardConfig", "RewardTrainer")
+    columns = ("chosen", "rejected")
+    _words = 1
 
 
 def fit_columns(rows: Any, lengths: Mapping[str, int]) -> Any:
@@ -345,6 +372,7 @@ class Method:
     run: type[TrainerRun]
     module: str
     newest: str = seams.NEWEST  # last release that has it
+    oldest: str = seams.OLDEST
 
 
 METHODS: Mapping[str, Method] = {
@@ -352,6 +380,8 @@ METHODS: Mapping[str, Method] = {
     "rloo": Method(RlooRun, seams.RLOO),
     "sft": Method(SftRun, seams.SFT),
     "dpo": Method(DpoRun, seams.DPO),
+    "kto": Method(KtoRun, seams.KTO, oldest=seams.KTO_OLDEST),
+    "reward": Method(RewardRun, seams.REWARD),
     "ppo": Method(PpoRun, seams.PPO, seams.PPO_NEWEST),
     "online-dpo": Method(OnlineDpoRun, seams.ONLINE_DPO),
 }
@@ -367,5 +397,5 @@ def trainer_of(request: Mapping[str, Any]) -> Any:
     try:
         return getattr(importlib.import_module(method.module), method.run.names[1])
     except (ModuleNotFoundError, AttributeError) as error:
-        message = seams.missing_trainer(method.run.names[1], method.module, method.newest)
+        message = seams.missing_trainer(method.run.names[1], method.module, method.oldest, method.newest)
         raise seams.UnsupportedFramework(message) from error

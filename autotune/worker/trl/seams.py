@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 OLDEST = "1.0.0"
 NEWEST = "1.16.0"
 PPO_NEWEST = "1.12.0"  # last release with PPO, an experimental trainer
+KTO_OLDEST = "1.8.0"  # before, KTO was an experimental trainer with another preparation of its rows
 GRPO = "trl.trainer.grpo_trainer"
 RLOO = "trl.trainer.rloo_trainer"
 SFT = "trl.trainer.sft_trainer"
 DPO = "trl.trainer.dpo_trainer"
+KTO = "trl.trainer.kto_trainer"
+REWARD = "trl.trainer.reward_trainer"
 ONLINE_DPO = "trl.experimental.online_dpo.online_dpo_trainer"
 PPO = "trl.experimental.ppo.ppo_trainer"
 GENERATION = "trl.generation.vllm_generation"
@@ -23,7 +26,7 @@ UTILS = "trl.trainer.utils"
 
 REFERENCE_LOADER = "create_model_from_path"
 # Modules whose trainer loads a reference model with REFERENCE_LOADER.
-REFERENCE_MODULES = (GRPO, RLOO, DPO)
+REFERENCE_MODULES = (GRPO, RLOO, DPO, KTO)
 
 
 class Seam(NamedTuple):
@@ -55,6 +58,8 @@ _BY_CLASS: Mapping[tuple[str, str], Mapping[str, str]] = {
     (RLOO, "RLOOTrainer"): _ONLINE,
     (SFT, "SFTTrainer"): _OFFLINE,
     (DPO, "DPOTrainer"): _OFFLINE,
+    (KTO, "KTOTrainer"): _OFFLINE,
+    (REWARD, "RewardTrainer"): _OFFLINE,
     (ONLINE_DPO, "OnlineDPOTrainer"): {
         "_generate": "phase rollout; synthetic completions in a trace",
         "_forward": "phase score, tokens of a batch",
@@ -64,13 +69,19 @@ _BY_CLASS: Mapping[tuple[str, str], Mapping[str, str]] = {
 }
 
 SEAMS: tuple[Seam, ...] = (
-    *(Seam(module, f"{cls}.{name}", why) for (module, cls), names in _BY_CLASS.items() for name, why in names.items()),
+    *(
+        Seam(module, f"{cls}.{name}", why, since=KTO_OLDEST if module == KTO else OLDEST)
+        for (module, cls), names in _BY_CLASS.items()
+        for name, why in names.items()
+    ),
     *(
         Seam(module, f"{cls}.{name}", why, "trace")
         for module, cls in ((GRPO, "GRPOTrainer"), (RLOO, "RLOOTrainer"))
         for name, why in _ONLINE_TRACED.items()
     ),
     Seam(DPO, "DPOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"),
+    Seam(KTO, "KTOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace", since=KTO_OLDEST),
+    Seam(KTO, "hash_module", "hash of weights that do not exist in a trace", "trace", since=KTO_OLDEST),
     Seam(PPO, "PPOTrainer.train", "loop whose functions are wrapped", until=PPO_NEWEST),
     Seam(PPO, "PPOTrainer.null_ref_context", "reference model without a copy", until=PPO_NEWEST),
     Seam(PPO, "batch_generation", "phase rollout, tokens of a batch", "either", until=PPO_NEWEST),
@@ -79,7 +90,16 @@ SEAMS: tuple[Seam, ...] = (
     Seam(GENERATION, "VLLMGeneration.sync_weights", "phase sync"),
     Seam(GENERATION, "VLLMClient", "one connection to a server for all trainers", "either"),
     Seam("trl.import_utils", "is_vllm_available", "no import of vLLM, which takes ten seconds, for loads without it", "either"),
-    *(Seam(module, REFERENCE_LOADER, "reference model as a copy in memory", "either") for module in REFERENCE_MODULES),
+    *(
+        Seam(
+            module,
+            REFERENCE_LOADER,
+            "reference model as a copy in memory",
+            "either",
+            since=KTO_OLDEST if module == KTO else OLDEST,
+        )
+        for module in REFERENCE_MODULES
+    ),
     Seam(UTILS, REFERENCE_LOADER, "sharded model loaded by TRL's own function", "either"),
     Seam(GRPO, "VLLMGeneration", "no engine in a trace", "trace"),
     Seam(RLOO, "VLLMGeneration", "no engine in a trace", "trace"),
@@ -99,11 +119,11 @@ def supported() -> tuple[str, str]:
     return OLDEST, NEWEST
 
 
-def missing_trainer(trainer: str, module: str, newest: str) -> str:
+def missing_trainer(trainer: str, module: str, oldest: str, newest: str) -> str:
     """Message for a release without this trainer."""
     import trl
 
-    return f"TRL {trl.__version__} has no {trainer} in {module}; releases {OLDEST} to {newest} have: pip install 'trl=={newest}'"
+    return f"TRL {trl.__version__} has no {trainer} in {module}; releases {oldest} to {newest} have: pip install 'trl=={newest}'"
 
 
 def check(trainer_class: Any, generation: Any, version: str) -> None:

@@ -22,6 +22,8 @@ from ..stand_in.trace import release as release
 from . import grpo_probe, seams, trainer_state
 from .seams import supported as supported
 
+GENERATING = ("grpo", "rloo", "online-dpo")  # methods whose trainer generates
+
 
 def warm(load: Mapping[str, Any]) -> dict[str, str]:
     """Import everything that a trace needs."""
@@ -61,7 +63,7 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _forgets_order(spec: Mapping[str, Any]) -> bool:
     """Return True if ZeRO-3 records the order of the modules anew after each rollout: the trainer
     generates, and this TRL says so to DeepSpeed when it puts the hooks back."""
-    if spec["settings"].get("use_vllm") or str(spec.get("method") or "grpo") in ("sft", "dpo"):
+    if spec["settings"].get("use_vllm") or str(spec.get("method") or "grpo") not in GENERATING:
         return False
     hooks = getattr(importlib.import_module("trl.models.utils"), "add_hooks", None)
     return hooks is not None and "_invalidate_trace" in inspect.getsource(hooks)

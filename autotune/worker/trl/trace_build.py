@@ -107,7 +107,8 @@ def model_of(spec: Mapping[str, Any], attention: str | None, device: str) -> Any
     folder = model_spec["folder"] if trust else None
     config = fake_models.config_of(dict(model_spec), folder, trust_remote_code=trust)
     dtype = getattr(torch, model_spec["dtype"])
-    model = fake_models.build(config, dtype, attention, device=device, trust_remote_code=trust)
+    scores = spec["method"] == "reward"
+    model = fake_models.build(config, dtype, attention, device=device, trust_remote_code=trust, scores=scores)
     if device == "meta":
         quantised.quantise(model, spec)
     model.config._name_or_path = model.name_or_path = model_spec["name"]
@@ -179,6 +180,13 @@ def _rows(method: str, arguments: Any, plan: TracePlan, lengths: TracedLengths) 
         whole = TracedLengths(prompt=lengths.prompt + lengths.completion, completion=1, padded=lengths.padded)
         return Dataset.from_dict({"input_ids": whole.prompts(rows), "labels": whole.prompts(rows)})
     prompts, completions = lengths.prompts(rows), lengths.completions(rows)
+    if method == "reward":
+        whole_rows = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        return Dataset.from_dict({"chosen_ids": whole_rows, "rejected_ids": whole_rows})
+    if method == "kto":
+        labels = [row % 2 == 0 for row in range(rows)]
+        columns = {"prompt_ids": prompts, "completion_ids": completions, "label": labels}
+        return Dataset.from_dict(columns | ({"KL_completion_ids": completions} if arguments.loss_type == "kto" else {}))
     return Dataset.from_dict({"prompt_ids": prompts, "chosen_ids": completions, "rejected_ids": completions})
 
 

@@ -198,7 +198,10 @@ def traced(
 
         def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             annotator.note("the pass before training that computes the reference log-probabilities is left out")
-            return dataset.map(lambda row: {"ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0})
+            names = (
+                ("ref_logps", "ref_KL_logps") if "label" in dataset.column_names else ("ref_chosen_logps", "ref_rejected_logps")
+            )
+            return dataset.map(lambda row: dict.fromkeys(names, 0.0))
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
