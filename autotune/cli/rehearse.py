@@ -114,11 +114,15 @@ def _table(found: Rehearsed) -> list[str]:
     lines = []
     for process in _by_card(found):
         for card, peak in process.peak_bytes.items():
-            size = found.machine.cards[card].memory_mib * 2**20
-            who = f"process {process.pid}" if process.rank is None else f"rank {process.rank}, process {process.pid}"
-            lines.append(f"card {card}, {who}: peak {format_bytes(peak)} of {format_bytes(size)}{_torch(process, card)}")
+            size = format_bytes(found.machine.cards[card].memory_mib * 2**20)
+            lines.append(f"card {card}, {_who(process)}: peak {format_bytes(peak)} of {size}{_torch(process, card)}")
             lines += [f"  {phase:12} {format_bytes(held)}" for phase, held in _phases(process, card)]
     return lines or ["No process used a card."]
+
+
+def _who(process: ProcessReport) -> str:
+    rank = None if process.rank is None else f"rank {process.rank}"
+    return ", ".join(word for word in (process.role, rank, f"process {process.pid}") if word)
 
 
 def _by_card(found: Rehearsed) -> list[ProcessReport]:
@@ -161,6 +165,7 @@ def _row(found: Rehearsed, process: ProcessReport, card: int) -> dict[str, Any]:
     return {
         "card": card,
         "rank": process.rank,
+        "role": process.role,
         "pid": process.pid,
         "memory_bytes": found.machine.cards[card].memory_mib * 2**20,
         "peak_bytes": process.peak_bytes[card],

@@ -13,14 +13,17 @@ from autotune.core.errors import TrainingEnvironmentError
 from autotune.emulator.elf import ElfError, needed_by
 
 _LOOK = """
-import importlib.util, json, re, sys, sysconfig
+import importlib.util, json, re, sys
 spec = importlib.util.find_spec("torch")
 folder = None if spec is None else spec.submodule_search_locations[0]
 version = "" if folder is None else open(folder + "/version.py").read()
 told = dict(re.findall(r"^(__version__|cuda)[^=]*= *'?([^'\\n]*)'?", version, re.M))
-print(json.dumps({"torch": folder, "told": told, "site": sysconfig.get_path("purelib"), "prefix": sys.prefix}))
+nvidia = importlib.util.find_spec("nvidia")
+wheels = [] if nvidia is None else list(nvidia.submodule_search_locations)
+print(json.dumps({"torch": folder, "told": told, "wheels": wheels, "prefix": sys.prefix}))
 """
-"""Without importing torch, which takes seconds. `version.py` is written by its build."""
+"""Without importing torch, which takes seconds. `version.py` is written by its build. NVIDIA's wheels
+share one package, wherever they are on the path: an environment may be laid over another one."""
 
 _LIBRARIES = re.compile(
     r"lib(cudart|cuda|nvidia-ml|nccl|cublas|cublasLt|cudnn|cusparse|cusparseLt|cusolver|curand|cufft|cupti)(-[0-9a-f]+)?\.so(\.|$)"
@@ -61,14 +64,14 @@ def look(python: Path) -> Installation:
             f"{python} has torch {version} for CUDA {cuda[0]}; 12 and 13 can be emulated. {_install(python)}"
         )
     _refuse_a_static_runtime(python, Path(folder), version)
-    roots = [Path(told["site"]) / "nvidia", Path(folder) / "lib", Path(told["prefix"]) / "lib"]
-    libraries = _libraries(roots)
+    wheels = [Path(one) for one in told["wheels"]]
+    libraries = _libraries([*wheels, Path(folder) / "lib", Path(told["prefix"]) / "lib"])
     return Installation(
         python=python,
         torch_version=version,
         cuda=cuda,
         libraries=libraries,
-        headers=_headers(python, roots, Path(told["prefix"]), cuda),
+        headers=_headers(python, wheels, Path(told["prefix"]), cuda),
         folders=tuple(dict.fromkeys(library.parent for library in libraries)),
     )
 
@@ -116,8 +119,9 @@ def _libraries(roots: list[Path]) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _headers(python: Path, roots: list[Path], prefix: Path, cuda: tuple[int, int]) -> tuple[Path, ...]:
-    folders = [*sorted(roots[0].glob("**/include")), prefix / "include", prefix / "targets/x86_64-linux/include"]
+def _headers(python: Path, wheels: list[Path], prefix: Path, cuda: tuple[int, int]) -> tuple[Path, ...]:
+    in_wheels = (folder for wheel in wheels for folder in sorted(wheel.glob("**/include")))
+    folders = [*in_wheels, prefix / "include", prefix / "targets/x86_64-linux/include"]
     with_runtime = [folder for folder in folders if (folder / "cuda_runtime_api.h").is_file()]
     if not with_runtime:
         package = "nvidia-cuda-runtime" if cuda[0] >= 13 else f"nvidia-cuda-runtime-cu{cuda[0]}"

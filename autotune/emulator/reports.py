@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,9 @@ class ProcessReport:
 
     rank: int | None = None
     """Global rank that its launcher gave it; None without one."""
+
+    role: str | None = None
+    """Ray actor or part of vLLM, by the process's title; None for another process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,7 @@ def read_process(path: Path) -> ProcessReport | None:
         skipped_bytes=skipped_bytes,
         calls={place: count for place, count in enumerate(counts) if count},
         rank=_rank(path.parent / f"{pid}.rank"),
+        role=_role(path.parent / f"{pid}.title"),
     )
 
 
@@ -123,6 +128,11 @@ def _rank(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def _role(path: Path) -> str | None:
+    match = re.search(r"::(\w+)", path.read_text(errors="replace")) if path.is_file() else None
+    return match[1] if match else None
 
 
 def _by_card(data: bytes, at: int) -> dict[int, int]:

@@ -66,6 +66,15 @@ def test_no_headers(tmp_path: Path) -> None:
     assert "has no headers of CUDA. Install them:" in said and "'nvidia-cuda-runtime-cu12==12.8.*'" in said
 
 
+def test_nvidias_wheels_are_found_wherever_they_are_on_the_path(tmp_path: Path) -> None:
+    python = environment(tmp_path, cuda="'13.0'")
+    headers = tmp_path / "below/nvidia/cu13/include"
+    headers.mkdir(parents=True)
+    (headers / "cuda_runtime_api.h").touch()
+    python.write_text(python.read_text().replace("/site ", f"/site:{tmp_path}/below "))
+    assert look(python).headers[0] == headers
+
+
 def test_no_interpreter(tmp_path: Path) -> None:
     assert "can't be started as a Python interpreter" in refused(tmp_path / "nothing")
 

@@ -1,8 +1,9 @@
 """Phases of a step, reported to the emulated driver, which keeps the peak of each.
 
 They are detected in functions that every framework calls: generation, the backward pass, the
-optimizer's step, the transfer of weights to an engine. Everything before is loading; everything
-between is the forward pass and its surroundings.
+optimizer's step, the transfer of weights to an engine, the start of vLLM's worker and its passes.
+Everything before is loading; everything between is the forward pass and its surroundings. With each
+phase the process's title is recorded, which names the role of Ray's and vLLM's processes.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 _stack: list[str] = []
 _torch: Any = None
+_phase = _title = ""
 
 
 def _library() -> Any:
@@ -24,11 +27,26 @@ def _library() -> Any:
 
 
 def _tell(name: str) -> None:
+    global _phase
     library = _library()
     if library is None:
         return
+    _phase = name
     _note_torch(library)
+    _note_title()
     library.emu_phase(name.encode())
+
+
+def _note_title() -> None:
+    """Record the title that Ray or vLLM gave this process, like `ray::WorkerDict.update_actor`."""
+    global _title
+    with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123
+        title = file.read(100).split(b"\0")[0].decode(errors="replace")
+    folder = os.environ.get("AUTOTUNE_EMULATOR_REPORT")
+    if "::" in title and title != _title and folder is not None:
+        _title = title
+        with open(os.path.join(folder, f"{os.getpid()}.title"), "w") as file:  # noqa: PTH118, PTH123
+            file.write(title)
 
 
 def _note_torch(library: Any) -> None:
@@ -40,23 +58,26 @@ def _note_torch(library: Any) -> None:
     library.emu_note_torch(device, ctypes.c_int64(allocated), ctypes.c_int64(reserved))
 
 
-def _within(phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _within(phase: str, method: Callable[..., Any], after: str | None = "forward") -> Callable[..., Any]:
+    """Return the method as a phase; an outermost one is followed by `after`, None: by the phase before it."""
+
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
+        following = _stack[-1] if _stack else after or _phase
         _stack.append(phase)
         _tell(phase)
         try:
             return method(*args, **kwargs)
         finally:
             _stack.pop()
-            _tell(_stack[-1] if _stack else "forward")
+            _tell(following)
 
     return called
 
 
-def _wrap(owner: Any, name: str, phase: str) -> None:
+def _wrap(owner: Any, name: str, phase: str, after: str | None = "forward") -> None:
     if owner is not None and hasattr(owner, name):
-        setattr(owner, name, _within(phase, getattr(owner, name)))
+        setattr(owner, name, _within(phase, getattr(owner, name), after))
 
 
 def watch_torch(torch: ModuleType) -> None:
@@ -81,9 +102,17 @@ def _watch_engine(engine: Any) -> None:
     _wrap(engine, "generate", "rollout")
 
 
+def _watch_worker(worker: Any) -> None:
+    """vLLM's worker, which has a process of its own unless the trainer runs it."""
+    for name in ("load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model"):
+        _wrap(worker, name, "engine start", None)
+    _wrap(worker, "execute_model", "rollout", None)
+
+
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "transformers.generation.utils": lambda m: _wrap(m.GenerationMixin, "generate", "rollout"),
     "vllm.entrypoints.llm": lambda m: _watch_engine(m.LLM),
+    "vllm.v1.worker.gpu_worker": lambda m: _watch_worker(m.Worker),
     "trl.generation.vllm_generation": lambda m: _wrap(m.VLLMGeneration, "sync_weights", "weight sync"),
     "deepspeed.runtime.engine": lambda m: _wrap(m.DeepSpeedEngine, "step", "optimizer"),
 }

@@ -1,0 +1,34 @@
+"""Reports of processes that ended: what a launcher, Ray or vLLM called them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.emulator import reports
+
+
+def kept(folder: Path, pid: int) -> None:
+    """Write the report of a process that took nothing."""
+    content = bytearray(reports._HEAD.size + 3 * reports._PEAKS.size + reports.PHASES * (reports.NAME + reports._PEAKS.size))
+    reports._HEAD.pack_into(content, 0, reports.MAGIC, reports.VERSION, pid, 0, 0, 0, 0, 0, 0, 0, 0)
+    (folder / f"{pid}-1a.report").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("title", "role"),
+    [
+        ("ray::WorkerDict.actor_rollout_update_actor", "WorkerDict"),
+        ("ray::WorkerDict", "WorkerDict"),
+        ("VLLM::Worker_TP0", "Worker_TP0"),
+        ("python", None),
+        (None, None),
+    ],
+)
+def test_the_title_of_rays_and_vllms_processes_is_their_role(title: str | None, role: str | None, tmp_path: Path) -> None:
+    kept(tmp_path, 7)
+    if title is not None:
+        (tmp_path / "7.title").write_text(title)
+    (process,) = reports.read(tmp_path, ()).processes
+    assert (process.pid, process.role, process.rank) == (7, role, None)
