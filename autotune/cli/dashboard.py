@@ -61,10 +61,11 @@ def _document(folder: Path, *, needed: bool) -> dict[str, Any] | None:
 def _storage_of(document: dict[str, Any] | None, folder: Path) -> str:
     """Return the folder's own database, since folders are moved; else the answer's storage."""
     from autotune.core.errors import BadInput
+    from autotune.core.files import sqlite_url
 
     beside = folder / "study.db"
     if beside.exists():
-        return f"sqlite:///{beside.resolve()}"
+        return sqlite_url(beside)
     named = (document or {}).get("study") or {}
     if not named.get("storage"):
         raise BadInput(

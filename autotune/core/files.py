@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 
@@ -34,6 +35,17 @@ def describe_full_disk(error: OSError) -> str | None:
         return None
     where = f" on the disk of {error.filename}" if error.filename else ""
     return f"No space is left{where}. Free some; a search goes on with --resume."
+
+
+def sqlite_url(file: Path) -> str:
+    """Return the URL of a database file; what a URL reads as something else is escaped."""
+    return f"sqlite:///{str(file.resolve()).replace('%', '%25').replace('?', '%3F')}"
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of such a URL, None for other databases."""
+    scheme, _, path = url.partition(":///")
+    return Path(unquote(path.partition("?")[0])) if scheme.startswith("sqlite") and path not in ("", ":memory:") else None
 
 
 MAX_DEPTH = 60

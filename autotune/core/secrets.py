@@ -113,7 +113,7 @@ _FORMS = {
     "npm_": r"\bnpm_[A-Za-z0-9]{30,}",
     "eyJ": r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*",  # JSON web tokens
     "earer ": r"(?<=[Bb]earer )[\w.~+/=-]{8,}",
-    "PRIVATE KEY": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?s:.*?)-----END [A-Z0-9 ]*PRIVATE KEY-----",
+    "PRIVATE KEY": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)",
 }
 
 _PLAIN = re.compile(r"true|false|yes|no|none|null|enabled|disabled|\d+", re.IGNORECASE)

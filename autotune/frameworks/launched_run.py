@@ -18,7 +18,7 @@ from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
 from autotune.core.dataset_lengths import PromptLengths, RowLengths
 from autotune.core.errors import CannotPredict
-from autotune.core.files import comment
+from autotune.core.files import TO_BE_RUN, comment, write_atomically
 from autotune.core.measurement import Phase
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
@@ -242,8 +242,7 @@ class Launched(ABC):
         for name, text in launch.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-        script.write_text(shell_script(launch, candidate, task), encoding="utf-8")
-        script.chmod(0o755)
+        write_atomically(script, shell_script(launch, candidate, task).encode(), mode=TO_BE_RUN)
         return [*(folder / name for name in launch.files), script]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from autotune.core.candidate import Candidate, Knobs, KnobValue, fingerprint
 from autotune.core.composition import EngineSettings
 from autotune.core.errors import CannotPredict
-from autotune.core.files import comments
+from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
@@ -257,8 +257,7 @@ class StandIn(Launched):
         missing = "your reward" if data else "your data and your reward"
         head = comments([f"{run}: {basis}.", f"Written for {self.name} {self.table.version}. Add {missing}."])
         path = folder / "recommended.sh"
-        path.write_text("#!/bin/sh\n" + head + " \\\n  ".join(lines) + ' "$@"\n', encoding="utf-8")
-        path.chmod(0o755)
+        write_atomically(path, ("#!/bin/sh\n" + head + " \\\n  ".join(lines) + ' "$@"\n').encode(), mode=TO_BE_RUN)
         return [path]
 
     def lora_rank(self, settings: Settings, task: Task) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import Recommendation, setting_text
 from autotune.core.candidate import Candidate
+from autotune.core.files import TO_BE_RUN, write_atomically
 from autotune.core.job import Job
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.launch_edit import changed_script, changes_of, difference
@@ -89,8 +90,7 @@ def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path
         return []
     changed = changed_script(launch, changes_of(workload.stated, workload.defaults, candidate.knobs, trainer.fields()))
     script, patch = folder / f"changed-{Path(launch.path).name}", folder / CHANGES
-    script.write_text(changed, encoding="utf-8")
-    script.chmod(0o755)
+    write_atomically(script, changed.encode(), mode=TO_BE_RUN)
     patch.write_text(difference(launch, changed), encoding="utf-8")
     return [script, patch]
 

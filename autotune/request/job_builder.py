@@ -12,6 +12,7 @@ from autotune import frameworks
 from autotune.catalog import model_lookup, space_files
 from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import BadInput, IllegalConfiguration
+from autotune.core.files import sqlite_url
 from autotune.core.hardware import Hardware
 from autotune.core.job import Job, Mode
 from autotune.core.space import SearchSpace
@@ -279,7 +280,7 @@ def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: 
         max_probes=positive("--max-probes", flags.max_probes) or 1,
         mode=mode,
         sampler=flags.sampler,
-        storage=storage_url(flags.storage, flags.storage_file) or f"sqlite:///{out.resolve() / 'study.db'}",
+        storage=storage_url(flags.storage, flags.storage_file) or sqlite_url(out / "study.db"),
         study_name=flags.study or re.sub(r"[^\w.-]+", "-", f"{subject}-{task.hardware}"),
         out=out,
         resume=flags.resume,

@@ -21,6 +21,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
 
 from autotune.core.errors import StorageLost
+from autotune.core.files import sqlite_file
 from autotune.core.secrets import without_password
 from autotune.machine.signals import stop_requested, uninterrupted
 
@@ -99,8 +100,7 @@ class RetryPolicy:
 
     @property
     def _file(self) -> Path | None:
-        scheme, _, path = self.url.partition(":///")
-        return Path(path) if scheme.startswith("sqlite") and path else None
+        return sqlite_file(self.url)
 
     def _is_deleted(self) -> bool:
         """Return True if SQLite's file is gone or another one: its open connections would go on

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from autotune.core.answer import Recommendation, Trial
 from autotune.core.candidate import Candidate
 from autotune.core.events import BestChanged, Event, Listener, Note, ProbeEnded
+from autotune.core.files import sqlite_url
 from autotune.core.job import Job
 from autotune.core.measurement import Outcome
 from autotune.core.space import SearchSpace
@@ -55,7 +56,7 @@ def answer(request: SearchRequest, executor: Executor, listener: Listener, *, so
     # 2. Use the stored answer to the same job.
     found = _stored_answer(request, Record(job, versions), listener)
     if found is None:
-        if job.storage.startswith(f"sqlite:///{job.out.resolve()}"):
+        if job.storage == sqlite_url(job.out / "study.db"):
             job.out.mkdir(parents=True, exist_ok=True)
         # 3. Search; if nothing fits, search again with relaxed knobs.
         found = SearchAnswer(job=job, recommendation=_search(request, executor, listener, clock, versions))

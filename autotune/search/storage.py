@@ -66,7 +66,8 @@ def _opened(url: str) -> AtomicRDBStorage:
 def _with_driver(url: str) -> str:
     """Select psycopg 3 for `postgresql://`, which SQLAlchemy maps to psycopg2."""
     scheme, separator, rest = url.partition("://")
-    return f"postgresql+psycopg{separator}{rest}" if scheme in ("postgresql", "postgres") else url
+    chosen = f"postgresql+psycopg{separator}{rest}" if scheme in ("postgresql", "postgres") else url
+    return chosen.replace("{", "{{").replace("}", "}}")  # Optuna formats the URL
 
 
 def _options(url: str) -> dict[str, Any]:

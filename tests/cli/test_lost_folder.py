@@ -22,6 +22,18 @@ for _ in range(12):
 """
 
 
+@pytest.mark.parametrize("name", ["o \"q\" 's'\t#x: {y}\nz", "o?a=1&b%20c@d:e"])
+def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    flags = ["--framework", "command", "--gpus", "cpu", "--memory-limit", "500M", "--metrics", "-", "--search", "b=1,2"]
+    command = [*PROGRAM, "run", *flags, "--out", name, "--", sys.executable, "train.py", "{b}"]
+    store = environment(XDG_DATA_HOME=str(tmp_path / "data"))
+    done = subprocess.run(command, cwd=tmp_path, env=store, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert {"study.db", "launch.sh", "recommendation.json"} <= {file.name for file in (tmp_path / name).iterdir()}
+    subprocess.run(["bash", "-n", str(tmp_path / name / "launch.sh")], check=True)
+
+
 def test_a_deleted_output_folder_is_said_and_created_again(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     flags = ["--framework", "command", "--gpus", "cpu", "--memory-limit", "500M", "--metrics", "-", "--search", "b=1,2,3,4,5,6"]

@@ -114,6 +114,10 @@ def test_a_named_value_goes_whatever_it_is(value: str) -> None:
     assert plain or (value not in shown and shown == "<***> ***")
 
 
+def test_a_key_that_is_cut_off_goes_to_the_end() -> None:
+    assert Secrets({}).hide("key: -----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIIrl\nAwEHoUQDQgAE") == "key: ***"
+
+
 def test_a_value_that_begins_with_a_slash() -> None:
     assert Secrets({"X_KEY": "/Ab9+xyz/QwErTy12"}).hide("a /Ab9+xyz/QwErTy12 b") == "a *** b"
     assert Secrets({"X_KEY": "/etc/ssl/private.pem"}).hide("a /etc/ssl/private.pem b") == "a /etc/ssl/private.pem b"

@@ -110,6 +110,19 @@ def test_a_command_line_carries_the_paths_as_they_are(framework: str, stub: dict
     check()
 
 
+@pytest.mark.parametrize("name", ["swift", "openrlhf", "skyrl", "trl"])
+def test_scripts_are_as_open_as_the_umask_says(name: str, tmp_path: Path) -> None:
+    made = trainer(name, "grpo")
+    task = a_task("/m", framework=name, method="grpo", python=Path("/venv/bin/python"))
+    before = os.umask(0o027)
+    try:
+        files = made.write_files(made.complete(KNOBS if name == "trl" else {}, task), task, tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {file.stat().st_mode & 0o777 for file in files if file.suffix == ".sh"}
+    assert modes == {0o750}
+
+
 def test_swift_and_its_shell(stub: dict[str, str], tmp_path: Path) -> None:
     @given(PATH, PATH)
     @FEW
