@@ -77,7 +77,7 @@ def step_seconds(case: express.Case, trace: Trace) -> Estimate:
     device = roofline.ceilings(foreseen.gpu_named(case.row["gpu"]))
     assert device is not None
     spec = case.specification
-    seconds = throughput.cycle(trace, foreseen.composition(case.row, spec), device=device, config=spec["model"]["config"])
+    seconds = throughput.cycle(trace, foreseen.composition(case.row, spec), device=device, config=spec["model"]["config"]).seconds
     return sum(seconds.values(), start=Estimate.exactly(0))
 
 

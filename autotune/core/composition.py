@@ -62,6 +62,32 @@ class EngineSettings:
     wakes_at_once: bool = False  # restores the KV cache with the weights, before the weight update
 
 
+Overlap = Literal["none", "batch", "stream"]
+"""Generation beside training: by turns; the next batch during training on the last; without an end,
+completions being used as they arrive."""
+
+AtSync = Literal["drain", "pause", "recompute"]
+"""Completions that are not finished when new weights arrive: they end first; they wait; they wait and
+their tokens so far are computed again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitEngines:
+    """Rollout engines on GPUs of their own."""
+
+    gpus: int
+    engine: EngineSettings
+    dtype: str  # of the weights
+    overlap: Overlap = "none"
+    at_sync: AtSync = "drain"
+    batches_ahead: float = 0.0  # completions generated before they are used, in batches; 0: none waits
+    in_flight: int | None = None  # completions generated at a time, over all engines; None: as many as may be ahead
+
+    @property
+    def engines(self) -> int:
+        return max(1, self.gpus // self.engine.tensor_parallel)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
     """Shape of the training step that runs over the resident models."""
@@ -77,6 +103,7 @@ class StepShape:
     generation: Generation = "none"
     gathers_per_token: bool = False  # gathers sharded weights per token instead of once per rollout
     engine: EngineSettings | None = None  # None: no engine on the training devices
+    split: SplitEngines | None = None  # None: no engines on other devices, or of unknown number
     attention: str | None = None  # attention implementation; None: the framework's default
     sharded_by: str = "none"  # `none`, `ddp`, `fsdp1`, `fsdp2`, `zero1`, `zero2` or `zero3`
     processes: int = 1  # processes with a CUDA context per device
@@ -89,6 +116,7 @@ class StepShape:
     empties_rollout_cache: bool = False  # empties torch's cache before and after each rollout
     loss_tokens: int | None = None  # per given row, without a rollout; None: all of its tokens
     packs_rows: bool = False  # trains on rows without padding; False: padded to the rank's longest completion
+    token_budget: bool = False  # micro-batches are filled up to a number of tokens
     notes: tuple[str, ...] = ()  # assumptions about the framework's step, for the reader
 
 

@@ -60,6 +60,15 @@ class EngineFit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PipelineTimes:
+    """Both sides of a run whose engines have GPUs of their own, per generation cycle. The rollout phase
+    is the part of `generation` for which training waits."""
+
+    generation: Estimate
+    training: Estimate  # with the transfer of new weights
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Prediction for one candidate on one kind of hardware."""
 
@@ -79,6 +88,7 @@ class Prediction:
     tokens_per_second: Estimate | None = None  # loss tokens at the longest lengths
     tokens_per_second_at_lengths: Estimate | None = None  # at the lengths given; None: none given, or no rollout
     seconds_at_lengths: Mapping[Phase, Estimate] = field(default_factory=dict)  # of those phases, per generation cycle
+    pipeline: PipelineTimes | None = None  # at the lengths by which candidates are ranked
     effective: Mapping[str, object] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # defaults assumed without a statement of the user
     versions: Mapping[str, str] = field(default_factory=dict)  # packages whose code was traced

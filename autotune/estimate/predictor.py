@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from autotune.catalog import Gpu
 from autotune.core.completion_lengths import CompletionLengths
-from autotune.core.composition import Composition
+from autotune.core.composition import Composition, EngineSettings
 from autotune.core.hardware import Hardware
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction
@@ -127,6 +127,13 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     return _prediction(given, scene, tight or points, engine, retried=tight is not None)
 
 
+def _split_engine(given: PredictionInput) -> EngineUse | None:
+    """Fit an engine that has GPUs of its own."""
+    split = given.composition.split
+    context = round(device_memory.outside(given.gpu, 1).context.value)
+    return None if split is None else _fitted(given, context, split.engine, split.dtype)
+
+
 def _engine(given: PredictionInput, scene: Scene) -> _Engine | None:
     """Fit the engine beside the other memory's value; uncertain if its ends disagree."""
     settings = given.composition.engine
@@ -141,13 +148,15 @@ def _engine(given: PredictionInput, scene: Scene) -> _Engine | None:
     return _Engine(use=middle, uncertain=(low.failure is None) != (high.failure is None), apart=settings.apart)
 
 
-def _fitted(given: PredictionInput, other_bytes: int) -> EngineUse:
-    settings = given.composition.engine
+def _fitted(
+    given: PredictionInput, other_bytes: int, settings: EngineSettings | None = None, dtype: str | None = None
+) -> EngineUse:
+    settings = settings or given.composition.engine
     assert settings is not None
     return vllm_engine.fit(
         given.config,
         settings,
-        dtype=given.composition["engine"].dtype,
+        dtype=dtype or given.composition["engine"].dtype,
         gpu=given.gpu,
         device_memory_bytes=given.hardware.memory_bytes,
         other_bytes=other_bytes,
@@ -191,6 +200,8 @@ def _prediction(
     top = timeline.peak(points)
     total = device_memory.highest(point.device_bytes for point in points)
     failure = engine.use.failure if engine is not None and not engine.uncertain else None
+    if (split := _split_engine(given)) is not None and split.sure:
+        failure = failure or split.failure
     room = _room(given)
     fits = False if failure is not None else device_memory.verdict(total, room)
     if engine is not None and engine.uncertain and fits is not False:
@@ -221,7 +232,7 @@ def _prediction(
         host_memory_bytes=whole_bytes(cpu_memory.processes(1).scaled(ranks) + Estimate.exactly(given.host_bytes * ranks)),
         phases=tuple(point.prediction for point in points),
         breakdown=top.parts,
-        engine=None if engine is None else engine.use.kv,
+        engine=engine.use.kv if engine is not None else split.kv if split is not None else None,
         effective=given.trace.effective,
         assumptions=(
             *_assumed(given, total, room, startup, retried=retried),
@@ -248,7 +259,7 @@ def _assumed(given: PredictionInput, peak: Estimate, room: Estimate, startup: st
         yield "the GPU interconnect, which decides NCCL's buffers, is unknown"
     if startup is not None:
         yield f"the engine may refuse to start: {startup}"
-    if given.composition.generation == "server":
+    if given.composition.generation == "server" and given.composition.split is None:
         yield "the engine runs on other devices, which are not included"
     yield from stand_ins(given.trace)
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from autotune.core.candidate import KnobValue
+from autotune.core.composition import SplitEngines
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, count_of
 from autotune.frameworks.stand_in import StandIn
@@ -31,11 +33,16 @@ class OpenRlhf(StandIn):
 
     def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
         table, gpus = self.table, task.hardware.count
+        parallel, engines = max(1, table.count(settings, "vllm.tensor_parallel_size")), table.count(settings, "vllm.num_engines")
+        trains = gpus
+        if table.truth(settings, "train.async_enable"):
+            engines = engines or max(1, gpus // 2 // parallel)
+            trains = max(1, gpus - engines * parallel)
         found: dict[str, KnobValue] = {
             "algo.advantage.estimator": ESTIMATORS[self.method],
-            "actor.num_gpus_per_node": gpus,
-            "ref.num_gpus_per_node": gpus,
-            "vllm.num_engines": gpus // max(1, table.count(settings, "vllm.tensor_parallel_size")),
+            "actor.num_gpus_per_node": trains,
+            "ref.num_gpus_per_node": trains,
+            "vllm.num_engines": engines if trains < gpus else gpus // parallel,
             "ds.lora.rank": self.lora_rank(settings, task),
         }
         if task.workload.tuning == "qlora":
@@ -83,7 +90,8 @@ class OpenRlhf(StandIn):
             "row_tokens": -(-count(settings, "data.max_len") // ring),
             "group_budget": budget * ring,
             "longest_row": count_of(settings, "max_prompt_length") + count(settings, "rollout.max_new_tokens"),
-            "serves": count(settings, "vllm.num_engines") * count(settings, "vllm.tensor_parallel_size"),
+            "serves": (serves := count(settings, "vllm.num_engines") * count(settings, "vllm.tensor_parallel_size")),
+            "uses": ranks + serves,
         }
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
@@ -92,7 +100,7 @@ class OpenRlhf(StandIn):
             table.count(settings, "ds.zero_stage"),
             *(truth(settings, f"ds.{name}") for name in ("adam_offload", "enable_sleep")),
         )
-        with_engine = truth(settings, "train.colocate_all") and not truth(settings, "train.async_enable")
+        with_engine = self._together(settings)
         others = tuple(self._others(settings, task, stage, offloads=offloads))
         options: dict[str, object] = {"offload_optimizer": {"device": "cpu"}} if offloads else {}
         return {
@@ -103,12 +111,35 @@ class OpenRlhf(StandIn):
             "others": others,
             "generation": "engine" if with_engine else "server",
             "engine": self.engine_settings(settings) if with_engine else None,
+            "split": None if with_engine else self._split(settings),
             "processes": 1 + len(others) + with_engine,
             "offloaded_in_rollout": ("optimizer", "gradients") if sleeps and not offloads else (),
         }
 
+    def _together(self, settings: Settings) -> bool:
+        """Return True if vLLM shares the policy's GPUs: asynchronous runs colocate DeepSpeed's models alone."""
+        return self.table.truth(settings, "train.colocate_all") and not self.table.truth(settings, "train.async_enable")
+
+    def _split(self, settings: Settings) -> SplitEngines | None:
+        """Return vLLM on GPUs of its own.
+
+        Asynchronous: the next batch is generated during training, and weights wait for its end; with
+        partial rollouts generation pauses for them and goes on.
+        """
+        engines, parallel = (self.table.count(settings, f"vllm.{name}") for name in ("num_engines", "tensor_parallel_size"))
+        if not engines:
+            return None
+        engine = replace(self.engine_settings(settings), sleep=False)
+        split = SplitEngines(gpus=engines * parallel, engine=engine, dtype="bfloat16")
+        if not self.table.truth(settings, "train.async_enable"):
+            return split
+        if not self.table.truth(settings, "train.partial_rollout_enable"):
+            return replace(split, overlap="batch")
+        ahead = float(self.table.count(settings, "train.async_queue_size"))
+        return replace(split, overlap="stream", at_sync="pause", batches_ahead=ahead)
+
     def _trains_on(self, settings: Settings, task: Task) -> int:
-        if self.table.truth(settings, "train.colocate_all"):
+        if self._together(settings):
             return task.hardware.count
         nodes = self.table.count(settings, "actor.num_nodes") or 1
         return max(1, nodes * self.table.count(settings, "actor.num_gpus_per_node"))

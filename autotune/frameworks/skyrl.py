@@ -18,9 +18,11 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autotune.core.candidate import KnobValue
+from autotune.core.composition import SplitEngines
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, as_word
 from autotune.frameworks.hydra_values import without_references
@@ -118,11 +120,18 @@ class SkyRl(StandIn):
             "others": (OtherModel(role="reference", model=task.workload.model.name, awake=()),) if beside else (),
             "generation": "engine" if together else "server",
             "engine": self.engine_settings(settings) if together else None,
+            "split": None if together else self._split(settings, task),
+            "token_budget": count(settings, BUDGET) > 0,
             "processes": 1 + beside + together,
             "offloaded_in_rollout": ("weights", "adapters", *states) if together else (),
             "empties_rollout_cache": together,
             "syncs_adapter_only": self.adapter_settings(settings) is not None,
         }
+
+    def _split(self, settings: Settings, task: Task) -> SplitEngines:
+        """Return vLLM on GPUs of its own: training waits for its completions."""
+        engine = replace(self.engine_settings(settings), sleep=False)
+        return SplitEngines(gpus=self.sizes(settings, task)["serves"], engine=engine, dtype="bfloat16")
 
     def _has_reference(self, settings: Settings) -> bool:
         return any(self.table.truth(settings, f"trainer.algorithm.{name}") for name in ("use_kl_loss", "use_kl_in_reward"))

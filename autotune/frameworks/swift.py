@@ -19,10 +19,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.composition import EngineSettings, Generation
+from autotune.core.composition import EngineSettings, Generation, SplitEngines
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.task import Task
+from autotune.frameworks import served_engines
 from autotune.frameworks.base import Settings, as_word, count_of, model_path, share_of
 from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_text
 from autotune.frameworks.stand_in_step import OtherModel, gptq_bits
@@ -143,6 +144,7 @@ class Swift(TransformersTrainer):
             "others": (reference,) if has_reference else (),
             "generation": self._generation(settings),
             "engine": _engine(settings, task, sum(self.lengths(settings)), rows // ranks) if self.online else None,
+            "split": _split(settings, task, sum(self.lengths(settings))) if self.online and served(settings) else None,
             "offloaded_in_rollout": tuple(part for part, name in OFFLOADED.items() if settings.get(name)),
             "syncs_adapter_only": with_adapter and bool(settings.get("vllm_enable_lora")),
             "sync_parts": count_of(settings, "move_model_batches") or 1,
@@ -177,10 +179,24 @@ def _engine(settings: Settings, task: Task, longest: int, rows: int) -> EngineSe
     )
 
 
+def _split(settings: Settings, task: Task, longest: int) -> SplitEngines:
+    """Return `swift rollout`: one replica per share of tensor_parallel GPUs."""
+    return served_engines.served(
+        task.hardware,
+        gpus=count_of(settings, "server_gpus"),
+        tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
+        window=count_of(settings, "vllm_max_model_len") or longest,
+        dtype="bfloat16",
+        utilization=share_of(settings, "vllm_gpu_memory_utilization") or served_engines.SHARE,
+    )
+
+
 def _server_script(named: Mapping[str, object], task: Task) -> str:
     """Return the script that starts vLLM on the last GPUs, before training."""
     gpus = task.hardware.count
     options = {"model": named["model"], **{name: named.get(name) for name in OF_THE_SERVER}, "port": PORT}
+    replicas = count_of(named, "server_gpus") // (count_of(named, "vllm_tensor_parallel_size") or 1)
+    options |= {"vllm_data_parallel_size": replicas} if replicas > 1 else {}
     return (
         "#!/usr/bin/env bash\n# Start this first: vLLM, on the GPUs that do not train.\n"
         f"export USE_HF=1 CUDA_VISIBLE_DEVICES={_gpu_list(ranks_of(named, gpus), gpus)}\n"

@@ -14,9 +14,11 @@ Written for verl 0.9.1 (`workers/engine/fsdp/transformer_impl.py`, `utils/config
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from autotune.core.candidate import KnobValue
+from autotune.core.composition import SplitEngines
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings
 from autotune.frameworks.stand_in import StandIn
@@ -24,6 +26,7 @@ from autotune.frameworks.stand_in_step import OtherModel
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 FSDP = f"{ACTOR}.fsdp_config"
+TRAINER_MODE, SEPARATE = "trainer.v1.trainer_mode", "trainer.v1.separate_async"
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
 MOMENTS = 8
 """Bytes per weight of Adam's two moments in float32. Trained weights are float32 themselves."""
@@ -35,13 +38,15 @@ class Verl(StandIn):
     def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
         found: dict[str, KnobValue] = {
             "algorithm.adv_estimator": ESTIMATORS[self.method],
-            "trainer.n_gpus_per_node": task.hardware.count,
+            **self._placement(settings, task),
             f"{ROLLOUT}.name": "vllm",
             f"{MODEL}.lora_rank": self.lora_rank(settings, task),
         }
         total, each = task.workload.global_batch, self.table.count(settings, f"{ROLLOUT}.n")
         if total and each and total % each == 0:
             found[f"{ACTOR}.ppo_mini_batch_size"] = total // each
+            if self._separate(settings):
+                found["data.train_batch_size"] = total // each * self.table.count(settings, f"{SEPARATE}.parameter_sync_step")
         if self.table.truth(settings, f"{ACTOR}.use_dynamic_bsz"):
             found[f"{ACTOR}.ppo_max_token_len_per_gpu"] = self.table.value(settings, f"{ACTOR}.ppo_max_token_len_per_gpu")
             return found
@@ -52,14 +57,37 @@ class Verl(StandIn):
             found["critic.ppo_micro_batch_size_per_gpu"] = micro  # mandatory, and verl has no default
         return found
 
+    def _separate(self, settings: Settings) -> bool:
+        return self.table.text(settings, TRAINER_MODE) == "separate_async"
+
+    def _placement(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
+        """Return the GPUs that train, and those that generate where they are others."""
+        gpus = task.hardware.count
+        if not self._separate(settings):
+            return {"trainer.n_gpus_per_node": gpus}
+        name = f"{ROLLOUT}.n_gpus_per_node"
+        serves = self.table.count(settings, name) if name in settings else max(1, gpus // 2)
+        return {
+            "trainer.n_gpus_per_node": max(1, gpus - serves),
+            name: serves,
+            f"{ROLLOUT}.nnodes": 1,
+            f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
+            "actor_rollout_ref.hybrid_engine": False,
+        }
+
+    def _ranks(self, settings: Settings, task: Task) -> int:
+        """Return the GPUs that train."""
+        return self.table.count(settings, "trainer.n_gpus_per_node") if self._separate(settings) else task.hardware.count
+
     def lengths(self, settings: Settings) -> tuple[int, int]:
         return self.table.count(settings, "data.max_prompt_length"), self.table.count(settings, "data.max_response_length")
 
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
-        count, ranks, longest = self.table.count, task.hardware.count, sum(self.lengths(settings)) or 1
+        count, ranks, longest = self.table.count, self._ranks(settings, task), sum(self.lengths(settings)) or 1
         sequence, generations = self._sequence(settings), count(settings, f"{ROLLOUT}.n")
         prompts, mini_prompts = count(settings, "data.train_batch_size"), count(settings, f"{ACTOR}.ppo_mini_batch_size")
         budget = count(settings, f"{ACTOR}.ppo_max_token_len_per_gpu")
+        serves = self._split(settings).gpus if self._separate(settings) else ranks
         micro = self._rows(settings, task, f"{ACTOR}.ppo_micro_batch_size")
         scored = max(self._rows(settings, task, f"{part}.log_prob_micro_batch_size") for part in (ROLLOUT, REF))
         if self.table.truth(settings, f"{ACTOR}.use_dynamic_bsz"):
@@ -72,7 +100,7 @@ class Verl(StandIn):
         else:
             rows = micro or 1
             tokens, score_tokens = (-(-each * longest // sequence) for each in (rows, scored or 1))
-        mini = mini_prompts * generations * sequence // ranks
+        mini = mini_prompts * generations * sequence // max(1, ranks)
         return {
             "micro_batch": rows,
             "tokens": tokens,
@@ -80,6 +108,9 @@ class Verl(StandIn):
             "accumulation": max(1, mini // rows),
             "generation_batch": prompts * generations,
             "ranks": ranks,
+            "serves": serves,
+            "uses": ranks + serves if self._separate(settings) else ranks,
+            "between_syncs": mini_prompts * count(settings, f"{SEPARATE}.parameter_sync_step"),
             "mini": mini,
             "micro": micro,
             "scored": scored,
@@ -90,7 +121,7 @@ class Verl(StandIn):
         }
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        table, ranks = self.table, task.hardware.count
+        table, ranks, separate = self.table, self._ranks(settings, task), self._separate(settings)
         entropy = table.share(settings, f"{ACTOR}.entropy_coeff") != 0 or table.truth(settings, f"{ACTOR}.calculate_entropy")
         second = table.text(settings, f"{ACTOR}.strategy") == "fsdp2"
         whole = BYTES.get(table.text(settings, f"{FSDP}.model_dtype"), 4)
@@ -112,10 +143,26 @@ class Verl(StandIn):
             "loss_options": {"in_place": not entropy, "entropy": entropy},
             "score_options": {"entropy": True},
             "others": tuple(self._others(settings, task, policy_leaves=params and optimizer)),
-            "engine": self.engine_settings(settings),
-            "offloaded_in_rollout": (*(("weights", "adapters") if params else ()), *(("optimizer",) if optimizer else ())),
+            "generation": "server" if separate else "engine",
+            "engine": None if separate else self.engine_settings(settings),
+            "split": self._split(settings) if separate else None,
+            "processes": 1 if separate else 2,
+            "offloaded_in_rollout": ()
+            if separate
+            else (*(("weights", "adapters") if params else ()), *(("optimizer",) if optimizer else ())),
             "syncs_adapter_only": bool(adapter) and not table.truth(settings, f"{MODEL}.lora.merge"),
         }
+
+    def _split(self, settings: Settings) -> SplitEngines:
+        """Return the engines of `separate_async`. New weights interrupt them; what was generated is read again."""
+        return SplitEngines(
+            gpus=self.table.count(settings, f"{ROLLOUT}.nnodes") * self.table.count(settings, f"{ROLLOUT}.n_gpus_per_node"),
+            engine=replace(self.engine_settings(settings), sleep=False),
+            dtype="bfloat16",
+            overlap="stream",
+            at_sync="recompute",
+            batches_ahead=self.table.share(settings, f"{SEPARATE}.num_warmup_batches"),
+        )
 
     def _sequence(self, settings: Settings) -> int:
         """Return the GPUs that share one sequence."""
@@ -123,7 +170,7 @@ class Verl(StandIn):
 
     def _rows(self, settings: Settings, task: Task, name: str) -> int:
         """Return a micro-batch per GPU. The older setting counts over all GPUs."""
-        over_all = self.table.count(settings, name) // max(1, task.hardware.count // self._sequence(settings))
+        over_all = self.table.count(settings, name) // max(1, self._ranks(settings, task) // self._sequence(settings))
         return self.table.count(settings, f"{name}_per_gpu") or over_all
 
     def _others(self, settings: Settings, task: Task, *, policy_leaves: bool) -> Iterator[OtherModel]:

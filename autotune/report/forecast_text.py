@@ -182,6 +182,20 @@ def _show_speed(console: Console, prediction: Prediction) -> None:
     if prediction.tokens_per_second_at_lengths is not None:
         shares = _shares(prediction.seconds_at_lengths)
         print_line(console, f"         {_rate(prediction.tokens_per_second_at_lengths)} at the lengths given; {shares}")
+    _show_pipeline(console, prediction)
+
+
+def _show_pipeline(console: Console, prediction: Prediction) -> None:
+    """Print both sides of a run whose engines have GPUs of their own."""
+    times = prediction.pipeline
+    if times is None:
+        return
+    sides = " and ".join(
+        f"{name} {one.value:,.1f} s ({one.low:,.1f} to {one.high:,.1f})"
+        for name, one in (("generation", times.generation), ("training", times.training))
+    )
+    waits = "the engines wait for training" if times.generation.value < times.training.value else "training waits for completions"
+    print_line(console, f"pipeline {sides} per batch, on GPUs of their own; {waits}")
 
 
 def _shares(seconds: Mapping[Phase, Estimate]) -> str:

@@ -93,7 +93,8 @@ def trace(*, micro_steps: int = 1) -> Trace:
 
 
 def seconds(traced: Trace | None = None, *, on: str = "A100-80G", **changes: Any) -> Mapping[Any, Estimate]:
-    return throughput.cycle(traced or trace(), composition(**changes), device=device(on), config=config_of("Qwen/Qwen2.5-7B"))
+    config = config_of("Qwen/Qwen2.5-7B")
+    return throughput.cycle(traced or trace(), composition(**changes), device=device(on), config=config).seconds
 
 
 def total(found: Mapping[Any, Estimate]) -> float:
@@ -139,7 +140,8 @@ def test_a_rollout_without_a_time_has_no_speed() -> None:
 
 def test_iterations_repeat_training_but_not_scoring() -> None:
     once = seconds()
-    again = throughput.cycle(trace(), composition(), device=device("A100-80G"), config=config_of("Qwen/Qwen2.5-7B"), iterations=2)
+    config = config_of("Qwen/Qwen2.5-7B")
+    again = throughput.cycle(trace(), composition(), device=device("A100-80G"), config=config, iterations=2).seconds
     assert again["backward"].value == pytest.approx(2 * once["backward"].value)
     assert again["score"].value == pytest.approx(once["score"].value)
 
@@ -261,7 +263,7 @@ LENGTHS = CompletionLengths.lognormal("x", 300, 800)
 
 def at_lengths(lengths: CompletionLengths = LENGTHS, **changes: Any) -> Mapping[Any, Estimate]:
     config = config_of("Qwen/Qwen2.5-7B")
-    return throughput.cycle(trace(), composition(**changes), device=device("A100-80G"), config=config, lengths=lengths)
+    return throughput.cycle(trace(), composition(**changes), device=device("A100-80G"), config=config, lengths=lengths).seconds
 
 
 def test_shorter_completions_take_less_time_in_every_phase_that_handles_them() -> None:
@@ -460,3 +462,9 @@ def traced_work(*, batch: int, adapter: bool) -> list[Work]:
         ledger.enter("optimizer")
         optimizer.step()
     return [Work(**counted) for counted in step_annotator.work(tracker)]
+
+
+def test_a_token_budget_is_filled_with_more_of_the_shorter_rows() -> None:
+    rows, budget = at_lengths(packs_rows=True), at_lengths(packs_rows=True, token_budget=True)
+    assert budget["forward"].value < rows["forward"].value, "fewer micro-batches launch fewer kernels"
+    assert budget["rollout"] == rows["rollout"]

@@ -87,3 +87,24 @@ def test_untraceable_settings_are_refused() -> None:
         asked("openrlhf", settings={"actor.optim": "muon"})
     with pytest.raises(CannotPredict, match="tensor_parallel_size"):
         asked("openrlhf", settings={"ds.tensor_parallel_size": 2})
+
+
+def test_an_asynchronous_run_has_vllm_on_gpus_of_its_own_whatever_is_colocated() -> None:
+    """`train.colocate_all` then means DeepSpeed's models alone (`cli/train_ppo_ray.py`)."""
+    found = composed(**{"train.async_enable": True, "vllm.num_engines": 6, "vllm.enable_sleep": False})
+    assert (found.ranks, found.engine, found.generation) == (2, None, "server")
+    assert (found.split.gpus, found.split.overlap, found.split.at_sync) == (6, "batch", "drain")
+    partial = composed(**{"train.async_enable": True, "train.partial_rollout_enable": True, "vllm.enable_sleep": False})
+    assert (partial.split.gpus, partial.split.overlap, partial.split.at_sync) == (4, "stream", "pause")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"train.partial_rollout_enable": True}, "requires train.async_enable"),
+        ({"train.async_enable": True, "vllm.num_engines": 8}, "need GPUs of their own"),
+        ({"train.async_enable": True, "vllm.enable_sleep": True}, "excludes vllm.enable_sleep"),
+    ],
+)
+def test_a_split_that_openrlhf_refuses_is_refused(settings: dict[str, Any], words: str) -> None:
+    assert words in refusal("openrlhf", **settings)

@@ -55,6 +55,11 @@ def replace_tuning(asked: Task, tuning: str) -> Task:
         ({"use_peft": False}, GPTQ, ["GPTQ", "use_peft"]),
         ({"load_in_4bit": True}, GPTQ, ["quantised checkpoint", "gptq"]),
         ({"use_vllm": True, "vllm_mode": "server", "server_gpus": 2}, {}, ["server_gpus (2)", "none of the 2 GPUs"]),
+        (
+            {"use_vllm": True, "vllm_mode": "server", "server_tensor_parallel_size": 2},
+            {},
+            ["server_tensor_parallel_size (2)", "must divide server_gpus (1)"],
+        ),
         ({"use_vllm": True, "vllm_mode": "server", "vllm_enable_sleep_mode": True}, {}, ["sleep", "server"]),
         ({"use_vllm": True, "vllm_tensor_parallel_size": 2}, {"num_attention_heads": 7}, ["(2)", "7 attention heads"]),
         ({"use_vllm": True, "vllm_enable_sleep_mode": True, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {},

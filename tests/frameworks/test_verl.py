@@ -159,3 +159,30 @@ def test_a_probe_has_hydra_write_into_its_own_folder_and_is_read_there() -> None
     assert probe.effective is not None and probe.effective.file == f"{folder}/.hydra/config.yaml"
     assert folder.startswith(OUT) and final.effective is None
     assert not any(word.startswith("hydra.") for word in final.argv), "where the user's own run writes is the user's"
+
+
+SPLIT = {"trainer.v1.trainer_mode": "separate_async", f"{ROLLOUT}.n_gpus_per_node": 3, f"{ROLLOUT}.tensor_model_parallel_size": 1}
+
+
+def test_separate_async_splits_the_gpus() -> None:
+    trainer, candidate, task = asked("verl", **{**SPLIT, "trainer.n_gpus_per_node": 4})
+    found = trainer.compose(candidate, task)
+    assert trainer.why_illegal(candidate, task) is None
+    assert (found.ranks, found.generation, found.engine, found.processes) == (4, "server", None, 1)
+    split = found.split
+    assert (split.gpus, split.overlap, split.at_sync, split.engine.sleep) == (3, "stream", "recompute", False)
+    line = trainer.launch(candidate, task).argv
+    assert f"{ROLLOUT}.checkpoint_engine.backend=nccl" in line and "trainer.n_gpus_per_node=4" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"data.train_batch_size": 512}, "must be trainer.v1.separate_async.parameter_sync_step=4 x"),
+        ({f"{ROLLOUT}.n_gpus_per_node": 8}, "need GPUs of their own"),
+        ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, "3 GPUs are not divisible by"),
+        ({f"{ROLLOUT}.checkpoint_engine.backend": "naive"}, "backend=nccl"),
+    ],
+)
+def test_a_split_that_verl_refuses_is_refused(settings: dict[str, Any], words: str) -> None:
+    assert words in refusal("verl", **{**SPLIT, "trainer.n_gpus_per_node": 4, **settings})

@@ -33,6 +33,7 @@ EXCLUDED = {
     "vllm_enable_sleep_mode": "moves the engine's memory while the trainer works; needs a GPU",
     "vllm_mode": "where the same engine runs; it takes no part in the backward pass",
     "server_gpus": "how an engine that takes no part in the backward pass is split",
+    "server_tensor_parallel_size": "how an engine that takes no part in the backward pass is split",
     "vllm_tensor_parallel_size": "how an engine that takes no part in the backward pass is split",
     "PYTORCH_CUDA_ALLOC_CONF": "where torch puts its blocks on a GPU, never what is in them",
     "offload_optimizer_device": "where DeepSpeed keeps and updates the optimizer's state; needs a GPU",

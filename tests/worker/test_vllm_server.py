@@ -25,8 +25,8 @@ WINDOW = 64
 
 
 def request(scratch: Path, **server: Any) -> dict[str, Any]:
-    load = {"gpus": 1, "gpu_memory_utilization": 0.2, "max_model_length": WINDOW, "model_impl": "vllm", **server}
-    return load_request(scratch, server=load)
+    load = {"gpus": 1, "tensor_parallel_size": 1, "gpu_memory_utilization": 0.2, "max_model_length": WINDOW}
+    return load_request(scratch, server={**load, "model_impl": "vllm", **server})
 
 
 def folder(load: dict[str, Any], scratch: Path) -> Path:
@@ -57,6 +57,15 @@ def test_trls_own_parser_takes_the_command(tmp_path: Path) -> None:
     assert (script.port, script.max_model_len, script.gpu_memory_utilization) == (8123, WINDOW, 0.1)
     assert (script.dtype, script.tensor_parallel_size) == ("float32", 1)
     assert rest == ["--load-format", "dummy"]
+
+
+def test_gpus_beyond_tensor_parallelism_are_replicas(tmp_path: Path) -> None:
+    from trl.scripts import vllm_serve
+
+    load = request(tmp_path, gpus=4, tensor_parallel_size=2)
+    words = inside("trl.vllm_server").command(load, folder(load, tmp_path), 8123)
+    script, _ = vllm_serve.make_parser().parse_args_and_config(args=words[3:], return_remaining_strings=True)
+    assert (script.tensor_parallel_size, script.data_parallel_size) == (2, 2)
 
 
 def test_the_server_is_no_rank_and_has_the_last_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from autotune.catalog import Gpu
 from autotune.catalog.constants import efficiency
 from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
-from autotune.core.prediction import EngineFit, Estimate, Prediction
+from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction
 from autotune.core.trace import Inventory, Trace, Work
 from autotune.estimate import model_shape
-from autotune.estimate.throughput import drawn_lengths, exchanges, generation, roofline
+from autotune.estimate.throughput import drawn_lengths, exchanges, generation, roofline, split_engines
 from autotune.estimate.throughput.cycle_time import BATCH_PHASES, CycleTime, counted
 from autotune.estimate.throughput.generation import GenerationLoad
 from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, independent, longer
@@ -40,7 +41,7 @@ def with_throughput(
     if device is None:
         return prediction
 
-    def at(lengths: CompletionLengths | None) -> Mapping[Phase, Estimate]:
+    def at(lengths: CompletionLengths | None) -> Cycle:
         return cycle(
             trace,
             composition,
@@ -52,15 +53,28 @@ def with_throughput(
             lengths=lengths,
         )
 
-    seconds = at(None)
+    longest = at(None)
+    seconds = longest.seconds
     phases = tuple(dataclasses.replace(phase, seconds=seconds.get(phase.name)) for phase in prediction.phases)
-    found = dataclasses.replace(prediction, phases=phases, tokens_per_second=tokens_per_second(seconds, composition))
+    found = dataclasses.replace(
+        prediction, phases=phases, tokens_per_second=tokens_per_second(seconds, composition), pipeline=longest.pipeline
+    )
     if lengths is None or composition.generation == "none":
         return found
     drawn = lengths.up_to(composition.completion_length)
-    seconds = at(drawn)
-    rate = tokens_per_second(seconds, composition, drawn.mean)
-    return dataclasses.replace(found, tokens_per_second_at_lengths=rate, seconds_at_lengths=seconds)
+    usual = at(drawn)
+    rate = tokens_per_second(usual.seconds, composition, drawn.mean)
+    return dataclasses.replace(
+        found, tokens_per_second_at_lengths=rate, seconds_at_lengths=usual.seconds, pipeline=usual.pipeline
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cycle:
+    """Seconds of one generation cycle by phase."""
+
+    seconds: Mapping[Phase, Estimate]
+    pipeline: PipelineTimes | None = None
 
 
 def cycle(
@@ -73,14 +87,15 @@ def cycle(
     iterations: int = 1,
     num_generations: int = 1,
     lengths: CompletionLengths | None = None,
-) -> Mapping[Phase, Estimate]:
+) -> Cycle:
     """Return seconds of one generation cycle by phase. `reward` and `load` cannot be predicted.
 
     lengths: completions that occur; None: all are the longest.
     """
     # 1. Traced phases, repeated as often as a cycle does.
-    trace = trace if lengths is None else drawn_lengths.shortened(trace, composition, lengths)
     counts = counted(trace, composition, iterations=iterations)
+    if lengths is not None:
+        trace, counts = drawn_lengths.shortened(trace, composition, counts, lengths)
     seconds: dict[Phase, Estimate] = {}
     for work in trace.work:
         if work.phase not in ("load", "reward"):
@@ -90,20 +105,32 @@ def cycle(
         seconds["optimizer"] = seconds["optimizer"] + own
     # 2. Exchanges between ranks, beside the backward pass.
     seconds = exchanges.with_exchanges(seconds, trace.inventory, composition, counts, device)
-    # 3. Generation and weight sync.
-    if composition.generation != "none":
-        load = _generation_load(composition, config, engine, num_generations)
-        if lengths is None:
-            generated = generation.seconds(load, device)
-        else:
-            generated = drawn_lengths.rollout_seconds(load, composition, engine, lengths, device)
-        layers = len(model_shape.shape(config).layers)
-        rollout = generation.with_gathering(generated, trace.inventory, composition, load, layers, device)
-        if rollout is not None:
-            seconds["rollout"] = rollout
+    # 3. Weight sync.
     if composition.generation in ("engine", "server"):
         seconds["sync"] = _sync(trace.inventory, composition, config, device)
-    return {phase: seconds[phase] for phase in PHASES if phase in seconds}
+    # 4. Generation, on the same devices or on others.
+    if composition.generation == "none":
+        return _ordered(seconds)
+    load, split = _generation_load(composition, config, engine, num_generations), split_engines.limited(composition)
+
+    def generating(load: GenerationLoad) -> Estimate:
+        if lengths is None:
+            return generation.seconds(load, device)
+        return drawn_lengths.rollout_seconds(load, split.engine if split else composition.engine, engine, lengths, device)
+
+    if split is not None:
+        concurrency = None if engine is None else engine.concurrency
+        load = split_engines.engine_load(load, split, composition.generation_batch, concurrency)
+        steps = counts.optimizer_steps
+        found, times = split_engines.overlapped(seconds, split, load, generating, device, optimizer_steps=steps)
+        return _ordered(found, times)
+    layers = len(model_shape.shape(config).layers)
+    rollout = generation.with_gathering(generating(load), trace.inventory, composition, load, layers, device)
+    return _ordered(seconds if rollout is None else {**seconds, "rollout": rollout})
+
+
+def _ordered(seconds: Mapping[Phase, Estimate], times: PipelineTimes | None = None) -> Cycle:
+    return Cycle(seconds={phase: seconds[phase] for phase in PHASES if phase in seconds}, pipeline=times)
 
 
 def phase_seconds(work: Work, device: Ceilings) -> Estimate:
@@ -153,7 +180,7 @@ def _generation_load(
         batch = max(1, min(batch, int(engine.concurrency)))
     return GenerationLoad(
         config=config,
-        dtype=composition["policy"].dtype,
+        dtype=composition["engine" if "engine" in composition else "policy"].dtype,
         sequences=sequences,
         prompts=max(1, sequences // num_generations),
         prompt_length=composition.prompt_length,
@@ -162,6 +189,7 @@ def _generation_load(
         by_engine=composition.generation in ("engine", "server"),
         tensor_parallel=tensor_parallel,
         quantised_bits=settings.quantised_bits if settings is not None else None,
+        of_batch=composition.generation_batch,
     )
 
 
@@ -173,4 +201,6 @@ def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, o
     # Matrices and norms of a layer; the model itself counts biases and experts: a low middle.
     names_per_layer = 12 if any(layer.experts for layer, _ in shape.kinds) else 9
     names = len(shape.layers) * names_per_layer + 3
+    if composition.split is not None:
+        copies = copies + split_engines.transfer(inventory.weight_bytes, device)
     return copies + roofline.overhead_seconds(names, efficiency("push_milliseconds_per_parameter"), MILLI)

@@ -12,10 +12,11 @@ from functools import lru_cache
 from statistics import fmean
 
 from autotune.core.completion_lengths import CompletionLengths
-from autotune.core.composition import Composition
+from autotune.core.composition import Composition, EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.trace import Trace, Work
 from autotune.estimate.throughput import generation
+from autotune.estimate.throughput.cycle_time import CycleTime
 from autotune.estimate.throughput.generation import GenerationLoad
 from autotune.estimate.throughput.rollout_simulation import EngineLimits, Pass, Request, simulate
 from autotune.estimate.throughput.roofline import ATTENTION, Ceilings
@@ -25,18 +26,25 @@ from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS
 SCALED_PHASES = frozenset({"score", "forward", "backward"})
 
 
-def shortened(trace: Trace, composition: Composition, lengths: CompletionLengths) -> Trace:
-    """Return the trace with the training work at these lengths.
+def shortened(trace: Trace, composition: Composition, counts: CycleTime, lengths: CompletionLengths) -> tuple[Trace, CycleTime]:
+    """Return the trace with the training work of a micro-batch at these lengths, and the repetitions.
 
     r = (prompt + completion) / (prompt + longest completion); products and memory: r, attention: r² when
-    rows are padded. Kernels launch as often.
+    rows are padded. Kernels launch as often. A token budget is filled with more rows instead: as much
+    work per micro-batch, r times the micro-batches, at least one per optimizer step.
     """
     padded = _padded_completion(composition, lengths)
     prompt = composition.prompt_length
     ratio = (prompt + padded) / max(1, prompt + composition.completion_length)
     squared = fmean(((prompt + length) / (prompt + composition.completion_length)) ** 2 for length in lengths.sample)
     attention = squared if composition.packs_rows else ratio * ratio
-    return dataclasses.replace(trace, work=tuple(_scaled(work, ratio, attention) for work in trace.work))
+    fewer = 1.0
+    if composition.token_budget:
+        micro_steps = max(counts.optimizer_steps, round(counts.micro_steps * ratio))
+        fewer = micro_steps / counts.micro_steps
+        counts = dataclasses.replace(counts, micro_steps=micro_steps, scored=counts.scored * fewer)
+    work = tuple(_scaled(work, ratio / fewer, attention / fewer) for work in trace.work)
+    return dataclasses.replace(trace, work=work), counts
 
 
 def _padded_completion(composition: Composition, lengths: CompletionLengths) -> float:
@@ -54,14 +62,14 @@ def _scaled(work: Work, ratio: float, attention: float) -> Work:
 
 
 def rollout_seconds(
-    load: GenerationLoad, composition: Composition, engine: EngineFit | None, lengths: CompletionLengths, device: Ceilings
+    load: GenerationLoad, settings: EngineSettings | None, engine: EngineFit | None, lengths: CompletionLengths, device: Ceilings
 ) -> Estimate:
     """Return the time in which an engine, or the trainer's own model, generates a batch of these lengths."""
     if not load.by_engine:
         # The whole batch decodes until its longest completion ends.
-        until = math.ceil(lengths.expected_longest(load.together))
+        until = math.ceil(lengths.expected_longest(max(load.together, load.of_batch)))
         return generation.seconds(dataclasses.replace(load, completion_length=until), device)
-    settings, longest = composition.engine, load.prompt_length + load.completion_length
+    longest = load.prompt_length + load.completion_length
     limits = EngineLimits(
         max_num_seqs=load.sequences if settings is None else settings.max_num_seqs,
         max_batched_tokens=(settings and settings.max_num_batched_tokens) or TRL_BATCHED_TOKENS,
@@ -97,6 +105,8 @@ def _simulated(load_of: _ByContent, device_of: _ByContent, limits: EngineLimits,
         return generation.pass_seconds(load, device, together=one.decoding, length=length, prefilled=one.prefilled)
 
     each = max(1, load.sequences // load.prompts)
-    drawn = enumerate(lengths.draw(load.sequences))
-    requests = [Request(prompt=load.prompt_length, completion=length, group=place // each) for place, length in drawn]
+    drawn = lengths.draw(load.sequences)
+    # The slowest engine has the longest completion of them all.
+    drawn[drawn.index(max(drawn))] = round(lengths.expected_longest(max(load.sequences, load.of_batch)))
+    requests = [Request(prompt=load.prompt_length, completion=length, group=place // each) for place, length in enumerate(drawn)]
     return simulate(requests, limits, cost).seconds

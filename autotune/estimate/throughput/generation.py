@@ -46,6 +46,7 @@ class GenerationLoad:
     by_engine: bool
     tensor_parallel: int = 1
     quantised_bits: int | None = None
+    of_batch: int = 0  # completions of all engines, or ranks, of which the slowest ends the rollout
 
     @property
     def together(self) -> int:
@@ -61,6 +62,11 @@ def seconds(load: GenerationLoad, device: Ceilings) -> Estimate:
 def step(load: GenerationLoad, device: Ceilings) -> Estimate:
     """Return the time of one token of each running sequence, halfway through its completion."""
     return _step(load, model_shape.shape(load.config), device)
+
+
+def prefill(load: GenerationLoad, device: Ceilings) -> Estimate:
+    """Return the time of reading the prompts."""
+    return _prefill(load, model_shape.shape(load.config), device)
 
 
 def _prefill(load: GenerationLoad, shape: Shape, device: Ceilings) -> Estimate:

@@ -22,6 +22,7 @@ from autotune.frameworks.trl.topology import (
     SHARDINGS,
     ranks_of,
     server_gpus,
+    server_parallel,
     sharding_of,
     with_server,
 )  # fmt: skip
@@ -89,6 +90,8 @@ def _served(settings: Settings, task: Task) -> Iterator[str]:
         yield f"server_gpus must be at least 1 under vllm_mode=server, and is {settings.get('server_gpus')!r}."
     elif ranks_of(settings, gpus) < 1:
         yield f"server_gpus ({served}) leaves none of the {gpus} GPUs to train on; vllm_mode=server needs one more than that."
+    elif served % (parallel := server_parallel(settings)):
+        yield f"server_tensor_parallel_size ({parallel}) must divide server_gpus ({served}): the server runs whole replicas."
     if settings.get("vllm_enable_sleep_mode"):
         yield "vllm_enable_sleep_mode has no effect with vllm_mode=server: the server has its GPUs to itself."
 
@@ -97,7 +100,10 @@ def _parallel(settings: Settings, task: Task) -> Iterator[str]:
     """Yield violations of vLLM's rule for tensor parallelism in both modes."""
     heads = task.workload.model.config.get("num_attention_heads")
     colocated = settings.get("vllm_tensor_parallel_size", 1) if _on(settings, "use_vllm") else 1
-    name, parallel = ("server_gpus", server_gpus(settings)) if with_server(settings) else ("vllm_tensor_parallel_size", colocated)
+    name, parallel = "vllm_tensor_parallel_size", colocated
+    if with_server(settings):
+        name = "server_tensor_parallel_size" if settings.get("server_tensor_parallel_size") else "server_gpus"
+        parallel = server_parallel(settings)
     if isinstance(heads, int) and isinstance(parallel, int) and parallel > 1 and heads % parallel:
         yield f"{name} ({parallel}) must divide the model's {heads} attention heads: vLLM assigns whole heads to a GPU."
 

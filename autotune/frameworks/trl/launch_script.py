@@ -6,7 +6,15 @@ import shlex
 
 from autotune.core.candidate import Candidate
 from autotune.core.task import Task
-from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR, environment_of, ranks_of, server_gpus, with_server
+from autotune.frameworks.trl.topology import (
+    ALLOCATOR,
+    OTHER_ALLOCATOR,
+    environment_of,
+    ranks_of,
+    server_gpus,
+    server_parallel,
+    with_server,
+)
 from autotune.frameworks.trl.weight_dtype import engine_dtype
 from autotune.machine.devices import DEVICE_ORDER
 
@@ -63,7 +71,8 @@ def _with_server(candidate: Candidate, task: Task, train: str, model: str) -> st
     settings, gpus = candidate.settings, task.hardware.count
     ranks = ranks_of(settings, gpus)
     options = {
-        "model": model, "tensor_parallel_size": server_gpus(settings),
+        "model": model, "tensor_parallel_size": server_parallel(settings),
+        **({"data_parallel_size": replicas} if (replicas := server_gpus(settings) // server_parallel(settings)) > 1 else {}),
         "gpu_memory_utilization": settings["vllm_gpu_memory_utilization"],
         "max_model_len": settings["vllm_max_model_length"], "dtype": engine_dtype(task.workload.model.config),
     }  # fmt: skip

@@ -12,7 +12,15 @@ from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.combinations import quantisation
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.settings import OWN_SETTINGS, max_num_seqs
-from autotune.frameworks.trl.topology import environment_of, nested, ranks_of, server_gpus, sharding_of, with_server
+from autotune.frameworks.trl.topology import (
+    environment_of,
+    nested,
+    ranks_of,
+    server_gpus,
+    server_parallel,
+    sharding_of,
+    with_server,
+)
 from autotune.frameworks.trl.weight_dtype import engine_dtype
 
 DATASET_KEYS = (
@@ -150,6 +158,7 @@ def server_request(candidate: Candidate, task: Task) -> dict[str, object] | None
         return None
     return {
         "gpus": server_gpus(settings),
+        "tensor_parallel_size": server_parallel(settings),
         "gpu_memory_utilization": settings["vllm_gpu_memory_utilization"],
         "max_model_length": settings["vllm_max_model_length"],
         "model_impl": settings.get("vllm_model_impl"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autotune.core.candidate import Candidate
-from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Sharding
+from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Sharding, SplitEngines
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, count_of, share_of
+from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, SPREAD_BY, OtherModel, StandInSpec
 from autotune.frameworks.trl.requests import adapter_request, sharding_request
 from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, max_num_seqs
-from autotune.frameworks.trl.topology import DEEPSPEED, ranks_of, sharding_of
+from autotune.frameworks.trl.topology import DEEPSPEED, ranks_of, server_gpus, server_parallel, sharding_of
 from autotune.frameworks.trl.weight_dtype import engine_dtype
 
 ONLINE = frozenset({"grpo", "rloo", "online-dpo"})
@@ -41,6 +42,7 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         generation=generation,
         gathers_per_token=generation == "trainer" and settings.get("ds3_gather_for_generation") is False,
         engine=_engine(settings, task) if generation == "engine" else None,
+        split=_served(settings, task) if generation == "server" else None,
         attention=attention if isinstance(attention, str) else None,
         sharded_by=sharding_of(settings, ranks),
         loss_tokens=_loss_tokens(settings, task) if generation == "none" else None,
@@ -92,12 +94,27 @@ def _residents(candidate: Candidate, task: Task, generation: Generation) -> Iter
         )  # fmt: skip
 
 
+def _served(settings: Settings, task: Task) -> SplitEngines:
+    """Return TRL's server: training waits for its completions."""
+    return served(
+        task.hardware,
+        gpus=server_gpus(settings),
+        tensor_parallel=server_parallel(settings),
+        window=_window(settings, task),
+        dtype=engine_dtype(task.workload.model.config),
+        utilization=share_of(settings, "vllm_gpu_memory_utilization"),
+    )
+
+
+def _window(settings: Settings, task: Task) -> int:
+    return count_of(settings, "vllm_max_model_length") or count_of(task.workload.model.config, "max_position_embeddings")
+
+
 def _engine(settings: Settings, task: Task) -> EngineSettings:
     """Return TRL's engine: CUDA graphs, and weights in the model's precision or in 4 bits."""
-    window = count_of(settings, "vllm_max_model_length") or count_of(task.workload.model.config, "max_position_embeddings")
     return EngineSettings(
         utilization=share_of(settings, "vllm_gpu_memory_utilization"),
-        max_model_length=window,
+        max_model_length=_window(settings, task),
         max_num_seqs=max_num_seqs(settings),
         tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
         sleep=bool(settings.get("vllm_enable_sleep_mode")),

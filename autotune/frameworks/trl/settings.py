@@ -16,6 +16,7 @@ from autotune.core.task import Task
 from autotune.core.workload import Workload
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import Settings, count_of
+from autotune.frameworks.served_engines import SHARE
 from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.topology import ranks_of
@@ -61,9 +62,6 @@ def _types_known_to_peft() -> frozenset[str]:
 OWN_SETTINGS = frozenset({"max_prompt_length", *topology.LAUNCH, *topology.NESTED})
 DEFAULT_PROMPT_LENGTH = 512
 DEFAULT_ROW_LENGTH = 1024
-SERVER_SHARE = 0.9
-"""Default share of its GPUs that `vllm serve` claims."""
-
 CORE = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length",
     "num_iterations", "gradient_checkpointing", "optim", "beta", "loss_type", "use_vllm", "fp16",
@@ -247,8 +245,10 @@ def _engine(given: Knobs, settings: Settings) -> dict[str, KnobValue]:
     window = given.get("vllm_max_model_length")
     if window is None:
         window = count_of(settings, "max_prompt_length") + count_of(settings, "max_completion_length")
-    served = {"server_gpus": given.get("server_gpus", 1)} if topology.with_server({**given, "use_vllm": True}) else {}
-    share = {"vllm_gpu_memory_utilization": SERVER_SHARE} if served else {}
+    served: dict[str, KnobValue] = {}
+    if topology.with_server({**given, "use_vllm": True}):
+        served = {"server_gpus": 1, **{name: given[name] for name in topology.SERVER if name in given}}
+    share = {"vllm_gpu_memory_utilization": SHARE} if served else {}
     named = {name: given.get(name, share.get(name, default(name))) for name in ENGINE}
     return {**named, **served, "vllm_max_model_length": window}
 

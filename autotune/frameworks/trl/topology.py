@@ -2,7 +2,7 @@
 
 These settings are not keys of TRL. Their names are accelerate's (`offload_optimizer_device`,
 `offload_param_device`, `fsdp_offload_params`), torch's (`PYTORCH_CUDA_ALLOC_CONF`), or autotune's
-own (`sharding`, `server_gpus`).
+own (`sharding`, `server_gpus`, `server_tensor_parallel_size`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ENVIRONMENT = (ALLOCATOR,)
 NESTED = ("gradient_checkpointing_kwargs.use_reentrant",)
 """Keys inside a mapping of TRL's, in dotted form."""
 
-LAUNCH = ("sharding", "server_gpus", *OFFLOADS, "fsdp_offload_params", *ENVIRONMENT)
+SERVER = ("server_gpus", "server_tensor_parallel_size")
+LAUNCH = ("sharding", *SERVER, *OFFLOADS, "fsdp_offload_params", *ENVIRONMENT)
 """Settings that are left out of TRL's own file."""
 
 PLAIN: Mapping[str, KnobValue] = {"sharding": "ddp", **dict.fromkeys(OFFLOADS, "none"), "fsdp_offload_params": False}
@@ -56,13 +57,18 @@ def server_gpus(settings: Settings) -> int:
     return count_of({"server_gpus": 1, **settings}, "server_gpus") if with_server(settings) else 0
 
 
+def server_parallel(settings: Settings) -> int:
+    """Return the GPUs that split each layer of the server; by default all of its GPUs."""
+    return count_of(settings, "server_tensor_parallel_size") or server_gpus(settings)
+
+
 def ranks_of(settings: Settings, gpus: int) -> int:
     """Return the number of training processes: one per GPU, without those of the server."""
     return gpus - server_gpus(settings)
 
 
 _CONDITIONS: Mapping[str, Callable[[Settings], bool]] = {
-    "server_gpus": with_server,
+    **dict.fromkeys(SERVER, with_server),
     "offload_optimizer_device": lambda settings: settings.get("sharding") in DEEPSPEED,
     "offload_param_device": lambda settings: settings.get("sharding") == "zero3",
     "fsdp_offload_params": lambda settings: settings.get("sharding") in FSDP,

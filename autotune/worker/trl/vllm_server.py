@@ -107,9 +107,11 @@ def start(request: Mapping[str, Any], folder: Path, scratch: Path, recorder: Any
 
 def command(request: Mapping[str, Any], folder: Path, port: int, *, scale: float = 1.0) -> list[str]:
     """Return the command of TRL's script. `scale`: emulated size of the card / real size."""
-    server = request["server"]
+    server, parallel = request["server"], request["server"]["tensor_parallel_size"]
+    replicas = server["gpus"] // parallel
     options = {
-        "model": folder, "host": HOST, "port": port, "tensor_parallel_size": server["gpus"],
+        "model": folder, "host": HOST, "port": port, "tensor_parallel_size": parallel,
+        **({"data_parallel_size": replicas} if replicas > 1 else {}),
         "gpu_memory_utilization": server["gpu_memory_utilization"] * scale, "max_model_len": server["max_model_length"],
         "dtype": server.get("dtype") or request["model"]["dtype"],
     }  # fmt: skip

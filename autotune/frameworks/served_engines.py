@@ -1,0 +1,45 @@
+"""vLLM servers on GPUs of their own, with vLLM's defaults (`EngineArgs` of vLLM 0.31)."""
+
+from __future__ import annotations
+
+from autotune.core.composition import AtSync, EngineSettings, Overlap, SplitEngines
+from autotune.core.hardware import Hardware
+from autotune.core.units import GIB
+
+LARGE_DEVICE_BYTES = 70 * GIB
+LARGE_LIMITS, USUAL_LIMITS = (1024, 8192), (256, 2048)
+"""Sequences, and tokens of a pass. vLLM takes an A100 for a usual device whatever its memory."""
+
+SHARE = 0.9
+"""Share of its GPUs that a server claims."""
+
+
+def served(
+    hardware: Hardware,
+    *,
+    gpus: int,
+    tensor_parallel: int,
+    window: int,
+    dtype: str,
+    utilization: float = SHARE,
+    overlap: Overlap = "none",
+    at_sync: AtSync = "drain",
+    batches_ahead: float = 0.0,
+    in_flight: int | None = None,
+    quantised_bits: int | None = None,
+) -> SplitEngines:
+    """Return the engines of a server: gpus / tensor_parallel replicas."""
+    large = hardware.memory_bytes >= LARGE_DEVICE_BYTES and "a100" not in hardware.name.lower()
+    sequences, tokens = LARGE_LIMITS if large else USUAL_LIMITS
+    engine = EngineSettings(
+        utilization=utilization,
+        max_model_length=window,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+        tensor_parallel=max(1, tensor_parallel),
+        quantised_bits=quantised_bits,
+        apart=True,
+    )
+    return SplitEngines(
+        gpus=gpus, engine=engine, dtype=dtype, overlap=overlap, at_sync=at_sync, batches_ahead=batches_ahead, in_flight=in_flight
+    )
