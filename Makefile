@@ -160,10 +160,12 @@ EMULATED_RAW ?= .emulated.jsonl
 bench-emulated: $(READY) $(CUDA_VENV)/.ready
 	$(BIN)/python benchmarks/emulated.py --python $(CUDA_VENV)/bin/python --raw $(EMULATED_RAW)
 
-$(CUDA_VENV)/.ready: .ci/constraints/cuda.txt pyproject.toml
+$(CUDA_VENV)/.ready: .ci/constraints/build.txt .ci/constraints/cuda.txt pyproject.toml
 	rm -rf $(@D)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --constraint $< --editable '.[vllm]' bitsandbytes deepspeed hypothesis pytest pytest-timeout
+	$(PINNED:$(BIN)/%=$(@D)/bin/%) .ci/constraints/build.txt
+	$(PINNED:$(BIN)/%=$(@D)/bin/%) .ci/constraints/cuda.txt
+	$(PIP_INSTALL:$(BIN)/%=$(@D)/bin/%) --no-build-isolation --editable .
 	touch $@
 
 # TRL's settings of each method, merged over the oldest, middle and newest release; PPO is absent from the newest, KTO experimental in the oldest.
