@@ -1,4 +1,4 @@
-"""Lists the settings of verl, OpenRLHF, SkyRL, prime-rl or Open-Reasoner-Zero as JSON on stdout: types and default of each.
+"""Lists the settings of a launched framework as JSON on stdout: types and default of each.
 
     python .ci/list_framework_fields.py verl .venvs/frameworks/verl/lib/python3.11/site-packages
 
@@ -37,6 +37,7 @@ KINDS = {bool: ["bool"], int: ["int"], float: ["float", "int"], str: ["str"]}
 VERL = "verl/trainer/config/_generated_ppo_trainer.yaml"
 OPENRLHF = "openrlhf/cli/train_ppo_ray.py"
 SKYRL = "skyrl/train/config/config.py"
+NEMO_RL = "examples/configs/grpo_math_1B.yaml"
 PRIME_RL = "packages/prime-rl-configs/src/prime_rl/configs"
 ORZ = ("orz/exps/examples/ppo/ppo_base_exp.py", "playground/orz_7b_ppo.py")
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*(?P<name>[\w.]+)\s*(?:,.*)?\}")
@@ -80,6 +81,26 @@ def _leaf(name: str, leaves: Mapping[str, Any]) -> dict[str, Any] | None:
     source = ".".join([*sections, match["name"][1:]]) if match["name"].startswith(".") else match["name"]
     target = _leaf(source, leaves) if source in leaves else None
     return target and {"default": None, "kinds": target["kinds"], "follows": source}
+
+
+NEMO_RL_OTHER = frozenset({
+    "megatron_cfg", "mcore_generation_config", "refit_cfg", "wandb", "swanlab", "tensorboard", "mlflow", "gpu_monitoring",
+    "draft", "reward_penalties", "on_policy_distillation", "val", "env",
+})  # fmt: skip
+"""Parts of NeMo-RL's configuration that are not modelled at all; what chooses them is."""
+
+
+def nemo_rl(root: Path) -> Fields:
+    """Flatten the configuration that the others inherit from. A product of settings has no default of its own."""
+    leaves = dict(_leaves(yaml.safe_load((root / NEMO_RL).read_text(encoding="utf-8")), ""))
+    leaves |= {
+        name: float(value) for name, value in leaves.items() if isinstance(value, str) and re.fullmatch(r"\d+e-\d+", value)
+    }
+    chosen = {name for name in leaves if name.endswith("_cfg.enabled") or name == "policy.draft.enabled"}
+    kept = {name for name in leaves if not NEMO_RL_OTHER & set(name.split("."))} | chosen
+    products = {name for name in kept if str(leaves[name]).startswith("${mul:")}
+    found = {name: fact for name in kept - products if (fact := _leaf(name, leaves)) is not None}
+    return found | {name: {"default": None, "kinds": ["int", "null"]} for name in products}
 
 
 def openrlhf(root: Path) -> Fields:
@@ -239,10 +260,16 @@ def _declared(root: Path) -> str:
     return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]  # type: ignore[no-any-return]
 
 
+def _package_info(root: Path) -> str:
+    text = (root / "nemo_rl/package_info.py").read_text(encoding="utf-8")
+    return ".".join(re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE))
+
+
 FRAMEWORKS: Mapping[str, tuple[Callable[[Path], Fields], Callable[[Path], str], str]] = {
     "verl": (verl, _version("verl"), VERL),
     "openrlhf": (openrlhf, _version("openrlhf"), OPENRLHF),
     "skyrl": (skyrl, _version("skyrl"), SKYRL),
+    "nemo_rl": (nemo_rl, _package_info, NEMO_RL),
     "prime_rl": (prime_rl, _declared, PRIME_RL),
     "open_reasoner_zero": (open_reasoner_zero, _commit, ", ".join(ORZ)),
 }

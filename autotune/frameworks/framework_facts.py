@@ -133,8 +133,8 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     figures_times: tuple[str, ...] = ()
     """Settings whose product is the factor on the reported tokens."""
 
-    reported_settings: ReportedSettings
-    """Source of a probe's effective settings."""
+    reported_settings: ReportedSettings | None = None
+    """Source of a probe's effective settings; None: the framework reports none that can be read."""
 
     phases: tuple[tuple[str, Phase | None], ...] = ()
     """Patterns of printed lines that begin a phase; None: a phase ends."""

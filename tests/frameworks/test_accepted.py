@@ -236,6 +236,7 @@ RECORDED = {
         "\x1b[36m(skyrl_entrypoint pid=71)\x1b[0m 2026-07-20 10:00:01.000 | INFO     | skyrl.train.trainer:"
         "compute_advantages_and_returns:1212 - avg_final_rewards: 0.25, avg_response_length: 600.5"
     ),
+    "nemo-rl": "  \u2022 Mean Generation Length: 600.5000",
 }
 """A line in the form of each framework's own logger."""
 
@@ -247,6 +248,7 @@ RECORDED = {
         ("openrlhf", 512 * 8192, 100.0),
         ("open-reasoner-zero", round(600.5 * 128 * 64), 9.0),
         ("skyrl", round(600.5 * 1024 * 8), 9.0),
+        ("nemo-rl", round(600.5 * 32 * 8), 9.0),
     ],
 )
 def test_completion_tokens_and_seconds_out_of_its_own_log(framework: str, tokens: int, seconds: float) -> None:

@@ -13,7 +13,8 @@ vocabularies:
 
 Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to
 float32 first), `entropy` (compute the entropy over the same logits), `entropy_chunk` (in float32 and in
-parts of so many tokens, without a gradient unless `entropy_in_loss`).
+parts of so many tokens, without a gradient unless `entropy_in_loss`), `each_row` (rows are slices of one
+packed row, so that each row's gradient has the size of all logits).
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) ->
         return -torch.exp(logits - logits.detach()).mean()
     if options.get("widened"):
         logits = logits.to(torch.float32)
-    chosen = _log_probabilities(logits, labels, loss, in_place=bool(options.get("in_place")))
+    if options.get("each_row"):
+        chosen = _in_slices(logits, labels, loss)
+    else:
+        chosen = _log_probabilities(logits, labels, loss, in_place=bool(options.get("in_place")))
     total = -torch.exp(chosen - chosen.detach()).mean()
     if not options.get("entropy"):
         return total
@@ -52,6 +56,13 @@ def _log_probabilities(logits: Any, labels: Any, loss: str, *, in_place: bool) -
     logits = logits[:, :-1]
     wide = logits if loss == "logprobs_plain" else logits.float()
     return torch.log_softmax(wide, dim=-1).gather(-1, labels[:, 1:].unsqueeze(-1)).squeeze(-1)
+
+
+def _in_slices(logits: Any, labels: Any, loss: str) -> Any:
+    rows, length = labels.shape
+    packed = logits.reshape(1, rows * length, -1)
+    slices = [packed[:, row * length : (row + 1) * length] for row in range(rows)]
+    return torch.cat([_log_probabilities(part, labels[row : row + 1], loss, in_place=False) for row, part in enumerate(slices)])
 
 
 def _entropy(logits: Any) -> Any:
