@@ -33,7 +33,6 @@ _DRAWN = (speed_against_memory, memory_by_phase, seconds_by_phase, predicted_aga
 def render(document: Mapping[str, Any]) -> str:
     """Return the page. All text is escaped: a model may be named `<script>`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from plotly.offline import get_plotlyjs
 
     answer = read_answer(document)
     pages = Environment(
@@ -52,7 +51,6 @@ def render(document: Mapping[str, Any]) -> str:
         failures=[row for row in answer.trials if row.outcome not in (None, "ok")],
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         script=(_HERE / "page.js").read_text(encoding="utf-8"),
-        plotly=get_plotlyjs(),
     )
 
 

@@ -130,8 +130,7 @@ class KtoRun(OfflineRun):
         return {"label": row % 2 == 0}
 
     def _column_lengths(self) -> dict[str, int]:
-        prompt, answer = self.lengths.prompt or 1, self.lengths.completion
-        return {"prompt_ids": prompt, "completion_ids": answer, "KL_completion_ids": answer}
+        return {"": self.lengths.completion, "prompt_ids": self.lengths.prompt or 1}
 
 
 class RewardRun(OfflineRun):

@@ -33,8 +33,15 @@ def test_every_figure_is_drawn_and_nothing_complains(tmp_path: Path, name: str, 
     with tab(url, width=width) as opened:
         opened.page.wait_for_selector("body[data-drawn]")
         promised = opened.page.locator(".figure").count()
-        assert opened.page.locator(".figure .main-svg").count() >= promised > 0
+        assert opened.page.locator(".figure .figure-svg").count() >= promised > 0
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+        cut = """() => [...document.querySelectorAll('.figure text, .legend li')].filter(node => {
+            const box = node.getBoundingClientRect();
+            return box.width && (box.left < -1 || box.right > document.documentElement.clientWidth + 1);
+        }).map(node => node.textContent)"""
+        assert opened.page.evaluate(cut) == [], "labels and legends are whole"
+        titles = [figure.locator("text.title").count() for figure in opened.page.locator(".figure").all()]
+        assert all(titles), "every figure names its axes"
         assert opened.complaints == []
         assert [asked for asked in opened.asked_for if not asked.startswith(("file:", "data:", "blob:"))] == []
 
@@ -45,8 +52,15 @@ def test_the_dark_page_has_light_figures(tmp_path: Path) -> None:
     for dark in (False, True):
         with tab(url, dark=dark) as opened:
             opened.page.wait_for_selector("body[data-drawn]")
-            colours.append(opened.page.locator(".figure .xtick text").first.evaluate("node => getComputedStyle(node).fill"))
+            colours.append(opened.page.locator(".figure .xtick").first.evaluate("node => getComputedStyle(node).fill"))
     assert colours[0] != colours[1]
+
+
+def test_a_point_shows_its_candidate(tmp_path: Path) -> None:
+    with tab(_page(tmp_path, of_a_real_run())) as opened:
+        opened.page.wait_for_selector("body[data-drawn]")
+        opened.page.locator("#speed-against-memory [data-tip]").first.hover()
+        assert "tokens/s" in opened.page.locator(".tip").inner_text()
 
 
 def test_the_table_behind_a_figure_opens(tmp_path: Path) -> None:
