@@ -17,6 +17,11 @@ def is_offline() -> bool:
     return any(os.environ.get(name, "").lower() in ("1", "on", "yes", "true") for name in OFFLINE_VARIABLES)
 
 
+def stay_offline() -> None:
+    """Fetch nothing from now on, in this process and in those that it starts."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
 def fetched_config(hub_id: str) -> bytes | None:
     """Return the text of the model's config.json; None offline, without an answer, or if it is too large."""
     endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")

@@ -58,8 +58,8 @@ class CommonOptions(TypedDict, total=False):
     gpus: Annotated[str, Flag(HARDWARE, metavar="HARDWARE", default="local", completes="gpus",
         help="Devices of the job: local (this machine's), a GPU model with a count, or cpu. Example: 2xA100-40G, 2xcpu.")]
     method: Annotated[str, Flag(ENVIRONMENT, metavar="METHOD", default="grpo",
-        help="Training method: grpo, rloo, sft, dpo or online-dpo; ppo with verl, openrlhf, open-reasoner-zero, and TRL up "
-        "to 1.12.")]
+        help="Training method: grpo, rloo, sft, dpo, kto, reward or online-dpo; ppo with verl, openrlhf, open-reasoner-zero, "
+        "and TRL up to 1.12.")]
     framework: Annotated[str, Flag(ENVIRONMENT, metavar="NAME", default="trl",
         help="Training framework: trl, swift, verl, openrlhf, open-reasoner-zero, skyrl, prime-rl, nemo-rl or unsloth; command "
         "for your own program.")]
@@ -71,6 +71,9 @@ class CommonOptions(TypedDict, total=False):
         help="Search a knob over these values. Repeatable. Example: --search num_generations=4,8.")]
     memory_limit: Annotated[str | None, Flag(HARDWARE, metavar="SIZE",
         help="Memory limit per GPU; on a CPU for all ranks together. Default: the whole device. Example: 38G.")]
+    offline: Annotated[bool, Flag(MODEL, default=False,
+        help="Fetch nothing. Without it, the config.json of a hub id that is neither in the catalogue nor in the local cache is "
+        "fetched from the hub.")]
     weights: Annotated[Weights, Flag(MODEL, default="random",
         help="Weights that probes load. random needs no download: memory and speed are the same as with real ones.")]
     seed: Annotated[int, Flag(SEARCH, metavar="N", default=42, help="Random seed of probes and search.")]

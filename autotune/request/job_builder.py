@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from autotune import frameworks
-from autotune.catalog import model_lookup, space_files
+from autotune.catalog import hub_config, model_lookup, space_files
 from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.files import sqlite_url
@@ -66,6 +66,8 @@ class ParsedRequest:
 def parse_request(flags: Flags) -> ParsedRequest:
     """Build the job without measuring. BadInput and its subclasses contain the fix."""
     refuse_resume_and_fresh(flags)
+    if flags.offline:
+        hub_config.stay_offline()
 
     # 1. Trainer, hardware, model and configuration.
     launched = read_launch(flags)

@@ -3,8 +3,10 @@
 # Run it from the folder that your reward functions and relative paths are found from.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-trl=.venv/bin/trl
-[ -x "$trl" ] || trl=trl
-trl="${TRL:-$trl}"
+trl="${TRL:-trl}"
+command -v "$trl" >/dev/null || {
+  echo "$trl: not found. Activate the training environment, or set TRL=/path/to/trl." >&2
+  exit 127
+}
 exec "$trl" grpo --config "$here/recommended.yaml" --config_file "$here/accelerate.yaml" \
   --dataset_name "$here/placeholder" "$@"

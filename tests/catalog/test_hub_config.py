@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,8 @@ import pytest
 from autotune.catalog.hub_config import MAX_BYTES
 from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import BadInput
+from autotune.request.flags import Flags
+from autotune.request.job_builder import parse_request
 
 CONFIG = {"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "vocab_size": 1000}
 
@@ -66,6 +69,13 @@ def test_offline_nothing_is_fetched(hub: Hub, monkeypatch: pytest.MonkeyPatch, n
     with pytest.raises(BadInput, match="neither in the catalogue"):
         find_model("nobody/new-1b")
     assert hub.paths == []
+
+
+def test_the_flag_keeps_a_request_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    with pytest.raises(BadInput, match="neither in the catalogue"):
+        parse_request(Flags(model="nobody/new-1b", gpus="H100", mode="predict", offline=True))
+    assert hub.paths == [] and os.environ["HF_HUB_OFFLINE"] == "1"
 
 
 def test_what_is_missing_or_too_large_is_refused_as_without_a_network(hub: Hub) -> None:

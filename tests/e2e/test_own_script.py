@@ -21,6 +21,9 @@ OWN = Path(__file__).parents[1] / "own_scripts"
 ASKED = ["--gpus", "cpu", "--memory-limit", "3G", "--budget", "4m", "--max-probes", "2", "--out", "out", "--fresh", "--json"]
 DEMO = ["--space", "demo", "--hold", "use_vllm=false", "--hold", "gradient_checkpointing=false"]
 
+TRAINING = environment(ACCELERATE=str(Path(sys.executable).parent / "accelerate"))
+"""Environment of a written launch.sh, which finds accelerate on PATH or by this variable."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -63,7 +66,7 @@ def test_a_patch_of_the_call_really_trains(here: Path, model: Path) -> None:
     assert refused.returncode == 2 and "patch -p1" in refused.stderr
     subprocess.run(["patch", "-p1", "-d", "mine", "-i", str(here / "out" / "recommended.patch")], cwd=here, check=True)
     assert "per_device_train_batch_size=4,  # as large as fits" in (here / "mine" / "plain.py").read_text()
-    done = subprocess.run(["bash", "out/launch.sh"], cwd=here, capture_output=True, text=True, env=environment(), timeout=240)
+    done = subprocess.run(["bash", "out/launch.sh"], cwd=here, capture_output=True, text=True, env=TRAINING, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (here / "trained").read_text() == "4 1 1"
 
@@ -75,7 +78,7 @@ def test_two_ranks(here: Path, model: Path) -> None:
     assert (effective["world_size"], effective["wrapper"]) == (2, "DistributedDataParallel")
     assert effective["generation_batch_size"] == 2 * 8 * 2, "what the script's own settings make of two ranks is held"
     subprocess.run(["patch", "-p1", "-d", "mine", "-i", str(here / "out" / "recommended.patch")], cwd=here, check=True)
-    done = subprocess.run(["bash", "out/launch.sh"], cwd=here, capture_output=True, text=True, env=environment(), timeout=240)
+    done = subprocess.run(["bash", "out/launch.sh"], cwd=here, capture_output=True, text=True, env=TRAINING, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (here / "trained").read_text() == "4 2 1"
 

@@ -107,6 +107,7 @@ def run_for_two_steps(command: list[str], place: Path) -> list[dict[str, Any]]:
     out.mkdir()
     environment = {
         **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(place / "spy"),
         "SPY_OUT": str(out / "rank"),
         "HF_HUB_OFFLINE": "1",

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ def test_online_dpos_files_train_as_they_are(tiny_model: Path, tmp_path: Path) -
     bounds = ["--max_steps", "1", "--logging_steps", "1", "--report_to", "none", "--save_strategy", "no"]
     ended = subprocess.run(
         ["bash", str(tmp_path / "launch.sh"), *bounds], capture_output=True, text=True, timeout=600, cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHON": sys.executable},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "objective/scores" in ended.stdout and (tmp_path / "outputs" / "adapter_model.safetensors").is_file()

@@ -28,12 +28,12 @@ def launch_script(
 ) -> str:  # fmt: skip
     """Return the script. `files` are TRL's and accelerate's; `dataset`, `shim` and `program` are relative to it."""
     config, accelerate = files
-    # Without a program, TRL's command passes accelerate's file on. Both interpreters can be overridden.
+    # Without a program, TRL's command passes accelerate's file on.
     if program is None:
-        finder = _finder("trl", str(task.workload.python.parent / "trl"), "trl")
+        finder = finder_of("trl")
         train = f'"$trl" {task.workload.method} --config "$here/{config}" --config_file "$here/{accelerate}"'
     else:
-        finder = _finder("python", str(task.workload.python), "python3")
+        finder = finder_of("python")
         launch = f'"$python" -m accelerate.commands.launch --config_file "$here/{accelerate}"'
         train = f'{launch} "$here/{program}" --config "$here/{config}"'
     if dataset:  # repeated relative to the script, so that the folder can be moved
@@ -58,11 +58,14 @@ def exports(candidate: Candidate, task: Task, shim: str | None) -> str:
     return "".join(lines)
 
 
-def _finder(variable: str, path: str, fallback: str) -> str:
-    """Return the lines that find a program: an upper-case variable, the measured environment, PATH."""
-    return f"""{variable}={shlex.quote(path)}
-[ -x "${variable}" ] || {variable}={fallback}
-{variable}="${{{variable.upper()}:-${variable}}}"
+def finder_of(program: str) -> str:
+    """Return the lines that find a program of the training environment: an upper-case variable, or PATH."""
+    variable = program.upper()
+    return f"""{program}="${{{variable}:-{program}}}"
+command -v "${program}" >/dev/null || {{
+  echo "${program}: not found. Activate the training environment, or set {variable}=/path/to/{program}." >&2
+  exit 127
+}}
 """
 
 

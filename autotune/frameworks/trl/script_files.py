@@ -16,7 +16,7 @@ from autotune.core.user_script import UserScript
 from autotune.frameworks.base import as_word
 from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.launch_script import exports
+from autotune.frameworks.trl.launch_script import exports, finder_of
 from autotune.frameworks.trl.output_files import ACCELERATE_NAME, LAUNCH_NAME, SHIM_NAME, YAML_NAME, write, write_shim
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.settings import GENERATION_SHAPE, OWN_SETTINGS
@@ -164,7 +164,6 @@ def _yaml(candidate: Candidate, task: Task, script: UserScript, advice: ScriptAd
 
 def _launch(candidate: Candidate, task: Task, script: UserScript, advice: ScriptAdvice, *, shim: str | None) -> str:
     """Return the launch script. It refuses to start a script without the recommended patch."""
-    accelerate = shlex.quote(str(task.workload.python.parent / "accelerate"))
     words = shlex.join([*script.arguments, *advice.flags])
     path = shlex.quote(str(Path(script.path).absolute()))
     further = f"Further arguments go to the script: ./{LAUNCH_NAME} --resume"
@@ -172,9 +171,7 @@ def _launch(candidate: Candidate, task: Task, script: UserScript, advice: Script
     return f"""#!/usr/bin/env bash
 {head}set -euo pipefail
 here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
-accelerate={accelerate}
-[ -x "$accelerate" ] || accelerate=accelerate
-{_check(advice)}{exports(candidate, task, shim)}cd {shlex.quote(str(Path.cwd()))}
+{_check(advice)}{finder_of("accelerate")}{exports(candidate, task, shim)}cd {shlex.quote(str(Path.cwd()))}
 exec "$accelerate" launch --config_file "$here/{ACCELERATE_NAME}" {path} {words} "$@"
 """
 

@@ -3,8 +3,10 @@
 # Run it in the folder to which your reward functions and paths are relative.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-trl=trl
-[ -x "$trl" ] || trl=trl
-trl="${TRL:-$trl}"
+trl="${TRL:-trl}"
+command -v "$trl" >/dev/null || {
+  echo "$trl: not found. Activate the training environment, or set TRL=/path/to/trl." >&2
+  exit 127
+}
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 exec "$trl" sft --config "$here/recommended.yaml" --config_file "$here/accelerate.yaml" "$@"
