@@ -12,6 +12,12 @@ Row = Mapping[str, Any]
 DISTINCT = 1.02
 """Smallest ratio of two measured speeds whose order counts: repeated rows differ by up to 2 %."""
 
+SAME_JOB = ("model", "gpus", "tuning")
+"""Facts that all candidates of one job share, and so a probe and the candidates that it corrects."""
+
+REPEATED = ("model", "gpus", "tuning", "framework_config", "micro_batch", "length")
+"""Facts of a row that was measured in both environments."""
+
 BARS = {"median": 0.06, "within_20_percent": 0.95, "order": 0.97, "inside": 0.80, "calibrated": 0.5}
 
 
@@ -20,7 +26,7 @@ def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
     development = [row for row in known if not row["held_back"]]
     held_back = [row for row in known if row["held_back"]]
     figures = {"all": summary(known), "development": summary(development), "held_back": summary(held_back)}
-    calibrated = one_row_calibration(held_back, development)
+    calibrated = one_row_calibration(held_back, development, SAME_JOB)
     found = figures["held_back"]
     met = {
         "median": found["median"] <= BARS["median"],
@@ -35,6 +41,8 @@ def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
         "source": "fms-acceleration, scripts/benchmarks/refs: 100 steps of sft_trainer on A100-80G, packed rows",
         "figures": figures,
         "calibrated_by_one_row": calibrated,
+        "calibrated_by_one_row_of_the_model": one_row_calibration(held_back, development, ("model",)),
+        "repeated_rows": repeated(known),
         "bars": {**BARS, "met": met},
         "bars_met": all(met.values()) and len(known) == len(rows),
         "classes": {name: summary(several) for name, several in grouped(known, "class").items()},
@@ -71,18 +79,25 @@ def order(rows: Sequence[Row]) -> dict[str, int]:
     return {"pairs": len(pairs), "right": right}
 
 
-def one_row_calibration(rows: Sequence[Row], calibrating: Sequence[Row]) -> dict[str, Any]:
-    """Errors of `rows`, each corrected by the ratio of every calibrating row of the same model."""
+def one_row_calibration(rows: Sequence[Row], calibrating: Sequence[Row], facts: Sequence[str]) -> dict[str, Any]:
+    """Errors of `rows`, each corrected by the ratio of every calibrating row that shares the given facts."""
     before, after = [], []
     for row in rows:
         for other in calibrating:
-            if other["model"] == row["model"]:
+            if all(other[fact] == row[fact] for fact in facts):
                 corrected = row["predicted"] * other["measured"] / other["predicted"]
                 before.append(abs(row["error"]))
                 after.append(abs(corrected / row["measured"] - 1))
     if not after:
         return {"pairs": 0, "median": None, "median_before": None}
     return {"pairs": len(after), "median": round(median(after), 4), "median_before": round(median(before), 4)}
+
+
+def repeated(rows: Sequence[Row]) -> dict[str, Any]:
+    """Differences of rows measured twice, half a year apart, with other releases."""
+    groups = [several for several in grouped(rows, *REPEATED).values() if len(several) > 1]
+    apart = [max(one["measured"] for one in several) / min(one["measured"] for one in several) - 1 for several in groups]
+    return {"pairs": len(apart), "median": round(median(apart), 4), "worst": round(max(apart), 4)} if apart else {"pairs": 0}
 
 
 def grouped(rows: Iterable[Row], *facts: str) -> dict[str, list[Row]]:
@@ -108,7 +123,7 @@ def readable(document: Mapping[str, Any]) -> str:
         *(_summary_line(name, found) for name, found in document["classes"].items()),
         *(_summary_line(f"{name} GPUs", found) for name, found in document["models_and_gpus"].items()),
         "",
-        _calibration_line(document["calibrated_by_one_row"]),
+        *_calibration_lines(document),
         "",
         f"Bars, on the {held['rows']} rows held back: "
         + ", ".join(f"{name.replace('_', ' ')} {'met' if met else 'missed'}" for name, met in document["bars"]["met"].items())
@@ -121,13 +136,20 @@ def readable(document: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _calibration_line(found: Mapping[str, Any]) -> str:
-    if not found["pairs"]:
-        return "No row could calibrate another."
-    return (
-        f"Calibrated by one development row of the same model, the median error of the rows held back is "
-        f"{found['median']:.1%} ({found['median_before']:.1%} before; {found['pairs']} pairs)."
+def _calibration_lines(document: Mapping[str, Any]) -> list[str]:
+    job, model, twice = (
+        document[name] for name in ("calibrated_by_one_row", "calibrated_by_one_row_of_the_model", "repeated_rows")
     )
+    if not job["pairs"]:
+        return ["No row could calibrate another."]
+    after, before = (f"{job[name]:.1%}" for name in ("median", "median_before"))
+    return [
+        "Calibrated by one development row of the same model, number of GPUs and method, which all candidates of a job share,",
+        f"the median error of the rows held back is {after} ({before} before; {job['pairs']} pairs).",
+        f"A row of the same model alone does not help: {model['median']:.1%}, {model['median_before']:.1%} before.",
+        f"{twice['pairs']} rows were measured twice, with other releases, and differ by {twice['median']:.1%} in the median and",
+        f"{twice['worst']:.1%} at most.",
+    ]
 
 
 def _summary_line(name: str, found: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 
 MAX_SAMPLE = 512
@@ -20,6 +20,7 @@ class CompletionLengths:
 
     source: str  # as the user named it
     sample: tuple[int, ...]
+    stages: tuple[CompletionLengths, ...] = ()  # equal parts of training, where lengths change; empty: they do not
 
     @classmethod
     def of(cls, source: str, lengths: Iterable[float]) -> CompletionLengths:
@@ -46,6 +47,16 @@ class CompletionLengths:
         quantiles = ((place + 0.5) / MAX_SAMPLE for place in range(MAX_SAMPLE))
         return cls.of(source, (math.exp(middle + sigma * NormalDist().inv_cdf(share)) for share in quantiles))
 
+    @classmethod
+    def changing(cls, source: str, stages: Iterable[CompletionLengths]) -> CompletionLengths:
+        """Return the lengths of a whole training, whose parts have these."""
+        parts = tuple(stages)
+        return replace(cls.of(source, (length for part in parts for length in part.sample)), stages=parts)
+
+    @property
+    def parts(self) -> tuple[CompletionLengths, ...]:
+        return self.stages or (self,)
+
     @property
     def mean(self) -> float:
         return fmean(self.sample)
@@ -55,7 +66,8 @@ class CompletionLengths:
 
     def up_to(self, longest: int) -> CompletionLengths:
         """Return the lengths, cut at the longest that is generated."""
-        return CompletionLengths(self.source, tuple(min(length, longest) for length in self.sample))
+        sample = tuple(min(length, longest) for length in self.sample)
+        return CompletionLengths(self.source, sample, tuple(part.up_to(longest) for part in self.stages))
 
     def draw(self, count: int, seed: int = 0) -> list[int]:
         """Return lengths of a batch: evenly spaced quantiles in random order."""

@@ -88,7 +88,7 @@ class Prediction:
     tokens_per_second: Estimate | None = None  # loss tokens at the longest lengths
     tokens_per_second_at_lengths: Estimate | None = None  # at the lengths given; None: none given, or no rollout
     seconds_at_lengths: Mapping[Phase, Estimate] = field(default_factory=dict)  # of those phases, per generation cycle
-    pipeline: PipelineTimes | None = None  # at the lengths by which candidates are ranked
+    pipeline: PipelineTimes | None = None  # at the lengths by which candidates are ranked; at the last ones, if they change
     effective: Mapping[str, object] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # defaults assumed without a statement of the user
     versions: Mapping[str, str] = field(default_factory=dict)  # packages whose code was traced

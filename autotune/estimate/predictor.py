@@ -37,6 +37,7 @@ class PredictionInput:
     trace: Trace  # of the rank with the highest peak, already sharded
     stage: StepStage | None = None  # the trace in its context, if its sizes differ from the trace's own
     settings: Mapping[str, object] = field(default_factory=dict)
+    completions_per_prompt: object = None  # as the framework's setting states them
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     host_bytes: int = 0  # per rank, offloaded
     notes: tuple[str, ...] = ()
@@ -62,7 +63,7 @@ def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
         gpu=given.gpu,
         config=given.config,
         iterations=_count(given.settings.get("num_iterations")),
-        num_generations=_count(given.settings.get("num_generations")),
+        num_generations=_count(given.completions_per_prompt),
         lengths=given.lengths,
     )
 

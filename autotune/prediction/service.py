@@ -143,6 +143,7 @@ class PredictionService:
             config=self._job.workload.model.config,
             trace=sharded.trace,
             settings=candidate.settings,
+            completions_per_prompt=candidate.settings.get(self._trainer.canonical.get("num_generations", "num_generations")),
             allocator=AllocatorSettings.of(str(candidate.settings.get(ALLOCATOR) or "")),
             host_bytes=sharded.host_bytes,
             notes=sharded.notes,

@@ -97,9 +97,10 @@ class RequestOptions(CommonOptions, total=False):
         help="Longest completion, in tokens; constant during the search.")]
     typical_completion_length: Annotated[int | None, Flag(LENGTHS, metavar="N",
         help="Usual completion length, in tokens. Candidates are ranked by speed at this length.")]
-    lengths: Annotated[str | None, Flag(LENGTHS, metavar="FILE|lognormal:MEAN,P95", completes="file",
-        help="Completion lengths that occur: a log of TRL, verl or swift, a W&B export, one number a line, a `completions` "
-        "folder of TRL, or a distribution. Candidates are ranked by the speed at these lengths.")]
+    lengths: Annotated[str | None, Flag(LENGTHS, metavar="SOURCE", completes="file",
+        help="Completion lengths that occur: lognormal:MEAN,P95, a log of TRL, verl or swift, a W&B export, one number a line, "
+        "a training's or an earlier study's output folder, or TRL's `completions`. With growing: before a log, a folder or "
+        "lognormal:MEAN,P95,MEAN,P95 they change over training. Candidates are ranked by the speed at these lengths.")]
     num_generations: Annotated[int | None, Flag(LENGTHS, metavar="N", help="Completions per prompt; constant during the search.")]
     global_batch: Annotated[int | None, Flag(LENGTHS, metavar="N",
         help="Completions per optimizer step over all GPUs; constant during the search.")]

@@ -11,6 +11,7 @@ from typing import cast
 from autotune import frameworks
 from autotune.catalog import hub_config, model_lookup, space_files
 from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.files import sqlite_url
 from autotune.core.hardware import Hardware
@@ -22,7 +23,7 @@ from autotune.core.workload import Model, Tuning, Workload
 from autotune.frameworks import swift
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl import topology
-from autotune.frameworks.trl.settings import OWN_SETTINGS
+from autotune.frameworks.trl.settings import OFFLINE, OWN_SETTINGS
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config, trained_defaults
 from autotune.machine import environment
 from autotune.probe.gpu_notes import gpu_notes
@@ -98,7 +99,7 @@ def parse_request(flags: Flags) -> ParsedRequest:
     space, notes = restrict_to_installed(space, python, flags, trainer, hardware, mode)
 
     # 4. The job, and notes for the reader.
-    lengths = None if flags.lengths is None else length_sources.read(flags.lengths)
+    lengths = _lengths(flags)
     typical = positive("--typical-completion-length", flags.typical_completion_length)
     workload = Workload(
         model=model,
@@ -146,6 +147,17 @@ def parse_request(flags: Flags) -> ParsedRequest:
         whole_space=whole,
         pinned=frozenset(parse_holds(flags.hold)),
     )
+
+
+def _lengths(flags: Flags) -> CompletionLengths | None:
+    if flags.lengths is None:
+        return None
+    if flags.method in OFFLINE:
+        raise BadInput(
+            f"--lengths {flags.lengths}: {flags.method} trains on given rows and generates no completions.",
+            way_out="Leave it out; --dataset states the lengths of your rows.",
+        )
+    return length_sources.read(flags.lengths)
 
 
 def _as_the_space(flags: Flags, scripted: bool) -> Flags:

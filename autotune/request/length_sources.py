@@ -1,5 +1,5 @@
 """Completion lengths from what `--lengths` names: a distribution, numbers, a training log, a W&B
-export, or TRL's tables of completions.
+export, TRL's tables of completions, or the output folder of a run or of an earlier study.
 
 A log states mean and longest length of each step, not the lengths themselves. They are taken as
 lognormal, with the longest as their 99 % quantile, and the share that was cut off at the longest.
@@ -10,9 +10,11 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -34,37 +36,112 @@ LONGEST_QUANTILE, DEFAULT_SIGMA = 0.99, 0.6
 MAX_STEPS, SAMPLES_PER_STEP = 256, 64
 CHARACTERS_PER_TOKEN = 4
 
+LOGNORMAL, GROWING = "lognormal:", "growing:"
+STAGES = 4
+"""Parts of a training whose lengths change."""
+
 WAY_OUT = (
-    "Give --lengths a training log with mean completion lengths, a W&B export of them, a file with one number a line, TRL's "
-    "`completions` folder, or lognormal:MEAN,P95."
+    "Give --lengths a training log with mean completion lengths, a W&B export of them, a file with one number a line, a "
+    "training's output folder, or lognormal:MEAN,P95."
 )
 
 
 def read(source: str) -> CompletionLengths:
     """Return the lengths that the source states."""
-    if source.startswith("lognormal:"):
-        return _lognormal(source)
+    if source.startswith(GROWING):
+        return _changing(source, source.removeprefix(GROWING))
+    if source.startswith(LOGNORMAL):
+        return _lognormal(source, source.removeprefix(LOGNORMAL))
     path = Path(source)
     if path.is_dir():
-        return CompletionLengths.of(source, _tables(path))
+        return _of_folder(source, path)
     text = read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT)
-    lengths = _numbers(text) or [length for step in _evenly(_columns(text) or _logged(text)) for length in _of_step(step)]
+    lengths = _numbers(text) or [length for step in _evenly(_steps_in(text)) for length in _of_step(step)]
     if not lengths:
         raise BadInput(f"--lengths {source}: no completion lengths in it.", way_out=WAY_OUT)
     return CompletionLengths.of(source, lengths)
 
 
+def _changing(source: str, given: str) -> CompletionLengths:
+    """Return lengths that change over training: the parts of a log, or steps between two distributions."""
+    if given.startswith(LOGNORMAL):
+        return _between(source, given.removeprefix(LOGNORMAL))
+    path = Path(given)
+    steps = _of_trainer(path) if path.is_dir() else _steps_in(read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT))
+    if len(steps) < STAGES:
+        raise BadInput(
+            f"--lengths {source}: {len(steps)} steps with completion lengths, and changing ones need {STAGES}.",
+            way_out=f"Give a training log or its output folder, or {GROWING}{LOGNORMAL}MEAN,P95,MEAN,P95 (first and last step).",
+        )
+    cuts = [len(steps) * stage // STAGES for stage in range(STAGES + 1)]
+    parts = [[length for step in _evenly(steps[a:b]) for length in _of_step(step)] for a, b in pairwise(cuts)]
+    return CompletionLengths.changing(source, (CompletionLengths.of(source, part) for part in parts))
+
+
+def _between(source: str, figures: str) -> CompletionLengths:
+    """Return the stages between two distributions, in equal ratios."""
+    first, last = figures.split(",")[:2], figures.split(",")[2:]
+    for pair in (first, last):
+        _lognormal(source, ",".join(pair))
+    (mean, p95), (last_mean, last_p95) = ([float(part) for part in pair] for pair in (first, last))
+    shares = [(stage + 0.5) / STAGES for stage in range(STAGES)]
+    stages = (
+        CompletionLengths.lognormal(source, mean * (last_mean / mean) ** share, p95 * (last_p95 / p95) ** share)
+        for share in shares
+    )
+    return CompletionLengths.changing(source, stages)
+
+
+def _of_folder(source: str, path: Path) -> CompletionLengths:
+    """Return the lengths of a training's output folder, of TRL's tables, or those that a study was given."""
+    if steps := _of_trainer(path):
+        return CompletionLengths.of(source, (length for step in _evenly(steps) for length in _of_step(step)))
+    record = path / "recommendation.json"
+    if record.is_file() and not list(path.glob("**/completions_*.parquet")):
+        given = _json(record).get("question", {}).get("completion_lengths")
+        if not given:
+            raise BadInput(
+                f"--lengths {source}: that study knew no completion lengths, and no training has run in its folder.",
+                way_out=WAY_OUT,
+            )
+        return CompletionLengths.lognormal(source, given["mean"], max(given["p95"], given["mean"]))
+    return CompletionLengths.of(source, _tables(path))
+
+
+def _of_trainer(folder: Path) -> list[Step]:
+    """Return the logged steps of transformers' trainer: those of the latest `trainer_state.json`."""
+    states = [_json(path) for path in folder.glob("**/trainer_state.json")]
+    latest = max((state for state in states if isinstance(state.get("log_history"), list)),
+                 key=lambda state: len(state["log_history"]), default=None)  # fmt: skip
+    return [] if latest is None else _logged("\n".join(json.dumps(row) for row in latest["log_history"]))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT))
+    except ValueError as error:
+        raise BadInput(f"--lengths {path}: not JSON.", way_out=WAY_OUT) from error
+    return found if isinstance(found, dict) else {}
+
+
+def _steps_in(text: str) -> list[Step]:
+    return _columns(text) or _logged(text)
+
+
 def description(lengths: CompletionLengths) -> str:
     """Return a note for the reader."""
+    if lengths.stages:
+        means = ", ".join(f"{part.mean:,.0f}" for part in lengths.stages)
+        return f"completion lengths from {lengths.source}: means {means} over training; memory is that of the longest"
     return (
         f"completion lengths from {lengths.source}: mean {lengths.mean:,.0f}, median {lengths.quantile(0.5):,}, "
         f"95 % up to {lengths.quantile(0.95):,} tokens; memory is that of the longest"
     )
 
 
-def _lognormal(source: str) -> CompletionLengths:
+def _lognormal(source: str, figures: str) -> CompletionLengths:
     try:
-        mean, p95 = (float(part) for part in source.removeprefix("lognormal:").split(","))
+        mean, p95 = (float(part) for part in figures.split(","))
         if not (0 < mean < math.inf and 0 < p95 < math.inf):
             raise ValueError("mean and 95 % quantile must be above zero")
         return CompletionLengths.lognormal(source, mean, p95)

@@ -36,8 +36,8 @@ def test_a_pair_that_measured_alike_has_no_order() -> None:
     assert speed_report.order([row("1", 1, 100), row("2", 2, 101)]) == {"pairs": 0, "right": 0}
 
 
-def test_calibration_uses_other_rows_of_the_same_model_alone() -> None:
-    found = speed_report.one_row_calibration(ROWS[:2], [ROWS[3], row("5", 1, 100, model="b")])
+def test_calibration_uses_rows_that_share_the_facts_alone() -> None:
+    found = speed_report.one_row_calibration(ROWS[:2], [ROWS[3], row("5", 1, 100, model="b")], ("model", "gpus"))
     assert found == {"pairs": 2, "median": 0.0, "median_before": pytest.approx(0.1)}
 
 

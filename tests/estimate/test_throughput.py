@@ -468,3 +468,15 @@ def test_a_token_budget_is_filled_with_more_of_the_shorter_rows() -> None:
     rows, budget = at_lengths(packs_rows=True), at_lengths(packs_rows=True, token_budget=True)
     assert budget["forward"].value < rows["forward"].value, "fewer micro-batches launch fewer kernels"
     assert budget["rollout"] == rows["rollout"]
+
+
+def test_changing_lengths_count_by_all_completions_and_all_seconds() -> None:
+    """Short and long parts of a training do not share a batch: no part pays for the tail of another."""
+    short, long = (CompletionLengths("x", (tokens,)) for tokens in (128, 1024))
+    both = CompletionLengths.changing("x", (short, long))
+    times = [total(at_lengths(part)) for part in (short, long)]
+    predicted = throughput.with_throughput(
+        prediction(), trace(), composition(), gpu=gpu("A100-80G"), config=config_of("Qwen/Qwen2.5-7B"), lengths=both
+    )
+    rate = predicted.tokens_per_second_at_lengths
+    assert rate is not None and rate.value == pytest.approx(composition().generation_batch * (128 + 1024) / sum(times))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import fmean
 
@@ -9,6 +10,8 @@ import pytest
 
 from autotune.core.errors import BadInput
 from autotune.request import length_sources
+from autotune.request.flags import Flags
+from autotune.request.job_builder import parse_request
 
 TRL = "{'loss': 0.01, 'completions/mean_length': %d.5, 'completions/max_length': 900.0, 'completions/clipped_ratio': 0.0}"
 VERL = "step:%d - actor/entropy:0.3 - response_length/mean:412.5 - response_length/max:900.0 - response_length/clip_ratio:0.25"
@@ -78,3 +81,59 @@ def test_an_empty_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     for source in (tmp_path, tmp_path / "absent"):
         with pytest.raises(BadInput):
             length_sources.read(str(source))
+
+
+def state(folder: Path, *means: float) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"step": step, "completions/mean_length": mean, "completions/max_length": 4 * mean} for step, mean in enumerate(means)
+    ]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": rows}, indent=2))
+    return folder
+
+
+def test_an_output_folder_has_the_steps_of_its_longest_trainer_state(tmp_path: Path) -> None:
+    state(tmp_path / "checkpoint-2", 10, 10)
+    state(tmp_path / "checkpoint-4", 100, 100, 200, 200)
+    assert length_sources.read(str(tmp_path)).mean == pytest.approx(150, rel=0.1)
+
+
+def test_an_earlier_study_passes_on_the_lengths_that_it_was_given(tmp_path: Path) -> None:
+    question = {"completion_lengths": {"source": "x", "mean": 300.0, "p95": 700.0}}
+    (tmp_path / "recommendation.json").write_text(json.dumps({"question": question}))
+    found = length_sources.read(str(tmp_path))
+    assert (found.mean, found.quantile(0.95)) == (pytest.approx(300, rel=0.02), pytest.approx(700, rel=0.02))
+    (tmp_path / "recommendation.json").write_text(json.dumps({"question": {}}))
+    with pytest.raises(BadInput, match="that study knew no completion lengths"):
+        length_sources.read(str(tmp_path))
+
+
+def test_lengths_change_over_training_as_in_the_log(tmp_path: Path) -> None:
+    found = length_sources.read(f"growing:{state(tmp_path, *range(100, 500, 10))}")
+    means = [part.mean for part in found.stages]
+    assert len(means) == length_sources.STAGES and means == sorted(means) and means[-1] > 2 * means[0]
+    assert "over training" in length_sources.description(found)
+
+
+def test_lengths_change_from_one_distribution_to_another() -> None:
+    found = length_sources.read("growing:lognormal:100,200,1600,3200")
+    assert [part.mean for part in found.stages] == pytest.approx([141, 283, 566, 1131], rel=0.05)
+
+
+@pytest.mark.parametrize("source", ["growing:lognormal:100,200", "growing:lognormal:100,200,0,10", "growing:lognormal:a,b,c,d"])
+def test_a_wrong_change_is_refused_with_an_example(source: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        length_sources.read(source)
+    assert source in refused.value.what
+
+
+def test_too_short_a_log_does_not_change(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="2 steps with completion lengths"):
+        length_sources.read(f"growing:{state(tmp_path, 1, 2)}")
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_methods_without_completions_refuse_lengths(method: str) -> None:
+    flags = Flags(model="Qwen2.5-0.5B", gpus="A100-80G", method=method, lengths="lognormal:100,200")
+    with pytest.raises(BadInput, match="trains on given rows"):
+        parse_request(flags)

@@ -7,8 +7,9 @@ ranks are in `exchanges.py`. A search corrects the figures with measured values 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 from autotune.catalog import Gpu
 from autotune.catalog.constants import efficiency
@@ -62,11 +63,20 @@ def with_throughput(
     if lengths is None or composition.generation == "none":
         return found
     drawn = lengths.up_to(composition.completion_length)
-    usual = at(drawn)
-    rate = tokens_per_second(usual.seconds, composition, drawn.mean)
+    cycles = [at(part) for part in drawn.parts]
+    usual = {phase: _mean(one.seconds[phase] for one in cycles) for phase in cycles[0].seconds}
+    mean = fmean(part.mean for part in drawn.parts)
     return dataclasses.replace(
-        found, tokens_per_second_at_lengths=rate, seconds_at_lengths=usual.seconds, pipeline=usual.pipeline
+        found,
+        tokens_per_second_at_lengths=tokens_per_second(usual, composition, mean),
+        seconds_at_lengths=usual,
+        pipeline=cycles[-1].pipeline,
     )
+
+
+def _mean(estimates: Iterable[Estimate]) -> Estimate:
+    several = list(estimates)
+    return sum(several, start=Estimate.exactly(0)).scaled(1 / len(several))
 
 
 @dataclass(frozen=True, kw_only=True)
