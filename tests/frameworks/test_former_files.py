@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,25 @@ def test_former_names_lead_to_present_ones() -> None:
     known = {*fields("grpo"), *fields("sft"), *fields("dpo")}
     assert set(former.renamed.values()) <= known
     assert not set(former.renamed) & set(fields("grpo"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("parallelism_config:\n  cp_size: 2\n", "line 2, column 1: cp_size 2: context parallelism"),
+        ("parallelism_config_sp_size: 4\n", "line 2, column 1: parallelism_config_sp_size 4: sequence parallelism"),
+        ("accelerate_config: shared.yaml\n", "shared.yaml, line 2, column 1: parallelism_config_tp_size 2: tensor parallelism"),
+    ],
+)
+def test_ranks_that_share_rows_are_refused_and_not_counted_as_whole(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "shared.yaml").write_text("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 2\n")
+    path = tmp_path / "train.yaml"
+    path.write_text(f"max_length: 64\n{text}")
+    with pytest.raises(BadInput, match=re.escape(said)):
+        read_user_config(path, "sft")
+
+
+def test_a_parallelism_of_one_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("max_length: 64\nparallelism_config_cp_size: 1\n")
+    assert read_user_config(path, "sft").settings == {"max_length": 64}

@@ -25,6 +25,9 @@ NOT_MODELLED = (
 )  # fmt: skip
 """ZeRO options with an effect on memory that are predicted at DeepSpeed's defaults."""
 
+SHARED_ROWS = {"cp": "context", "sp": "sequence", "tp": "tensor"}
+"""Kinds of parallelism in which several ranks compute the same rows: part of accelerate's option -> name."""
+
 MAX_FILE_BYTES = MIB
 _FSDP1_STRATEGIES = {"FULL_SHARD", "1"}
 
@@ -45,6 +48,8 @@ def read_accelerate(path: Path) -> LaunchFile:
     kind = str(content.get("distributed_type", "NO")).upper()
     processes = content.get("num_processes")
     count = processes if isinstance(processes, int) else None
+    if (shared := shared_rows(content.get("parallelism_config"))) is not None:
+        raise document.error(("parallelism_config",), shared[0], way_out=shared[1])
     if kind == "DEEPSPEED":
         part = content.get("deepspeed_config")
         options = dict(part) if isinstance(part, Mapping) else {}
@@ -63,6 +68,18 @@ def read_accelerate(path: Path) -> LaunchFile:
             ("distributed_type",), f"distributed_type {kind}: not measured.", way_out="Use DEEPSPEED, FSDP, MULTI_GPU or NO."
         )
     return LaunchFile(settings={}, processes=count)
+
+
+def shared_rows(options: object) -> tuple[str, str] | None:
+    """Return problem and fix of options that divide a row over ranks; None: there are none."""
+    named = options if isinstance(options, Mapping) else {}
+    for short, kind in SHARED_ROWS.items():
+        for name in (f"parallelism_config_{short}_size", f"{short}_size"):
+            size = named.get(name)
+            if isinstance(size, int) and size > 1:
+                problem = f"{name} {size}: {kind} parallelism is neither predicted nor probed; every rank would count whole rows."
+                return problem, "Set it to 1. Long rows also fit with zero3, activation_offloading or a smaller micro-batch."
+    return None
 
 
 def read_deepspeed(given: Path | Mapping[str, object]) -> LaunchFile:

@@ -16,7 +16,7 @@ from autotune.core.errors import BadInput, UnknownName
 from autotune.core.space import SearchSpace
 from autotune.core.yaml_document import Document, packaged_table, read_document
 from autotune.frameworks.settings_table import Field
-from autotune.frameworks.trl.accelerate_files import LaunchFile, read_accelerate, read_deepspeed, read_fsdp
+from autotune.frameworks.trl.accelerate_files import LaunchFile, read_accelerate, read_deepspeed, read_fsdp, shared_rows
 from autotune.frameworks.trl.field_list import accelerate_options, fields
 from autotune.frameworks.trl.installed_defaults import installed_defaults
 from autotune.frameworks.trl.settings import OWN_SETTINGS
@@ -233,6 +233,8 @@ def trained_defaults(config: UserConfig, space: SearchSpace, python: Path, metho
 
 def _checked(document: Document, key: str, name: str, value: object, fields: Mapping[str, Field]) -> object:
     """Return the checked value; `key` is the name in the file, for the place of an error."""
+    if name.startswith("parallelism_config") and (shared := shared_rows(value if isinstance(value, Mapping) else {name: value})):
+        raise document.error((name,), shared[0], way_out=shared[1])
     if name in fields and name not in UNTOUCHED:
         if name == "loss_type" and "str" not in fields[name].kinds and isinstance(value, str):
             value = [value]  # a single loss, before TRL 0.20
