@@ -47,10 +47,11 @@ class Resident:
 class EngineSettings:
     """Settings of a rollout engine on the training devices."""
 
-    utilization: float  # share of the device that the engine reserves
+    utilization: float  # share of the device that the engine reserves; SGLang: of what is free at its start
     max_model_length: int  # longest prompt + completion, tokens
     max_num_seqs: int  # sequences decoded at a time
     tensor_parallel: int = 1
+    kind: str = "vllm"  # or `sglang`
     sleep: bool = False  # releases its memory between rollouts
     eager: bool = False  # no CUDA graphs
     quantised_bits: int | None = None

@@ -14,7 +14,7 @@ from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import cpu_memory, device_memory, throughput, timeline, vllm_engine
+from autotune.estimate import cpu_memory, device_memory, sglang_engine, throughput, timeline, vllm_engine
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.device_memory import whole_bytes
 from autotune.estimate.other_models import other_model_bytes
@@ -154,10 +154,20 @@ def _fitted(
 ) -> EngineUse:
     settings = settings or given.composition.engine
     assert settings is not None
+    dtype = dtype or given.composition["engine"].dtype
+    if settings.kind == "sglang":
+        return sglang_engine.fit(
+            given.config,
+            settings,
+            dtype=dtype,
+            gpu=given.gpu,
+            device_memory_bytes=given.hardware.memory_bytes,
+            other_bytes=other_bytes,
+        )
     return vllm_engine.fit(
         given.config,
         settings,
-        dtype=dtype or given.composition["engine"].dtype,
+        dtype=dtype,
         gpu=given.gpu,
         device_memory_bytes=given.hardware.memory_bytes,
         other_bytes=other_bytes,

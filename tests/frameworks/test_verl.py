@@ -147,8 +147,8 @@ def test_packed_rows_may_be_as_few_as_one() -> None:
 def test_untraceable_settings_are_refused() -> None:
     with pytest.raises(CannotPredict, match="use_fused_kernels"):
         asked("verl", settings={f"{MODEL}.use_fused_kernels": True})
-    with pytest.raises(CannotPredict, match="sglang"):
-        asked("verl", settings={f"{ROLLOUT}.name": "sglang"})
+    with pytest.raises(CannotPredict, match="trtllm is neither vLLM nor SGLang"):
+        asked("verl", settings={f"{ROLLOUT}.name": "trtllm"})
 
 
 def test_a_probe_has_hydra_write_into_its_own_folder_and_is_read_there() -> None:
@@ -186,3 +186,14 @@ def test_separate_async_splits_the_gpus() -> None:
 )
 def test_a_split_that_verl_refuses_is_refused(settings: dict[str, Any], words: str) -> None:
     assert words in refusal("verl", **{**SPLIT, "trainer.n_gpus_per_node": 4, **settings})
+
+
+def test_sglang_is_an_engine_besides_vllm() -> None:
+    trainer, candidate, task = asked("verl", settings={f"{ROLLOUT}.name": "sglang"})
+    made = trainer.compose(candidate, task)
+    assert trainer.why_illegal(candidate, task) is None and made.engine is not None and made.engine.kind == "sglang"
+    assert any("free at its start" in note for note in made.notes)
+    assert any("actor_rollout_ref.rollout.name=sglang" in word for word in trainer.launch(candidate, task).argv)  # type: ignore[attr-defined]
+    vllm = asked("verl")
+    other = vllm[0].compose(*vllm[1:])
+    assert other.engine is not None and other.engine.kind == "vllm" and not any("SGLang" in note for note in other.notes)

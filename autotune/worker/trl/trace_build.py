@@ -38,9 +38,7 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
         wanted["vllm_mode"] = "colocate"  # the place of the engine does not affect the training step
     settings, model_settings = training_arguments.split(wanted, config_class, trl.ModelConfig)
     if spec["settings"].get("torch_compile"):
-        annotator.note(
-            "torch_compile: traced without; fused kernels keep less and are faster, which a probe measures"
-        )
+        annotator.note("torch_compile: traced without; fused kernels keep less and are faster, which a probe measures")
     lengths = TracedLengths(**spec["lengths"])
     plan = _plan(config_class, settings, spec, lengths, scratch)
     arguments = _config(config_class, settings, spec, lengths, scratch, max_steps=plan.optimizer_steps)
