@@ -19,8 +19,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.core.candidate import KnobValue
+from autotune.core.composition import SplitEngines
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings
+from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in import StandIn
 
 DTENSOR, PACKING, DYNAMIC = "policy.dtensor_cfg", "policy.sequence_packing", "policy.dynamic_batching"
@@ -98,11 +100,22 @@ class NemoRl(StandIn):
             "attention": "flash_attention_2" if packs else "sdpa",
             "generation": "engine" if together else "server",
             "engine": self.engine_settings(settings) if together else None,
+            "split": None if together else self._split(settings, task),
             "processes": 1 + together,
             "offloaded_in_rollout": ("weights", "adapters", "optimizer") if together else (),
             "empties_rollout_cache": together,
             "sync_parts": int(str(task.workload.model.config.get("num_hidden_layers") or 1)),
         }
+
+    def _split(self, settings: Settings, task: Task) -> SplitEngines:
+        return served(
+            task.hardware,
+            gpus=self.sizes(settings, task)["serves"],
+            tensor_parallel=self.table.count(settings, f"{ENGINE}.vllm_cfg.tensor_parallel_size"),
+            window=sum(self.lengths(settings)),
+            dtype="bfloat16",
+            utilization=self.table.share(settings, f"{ENGINE}.vllm_cfg.gpu_memory_utilization"),
+        )
 
 
 TRAINERS = (NemoRl("nemo-rl", "grpo"),)

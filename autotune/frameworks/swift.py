@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.composition import EngineSettings, Generation, SplitEngines
+from autotune.core.composition import EngineSettings, SplitEngines
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.task import Task
@@ -32,25 +32,11 @@ from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, Transform
 OF_THE_SERVER = ("vllm_gpu_memory_utilization", "vllm_max_model_len", "vllm_tensor_parallel_size", "vllm_enable_lora")
 """Settings of `swift rollout`, which starts the vLLM server."""
 
-SHARDINGS: Mapping[KnobValue, tuple[str, tuple[str, ...]]] = {
-    None: ("ddp", ()),
-    "zero0": ("ddp", ()),
-    "zero1": ("zero1", ()),
-    "zero2": ("zero2", ()),
-    "zero2_offload": ("zero2", ("offload_optimizer",)),
-    "zero3": ("zero3", ()),
-    "zero3_offload": ("zero3", ("offload_optimizer", "offload_param")),
-}
-"""Value of `deepspeed` -> sharding of the training state, and its offload options."""
-
 ADAPTER = {"lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"}
 """Defaults of `swift/arguments/tuner_args.py`."""
 
 OFFLOADED = {"weights": "offload_model", "adapters": "offload_model", "optimizer": "offload_optimizer"}
 """Part of the policy -> setting that moves it to the host during a rollout."""
-
-MAX_NUM_SEQS = 256
-"""Default of `swift rollout` and of vLLM."""
 
 PORT = "8000"
 
@@ -78,10 +64,9 @@ class Swift(TransformersTrainer):
         return {"torch_dtype": "float32"} if on_cpu else {}
 
     def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
-        settings, files = candidate.settings, {}
+        settings, dataset, files = candidate.settings, task.workload.dataset, {}
         named: dict[str, object] = {"model": model_path(task), **settings}
         # 1. Data.
-        dataset = task.workload.dataset
         if dataset is None:
             files, dataset = {SYNTHETIC_ROWS: self._synthetic_rows(settings)}, f"{OUT}/{SYNTHETIC_ROWS}"
         named |= {"dataset": dataset, "output_dir": f"{OUT}/output", "add_version": False}
@@ -99,7 +84,7 @@ class Swift(TransformersTrainer):
         environment = {"NPROC_PER_NODE": str(ranks), "USE_HF": "1"} if ranks > 1 else {"USE_HF": "1"}
         if served(settings):
             files |= {"rollout.sh": _server_script(named, task)}
-            environment["CUDA_VISIBLE_DEVICES"] = _gpu_list(0, ranks)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(ranks)))
             named = {name: value for name, value in named.items() if name not in OF_THE_SERVER or name == "vllm_enable_lora"}
             named |= {"vllm_server_host": "127.0.0.1", "vllm_server_port": PORT}
         named.pop("server_gpus", None)
@@ -129,9 +114,10 @@ class Swift(TransformersTrainer):
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
         ranks, rows = ranks_of(settings, task.hardware.count), self.total_rows(settings, task)
-        sharding, offloads = SHARDINGS.get(settings.get("deepspeed"), ("ddp", ()))
+        sharding, offloads = _sharding(str(settings.get("deepspeed") or "zero0"))
         with_adapter, deepspeed = settings.get("tuner_type") != "full", sharding.startswith("zero")
         reference = OtherModel(role="reference", model=task.workload.model.name, whole=sharding != "zero3")
+        generation = "trainer" if not settings.get("use_vllm") else "server" if served(settings) else "engine"
         has_reference = self.online and not with_adapter and settings.get("beta")
         return {
             "sharded_by": sharding if ranks > 1 or deepspeed else "none",
@@ -142,7 +128,7 @@ class Swift(TransformersTrainer):
             "checkpointing": bool(settings.get("gradient_checkpointing")),
             "attention": str(settings.get("attn_impl") or "sdpa"),
             "others": (reference,) if has_reference else (),
-            "generation": self._generation(settings),
+            "generation": generation if self.online else "none",
             "engine": _engine(settings, task, sum(self.lengths(settings)), rows // ranks) if self.online else None,
             "split": _split(settings, task, sum(self.lengths(settings))) if self.online and served(settings) else None,
             "offloaded_in_rollout": tuple(part for part, name in OFFLOADED.items() if settings.get(name)),
@@ -160,10 +146,12 @@ class Swift(TransformersTrainer):
             return prompt, completion
         return prompt, max(1, min(completion, window - prompt))
 
-    def _generation(self, settings: Settings) -> Generation:
-        if not self.online:
-            return "none"
-        return "trainer" if not settings.get("use_vllm") else "server" if served(settings) else "engine"
+
+def _sharding(deepspeed: str) -> tuple[str, tuple[str, ...]]:
+    """Return the sharding of the training state and its offload options."""
+    kind, _, offload = deepspeed.partition("_")
+    offloads = ("offload_optimizer", "offload_param") if kind == "zero3" else ("offload_optimizer",)
+    return "ddp" if kind == "zero0" else kind, offloads if offload else ()
 
 
 def _engine(settings: Settings, task: Task, longest: int, rows: int) -> EngineSettings | None:
@@ -172,7 +160,7 @@ def _engine(settings: Settings, task: Task, longest: int, rows: int) -> EngineSe
     return EngineSettings(
         utilization=share_of(settings, "vllm_gpu_memory_utilization"),
         max_model_length=count_of(settings, "vllm_max_model_len") or longest,
-        max_num_seqs=rows or MAX_NUM_SEQS,
+        max_num_seqs=max(1, rows),
         tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
         sleep=bool(settings.get("sleep_level")),
         quantised_bits=4 if settings.get("quant_bits") == 4 else gptq_bits(task.workload.model.config),
@@ -197,15 +185,12 @@ def _server_script(named: Mapping[str, object], task: Task) -> str:
     options = {"model": named["model"], **{name: named.get(name) for name in OF_THE_SERVER}, "port": PORT}
     replicas = count_of(named, "server_gpus") // (count_of(named, "vllm_tensor_parallel_size") or 1)
     options |= {"vllm_data_parallel_size": replicas} if replicas > 1 else {}
+    last = ",".join(map(str, range(ranks_of(named, gpus), gpus)))
     return (
         "#!/usr/bin/env bash\n# Start this first: vLLM, on the GPUs that do not train.\n"
-        f"export USE_HF=1 CUDA_VISIBLE_DEVICES={_gpu_list(ranks_of(named, gpus), gpus)}\n"
+        f"export USE_HF=1 CUDA_VISIBLE_DEVICES={last}\n"
         f'exec {shlex.join([str(task.workload.python), "-m", "swift.cli.main", "rollout", *_words(options)])} "$@"\n'
     )
-
-
-def _gpu_list(first: int, end: int) -> str:
-    return ",".join(map(str, range(first, end)))
 
 
 def _words(named: Mapping[str, object]) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 
 from autotune import frameworks
 from autotune.frameworks.framework_facts import FrameworkFacts, filled, read_facts
+from autotune.frameworks.launched_run import Launched
 from autotune.frameworks.settings_table import read_table, read_yaml
 from autotune.frameworks.stand_in import STEP_READERS, StandIn
 from autotune.frameworks.stated_rules import names_in
@@ -55,6 +56,13 @@ def test_every_setting_is_one_of_the_framework(name: str) -> None:
     assert not (named | {*facts.model_settings}) - listed.keys()
     placeholders = {each for value in facts.bounded.values() for each in re.findall(r"^\{([\w.]+)\}$", str(value))}
     assert not placeholders - listed.keys() - {"steps"}
+
+
+@pytest.mark.parametrize("name", sorted({each.name for each in frameworks.trainers().values() if isinstance(each, Launched)}))
+def test_a_launched_framework_is_at_most_200_lines_of_python(name: str) -> None:
+    """Its settings, checks and notes are data, and what several of them need is in a module of its own."""
+    file = Path(frameworks.__file__).with_name(f"{name.replace('-', '_')}.py")
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 200
 
 
 def test_a_misspelt_fact_is_refused() -> None:

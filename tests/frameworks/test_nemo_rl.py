@@ -50,6 +50,7 @@ def test_split_half_of_the_gpus_serve_unless_a_number_is_given() -> None:
     split = {f"{ENGINE}.colocated.enabled": False}
     made = composed(settings=split)
     assert (made.ranks, made.engine, made.generation, made.offloaded_in_rollout) == (4, None, "server", ())
+    assert made.split.gpus == made.split.engines == 4 and made.split.engine.utilization == 0.6
     assert composed(settings={**split, f"{ENGINE}.colocated.resources.gpus_per_node": 6}).ranks == 2
     assert "must serve" in str(refusal("nemo-rl", settings={**split, f"{ENGINE}.colocated.resources.gpus_per_node": 8}))
 
