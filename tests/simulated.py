@@ -65,6 +65,16 @@ class ToyTrainer:
     measures = True
     canonical: Mapping[str, str] = {}
     equivalent_settings: Mapping[str, tuple[str, ...]] = {}
+    requires: Mapping[str, str] = {}
+    own_settings: frozenset[str] = frozenset()
+    reads_config = False
+    completions_each = 1
+
+    def ranks(self, settings: Mapping[str, object], gpus: int) -> int:
+        return gpus
+
+    def trained_defaults(self, stated: Knobs, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
+        return {}
 
     def fields(self) -> Mapping[str, Field]:
         return {}

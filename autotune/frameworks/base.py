@@ -52,6 +52,28 @@ class Trainer(Protocol):
     equivalent_settings: Mapping[str, tuple[str, ...]]
     """Knob -> settings that determine the same value. The knob is not searched if all are given."""
 
+    requires: Mapping[str, str]
+    """Module -> pip requirement with its supported versions."""
+
+    own_settings: frozenset[str]
+    """Settings of autotune's own that --hold and --set accept beside those of `fields`."""
+
+    reads_config: bool
+    """True if `--config` reads this framework's files."""
+
+    completions_each: int
+    """Completions per row of a micro-batch, for a global batch counted in completions."""
+
+    def ranks(self, settings: Settings, gpus: int) -> int:
+        """Return the number of training processes."""
+        ...
+
+    def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
+        """Return the settings that a run of the user's file has and the file does not state.
+
+        `rest`: contents of the file that are no plain settings."""
+        ...
+
     def fields(self) -> Mapping[str, Field]:
         """Return the settings of this method with their defaults."""
         ...

@@ -159,6 +159,9 @@ class Launched(ABC):
 
     canonical: Mapping[str, str] = {}
     equivalent_settings: Mapping[str, tuple[str, ...]] = {}
+    own_settings: frozenset[str] = frozenset()
+    reads_config = False
+    completions_each = 1
     defaults: Mapping[str, KnobValue] = {}
     """Setting -> default, in the framework's names."""
 
@@ -193,6 +196,14 @@ class Launched(ABC):
 
     def fields(self) -> Mapping[str, Field]:
         return {name: Field(kinds=(KINDS[type(value)],), default=value) for name, value in self.defaults.items()}
+
+    def ranks(self, settings: Settings, gpus: int) -> int:
+        return gpus
+
+    def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
+        known = self.fields()
+        plain = {knob.name: known[knob.name].default for knob in space.knobs if knob.name in known.keys() - stated.keys()}
+        return {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str)}
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         settings = {**self.defaults, **task.workload.held, **knobs}

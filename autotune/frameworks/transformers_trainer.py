@@ -76,10 +76,6 @@ class TransformersTrainer(Launched):
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
         """Return the fields of the `StandInSpec` that are the framework's own."""
 
-    def ranks(self, settings: Settings, gpus: int) -> int:
-        """Return the number of training processes."""
-        return gpus
-
     def derived(self, settings: Settings, task: Task) -> Mapping[str, KnobValue]:
         """Return the settings that others or the hardware determine."""
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -28,7 +28,7 @@ def restrict_to_installed(
     needs = STAND_IN_PACKAGES if mode == "predict" and trainer.trace_adapter == STAND_IN else trainer.needs
     found = environment.installed(python, (*needs, "vllm"))
     missing = [package for package in needs if not found[package]]
-    requires: Mapping[str, str] = getattr(trainer, "requires", {})
+    requires = trainer.requires
     if missing and flags.python is None and not requires.keys() & set(missing):
         doing = {"probe": "Measuring", "emulate": "Emulating"}.get(mode, "Predicting")
         raise MissingExtra(f"{doing} with autotune's own interpreter", "train")

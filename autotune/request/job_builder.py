@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from autotune import frameworks
 from autotune.catalog import hub_config, model_lookup, space_files
@@ -20,11 +20,9 @@ from autotune.core.space import SearchSpace
 from autotune.core.task import Task
 from autotune.core.units import parse_seconds
 from autotune.core.workload import Model, Tuning, Workload
-from autotune.frameworks import swift
 from autotune.frameworks.base import Trainer
-from autotune.frameworks.trl import topology
-from autotune.frameworks.trl.settings import OFFLINE, OWN_SETTINGS
-from autotune.frameworks.trl.user_config import UserConfig, read_user_config, trained_defaults
+from autotune.frameworks.trl.settings import OFFLINE
+from autotune.frameworks.trl.user_config import UserConfig, read_user_config
 from autotune.machine import environment
 from autotune.probe.gpu_notes import gpu_notes
 from autotune.request import length_sources
@@ -32,7 +30,7 @@ from autotune.request.assignments import held_by, named_choices, parse_holds, po
 from autotune.request.exported_variables import with_exported
 from autotune.request.flags import Flags
 from autotune.request.installed_packages import restrict_to_installed
-from autotune.request.launch_scripts import read_launch, script_defaults
+from autotune.request.launch_scripts import read_launch
 from autotune.request.storage_file import storage_url
 from autotune.request.target_hardware import measuring_mode, memory_limit, target_hardware
 from autotune.request.user_scripts import flags_for, read_script
@@ -41,12 +39,6 @@ MAX_VERIFIED_GPUS = 1
 """GPUs per machine on which autotune itself has been tested; more of them add a note."""
 
 SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
-
-TRL = "trl"
-"""Framework whose configuration files are read."""
-
-_RANKS = {TRL: topology.ranks_of, swift.Swift.name: swift.ranks_of}
-"""Frameworks whose vLLM server takes GPUs of the job -> training processes of their settings."""
 
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
@@ -87,9 +79,7 @@ def parse_request(flags: Flags) -> ParsedRequest:
     named = named_choices(flags, space, tuning, _settings(trainer), trainer.canonical)
     tuning_settings = {} if flags.tuning is None else {"use_peft": tuning != "full", "load_in_4bit": tuning == "qlora"}
     python = environment.interpreter(flags.python)
-    defaults = trained_defaults(config, space, python, flags.method) if config and not scripted and trainer.name == TRL else {}
-    if launched and config and trainer.name != TRL:
-        defaults = script_defaults(config, space, trainer.fields())
+    defaults = trainer.trained_defaults(config.settings, config.rest, space, python) if config and not scripted else {}
     from_file: dict[str, KnobValue] = {**defaults, **(config.settings if config else {}), **tuning_settings}
     held = _overridden(from_file, held_by(flags, trainer.canonical))
     space = _hold_learning_knobs(_without_implied_knobs(space.with_choices(named), trainer, held), held, named)
@@ -194,7 +184,7 @@ def candidate_of_job(request: ParsedRequest) -> Candidate:
 
 
 def _config(flags: Flags, trainer: Trainer) -> UserConfig | None:
-    if flags.config and trainer.name != TRL:
+    if flags.config and not trainer.reads_config:
         raise BadInput(
             f"--config reads TRL's files, and not {trainer.name}'s.",
             way_out=f"Give {trainer.name}'s settings one by one, under their own names: --set {next(iter(trainer.fields()))}=...",
@@ -205,7 +195,7 @@ def _config(flags: Flags, trainer: Trainer) -> UserConfig | None:
 def _settings(trainer: Trainer) -> list[str]:
     """Return settings that --hold and --set accept besides the space's knobs."""
     known = {name for name, field in trainer.fields().items() if field.owner in ("config", "model")}
-    return sorted((known | (OWN_SETTINGS if trainer.name == TRL else frozenset())) - {"model_name_or_path"})
+    return sorted((known | trainer.own_settings) - {"model_name_or_path"})
 
 
 def _model(flags: Flags, config: UserConfig | None) -> Model:
@@ -278,9 +268,8 @@ def _global_batch(
     micro, steps = (named.get(name, trainer.fields()[name].default) for name in _BATCH)
     if not isinstance(micro, int) or not isinstance(steps, int):
         return None
-    settings = {**{name: field.default for name, field in trainer.fields().items()}, **held}
-    ranks = _RANKS[trainer.name](settings, hardware.count) if trainer.name in _RANKS else hardware.count
-    return micro * steps * ranks * int(getattr(trainer, "completions_each", 1))
+    settings: dict[str, Any] = {**{name: field.default for name, field in trainer.fields().items()}, **held}
+    return micro * steps * trainer.ranks(settings, hardware.count) * trainer.completions_each
 
 
 def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: Mode) -> Job:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
 from autotune.core.files import read_text
 from autotune.core.shell_script import commands_of
-from autotune.core.space import SearchSpace
 from autotune.core.units import MIB
 from autotune.core.user_launch import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, read_document
@@ -157,10 +155,3 @@ def _beside(script: LaunchScript, name: str) -> Path:
     path = Path(name).expanduser()
     beside = Path(script.path).parent / path
     return beside if not path.is_absolute() and not path.is_file() and beside.is_file() else path
-
-
-def script_defaults(config: UserConfig, space: SearchSpace, known: Mapping[str, Field]) -> dict[str, KnobValue]:
-    """Return the framework's defaults of all knobs that the script does not state: it trains with them."""
-    names = [knob.name for knob in space.knobs if knob.name in known and knob.name not in config.settings]
-    plain = {name: known[name].default for name in names}
-    return {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str)}

@@ -19,10 +19,10 @@ from autotune.core.space import SearchSpace
 from autotune.core.task import Task
 from autotune.core.user_script import UserScript
 from autotune.frameworks import stand_in_step
-from autotune.frameworks.base import Trainer, count_of
+from autotune.frameworks.base import Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import prompt_lengths, row_lengths
 from autotune.frameworks.settings_table import Field
-from autotune.frameworks.trl import legality, output_files, script_files
+from autotune.frameworks.trl import legality, output_files, script_files, user_config
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.requests import (
     adapter_request,
@@ -36,7 +36,7 @@ from autotune.frameworks.trl.requests import (
     trainer_settings,
 )  # fmt: skip
 from autotune.frameworks.trl.resident_models import compose, ppo_step
-from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, OFFLINE, default, load_of, settings_of
+from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, OFFLINE, OWN_SETTINGS, default, load_of, settings_of
 from autotune.frameworks.trl.topology import PLAIN, ranks_of
 
 DEFAULT_MICRO_BATCH = 8
@@ -57,11 +57,21 @@ class TrlGrpo:
     measures = True
     canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "num_generations", "lora_r")}
     equivalent_settings: Mapping[str, tuple[str, ...]] = {}
+    requires: Mapping[str, str] = {}
+    own_settings = OWN_SETTINGS
+    reads_config = True
+    completions_each = 1
     script: ClassVar[bool] = False
     """True for a method without a TRL command: a training script is written for it."""
 
     def fields(self) -> Mapping[str, Field]:
         return fields(self.method)
+
+    def ranks(self, settings: Settings, gpus: int) -> int:
+        return ranks_of(settings, gpus)
+
+    def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
+        return user_config.trained_defaults(stated, rest, space, python, self.method)
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         settings = settings_of(knobs, task, self.method)
@@ -207,7 +217,6 @@ class TrlOnlineDpo(TrlGrpo):
     }  # fmt: skip
     script = True
     completions_each = COMPLETIONS_PER_ROW["online-dpo"]
-    """Completions per row of a micro-batch, for a global batch counted in completions."""
 
     def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
         return _shapes(task, self.method)
@@ -220,7 +229,7 @@ class TrlPpo(TrlGrpo):
 
     method = space = "ppo"
     trace_adapter = stand_in_step.STAND_IN
-    requires: ClassVar[Mapping[str, str]] = {"trl": "trl>=1.0,<1.13"}
+    requires: Mapping[str, str] = {"trl": "trl>=1.0,<1.13"}
     canonical: Mapping[str, str] = {
         "max_prompt_length": "max_prompt_length", "max_completion_length": "response_length", "lora_r": "lora_r",
     }  # fmt: skip

@@ -219,12 +219,14 @@ def _raise_all(path: Path, wrong: list[BadInput]) -> None:
         raise BadInput(f"{path}: {len(wrong)} settings are wrong.\n{listed}\n", way_out="Correct each of them.")
 
 
-def trained_defaults(config: UserConfig, space: SearchSpace, python: Path, method: str) -> dict[str, KnobValue]:
+def trained_defaults(
+    stated: Mapping[str, KnobValue], rest: Mapping[str, object], space: SearchSpace, python: Path, method: str
+) -> dict[str, KnobValue]:
     """Return what the file trains with and does not state: TRL's defaults of all learning settings."""
     installed = installed_defaults(python, method)
     names = {knob.name for knob in space.knobs if knob.effect == "learning"} | {*TRAINED}
-    unstated = {name: installed[name] for name in sorted(names & installed.keys() - config.settings.keys())}
-    inside = config.rest.get("model_init_kwargs")
+    unstated = {name: installed[name] for name in sorted(names & installed.keys() - stated.keys())}
+    inside = rest.get("model_init_kwargs")
     named = inside.get("dtype", inside.get("torch_dtype")) if isinstance(inside, Mapping) else None
     if isinstance(named, str):
         unstated["dtype"] = named  # TRL's scripts prefer it to the setting of this name
