@@ -43,7 +43,7 @@ DEMO_OUT ?= demo-out
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
 .PHONY: help demo pictures test test-all test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-speed bench-rollout bench-screening bench-search bench-rig bench-diagnose bench-gpu \
-  bench-scale bench-preflight bench-emulated fuzz test-faults trl-overlays field-lists frameworks format clean
+  bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda-frameworks fuzz test-faults trl-overlays field-lists frameworks format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
@@ -62,6 +62,7 @@ help:
 	@echo "make bench-diagnose  how often diagnose names the right cause, on labelled logs"
 	@echo "make bench-scale   how the search scales with slots, and what the driver itself costs"
 	@echo "make bench-emulated  predicted memory against that of emulated cards, in the environment of test-cuda (hours)"
+	@echo "make bench-emulated-frameworks  ms-swift's and verl's own GRPO with vLLM on emulated cards, beside what is predicted"
 	@echo "make bench-preflight  how long preflight takes, measured and from the record"
 	@echo "make test-faults   every fault at every place, many times over (long)"
 	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote"
@@ -159,6 +160,20 @@ CUDA_QUICK := real_out_of_memory or bf16 or ballast_leaves
 EMULATED_RAW ?= .emulated.jsonl
 bench-emulated: $(READY) $(CUDA_VENV)/.ready
 	$(BIN)/python benchmarks/emulated.py --python $(CUDA_VENV)/bin/python --raw $(EMULATED_RAW)
+
+# verl and ms-swift run in environments of their own, laid over this one: their packages in front, its torch and vLLM below.
+CUDA_FRAMEWORKS := swift verl
+cuda-frameworks: $(CUDA_FRAMEWORKS:%=$(CUDA_VENV)-%/.ready)
+
+bench-emulated-frameworks: $(READY) cuda-frameworks
+	$(BIN)/python benchmarks/emulated_frameworks.py --environments $(OVERLAYS)
+
+$(CUDA_VENV)-%/.ready: .ci/constraints/framework-%.txt $(READY) $(CUDA_VENV)/.ready
+	$(CUDA_PYTHON) -m venv --without-pip --clear $(@D)
+	site=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	$(CUDA_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/zz_base.pth"; \
+	$(PINNED) $< $(addprefix --requirement ,$(wildcard .ci/constraints/cuda-$*.txt)) --quiet --target "$$site"
+	touch $@
 
 $(CUDA_VENV)/.ready: .ci/constraints/build.txt .ci/constraints/cuda.txt pyproject.toml
 	rm -rf $(@D)

@@ -74,7 +74,7 @@ def keys() -> dict[str, list[str]]:
     )  # fmt: skip
     process = ProcessReport(
         pid=1, peak_bytes={0: 1}, torch_allocated_bytes={}, torch_reserved_bytes={}, phase_peak_bytes={}, refused=0, launches=0,
-        skipped_copies=0, skipped_bytes=0, calls={},
+        skipped_copies=0, skipped_bytes=0, calls={}, card_peak_bytes={0: 1},
     )  # fmt: skip
     rehearsed = Rehearsed(
         machine=emulated_machine("L4"), code=1, report=RunReport(processes=(process,), unjudged={}),

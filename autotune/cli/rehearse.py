@@ -117,6 +117,10 @@ def _table(found: Rehearsed) -> list[str]:
             size = format_bytes(found.machine.cards[card].memory_mib * 2**20)
             lines.append(f"card {card}, {_who(process)}: peak {format_bytes(peak)} of {size}{_torch(process, card)}")
             lines += [f"  {phase:12} {format_bytes(held)}" for phase, held in _phases(process, card)]
+    for card, peak in found.report.card_peak_bytes.items():
+        count = sum(card in process.peak_bytes for process in found.report.processes)
+        if count > 1:
+            lines.append(f"card {card}, its {count} processes together: peak {format_bytes(peak)}")
     return lines or ["No process used a card."]
 
 
@@ -153,6 +157,7 @@ def _document(found: Rehearsed, diagnosis: Diagnosis | None) -> dict[str, Any]:
         "basis": "emulated",
         "exit_code": found.code,
         "gpus": [card.gpu.name for card in found.machine.cards],
+        "cards": [{"card": card, "peak_bytes": peak} for card, peak in found.report.card_peak_bytes.items()],
         "processes": [_row(found, process, card) for process in _by_card(found) for card in process.peak_bytes],
         "error": failure and {"words": failure.words, "place": failure.place},
         "diagnosis": diagnosis and as_document(diagnosis),

@@ -12,7 +12,7 @@ from pathlib import Path
 from autotune.emulator.stubs import Stub
 
 CARDS, PHASES, NAME = 16, 32, 32
-MAGIC, VERSION = 0x454D5532, 1
+MAGIC, VERSION = 0x454D5532, 2
 LIMITATIONS = (
     "Emulated, not measured: memory is accounted for as torch and the driver do it, with a context, kernels and NCCL of typical "
     "size; time, values of large tensors and what a kernel may need are not. See docs/emulated-gpus.md."
@@ -48,6 +48,9 @@ class ProcessReport:
     rank: int | None = None
     """Global rank that its launcher gave it; None without one."""
 
+    card_peak_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Most that all processes held together on a card, at times when this one took memory."""
+
     role: str | None = None
     """Ray actor or part of vLLM, by the process's title; None for another process."""
 
@@ -65,6 +68,12 @@ class RunReport:
 
     failed: tuple[str, ...] = field(default=())
     """Operators that the CPU could not compute in their place."""
+
+    @property
+    def card_peak_bytes(self) -> dict[int, int]:
+        """Return each card's peak: all processes on it together."""
+        cards = sorted({card for process in self.processes for card in process.card_peak_bytes})
+        return {card: max(process.card_peak_bytes.get(card, 0) for process in self.processes) for card in cards}
 
     def sentences(self) -> tuple[str, ...]:
         """Return what narrows the meaning of this run; nothing where all is well."""
@@ -100,8 +109,8 @@ def read_process(path: Path) -> ProcessReport | None:
         if (magic, version) != (MAGIC, VERSION):
             return None
         at = _HEAD.size
-        peak, allocated, reserved = (_by_card(data, at + index * _PEAKS.size) for index in range(3))
-        at += 3 * _PEAKS.size
+        peak, allocated, reserved, together = (_by_card(data, at + index * _PEAKS.size) for index in range(4))
+        at += 4 * _PEAKS.size
         by_phase = dict(_phase(data, at + index * (NAME + _PEAKS.size)) for index in range(min(phases, PHASES)))
         at += PHASES * (NAME + _PEAKS.size)
         counts = struct.unpack_from(f"<{stubs}I", data, at)
@@ -118,6 +127,7 @@ def read_process(path: Path) -> ProcessReport | None:
         skipped_copies=skipped,
         skipped_bytes=skipped_bytes,
         calls={place: count for place, count in enumerate(counts) if count},
+        card_peak_bytes=together,
         rank=_rank(path.parent / f"{pid}.rank"),
         role=_role(path.parent / f"{pid}.title"),
     )

@@ -365,3 +365,17 @@ def test_gradients_of_a_shared_weight_are_summed_in_place(python: str) -> None:
     assert summed == 3 * 64, "the weight, and a gradient of each use"
     assert gathered <= 2 * 64 + 8 + 4 + 4, "the weight, its gradient, positions and what was picked"
     assert values == [5.0] * 4
+
+
+@pytest.mark.parametrize("card", ["L4", "H200"])
+def test_kernels_that_are_chosen_by_the_card(python: str, card: str) -> None:
+    """CUB asks which image of a kernel runs, and has none for 8.9; attention prefers cuDNN from Hopper on."""
+    program = """
+        import json, torch
+        mask = torch.tensor([True, False] * 16384, device="cuda")
+        spread = torch.zeros(32768, device="cuda").masked_scatter(mask, torch.ones(16384, device="cuda"))
+        heads = [torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True).sum().backward()
+        print(json.dumps([list(spread.shape), list(heads[0].grad.shape)]))
+    """
+    assert told(run(python, card, program)) == [[32768], [2, 8, 512, 64]]

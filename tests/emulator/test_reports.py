@@ -9,10 +9,11 @@ import pytest
 from autotune.emulator import reports
 
 
-def kept(folder: Path, pid: int) -> None:
-    """Write the report of a process that took nothing."""
-    content = bytearray(reports._HEAD.size + 3 * reports._PEAKS.size + reports.PHASES * (reports.NAME + reports._PEAKS.size))
+def kept(folder: Path, pid: int, together: int = 0) -> None:
+    """Write the report of a process during which all processes held so much of the second card."""
+    content = bytearray(reports._HEAD.size + 4 * reports._PEAKS.size + reports.PHASES * (reports.NAME + reports._PEAKS.size))
     reports._HEAD.pack_into(content, 0, reports.MAGIC, reports.VERSION, pid, 0, 0, 0, 0, 0, 0, 0, 0)
+    reports._PEAKS.pack_into(content, reports._HEAD.size + 3 * reports._PEAKS.size, 0, together, *[0] * (reports.CARDS - 2))
     (folder / f"{pid}-1a.report").write_bytes(content)
 
 
@@ -32,3 +33,9 @@ def test_the_title_of_rays_and_vllms_processes_is_their_role(title: str | None, 
         (tmp_path / "7.title").write_text(title)
     (process,) = reports.read(tmp_path, ()).processes
     assert (process.pid, process.role, process.rank) == (7, role, None)
+
+
+def test_a_cards_peak_is_of_all_its_processes(tmp_path: Path) -> None:
+    for pid, together in ((7, 3 * 2**30), (8, 5 * 2**30)):
+        kept(tmp_path, pid, together)
+    assert reports.read(tmp_path, ()).card_peak_bytes == {1: 5 * 2**30}

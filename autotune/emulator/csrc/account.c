@@ -81,6 +81,14 @@ static Holder *mine(Account *card) {
   return vacant;
 }
 
+/* A card's peak, which is always reached by somebody who takes. */
+static void note_card(int physical) {
+  Account *card = &shared->card[physical];
+  int64_t *peak = &emu_report->card_peak[physical];
+  if (card->used > *peak) bury_the_dead(card);
+  if (card->used > *peak) *peak = card->used;
+}
+
 /* With the lock held. */
 static int take(int physical, int64_t bytes) {
   Account *card = &shared->card[physical];
@@ -93,6 +101,7 @@ static int take(int physical, int64_t bytes) {
   card->used += bytes;
   if (holder) holder->used += bytes;
   emu_note_use(physical, holder ? holder->used : 0);
+  if (bytes > 0) note_card(physical);
   return SUCCESS;
 }
 

@@ -86,6 +86,7 @@ typedef struct {
   int32_t pid, parent, stubs, phases;
   int64_t launches, copies, copies_skipped, bytes_skipped, refused;
   int64_t peak[MAX_CARDS], torch_allocated[MAX_CARDS], torch_reserved[MAX_CARDS];
+  int64_t card_peak[MAX_CARDS]; /* of all processes together, when this one took memory */
   struct { char name[32]; int64_t peak[MAX_CARDS]; } phase[MAX_PHASES];
   uint32_t calls[];
 } Report;

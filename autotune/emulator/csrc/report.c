@@ -21,7 +21,7 @@ static Report *map_report(int fd) {
 void emu_begin_report(void) {
   emu_report = map_report(-1);
   emu_report->magic = 0x454d5532;
-  emu_report->version = 1;
+  emu_report->version = 2;
   emu_report->pid = getpid();
   emu_report->parent = getppid();
   emu_report->stubs = emu_stub_count;

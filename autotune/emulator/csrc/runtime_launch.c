@@ -55,13 +55,27 @@ struct function_attributes {
   int most_threads, registers, ptx, binary, cache_mode_ca, most_dynamic_shared, preferred_carveout, rest[24];
 };
 
+/* Capabilities that torch's kernels were compiled for; CUB looks for its own tuning by the one that runs. */
+enum { MOST_IMAGES = 32 };
+static int images[MOST_IMAGES], image_count;
+ENTRY void emu_compiled_for(int capability) {
+  if (image_count < MOST_IMAGES) images[image_count++] = capability;
+}
+
+/* A card runs the newest image of its generation that is not newer than itself: one of 8.9 that for 8.6. */
+static int image_for(int capability) {
+  int best = 0;
+  for (int i = 0; i < image_count; i++)
+    if (images[i] / 10 == capability / 10 && images[i] <= capability && images[i] > best) best = images[i];
+  return best ? best : capability;
+}
+
 ENTRY int cudaFuncGetAttributes(struct function_attributes *found, const void *function) {
   const Card *card = emu_card(emu_device());
-  int capability = card->major * 10 + card->minor;
   memset(found, 0, offsetof(struct function_attributes, rest));
   found->most_threads = 1024;
   found->registers = 32;
-  found->ptx = found->binary = capability;
+  found->ptx = found->binary = image_for(card->major * 10 + card->minor);
   found->most_dynamic_shared = emu_attribute(card, 97);
   return SUCCESS;
 }

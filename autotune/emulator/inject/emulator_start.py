@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -94,10 +96,19 @@ def _both(first: After, second: After) -> After:
     return after
 
 
+def _tell_images(torch: ModuleType) -> None:
+    """Report to the emulated runtime which capabilities torch's kernels were compiled for."""
+    library = ctypes.CDLL(None)
+    for number in re.findall(r"\bsm_(\d+)\b", torch._C._cuda_getArchFlags() or ""):
+        library.emu_compiled_for(int(number))
+
+
 def _keep_values(torch: ModuleType) -> None:
     """Enter the dispatch mode in this thread and in all that start later: it belongs to one thread."""
     if getattr(torch.version, "cuda", None) is None:
         return
+    _tell_images(torch)
+    torch._C._set_sdp_use_cudnn(False)  # attention's first choice from Hopper on; its engines are absent here
     emulator_values = importlib.import_module("emulator_values")
     emulator_values.print_what_is_there()
     _kept.append(emulator_values.TrueValues())

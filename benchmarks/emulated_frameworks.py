@@ -1,0 +1,209 @@
+"""Launched frameworks on emulated cards: GRPO by their own code, beside the stand-in's prediction.
+
+make bench-emulated-frameworks
+
+Each framework trains a few real steps with vLLM in an environment of its own (`make cuda-frameworks`), started
+by the command that autotune renders. Weights are the right shapes without content. Writes
+results/emulated_frameworks.json. Its figures are emulated and predicted, not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import machine
+
+from autotune.catalog.model_lookup import find_model
+from autotune.core.answer import plain
+from autotune.core.probe_plan import ProbePlan
+from autotune.emulator.cards import emulated_machine
+from autotune.emulator.rehearsal import Rehearsed, rehearse
+from autotune.frameworks.launched_run import OUT, Launch
+from autotune.machine import environment
+from autotune.prediction.service import PredictionService, open_tracers
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.worker import synthetic
+from autotune.worker.metric_readers import MetricReader, line_source
+
+HERE = Path(__file__).resolve().parent
+RESULT = HERE / "results" / "emulated_frameworks.json"
+PACKAGES = ("torch", "vllm", "transformers", "trl", "peft", "ray", "deepspeed", "ms-swift", "verl", "openrlhf")
+GPUS, MODEL, STEPS = "2xA100-40G", "Qwen2.5-0.5B", 3
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """One framework's GRPO with vLLM on the training GPUs."""
+
+    framework: str
+    tuning: str = "lora"
+    global_batch: int = 8
+    holds: tuple[str, ...]
+    added: tuple[str, ...] = ()
+    """Words of the command that no prediction depends on."""
+
+
+SETUPS = (
+    Setup(
+        framework="swift",
+        holds=(
+            "per_device_train_batch_size=4", "vllm_gpu_memory_utilization=0.4", "sleep_level=1", "model_type=qwen2",
+            "template=qwen2_5",
+        ),
+    ),
+    Setup(
+        framework="verl",
+        tuning="full",
+        global_batch=16,
+        holds=(
+            "data.train_batch_size=4", "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+            "actor_rollout_ref.rollout.enforce_eager=true", "actor_rollout_ref.model.use_remove_padding=false",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4", "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
+        ),
+        # flash-attn has no wheel; Ray gives each worker a core of its own, of which two are here.
+        added=(
+            "+actor_rollout_ref.model.override_config.attn_implementation=sdpa", "reward.num_workers=1",
+            "transfer_queue.backend.SimpleStorage.num_data_storage_units=2", "ray_kwargs.ray_init.num_cpus=32",
+            "actor_rollout_ref.rollout.agent.num_workers=1", "data.dataloader_num_workers=0",
+        ),
+    ),
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environments", type=Path, required=True, help="folder with cuda-swift, cuda-verl")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("frameworks", nargs="*", help="only these; the others stay in the file as they are")
+    asked = parser.parse_args()
+    os.environ.update(ENVIRONMENT)
+    rows = json.loads(asked.out.read_text())["rows"] if asked.out.is_file() else {}
+    for setup in SETUPS:
+        if setup.framework in (asked.frameworks or [one.framework for one in SETUPS]):
+            rows[setup.framework] = run(setup, asked.environments / f"cuda-{setup.framework}" / "bin" / "python")
+    asked.out.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
+    print(json.dumps(rows, indent=1))
+    return int(any(row["exit_code"] for row in rows.values()))
+
+
+def run(setup: Setup, python: Path) -> dict[str, Any]:
+    """Rehearse and predict one setup."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="emulated-framework-") as name:
+        folder = Path(name)
+        write_empty_model(folder / "model", find_model(MODEL).config)
+        request = _request(setup, str(folder / "model"), python)
+        launch = request.trainer.launch(candidate_of_job(request), request.job.task, _plan())
+        found = rehearse(_command(launch, setup, folder), emulated_machine(GPUS), python, sys.stderr.write)
+        steps = _records(launch, folder)
+        prediction = _predicted(request)
+    return {
+        "setup": {"model": MODEL, "gpus": GPUS, "tuning": setup.tuning, "settings": dict(candidate_of_job(request).settings)},
+        "ran_on": machine.facts({k: v for k, v in environment.versions(python, PACKAGES).items() if v}),
+        "seconds": round(time.monotonic() - began),
+        "exit_code": found.code,
+        "error": found.failure and found.failure.words,
+        "steps": steps,
+        "emulated": _emulated(found),
+        "predicted": {name: prediction[name] for name in (
+            "peak_memory_bytes", "torch_peak_allocated_bytes", "torch_peak_reserved_bytes", "fits")},
+    }  # fmt: skip
+
+
+def _request(setup: Setup, model: str, python: Path) -> ParsedRequest:
+    return parse_request(Flags(
+        framework=setup.framework, method="grpo", model=model, gpus=GPUS, python=str(python), mode="predict", tuning=setup.tuning,
+        hold=setup.holds, max_prompt_length=256, max_completion_length=64, num_generations=4, global_batch=setup.global_batch,
+    ))  # fmt: skip
+
+
+def _plan() -> ProbePlan:
+    return replace(ProbePlan(), optimizer_steps=STEPS, warmup_cycles=1, timed_cycles=STEPS - 1)
+
+
+def _command(launch: Launch, setup: Setup, folder: Path) -> list[str]:
+    for name, text in launch.files.items():
+        (folder / name).write_text(text)
+    words = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+    words += [shlex.quote(word) for word in (*launch.argv, *setup.added)]
+    return ["bash", "-c", "env " + " ".join(words).replace(OUT, str(folder))]
+
+
+def _records(launch: Launch, folder: Path) -> int:
+    """Return how many steps the framework's own log has."""
+    spec = plain(launch.figures)
+    reader = MetricReader(spec)
+    for line in line_source(spec, folder)([]):
+        reader.read(line, 0.0)
+    return reader.records
+
+
+def _emulated(found: Rehearsed) -> dict[str, Any]:
+    processes = [
+        {
+            "role": process.role, "rank": process.rank, "card": card, "peak_bytes": peak,
+            "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
+            "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
+            "phase_peak_bytes": {name: peaks[card] for name, peaks in process.phase_peak_bytes.items() if card in peaks},
+        }
+        for process in found.report.processes for card, peak in process.peak_bytes.items()
+    ]  # fmt: skip
+    return {"cards": found.report.card_peak_bytes, "processes": processes, "doubts": found.report.sentences()}
+
+
+def _predicted(request: ParsedRequest) -> Mapping[str, Any]:
+    job = request.job
+    with contextlib.closing(open_tracers(job.task, request.trainer)) as tracers:
+        service = PredictionService(
+            task=job.task, trainer=request.trainer, limit_bytes=job.memory_limit_bytes, tracer=tracers
+        )  # fmt: skip
+        predicted: dict[str, Any] = plain(service.predict(candidate_of_job(request)))
+    return predicted
+
+
+def write_empty_model(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write a model folder whose weights take no room on the disk: a file with holes, read as zeros."""
+    synthetic.write_model_folder(folder, config)
+    header, size = _header(folder)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size)
+
+
+def _header(folder: Path) -> tuple[bytes, int]:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
+    at, entries = 0, {"__metadata__": {"format": "pt"}}
+    for name, shape in _parameters(model):
+        end = at + 2 * shape.numel()
+        entries[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}  # type: ignore[dict-item]
+        at = end
+    text = json.dumps(entries).encode()
+    return text + b" " * (-len(text) % 8), at
+
+
+def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and shape of each parameter; a tied one has one name."""
+    for name, parameter in model.named_parameters():
+        yield name, parameter.shape
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,42 @@
+"""GRPO of launched frameworks by their own code, with vLLM, on two emulated cards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_CUDA_FRAMEWORKS", ROOT / ".venvs"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("framework", ["swift"])
+def test_real_steps_stay_within_the_prediction(framework: str, tmp_path: Path) -> None:
+    if not (ENVIRONMENTS / f"cuda-{framework}/bin/python").exists():
+        pytest.skip(f"no {ENVIRONMENTS}/cuda-{framework}: make cuda-frameworks")
+    words = [
+        "benchmarks/emulated_frameworks.py",
+        "--environments",
+        str(ENVIRONMENTS),
+        "--out",
+        str(tmp_path / "found.json"),
+        framework,
+    ]
+    ran = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    row = json.loads((tmp_path / "found.json").read_text())["rows"][framework]
+    assert row["steps"] >= 3
+    processes = row["emulated"]["processes"]
+    assert {one["card"] for one in processes} == {0, 1}
+    assert all(one["role"] is not None or one["rank"] is not None for one in processes), processes
+    phases = {phase for one in processes for phase in one["phase_peak_bytes"]}
+    assert {"engine start", "rollout", "backward", "optimizer"} <= phases
+    predicted = row["predicted"]["peak_memory_bytes"]
+    for peak in row["emulated"]["cards"].values():
+        assert predicted["low"] <= peak <= predicted["high"]
