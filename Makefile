@@ -144,7 +144,7 @@ CUDA_PYTHON := $(CURDIR)/$(CUDA_VENV)/bin/python
 ON_CARDS := PYTHONPATH=$(CURDIR) $(CUDA_PYTHON) -m autotune rehearse --python $(CUDA_PYTHON)
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include='test_*.py')
 
-test-cuda: $(CUDA_VENV)/.ready
+test-cuda: $(CUDA_VENV)/.ready $(CUDA_VENV)-swift/.ready
 	$(ON_CARDS) --gpus 1xA100-80G -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)
 	$(ON_CARDS) --gpus 2xA100-80G -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)
 	PYTHONPATH=$(CURDIR) AUTOTUNE_CUDA_PYTHON=$(CUDA_PYTHON) $(CUDA_PYTHON) -m pytest -q tests/emulator

@@ -18,8 +18,8 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,10 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
         write_empty_model(folder / "model", find_model(MODEL).config)
         request = _request(setup, str(folder / "model"), python)
         launch = request.trainer.launch(candidate_of_job(request), request.job.task, _plan())
+        figures = asdict(launch.figures)
+        lines = line_source(figures, folder)
         found = rehearse(_command(launch, setup, folder), emulated_machine(GPUS), python, sys.stderr.write)
-        steps = _records(launch, folder)
+        steps = _records(figures, lines(list(found.output)))
         prediction = _predicted(request)
     return {
         "setup": {"model": MODEL, "gpus": GPUS, "tuning": setup.tuning, "settings": dict(candidate_of_job(request).settings)},
@@ -143,11 +145,10 @@ def _command(launch: Launch, setup: Setup, folder: Path) -> list[str]:
     return ["bash", "-c", "env " + " ".join(words).replace(OUT, str(folder))]
 
 
-def _records(launch: Launch, folder: Path) -> int:
+def _records(figures: Mapping[str, Any], lines: Sequence[str]) -> int:
     """Return how many steps the framework's own log has."""
-    spec = plain(launch.figures)
-    reader = MetricReader(spec)
-    for line in line_source(spec, folder)([]):
+    reader = MetricReader(figures)
+    for line in lines:
         reader.read(line, 0.0)
     return reader.records
 
