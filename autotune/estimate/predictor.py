@@ -55,7 +55,9 @@ def memory(given: PredictionInput) -> Prediction:
 
 
 def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
-    """Add speed, if the device's is known."""
+    """Add speed, if the device's is known. Copies to the host have no model: offloaded activations have none."""
+    if given.settings.get("activation_offloading"):
+        return memory
     return throughput.with_throughput(
         memory,
         given.trace,

@@ -36,6 +36,7 @@ EXCLUDED = {
     "server_tensor_parallel_size": "how an engine that takes no part in the backward pass is split",
     "vllm_tensor_parallel_size": "how an engine that takes no part in the backward pass is split",
     "PYTORCH_CUDA_ALLOC_CONF": "where torch puts its blocks on a GPU, never what is in them",
+    "activation_offloading": "copies saved activations to the host and back, unchanged; needs a GPU",
     "offload_optimizer_device": "where DeepSpeed keeps and updates the optimizer's state; needs a GPU",
     "offload_param_device": "where DeepSpeed keeps weights while no layer needs them; needs a GPU",
     "local_rollout_forward_batch_size": "PPO's rollouts at a time, without gradients: other samples of the same policy",

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, cast
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
 from autotune.core.dataset_lengths import PromptLengths, RowLengths
-from autotune.core.errors import CannotPredict
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
@@ -198,14 +197,6 @@ class TrlOffline(TrlGrpo):
         request = {**super().probe_request(candidate, task, plan)}
         del request["reward_funcs"]
         return {**request, "lengths": {"prompt": prompt, "completion": completion, "typical": None}}
-
-    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        if candidate.settings.get("activation_offloading"):
-            raise CannotPredict(
-                "activation_offloading copies activations to the host over a CUDA stream, which a trace lacks.",
-                way_out="Leave it out for an upper bound, or measure it on the GPU: autotune run.",
-            )
-        return super().trace_request(candidate, task)
 
 
 class TrlOnlineDpo(TrlGrpo):

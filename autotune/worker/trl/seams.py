@@ -104,6 +104,8 @@ SEAMS: tuple[Seam, ...] = (
     Seam(GRPO, "VLLMGeneration", "no engine in a trace", "trace"),
     Seam(RLOO, "VLLMGeneration", "no engine in a trace", "trace"),
     Seam(DPO, "hash_module", "hash of weights that do not exist in a trace", "trace"),
+    *(Seam(module, "get_act_offloading_ctx_manager", "no streams in a trace", "either") for module in (SFT, DPO, REWARD)),
+    Seam(KTO, "get_act_offloading_ctx_manager", "no streams in a trace", "either", since=KTO_OLDEST),
     Seam(UTILS, "_CHUNKED_LOGPROB_CHUNK_SIZE", "vocabulary projected at once; absent if all of it is", "either", since="1.16.0"),
     Seam("trl.models.utils", "add_hooks", "ZeRO-3's hooks after a rollout: read, not called", "either"),
     Seam("trl.scripts.vllm_serve", "build_command", "vLLM server without weights on disk", "either", since="1.16.0"),

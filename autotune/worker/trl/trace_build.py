@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import synthetic
-from ..tracing import Untraceable, fake_models, fsdp2, patching, quantised, step_annotator
+from ..tracing import Untraceable, fake_models, fsdp2, offloaded_activations, patching, quantised, step_annotator
 from . import base_model, grpo_probe, methods, seams, training_arguments
 from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced, with_synthetic_pairs
 
@@ -210,6 +210,7 @@ def _without_disk_and_engine(method: str, make: Callable[[], Any]) -> Iterator[N
     module: Any = importlib.import_module(methods.METHODS[method].module)
     replacements: dict[str, Any] = {seams.REFERENCE_LOADER: lambda *_, **__: make(), "VLLMGeneration": _NoEngine}
     replacements["hash_module"] = lambda *_: ""  # of weights that do not exist
+    replacements["get_act_offloading_ctx_manager"] = offloaded_activations.for_model
     with contextlib.ExitStack() as stack:
         for name in replacements.keys() & vars(module).keys():
             stack.enter_context(patching.swapped(vars(module), name, replacements[name]))
