@@ -4,8 +4,8 @@
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 trl="${TRL:-trl}"
-command -v "$trl" >/dev/null || {
-  echo "$trl: not found. Activate the training environment, or set TRL=/path/to/trl." >&2
+[ -n "$(command -v "$trl")" ] || {
+  echo "$trl: not found. Activate the training environment, or set TRL to its path." >&2
   exit 127
 }
 exec "$trl" grpo --config "$here/recommended.yaml" --config_file "$here/accelerate.yaml" \

@@ -62,8 +62,8 @@ def finder_of(program: str) -> str:
     """Return the lines that find a program of the training environment: an upper-case variable, or PATH."""
     variable = program.upper()
     return f"""{program}="${{{variable}:-{program}}}"
-command -v "${program}" >/dev/null || {{
-  echo "${program}: not found. Activate the training environment, or set {variable}=/path/to/{program}." >&2
+[ -n "$(command -v "${program}")" ] || {{
+  echo "${program}: not found. Activate the training environment, or set {variable} to its path." >&2
   exit 127
 }}
 """
