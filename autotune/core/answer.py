@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
@@ -23,9 +23,9 @@ Purpose = Literal["baseline", "anchor", "search", "refused", "confirm"]
 
 Proven = Literal[
     "no better candidate possible", "stopped improving", "budget spent", "not proven infeasible", "interrupted",
-    "stopped by a fault",
+    "stopped by a fault", "not all measured",
 ]  # fmt: skip
-"""Reason of the end, or what it proves."""
+"""Reason of the end, or what it proves. `not all measured`: every probe of a candidate was ended from outside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +195,14 @@ class Recommendation(Answer[Trial]):
     """Interference of concurrent probes; None if they ran one after another."""
 
     soaks: tuple[Soak, ...] = ()  # long runs of the winner, and of finalists that did not hold
+
+
+def without_result(trials: Iterable[Trial]) -> tuple[Trial, ...]:
+    """Return the last probe of each candidate whose probes were all ended from outside."""
+    probes = [trial for trial in trials if trial.purpose != "confirm"]
+    last = {trial.candidate.id: trial for trial in probes}
+    decided = {trial.candidate.id for trial in probes if not trial.measurement.ended_from_outside}
+    return tuple(trial for candidate_id, trial in last.items() if candidate_id not in decided)
 
 
 def plain(value: object) -> Any:

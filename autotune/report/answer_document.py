@@ -9,7 +9,16 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from autotune.core.answer import Forecast, PredictedCandidate, Recommendation, Trial, WayToFit, plain
+from autotune.core.answer import (
+    Forecast,
+    PredictedCandidate,
+    Recommendation,
+    Trial,
+    WayToFit,
+    plain,
+    setting_text,
+    without_result,
+)
 from autotune.core.candidate import Candidate
 from autotune.core.interference import Disturbance, describe_interference
 from autotune.core.job import Job
@@ -229,10 +238,16 @@ def _difference(winner: Trial | PredictedCandidate | None, other: Trial | Predic
 
 
 def caveats_of(answer: Recommendation) -> tuple[str, ...]:
-    """Return the restrictions of the winner's figures; without a winner, of all figures."""
+    """Return the restrictions of the winner's figures, or without a winner of all figures, and the candidates without any."""
     proof = answer.certificate or answer.winner
     trials = answer.trials if proof is None else (proof,)
-    return tuple(dict.fromkeys(caveat for trial in trials for caveat in trial.measurement.caveats))
+    missing = without_result(answer.trials)
+    names = [
+        " ".join(f"{name}={setting_text(value)}" for name, value in _difference(answer.winner, one).items()) for one in missing
+    ]
+    few = "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    lost = [f"Every probe was ended from outside, so there is no result: {few}. --fresh measures again."] if missing else []
+    return tuple(dict.fromkeys([*(caveat for trial in trials for caveat in trial.measurement.caveats), *lost]))
 
 
 def _measured_trade_off(answer: Recommendation, trial: Trial) -> dict[str, Any]:

@@ -3,7 +3,7 @@ can be concluded again."""
 
 from __future__ import annotations
 
-from autotune.core.answer import Change, Counts, Proven, Recommendation, Trial
+from autotune.core.answer import Change, Counts, Proven, Recommendation, Trial, without_result
 from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.job import Job
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome
@@ -20,6 +20,8 @@ def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, el
     choice, tier = choose(view, finished=proven is not None), view.tier_of_choice()
     winner = choice.winner
     undecided = winner is None and proven in ("budget spent", "stopped improving")
+    if winner is not None and proven == "no better candidate possible" and without_result(view.all):
+        proven = "not all measured"
     return Recommendation(
         winner=winner,
         certificate=view.confirmations.get(winner.candidate.id) if winner else None,

@@ -67,6 +67,8 @@ class Record:
             schema=SCHEMA, when=_now(), where=platform.node(), facts=self.here.facts, budget_seconds=job.budget_seconds,
             max_probes=job.max_probes, answer=answer,
         )  # fmt: skip
+        if answer.proven == "not all measured":
+            return
         if answer.winner is not None or answer.proven == "no better candidate possible":
             self._store.keep(ANSWERS, self.here.job_key, known)
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autotune.core.answer import Recommendation
+from autotune.core.answer import Recommendation, without_result
 from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput, ProbeError, StudyMismatch
 from autotune.core.events import Event, ProbeEnded
 from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Outcome
 from autotune.core.probe_plan import ProbePlan
+from autotune.report.answer_document import caveats_of
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
 from tests.inline_executor import InlineExecutor
@@ -302,7 +303,8 @@ def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Pa
     study = open_study(job, legal_candidates(job, trainer), hopeless)
     executor = InlineExecutor(measure=killed_now_and_then)
     answer = run_search(job, study=study, executor=executor, listener=lambda event: None, clock=Clock(600))
-    assert answer.proven == "no better candidate possible"
+    assert answer.proven == "not all measured" and [one.candidate for one in without_result(answer.trials)] == [hopeless]
+    assert any("ended from outside, so there is no result: " in caveat for caveat in caveats_of(answer))
     assert attempts[hopeless.id] == 3, "it was not given up, or too early"
     assert answer.winner is not None and answer.winner.candidate == unlucky, "it was not measured again"
     assert answer.baseline is not None and answer.baseline.measurement.outcome is Outcome.INTERRUPTED
