@@ -65,7 +65,7 @@ help:
 	@echo "make bench-emulated-frameworks  ms-swift's and verl's own GRPO with vLLM on emulated cards, beside what is predicted"
 	@echo "make bench-preflight  how long preflight takes, measured and from the record"
 	@echo "make test-faults   every fault at every place, many times over (long)"
-	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote"
+	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote (FUZZ=9: a million)"
 	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: everything that is claimed about GPUs"
 	@echo "make test-gpu      there as well: the tests that need one"
 	@echo "make trl-overlays  other supported versions of TRL, for the slow tests"
@@ -123,7 +123,7 @@ test-faults: $(READY)
 	$(BIN)/python -m tests.faults
 
 fuzz: $(READY)
-	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.fuzz --share $(or $(FUZZ),1)
 
 bench-rig: $(READY)
 	$(BIN)/python benchmarks/rig_reuse.py
