@@ -37,6 +37,8 @@ REASONS = (
     "- Emulator, mended. `torch.zeros` in a block of torch's cache kept the bytes of its former tensor. DeepSpeed begins",
     "  its count of gradients that are not finite there, and left out every step of ZeRO-1 and ZeRO-2, so that the",
     "  optimizer had no state. Rows of these two stages are newer than that.",
+    "- Emulator, mended. On cards of capability 8.9 CUB found no tuning for its kernels (`masked_scatter`, and with it TRL's",
+    "  loss); on Hopper attention asked for cuDNN's engines, which are absent. Both ended the run.",
     "- Open. The optimizer offloaded under ZeRO-2 needs 18 GB of the host beside everything else: this machine of 24 GB",
     "  ended it, which counts as a wrong verdict above. Reserved memory of the 1.5B under ZeRO-2 is predicted 15% high.",
     "- Open. Qwen2.5-1.5B under ZeRO-3 (allocated 8.6% high) was not examined. Reserved memory under GRPO is up to 7% off",

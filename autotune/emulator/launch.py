@@ -21,10 +21,12 @@ _DEFAULTS = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "DS_BUILD_OPS": "0",
     "RAY_LD_PRELOAD_ON_WORKERS": "1",
+    "RAY_worker_niceness": "0",
 }
 """Defaults that the user's environment overrides. vLLM's second runner counts tokens inside a Triton
 kernel, so that generation never ends; FlashInfer compiles its sampler with nvcc; DeepSpeed's
-operators need nvcc too; Ray removes preloaded libraries from workers."""
+operators need nvcc too; Ray removes preloaded libraries from workers, and runs them at niceness 15,
+while everything is computed on the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
