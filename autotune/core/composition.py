@@ -115,6 +115,7 @@ class StepShape:
     generation_micro_batch: int | None = None  # per rank; None: its share of the generation batch
     retained_logits: int = 0  # completions per rank with float32 logits kept until the next rollout
     empties_rollout_cache: bool = False  # empties torch's cache before and after each rollout
+    empties_before_engine: bool = False  # loads first, empties torch's cache, then starts the engine
     loss_tokens: int | None = None  # per given row, without a rollout; None: all of its tokens
     packs_rows: bool = False  # trains on rows without padding; False: padded to the rank's longest completion
     token_budget: bool = False  # micro-batches are filled up to a number of tokens

@@ -144,8 +144,11 @@ def _engine(given: PredictionInput, scene: Scene) -> _Engine | None:
         return None
     if settings.shares_weights:  # it loads them, and the trainer takes them from it
         return _Engine(use=_fitted(given, round(scene.outside.context.value)), uncertain=False)
-    others = sum(scene.others.get("rollout", {}).values()) - min(scene.away_bytes, scene.usage.loaded_bytes)
-    held = scene.outside.context + Estimate.exactly(max(0, scene.usage.loaded_bytes + others))
+    loaded = scene.usage.loaded_bytes
+    if given.composition.empties_before_engine:
+        loaded = min(loaded, scene.usage.resting.allocated_bytes)
+    others = sum(scene.others.get("rollout", {}).values()) - min(scene.away_bytes, loaded)
+    held = scene.outside.context + Estimate.exactly(max(0, loaded + others))
     whole = given.hardware.memory_bytes  # upper bound of anything held
     low, middle, high = (_fitted(given, min(round(other), whole)) for other in (held.low, held.value, held.high))
     return _Engine(use=middle, uncertain=(low.failure is None) != (high.failure is None), apart=settings.apart)
@@ -204,6 +207,7 @@ def _share(use: EngineUse, composition: Composition) -> EngineShare:
         passing_bytes=passing,
         sleeps=settings.sleep,
         wakes_at_once=settings.wakes_at_once,
+        starts_after_load=composition.empties_before_engine,
     )
 
 

@@ -40,17 +40,22 @@ class EngineShare:
     passing_bytes: int  # temporary activations, out of the cache that it shares with the trainer
     sleeps: bool
     wakes_at_once: bool = False  # its cache is back when weights are pushed to it
+    starts_after_load: bool = False  # it finds the loaded trainer without a cache, as before a rollout
 
     def held(self, phase: Phase) -> Estimate:
+        if phase == "load" and self.starts_after_load:
+            return Estimate.exactly(0)
         if self.has_cache(phase):
             return self.awake
         return self.loading if phase == "sync" else self.asleep
 
     def has_cache(self, phase: Phase) -> bool:
-        return not self.sleeps or phase in ("load", "rollout") or (phase == "sync" and self.wakes_at_once)
+        if phase == "load":
+            return not self.starts_after_load
+        return not self.sleeps or phase == "rollout" or (phase == "sync" and self.wakes_at_once)
 
     def passes(self, phase: Phase) -> int:
-        return self.passing_bytes if phase in ("load", "rollout") else 0
+        return self.passing_bytes if phase == "rollout" or (phase == "load" and not self.starts_after_load) else 0
 
 
 @dataclass(frozen=True, kw_only=True)

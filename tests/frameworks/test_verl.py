@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from autotune.core.errors import CannotPredict
 from autotune.core.probe_plan import ProbePlan
 from autotune.frameworks.launched_run import OUT
 from autotune.frameworks.stand_in import StandIn
+from autotune.prediction.service import open_prediction_service
+from autotune.request.flags import Flags
+from autotune.request.job_builder import candidate_of_job, parse_request
 from tests.frameworks.stand_ins import asked, refusal
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -197,3 +201,17 @@ def test_sglang_is_an_engine_besides_vllm() -> None:
     vllm = asked("verl")
     other = vllm[0].compose(*vllm[1:])
     assert other.engine is not None and other.engine.kind == "vllm" and not any("SGLang" in note for note in other.notes)
+
+
+@pytest.mark.parametrize(("strategy", "tuning"), [("fsdp", "lora"), ("fsdp2", "full")])
+@pytest.mark.slow
+def test_the_engine_starts_beside_the_loaded_weights_alone(strategy: str, tuning: str) -> None:
+    """`init_model` ends by emptying torch's cache: what loading left there is not beside vLLM, and the interval is narrow."""
+    typed = (f"{ACTOR}.strategy={strategy}",)
+    flags = Flags(framework="verl", model="Qwen2.5-1.5B", gpus="4xH100", tuning=tuning, set=typed, mode="predict")
+    understood = parse_request(flags)
+    with contextlib.closing(open_prediction_service(understood.job, understood.trainer)) as service:
+        found = service.predict(candidate_of_job(understood))
+    by_phase = {phase.name: phase.peak_bytes for phase in found.phases}
+    assert by_phase["load"].high < by_phase["rollout"].low
+    assert found.peak_memory_bytes.high <= 1.25 * found.peak_memory_bytes.low
