@@ -31,6 +31,7 @@ class Job:
     study_name: str
     out: Path
     data: RowLengths | None = None  # row lengths of the user's data, where measured
+    budget_adapts: bool = False  # nobody stated it: expensive probes extend it
     resume: bool = False
     fresh: bool = False
     executor: ExecutorName = "local"  # probes run on this machine or on a Ray cluster

@@ -122,9 +122,13 @@ class PredictionService:
 
     def _predict_traced(self, candidate: Candidate) -> Prediction:
         if candidate.id not in self._longest:
-            request = self.request(candidate)
-            self._longest[candidate.id] = predict(self._situation(candidate, request, self._trace(request)))
+            self._longest[candidate.id] = predict(self.input_of(candidate))
         return self._longest[candidate.id]
+
+    def input_of(self, candidate: Candidate) -> PredictionInput:
+        """Return everything that a prediction of this candidate depends on."""
+        request = self.request(candidate)
+        return self._situation(candidate, request, self._trace(request))
 
     def _trace(self, request: Request) -> Trace:
         return self._tracer.trace(trace_requests.traced_request(request))

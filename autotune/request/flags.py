@@ -122,7 +122,8 @@ class RequestOptions(CommonOptions, total=False):
 class RunOptions(RequestOptions, total=False):
     """Flags of `autotune run` alone."""
 
-    budget: Annotated[str, Flag(SEARCH, metavar="TIME", default="20m", help="Wall-clock time for the search. Example: 1h30m.")]
+    budget: Annotated[str, Flag(SEARCH, metavar="TIME", default="auto",
+        help="Wall-clock time for the search. Example: 1h30m. Default: 20m, or what a usual search is predicted to take.")]
     max_probes: Annotated[int, Flag(SEARCH, metavar="N", default=100, minimum=1, help="Maximum number of measured candidates.")]
     mode: Annotated[Mode, Flag(SEARCH, default="auto",
         help="probe: measure on this machine; emulate: real probes on emulated GPUs, with predicted speed; predict: no GPU "

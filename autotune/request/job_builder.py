@@ -40,6 +40,8 @@ MAX_VERIFIED_GPUS = 1
 
 SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
 
+AUTO, DEFAULT_BUDGET_S = "auto", 1200.0
+
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
@@ -279,7 +281,8 @@ def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: 
         task=task,
         space=space,
         memory_limit_bytes=memory_limit(flags, task.hardware),
-        budget_seconds=parse_seconds(flags.budget),
+        budget_seconds=DEFAULT_BUDGET_S if flags.budget == AUTO else parse_seconds(flags.budget),
+        budget_adapts=flags.budget == AUTO,
         max_probes=positive("--max-probes", flags.max_probes) or 1,
         mode=mode,
         sampler=flags.sampler,

@@ -112,7 +112,7 @@ def run_search(job: Job, *, study: Study, executor: Executor, listener: Listener
     listener(
         CandidatesPruned(
             candidates=study.size,
-            budget_seconds=job.budget_seconds,
+            budget_seconds=clock.budget_seconds,
             max_probes=job.max_probes,
             resumed_trials=len(study.trials),
         )

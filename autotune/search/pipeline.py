@@ -3,7 +3,7 @@ fits, soak."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core.answer import Recommendation, Trial
@@ -12,13 +12,15 @@ from autotune.core.events import BestChanged, Event, Listener, Note, ProbeEnded
 from autotune.core.files import sqlite_url
 from autotune.core.job import Job
 from autotune.core.measurement import Outcome
+from autotune.core.prediction import Prediction
 from autotune.core.space import SearchSpace
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import predict_candidates
 from autotune.probe.executors.base import Executor
 from autotune.search import relaxation
 from autotune.search.conclusion import conclude
-from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
+from autotune.search.loop import LONG_PROBE, SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search
+from autotune.search.probe_cost import probe_cost
 from autotune.search.record import Record
 from autotune.search.soak import soak
 from autotune.search.study import Study, open_study
@@ -92,6 +94,7 @@ def _search(
     record = Record(job, versions)
     baseline = baseline_candidate(job, trainer)
     predictions = predict_candidates(job, trainer, [*request.candidates, *([baseline] if baseline else [])])
+    _show_cost(job, predictions.values(), listener, clock)
     earlier = record.earlier()
     if earlier.unreadable:
         listener(Note(text=f"Skipped {earlier.unreadable} unreadable lines of the record."))
@@ -100,6 +103,16 @@ def _search(
         listener(Note(text=f"{others} measurements of earlier searches count here as well; --fresh ignores them."))
     listener = record.storing_probes(_announcing_best(listener, job, study, executor, clock))
     return run_search(job, study=study, executor=executor, listener=listener, clock=clock)
+
+
+def _show_cost(job: Job, predictions: Iterable[Prediction], listener: Listener, clock: Clock) -> None:
+    """Report what a probe is expected to cost; extend a budget that nobody stated."""
+    cost = None if job.task.hardware.emulated else probe_cost(predictions, SHORT_PROBE, LONG_PROBE)
+    if cost is None:
+        return
+    if job.budget_adapts:
+        clock.budget_seconds = max(clock.budget_seconds, cost.search_seconds)
+    listener(Note(text=cost.text(clock.budget_seconds)))
 
 
 def _announcing_best(listener: Listener, job: Job, study: Study, executor: Executor, clock: Clock) -> Listener:
