@@ -202,6 +202,7 @@ def summarised(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
         "median_error_at_the_mean_length": round(median(abs(line["error_at_the_mean_length"]) for line in lines), 4),
         "bar": BAR,
         "losses_of_predicted_best": losses,
+        "losses_of_predicted_best_of_the_others": losses_of_predicted_best(without_the_fastest(lines) or lines),
         "bar_met": median(errors) <= BAR and _share_within(losses) >= BEST_SHARE,
         "rows": list(lines),
     }
@@ -219,6 +220,12 @@ def losses_of_predicted_best(lines: Sequence[Mapping[str, Any]]) -> list[float]:
     return found
 
 
+def without_the_fastest(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Leave out the engine that is the fastest of most draws: the others are closer to each other."""
+    first = asdict(ENGINES[0])
+    return [line for line in lines if line["engine"] != first]
+
+
 def _share_within(losses: Sequence[float]) -> float:
     return sum(loss <= BEST_WITHIN for loss in losses) / len(losses)
 
@@ -229,6 +236,7 @@ def readable(document: Mapping[str, Any]) -> str:
         ", ".join(f"{name} {version}" for name, version in ran["versions"].items()),
         document["losses_of_predicted_best"],
     )
+    others = document["losses_of_predicted_best_of_the_others"]
     near = sum(loss <= BEST_WITHIN for loss in losses)
     lines = [
         "# Simulated and measured rollouts",
@@ -241,7 +249,9 @@ def readable(document: Mapping[str, Any]) -> str:
         f"of the number of passes {document['median_error_of_passes']:.1%}.",
         f"With every completion at the mean length instead: {document['median_error_at_the_mean_length']:.1%}.",
         f"The engine predicted to be the fastest of a draw is within {BEST_WITHIN:.0%} of the fastest in {near} of {len(losses)}",
-        f"draws, at most {max(losses):.1%} slower.",
+        f"draws, at most {max(losses):.1%} slower. The first engine has room for all and wins each; of the others the predicted",
+        f"one is within {BEST_WITHIN:.0%} in {sum(loss <= BEST_WITHIN for loss in others)} of {len(others)} draws, at most",
+        f"{max(others):.1%} slower.",
         "",
         "| engine | requests, group, prompt | mean, longest | predicted s | measured s | error | passes | preempted |",
         "|---|---|---|---|---|---|---|---|",
