@@ -47,7 +47,8 @@ def test_unsupported_gpus_are_marked(tmp_path: Path) -> None:
 def test_documents_are_complete(tmp_path: Path) -> None:
     of_gpus = autotune("show", "gpus", "--json", cwd=tmp_path).document["gpus"]
     assert [row["name"] for row in of_gpus] == [gpu.name for gpu in gpus()]
-    assert all(row["source"] and row["speed_source"] and row["tflops"] and row["memory_bytes"] for row in of_gpus)
+    assert all(row["source"] and row["memory_bytes"] for row in of_gpus)
+    assert all(row["tflops"] for row in of_gpus if row.get("speed_source"))
     of_models = autotune("show", "models", "--json", cwd=tmp_path).document["models"]
     assert [row["ids"] for row in of_models] == [list(known.ids) for known in models()]
     assert all(row["source"] and row["page"] and row["config"] and row["layers"] and row["context"] for row in of_models)
