@@ -194,7 +194,8 @@ def _show_pipeline(console: Console, prediction: Prediction) -> None:
         f"{name} {one.value:,.1f} s ({one.low:,.1f} to {one.high:,.1f})"
         for name, one in (("generation", times.generation), ("training", times.training))
     )
-    waits = "the engines wait for training" if times.generation.value < times.training.value else "training waits for completions"
+    rollout = next((phase.seconds.value for phase in prediction.phases if phase.name == "rollout" and phase.seconds), 0.0)
+    waits = f"training waits {rollout:,.1f} s for completions" if rollout >= 0.1 else "the engines wait for training"
     print_line(console, f"pipeline {sides} per batch, on GPUs of their own; {waits}")
 
 
