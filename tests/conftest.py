@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 OF_RAY = (
     "test_clusters.py",
     "diagnosis/test_provoked.py",
+    "cli/test_lost_head.py",
     "executors/test_ray.py",
     "executors/test_contract.py",
     "faults/test_faults.py",

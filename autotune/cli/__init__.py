@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO, cast
+from typing import NoReturn, TextIO, cast
 
 import click
 
@@ -15,6 +16,7 @@ from autotune.cli.exit_codes import FAULT, report_and_exit_code
 from autotune.cli.formatting import Context
 from autotune.core.errors import BadInput
 from autotune.core.files import printable
+from autotune.machine.process_end import exit_handlers_are_skipped
 from autotune.machine.signals import ignore_stop_signals
 
 _COMMANDS = {
@@ -81,8 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BaseException as error:  # all exit codes are decided in one place
         ignore_stop_signals()  # a second Ctrl-C must not interrupt the report
-        sys.exit(report_and_exit_code(error, as_json="--json" in given))
-    sys.exit(result if isinstance(result, int) else 0 if result is None else FAULT)
+        _end(report_and_exit_code(error, as_json="--json" in given))
+    _end(result if isinstance(result, int) else 0 if result is None else FAULT)
+
+
+def _end(code: int) -> NoReturn:
+    if exit_handlers_are_skipped():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _check_text(arguments: Sequence[str]) -> None:

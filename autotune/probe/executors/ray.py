@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from autotune.core.errors import BadInput, MissingExtra, ProbeError, SlotLost, T
 from autotune.core.hardware import Hardware
 from autotune.core.measurement import Measurement, Outcome
 from autotune.core.probe_plan import ProbePlan
+from autotune.machine.process_end import skip_exit_handlers
 from autotune.machine.signals import restored_signals
 from autotune.probe.executors import ray_node
 from autotune.probe.executors.base import Slot
@@ -137,6 +139,8 @@ class RayExecutor:
 
     def _lose_head(self) -> None:
         self.head_lost = True
+        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # of the probes that end with it
+        skip_exit_handlers()
         raise SlotLost("The head of the Ray cluster does not answer any more. Start it again and go on with --resume.")
 
     def count_loads(self, loads: int) -> None:
