@@ -109,7 +109,7 @@ def _cycle_figure(shown: Sequence[TimedCandidate]) -> Figure:
 
 def search_time(answer: AnswerDocument) -> Drawing:
     """Draw the seconds of every probe."""
-    name, title = "search-time", "Where the search spent its time"
+    name, title = "search-time", "Time of the search"
     rows = [row for row in answer.trials if row.seconds]
     if not rows:
         return absent(name, title, "Nothing was measured." if answer.predicted else "No probe recorded its cost.")
