@@ -48,6 +48,9 @@ REASONS = (
     "  4.8% high, not examined.",
     "- `load`: random weights of a tied model are drawn with a head that is dropped again, and a reference model is there",
     "  from the beginning in the prediction, from the trainer's construction in a probe. No peak depends on it.",
+    "- `sync` with sleep mode: torch's cache of the training step is still there when the phase begins. The prediction counts",
+    "  the phase from TRL's emptying of the cache on. No peak depends on it.",
+    "- `load` of QLoRA on two cards is up to 63% high: not examined. No peak depends on it.",
     "- `forward` of full tuning: the trace counts the gradients between an optimizer's step and their release to this",
     "  phase.",
 )
