@@ -239,15 +239,22 @@ def test_zero_makes_each_moment_a_tensor_of_its_own(kind: str) -> None:
     assert state.count(masters) >= 3  # masters and two moments
 
 
-def test_numbers_below_any_parameter_are_no_temporary_copies_of_the_optimizer() -> None:
+@pytest.mark.parametrize(("noted_bytes", "smallest"), [(255, None), (200, 64)], ids=["below any parameter", "above a bias"])
+def test_small_temporary_tensors_are_no_copies_of_the_optimizer(noted_bytes: int, smallest: int | None) -> None:
     trace = plain()
+    if smallest is not None:
+        assert trace.usage is not None
+        *others, last = trace.usage.parameters
+        trace = replace(
+            trace, usage=replace(trace.usage, parameters=(*others, replace(last, count=smallest // 4, size=smallest)))
+        )
     first = next(mark.event for mark in trace.marks if mark.phase == "optimizer")
     at = first + 8  # after the state
     events = [*trace.events[:at], len(trace.sizes) + 1, -(len(trace.sizes) + 1), *trace.events[at:]]
     assert trace.usage is not None
     later = tuple((event + 2 * (event > at), *rest) for event, *rest in trace.usage.uses)
     noted = replace(
-        trace, sizes=(*trace.sizes, 255), parts=(*trace.parts, 3), events=tuple(events),
+        trace, sizes=(*trace.sizes, noted_bytes), parts=(*trace.parts, 3), events=tuple(events),
         marks=tuple(replace(mark, event=mark.event + 2 * (mark.event > at)) for mark in trace.marks),
         usage=replace(trace.usage, uses=later),
     )  # fmt: skip

@@ -11,6 +11,9 @@ from autotune.core.trace import Mark, ModuleUse, Part, Trace
 PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
 _ENDINGS = (FORWARD_DONE, BACKWARD_DONE, GRADIENT)
 
+WIDEST_RATIO = 8
+"""Bytes of an optimizer's state over those of a temporary copy of the same parameter, at most: float64 over int8."""
+
 RECENT_EVENTS = 12
 """Events to look back for the end of a gradient when its parameter's hook runs."""
 
@@ -245,14 +248,18 @@ def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
     trained = [parameter for parameter in usage.parameters if parameter.trains]
     if not trained:
         raise ValueError("a model without trainable parameters has no optimizer to shard")
-    kept, passing = _optimizer_phase(trace, min(parameter.size for parameter in trained))
+    smallest = min(parameter.size for parameter in trained)
+    kept, passing = _optimizer_phase(trace, smallest)
     if not kept:
         raise ValueError("the trace has no optimizer state to shard. Trace at least one optimizer step.")
     count, size = sum(parameter.count for parameter in trained), sum(parameter.size for parameter in trained)
     largest = max(parameter.size for parameter in trained)
     mirrors = max(kept) == largest
     listed = len(set(passing)) > 1 or sum(passing) > 4 * largest
-    copies = sum(passing) / (size if listed else passing[0]) if passing else 0
+    # The first temporary copy is of the first parameter that got a state, in a precision of its own.
+    first_state = next((one for one in kept if one >= smallest), 0)
+    copied = bool(passing) and max(passing) >= first_state / WIDEST_RATIO
+    copies = sum(passing) / (size if listed else passing[0]) if copied else 0
     return Optimizer(
         state_copies=sum(kept) / size if mirrors else None,
         state_bytes_per_count=sum(kept) / count,
