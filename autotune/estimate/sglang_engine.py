@@ -20,6 +20,7 @@ from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import GIB, MIB
 from autotune.estimate import model_shape, vllm_engine
+from autotune.estimate.constant_estimates import as_estimate
 from autotune.estimate.model_shape import Shape, dtype_bytes
 from autotune.estimate.vllm_engine import NOTHING, EngineUse
 
@@ -52,7 +53,7 @@ def fit(
     free = Estimate(
         value=total - other_bytes - outside.value, low=total - other_bytes - outside.high, high=total - other_bytes - outside.low
     )
-    low, value, high = (settings.utilization * end - weights for end in (free.low, free.value, free.high))
+    low, value, high = (cache_bytes(end, settings.utilization, weights) for end in (free.low, free.value, free.high))
     per_token = cache_bytes_per_token(shape, size, ranks)
     kv = None if value <= 0 else EngineFit(
         kv_cache_bytes=Estimate(value=value, low=max(0.0, low), high=high),
@@ -63,7 +64,7 @@ def fit(
     # 2. What the rest holds.
     sequences = min(captured, settings.max_num_seqs)
     graphs = NOTHING if settings.eager else vllm_engine.graph_bytes(shape, size, ranks, sequences, chunk)
-    workspace = _estimate("sglang_workspace_mib")
+    workspace = as_estimate(efficiency("sglang_workspace_mib")).scaled(MIB)
     table = table_bytes(shape, settings.max_num_seqs)
     activations = vllm_engine.activation_bytes(shape, size, ranks, chunk, settings.max_num_seqs)
     # 3. Together.
@@ -111,11 +112,6 @@ def _defaults(total: int, ranks: int) -> tuple[int, int]:
     rows = [row[1:] for row in DEFAULTS if total < row[0] * GIB]
     chunk, few, many = rows[0] if rows else LARGEST
     return chunk, few if ranks < 4 else many
-
-
-def _estimate(name: str) -> Estimate:
-    known = efficiency(name)
-    return Estimate(value=known.value * MIB, low=known.low * MIB, high=known.high * MIB)
 
 
 def _refusal(cache: float, fraction: float) -> str | None:
