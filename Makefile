@@ -161,8 +161,11 @@ EMULATED_RAW ?= .emulated.jsonl
 bench-emulated: $(READY) $(CUDA_VENV)/.ready
 	$(BIN)/python benchmarks/emulated.py --python $(CUDA_VENV)/bin/python --raw $(EMULATED_RAW)
 
-# verl and ms-swift run in environments of their own, laid over this one: their packages in front, its torch and vLLM below.
-CUDA_FRAMEWORKS := swift verl
+# ms-swift, verl and OpenRLHF run in environments of their own, laid over this one: their packages in front, its torch and vLLM
+# below. flash-attn is built without its kernels.
+CUDA_FRAMEWORKS := swift verl openrlhf
+$(CUDA_VENV)-openrlhf/.ready: export FLASH_ATTENTION_SKIP_CUDA_BUILD := TRUE
+$(CUDA_VENV)-openrlhf/.ready: export FLASH_ATTENTION_FORCE_BUILD := TRUE
 cuda-frameworks: $(CUDA_FRAMEWORKS:%=$(CUDA_VENV)-%/.ready)
 
 bench-emulated-frameworks: $(READY) cuda-frameworks

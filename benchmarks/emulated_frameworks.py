@@ -14,16 +14,16 @@ import contextlib
 import json
 import os
 import shlex
-import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import machine
+from empty_model import write_empty_model
 
 from autotune.catalog.model_lookup import find_model
 from autotune.core.answer import plain
@@ -35,7 +35,6 @@ from autotune.machine import environment
 from autotune.prediction.service import PredictionService, open_tracers
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
-from autotune.worker import synthetic
 from autotune.worker.metric_readers import MetricReader, line_source
 
 HERE = Path(__file__).resolve().parent
@@ -49,6 +48,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALL
 class Setup:
     """One framework's GRPO with vLLM on the training GPUs."""
 
+    name: str
     framework: str
     tuning: str = "lora"
     global_batch: int = 8
@@ -56,16 +56,15 @@ class Setup:
     added: tuple[str, ...] = ()
     """Words of the command that no prediction depends on."""
 
+    environment: Mapping[str, str] = field(default_factory=dict)
 
+
+SWIFT = ("per_device_train_batch_size=4", "vllm_gpu_memory_utilization=0.4", "sleep_level=1", "model_type=qwen2", "template=qwen2_5")
 SETUPS = (
+    Setup(name="swift", framework="swift", holds=(*SWIFT, "vllm_enable_lora=true")),
+    Setup(name="swift, whole weights", framework="swift", holds=(*SWIFT, "vllm_enable_lora=false")),
     Setup(
-        framework="swift",
-        holds=(
-            "per_device_train_batch_size=4", "vllm_gpu_memory_utilization=0.4", "sleep_level=1", "model_type=qwen2",
-            "template=qwen2_5",
-        ),
-    ),
-    Setup(
+        name="verl",
         framework="verl",
         tuning="full",
         global_batch=16,
@@ -81,20 +80,32 @@ SETUPS = (
             "actor_rollout_ref.rollout.agent.num_workers=1", "data.dataloader_num_workers=0",
         ),
     ),
+    Setup(
+        name="openrlhf",
+        framework="openrlhf",
+        tuning="full",
+        global_batch=16,
+        holds=(
+            "rollout.batch_size=4", "train.micro_batch_size=4", "rollout.micro_batch_size=4", "ds.packing_samples=false",
+            "vllm.gpu_memory_utilization=0.4", "vllm.enforce_eager=true", "ds.attn_implementation=sdpa",
+        ),
+        # flash-attn is imported for the padding of rows, which is Python; its kernels have no wheel.
+        environment={"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"},
+    ),
 )  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environments", type=Path, required=True, help="folder with cuda-swift, cuda-verl")
+    parser.add_argument("--environments", type=Path, required=True, help="folder with cuda-swift, cuda-verl, cuda-openrlhf")
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("frameworks", nargs="*", help="only these; the others stay in the file as they are")
+    parser.add_argument("names", nargs="*", help="only these setups; the others stay in the file as they are")
     asked = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     rows = json.loads(asked.out.read_text())["rows"] if asked.out.is_file() else {}
     for setup in SETUPS:
-        if setup.framework in (asked.frameworks or [one.framework for one in SETUPS]):
-            rows[setup.framework] = run(setup, asked.environments / f"cuda-{setup.framework}" / "bin" / "python")
+        if setup.name in (asked.names or [one.name for one in SETUPS]):
+            rows[setup.name] = run(setup, asked.environments / f"cuda-{setup.framework}" / "bin" / "python")
     asked.out.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
     print(json.dumps(rows, indent=1))
     return int(any(row["exit_code"] for row in rows.values()))
@@ -140,7 +151,7 @@ def _plan() -> ProbePlan:
 def _command(launch: Launch, setup: Setup, folder: Path) -> list[str]:
     for name, text in launch.files.items():
         (folder / name).write_text(text)
-    words = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+    words = [f"{name}={shlex.quote(value)}" for name, value in {**launch.environment, **setup.environment}.items()]
     words += [shlex.quote(word) for word in (*launch.argv, *setup.added)]
     return ["bash", "-c", "env " + " ".join(words).replace(OUT, str(folder))]
 
@@ -174,36 +185,6 @@ def _predicted(request: ParsedRequest) -> Mapping[str, Any]:
         )  # fmt: skip
         predicted: dict[str, Any] = plain(service.predict(candidate_of_job(request)))
     return predicted
-
-
-def write_empty_model(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write a model folder whose weights take no room on the disk: a file with holes, read as zeros."""
-    synthetic.write_model_folder(folder, config)
-    header, size = _header(folder)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + size)
-
-
-def _header(folder: Path) -> tuple[bytes, int]:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
-    at, entries = 0, {"__metadata__": {"format": "pt"}}
-    for name, shape in _parameters(model):
-        end = at + 2 * shape.numel()
-        entries[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}  # type: ignore[dict-item]
-        at = end
-    text = json.dumps(entries).encode()
-    return text + b" " * (-len(text) % 8), at
-
-
-def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and shape of each parameter; a tied one has one name."""
-    for name, parameter in model.named_parameters():
-        yield name, parameter.shape
 
 
 if __name__ == "__main__":

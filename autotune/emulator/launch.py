@@ -79,6 +79,9 @@ def environment(
         "LD_LIBRARY_PATH": _before(built.folder, ours.get("LD_LIBRARY_PATH")),
         "PYTHONPATH": _before(INJECTED, ours.get("PYTHONPATH")),
         "TRITON_LIBCUDA_PATH": str(built.folder),
+        # A cluster that already runs is found by these two, and its workers see no emulated card.
+        "RAY_TMPDIR": str(stand.folder),
+        "RAY_ADDRESS": "",
         **variables(stand),
     }
     if phases:

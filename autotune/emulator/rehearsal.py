@@ -57,7 +57,7 @@ def rehearse(command: Sequence[str], machine: EmulatedMachine, python: Path, sho
     installation = look(python)
     built = build(installation)
     last: deque[str] = deque(maxlen=KEPT_LINES)
-    with tempfile.TemporaryDirectory(prefix="autotune-emulated-") as folder:
+    with tempfile.TemporaryDirectory(prefix="autotune-emulated-", ignore_cleanup_errors=True) as folder:
         stand = launch.set_up(machine, installation, Path(folder))
         environment = launch.environment(without_side_effects(os.environ, Path(folder)), built, stand, phases=True)
         code = _run(command, environment, last, show)

@@ -53,6 +53,11 @@ print(seen)
     assert start(tmp_path, program).splitlines()[-1] == "['torch']"
 
 
+def test_a_running_ray_cluster_is_not_joined(tmp_path: Path) -> None:
+    made = launch.environment({"RAY_ADDRESS": "10.0.0.1:6379"}, Built(folder=tmp_path, stubs=()), Stand(folder=tmp_path))
+    assert (made["RAY_ADDRESS"], made["RAY_TMPDIR"]) == ("", str(tmp_path))
+
+
 def test_the_users_environment_goes_on_behind_ours(tmp_path: Path) -> None:
     built = Built(folder=tmp_path / "built", stubs=())
     stand = Stand(folder=tmp_path)

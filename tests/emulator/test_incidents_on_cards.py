@@ -1,0 +1,54 @@
+"""The failures of examples/ by their own frameworks on emulated cards: what failed runs out of memory in
+the phase that its page names, and what is recommended trains three steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.catalog.model_lookup import find_model
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+STEPS = 3
+
+
+def rehearsed(gpus: str, python: str, folder: Path, *command: str, **variables: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code and the document of a command on emulated cards."""
+    words = ["rehearse", "--gpus", gpus, "--python", python, "--json", "--", *command]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **variables}
+    ran = subprocess.run([sys.executable, "-m", "autotune", *words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert ran.returncode in (0, 3), ran.stderr[-4000:]
+    return ran.returncode, json.loads(ran.stdout)
+
+
+def empty_model(folder: Path, name: str) -> str:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from empty_model import write_empty_model
+
+    write_empty_model(folder, find_model(name).config)
+    return str(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sft_with_qlora_on_a_card_of_4_gb(python: str, tmp_path: Path) -> None:
+    folder, trl = EXAMPLES / "trl-sft-0.5b-qlora-rtx3050", str(Path(python).parent / "trl")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/train.jsonl").write_text(4 * (json.dumps({"text": 5000 * "word "}) + "\n"))
+    ours = ["--model_name_or_path", empty_model(tmp_path / "model", "Qwen2.5-0.5B"), "--dataset_name", str(tmp_path / "rows")]
+    ours += ["--max_steps", str(STEPS), "--output_dir", str(tmp_path / "out")]
+    failing = [trl, "sft", "--config", "failing.yaml", "--max_length", "4096", *ours]
+    code, failed = rehearsed("RTX3050-4G", python, folder, *failing)
+    assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
+    assert failed["error"]["words"].startswith("torch.OutOfMemoryError: CUDA out of memory.")
+    assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("forward", "activations")
+    code, trained = rehearsed("RTX3050-4G", python, folder, "bash", "recommended/launch.sh", *ours, TRL=trl)
+    assert code == 0 and trained["status"] == "fits", trained["error"]
+    assert {"forward", "backward", "optimizer"} <= {name for one in trained["processes"] for name in one["phase_peak_bytes"]}
