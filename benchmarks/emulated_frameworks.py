@@ -59,7 +59,13 @@ class Setup:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-SWIFT = ("per_device_train_batch_size=4", "vllm_gpu_memory_utilization=0.4", "sleep_level=1", "model_type=qwen2", "template=qwen2_5")
+SWIFT = (
+    "per_device_train_batch_size=4",
+    "vllm_gpu_memory_utilization=0.4",
+    "sleep_level=1",
+    "model_type=qwen2",
+    "template=qwen2_5",
+)
 SETUPS = (
     Setup(name="swift", framework="swift", holds=(*SWIFT, "vllm_enable_lora=true")),
     Setup(name="swift, whole weights", framework="swift", holds=(*SWIFT, "vllm_enable_lora=false")),
