@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,10 @@ from autotune.core.user_launch import LaunchScript, StatedSetting
 from autotune.frameworks.settings_table import Field
 
 
+MODULE = re.compile(r"[\w./-]+")
+"""A module or a file after `python -m`, `python` and the like."""
+
+
 class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     """One framework's command: a row of `launch_commands.yaml`."""
 
@@ -24,6 +30,7 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     modules: dict[str, tuple[str, ...]] = {}
     words: dict[str, tuple[str, ...]] = {}
+    packages: tuple[str, ...] = ()  # beginnings of the modules of a training, for the error about another one
     dotted: bool = False
     chosen_by: str | None = None  # setting that names the method
     methods: dict[str, str] = {}
@@ -54,11 +61,7 @@ def find_launch(path: str, text: str, commands: Sequence[Command]) -> LaunchScri
     """Return the one training command among these. Raises BadInput without one, and for several."""
     found = [(command, *match) for command in commands if (match := _matched(command)) is not None]
     if not found:
-        known = ", ".join(kind.framework for kind in launch_kinds())
-        raise BadInput(
-            f"{path} starts no training of {known}.",
-            way_out="For your own trainer: --script train.py; for any other program: --framework command -- COMMAND.",
-        )
+        raise _nothing_known(path, commands)
     for command, *_ in found:
         if not command.certain:
             raise BadInput(
@@ -69,11 +72,44 @@ def find_launch(path: str, text: str, commands: Sequence[Command]) -> LaunchScri
         lines = " and ".join(str(command.line) for command, *_ in found)
         raise BadInput(f"{path} starts {len(found)} trainings, in lines {lines}.", way_out="Give each a script of its own.")
     command, kind, method, start = found[0]
+    if kind.framework != "trl" and (sharded := _launcher_file(command.words[:start])) is not None:
+        raise BadInput(
+            f"{path}, line {sharded.line}: the sharding of {sharded.text} is the launcher's, and {kind.framework} has its own.",
+            way_out=f"State it in {kind.framework}'s settings, or measure the command: --framework command -- COMMAND.",
+        )
     stated = dict(_stated(kind, command.words, start))
     return LaunchScript(
         path=path, text=text, framework=kind.framework, method=_method(path, kind, method, stated), line=command.line,
         end=command.end, dotted=kind.dotted, stated=stated, environment=command.environment,
     )  # fmt: skip
+
+
+def _nothing_known(path: str, commands: Sequence[Command]) -> BadInput:
+    """Return the error about a script without a training that can be read: the nearest miss in it, if any."""
+    way_out = "For your own trainer: --script train.py; for any other program: --framework command -- COMMAND."
+    kinds = [kind for kind in launch_kinds() if kind.modules or kind.words]
+    for word in (word for command in commands for word in command.words):
+        for kind in kinds:
+            known = [*itertools.chain(*kind.modules.values()), *itertools.chain(*kind.words.values())]
+            if any(one in word.text for one in known) and " " in word.text:
+                return BadInput(
+                    f"{path}, line {word.line}: {kind.framework}'s training is inside a quoted command.",
+                    way_out="Write it into a script of its own, without the shell around it.",
+                )
+            if MODULE.fullmatch(word.text) and word.text.startswith(kind.packages):
+                return BadInput(
+                    f"{path}, line {word.line}: {word.text} is no training of {kind.framework} that can be read.",
+                    way_out=f"Known are {', '.join(known)}. {way_out}",
+                )
+    return BadInput(f"{path} starts no training of {', '.join(kind.framework for kind in kinds)}.", way_out=way_out)
+
+
+def _launcher_file(words: Sequence[Word]) -> Word | None:
+    """Return the configuration file of `accelerate launch`, if these words before the training have one."""
+    texts = [word.text for word in words]
+    if "accelerate" not in [Path(text).name for text in texts]:
+        return None
+    return next((after for word, after in itertools.pairwise(words) if word.text == "--config_file"), None)
 
 
 def _matched(command: Command) -> tuple[LaunchKind, str, int] | None:
@@ -84,9 +120,11 @@ def _matched(command: Command) -> tuple[LaunchKind, str, int] | None:
             for method, modules in kind.modules.items():
                 if any(word == module or word.endswith(f"/{module}") for module in modules):
                     return kind, method, index + 1
-            for method, pair in kind.words.items():
-                if (Path(word).name, *words[index + 1 : index + len(pair)]) == pair:
-                    return kind, method, index + len(pair)
+            for method, pairs in kind.words.items():
+                for pair in pairs:
+                    program, argument = pair.split()
+                    if Path(word).name == program and words[index + 1 : index + 2] == [argument]:
+                        return kind, method, index + 2
     return None
 
 

@@ -73,8 +73,9 @@ class OpenRlhf(StandIn):
         per_pass = rows * groups
         tokens, score_tokens = (-(-each * longest // ring) for each in (rows, score_rows))
         if self.table.truth(settings, "train.dynamic_batch_enable"):
-            tokens = max(1, min(budget, -(-whole // groups) * longest // ring))
-            score_tokens = count(settings, "rollout.max_tokens_per_gpu") or tokens
+            row = -(-longest // ring)  # a row over the budget is a micro-batch of its own
+            tokens = max(row, min(budget, -(-whole // groups) * longest // ring))
+            score_tokens = max(row, count(settings, "rollout.max_tokens_per_gpu") or tokens)
             rows = max(1, tokens * ring // max(1, longest))
         samples = count(settings, "rollout.batch_size") * count(settings, "rollout.n_samples_per_prompt")
         return {
@@ -88,7 +89,6 @@ class OpenRlhf(StandIn):
             "per_pass": per_pass,
             "score_passes": samples // max(1, score_rows),
             "row_tokens": -(-count(settings, "data.max_len") // ring),
-            "group_budget": budget * ring,
             "longest_row": count_of(settings, "max_prompt_length") + count(settings, "rollout.max_new_tokens"),
             "serves": (serves := count(settings, "vllm.num_engines") * count(settings, "vllm.tensor_parallel_size")),
             "uses": ranks + serves,

@@ -20,6 +20,7 @@ SCRIPTS = {
         'if [[ $X == no ]]; then\nlaunch wrong\nelif [ "$N" -gt 2 ]; then\nlaunch $X $Y\nfi\n'
     ),
     "arguments": 'TP=${1:-4}\nlaunch $TP "${@:2}" "$#"\n',
+    "expr": "N=4\nlaunch $(expr 16 / $N) `expr $N \\* 2 + 1` \"$(expr 32 / $N / 2)\"\n",
     "prefixes": 'A=1 B="x y" launch $A --c=$((2 - 1))\n',
     "here-document": "read -r -d '' WORDS <<EOF\nlaunch --a 1 \\\n  --b 2\nEOF\n$WORDS --c 3\n",
     "joined": "mkdir -p logs && cd . && launch a | tee log.txt\n",
@@ -37,7 +38,7 @@ def test_words_are_those_of_bash(name: str, tmp_path: Path) -> None:
     stub.parent.mkdir()
     stub.write_text(f'#!{bash}\nprintf "%s\\0" launch "$@" >{out}\n')
     stub.chmod(0o755)
-    for program in ("mkdir", "tee", "cat"):
+    for program in ("mkdir", "tee", "cat", "expr"):
         (stub.parent / program).symlink_to(shutil.which(program) or "/bin/true")
     script = tmp_path / "run.sh"
     script.write_text(SCRIPTS[name])

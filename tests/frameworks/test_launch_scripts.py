@@ -40,8 +40,8 @@ def script_of(recipe: dict[str, Any]) -> str:
             text = f'"$V{number}"'
         word = f"{name}={text}" if dotted else f"--{name} {text}".rstrip()
         (array if number % 3 == 1 else lines).append(word)
-    start = STARTS[recipe["framework"]]
-    if recipe["framework"] == "swift":
+    start = recipe.get("start", STARTS[recipe["framework"]])
+    if start == "swift":
         start += " sft" if recipe["method"] == "sft" else " rlhf --rlhf_type grpo"
     body = " \\\n    ".join([f"NPROC_PER_NODE=8 {start}", *lines, '"${MORE[@]}"', '"$@"'])
     return "\n".join([*head, "MORE=(", *(f"  {one}" for one in array), ")", body, ""])
@@ -58,12 +58,28 @@ def test_public_recipes_are_read(recipe: dict[str, Any]) -> None:
         assert stated.text == (None if value is True else str(value)), name
         if name in known:
             read = stated_value(stated, known[name])
+            read = "null" if read is None else read
             assert read is True if value is True else str(read).lower() == str(value).lower() or float(str(read)) == float(value)
 
 
-def test_at_least_forty_public_recipes() -> None:
+def test_advantages_without_a_critic_are_grpo_with_the_estimator_of_the_script(tmp_path: Path) -> None:
+    """Such an estimator needs the models and the memory of GRPO, and the script keeps its own."""
+    for module, name in (
+        ("verl.trainer.main_ppo algorithm.adv_estimator=rloo actor_rollout_ref.actor.use_dynamic_bsz=True", "algorithm.adv_estimator"),
+        ("openrlhf.cli.train_ppo_ray --algo.advantage.estimator rloo --rollout.n_samples_per_prompt 4", "algo.advantage.estimator"),
+        ("skyrl.train.entrypoints.main_base trainer.algorithm.advantage_estimator=rloo", "trainer.algorithm.advantage_estimator"),
+    ):
+        path = tmp_path / "run.sh"
+        path.write_text(f"python3 -m {module}\n")
+        request = parse_request(Flags(from_command=str(path), gpus="8xH100", mode="predict", model="Qwen2.5-7B"))
+        assert request.job.task.workload.method == "grpo"
+        assert request.job.task.workload.held[name] == "rloo"
+        assert request.trainer.complete({}, request.job.task).settings[name] == "rloo"
+
+
+def test_at_least_eighty_public_recipes() -> None:
     others = yaml.safe_load((Path(__file__).parent / "recipes" / "open_r1.yaml").read_text())
-    assert len(RECIPES) + len(others) >= 40
+    assert len(RECIPES) + len(others) >= 80
 
 
 VERL = """\
@@ -165,6 +181,9 @@ def test_open_reasoner_zero_is_recognised() -> None:
         ("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=remax\n", "adv_estimator=remax"),
         ("swift sft --model m --max_length $(nproc)\n", "max_length is the output of a command"),
         ("trl grpo --learning_rat 1\n", "learning_rat"),
+        ("deepspeed --module openrlhf.cli.train_sft --x 1\n", "line 1: openrlhf.cli.train_sft is no training of openrlhf"),
+        ('srun bash -c "ray start && swift sft --model m"\n', "line 1: swift's training is inside a quoted command"),
+        ("accelerate launch --config_file fsdp.json swift/cli/sft.py --model m\n", "sharding of fsdp.json is the launcher's"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:

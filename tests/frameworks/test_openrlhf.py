@@ -38,7 +38,6 @@ def test_lengths_make_the_longest_row() -> None:
         ({"train.micro_batch_size": 5}, "not divisible by"),
         ({"train.micro_batch_size": 0}, "not above zero"),
         ({"rollout.batch_size": 1, "rollout.micro_batch_size": 4}, "GPUs idle"),
-        ({"train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 1024}, "is less than data.max_len=2048"),
         ({"algo.advantage.estimator": "gae"}, "use --method ppo"),
         ({"ds.zero_stage": "three"}, "is not a whole number"),
         ({"train.colocate_all": False, "actor.num_gpus_per_node": 16}, "16 GPUs, and the request is for 8"),
@@ -48,6 +47,14 @@ def test_lengths_make_the_longest_row() -> None:
 def test_what_it_refuses_is_refused_with_setting_and_value(settings: dict[str, Any], words: str) -> None:
     said = refusal("openrlhf", settings=settings)
     assert said is not None and words in said
+
+
+def test_a_row_over_the_token_budget_is_a_micro_batch_of_its_own() -> None:
+    """get_minimum_num_micro_batch_size of OpenRLHF: such a row opens a batch, and nothing refuses it."""
+    dynamic = {"train.dynamic_batch_enable": True, "data.max_len": 2048}
+    for budget, tokens in ((1024, 2048), (8192, 8192)):
+        trainer, candidate, task = asked("openrlhf", settings={**dynamic, "train.max_tokens_per_gpu": budget})
+        assert trainer.sizes(candidate.settings, task)["tokens"] == tokens
 
 
 def test_every_model_is_a_process_of_its_own() -> None:

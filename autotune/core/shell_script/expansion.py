@@ -136,13 +136,15 @@ class Expansion:
     def _dollar(self, raw: str, at: int) -> tuple[Value, int]:
         """Return the value of `$...` at this offset, and the offset behind it."""
         if raw[at] == "`":
-            return UNKNOWN, quote_end(raw, "`", at + 1, 1)
+            end = quote_end(raw, "`", at + 1, 1)
+            return self._output(raw[at + 1 : end - 1]), end
         following = raw[at + 1 : at + 2]
         if raw.startswith("$((", at):
             end = bracket_end(raw, at + 1, 1)
             return self._arithmetic(raw[at + 3 : end - 2]), end
         if following == "(":
-            return UNKNOWN, bracket_end(raw, at + 1, 1)
+            end = bracket_end(raw, at + 1, 1)
+            return self._output(raw[at + 2 : end - 1]), end
         if following == "{":
             end = bracket_end(raw, at + 1, 1)
             return self._braces(raw[at + 2 : end - 1]), end
@@ -157,6 +159,11 @@ class Expansion:
         if match is None:
             return "$", at + 1
         return self.text(match[0]), match.end()
+
+    def _output(self, command: str) -> str:
+        """Return what a command prints: `expr` is arithmetic, every other command is not run."""
+        name, _, rest = command.strip().partition(" ")
+        return self._arithmetic(rest.replace("\\*", "*").replace("'*'", "*")) if name == "expr" else UNKNOWN
 
     def _braces(self, inner: str) -> Value:
         """Return the value of `${inner}`."""
