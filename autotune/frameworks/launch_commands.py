@@ -18,7 +18,6 @@ from autotune.core.shell_script import UNKNOWN, Command, Word
 from autotune.core.user_launch import LaunchScript, StatedSetting
 from autotune.frameworks.settings_table import Field
 
-
 MODULE = re.compile(r"[\w./-]+")
 """A module or a file after `python -m`, `python` and the like."""
 

@@ -20,7 +20,7 @@ SCRIPTS = {
         'if [[ $X == no ]]; then\nlaunch wrong\nelif [ "$N" -gt 2 ]; then\nlaunch $X $Y\nfi\n'
     ),
     "arguments": 'TP=${1:-4}\nlaunch $TP "${@:2}" "$#"\n',
-    "expr": "N=4\nlaunch $(expr 16 / $N) `expr $N \\* 2 + 1` \"$(expr 32 / $N / 2)\"\n",
+    "expr": 'N=4\nlaunch $(expr 16 / $N) `expr $N \\* 2 + 1` "$(expr 32 / $N / 2)"\n',
     "prefixes": 'A=1 B="x y" launch $A --c=$((2 - 1))\n',
     "here-document": "read -r -d '' WORDS <<EOF\nlaunch --a 1 \\\n  --b 2\nEOF\n$WORDS --c 3\n",
     "joined": "mkdir -p logs && cd . && launch a | tee log.txt\n",

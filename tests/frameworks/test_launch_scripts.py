@@ -65,8 +65,14 @@ def test_public_recipes_are_read(recipe: dict[str, Any]) -> None:
 def test_advantages_without_a_critic_are_grpo_with_the_estimator_of_the_script(tmp_path: Path) -> None:
     """Such an estimator needs the models and the memory of GRPO, and the script keeps its own."""
     for module, name in (
-        ("verl.trainer.main_ppo algorithm.adv_estimator=rloo actor_rollout_ref.actor.use_dynamic_bsz=True", "algorithm.adv_estimator"),
-        ("openrlhf.cli.train_ppo_ray --algo.advantage.estimator rloo --rollout.n_samples_per_prompt 4", "algo.advantage.estimator"),
+        (
+            "verl.trainer.main_ppo algorithm.adv_estimator=rloo actor_rollout_ref.actor.use_dynamic_bsz=True",
+            "algorithm.adv_estimator",
+        ),
+        (
+            "openrlhf.cli.train_ppo_ray --algo.advantage.estimator rloo --rollout.n_samples_per_prompt 4",
+            "algo.advantage.estimator",
+        ),
         ("skyrl.train.entrypoints.main_base trainer.algorithm.advantage_estimator=rloo", "trainer.algorithm.advantage_estimator"),
     ):
         path = tmp_path / "run.sh"
