@@ -229,19 +229,21 @@ class WorkerProcess:
 
     def send(self, message: Message) -> int:
         """Send a command and return its number, which every reply carries."""
-        if self._spawned is None:
+        spawned = self._spawned
+        if spawned is None:
             raise WorkerLost
         self._sent += 1
-        if not self._spawned.wire.send({**message, "id": self._sent}):
+        if not spawned.wire.send({**message, "id": self._sent}):
             raise WorkerLost
         return self._sent
 
     def receive(self, deadline: float) -> list[Message]:
         """Return the next messages; none if the deadline passes first."""
-        if self._spawned is None:
+        spawned = self._spawned  # `end` may be called from another thread
+        if spawned is None:
             raise WorkerLost
-        messages = self._spawned.wire.take(max(0.0, deadline - time.monotonic()))
-        if not messages and self._spawned.wire.closed:
+        messages = spawned.wire.take(max(0.0, deadline - time.monotonic()))
+        if not messages and spawned.wire.closed:
             raise WorkerLost
         return valid_messages(messages, self._secrets)
 
@@ -258,14 +260,16 @@ class WorkerProcess:
         self.end()
 
     def mark_output(self) -> int:
-        return self._spawned.log.mark() if self._spawned else 0
+        spawned = self._spawned
+        return spawned.log.mark() if spawned is not None else 0
 
     def printed_since(self, mark: int) -> str:
         """Output of the processes after the mark."""
-        if self._spawned is None:
+        spawned = self._spawned
+        if spawned is None:
             return ""
-        self._spawned.log.settle()
-        return self._spawned.log.since(mark)
+        spawned.log.settle()
+        return spawned.log.since(mark)
 
     def interrupt(self) -> None:
         """Make commands raise WorkerLost at once; no worker starts until `close`. From any thread."""

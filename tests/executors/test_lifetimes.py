@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.probe.toys import environment, gone, tree_of
+from autotune.probe.worker_process import WorkerProcess
+from tests.probe.toys import environment, gone, settings, tree_of
 
 SCRIPT = """
 import signal, sys
@@ -81,3 +82,16 @@ def test_folder_of_a_killed_parent_is_removed_by_the_next(tmp_path: Path) -> Non
     following = WorkFolder(tmp_path / "scratch")
     assert not left[0].exists()
     following.close()
+
+
+def test_a_worker_that_is_ended_while_its_output_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot is closed from another thread, such as Ray's, in the middle of a probe's last message."""
+    worker = WorkerProcess(settings(tmp_path))
+    worker.start()
+    try:
+        assert worker._spawned is not None
+        monkeypatch.setattr(worker._spawned.log, "settle", worker.end)
+        assert isinstance(worker.printed_since(0), str)
+        assert worker.printed_since(0) == ""
+    finally:
+        worker.close()
