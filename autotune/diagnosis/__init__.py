@@ -40,6 +40,14 @@ def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
         excerpt.feed(raw)
         framework.feed(raw.lower())
     found = reader.conclude()
-    if not found.known and not reader.is_of_a_run:
-        found = excerpt.diagnosis() or found
+    if excerpt.is_of_steps_without_numbers or not reader.is_of_a_run:
+        found = _more_exact(found, excerpt.diagnosis())
     return dataclasses.replace(found, framework=framework.name, remedies=advice_for(found, framework))
+
+
+def _more_exact(found: Diagnosis, quoted: Diagnosis | None) -> Diagnosis:
+    """Return the reading as an excerpt where the log itself names no cause, or memory without its purpose."""
+    if quoted is None or not found.known:
+        return quoted or found
+    purpose = quoted.is_memory and found.cause == "unknown_memory"
+    return dataclasses.replace(found, cause=quoted.cause) if purpose else found

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autotune.diagnosis.diagnosis import Diagnosis
-from autotune.failures import MEMORY_CAUSES, LogLine, Tracebacks, classify_quoted, phase_of, read_line
+from autotune.failures import MEMORY_CAUSES, ROWS, LogLine, Tracebacks, cause_of, classify_quoted, phase_of, read_line
 
 MOST_LINES = 40
 MOST_CHARACTERS = 2000
@@ -22,6 +23,14 @@ CUT_OFF = "(cut off)"
 _QUOTE = re.compile(r"\A(?:> ?|\* )+")
 _CUT_FRAME = re.compile(r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )')
 """Frame whose line was cut at its start."""
+
+_NAMES_NO_PURPOSE = frozenset(row.name for row in ROWS if row.cause == "unknown_memory")
+"""Rows of libraries whose caller is not the cause."""
+
+_FUNCTION = re.compile(r"([A-Za-z_]\w*_\w+|forward|backward)(?=[(`:,\s]|\Z)")
+"""Name of a function in a statement that was quoted without its file, or in a message."""
+
+_STEP_WITHOUT_NUMBER = re.compile(r"""\b(?:loss|grad_norm)['"]?\s*[:=]\s*['"]?nan\b""", re.IGNORECASE)
 
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}(?:[A-Z]\w{0,80})?(?:Error|Exception)\b(?:\(\w{1,80}\))?: .*")
 """Exception anywhere in a line, behind whatever printed it."""
@@ -37,6 +46,11 @@ class Excerpt:
         if len(self._lines) <= MOST_LINES and raw.strip():
             self._lines.append(raw)
 
+    @property
+    def is_of_steps_without_numbers(self) -> bool:
+        """Return True if each line is a step of training whose loss or gradient is no number."""
+        return 0 < len(self._lines) <= MOST_LINES and all(_STEP_WITHOUT_NUMBER.search(line) for line in self._lines)
+
     def diagnosis(self) -> Diagnosis | None:
         """Return the known failure of a short text, None for others."""
         if len(self._lines) > MOST_LINES:
@@ -50,12 +64,14 @@ class Excerpt:
 
 
 def _named(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
-    texts = [found[0] for line in lines if (found := _EXCEPTION.search(line.text)) is not None]
-    texts += [line.text.strip() for line in lines]
+    exceptions = [found[0] for line in lines if (found := _EXCEPTION.search(line.text)) is not None]
+    texts = [line.text.strip() for line in lines]
     whole = "\n".join(line.text for line in lines)[:MOST_CHARACTERS]
-    finding = classify_quoted([*texts, whole, *([CUT_OFF] if frames else [])], frames)
+    finding = classify_quoted([*exceptions, *([CUT_OFF] if frames else [])], [*texts, whole], frames)
     if finding is None:
         return None
+    if finding.cause == "unknown_memory" and finding.row not in _NAMES_NO_PURPOSE and not frames:
+        finding = replace(finding, cause=cause_of(_statements(lines)) or finding.cause)
     return Diagnosis(
         known=True,
         is_memory=finding.cause in MEMORY_CAUSES and not finding.transient,
@@ -66,6 +82,11 @@ def _named(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
         numbers=dict(finding.numbers),
         row=finding.row,
     )
+
+
+def _statements(lines: Sequence[LogLine]) -> tuple[str, ...]:
+    """Return statements and mentioned functions in the form of frames without a file."""
+    return tuple(f"?:{found[1]} {line.text.strip()}" for line in lines if (found := _FUNCTION.search(line.text)) is not None)
 
 
 def _frames(lines: Sequence[LogLine]) -> tuple[str, ...]:

@@ -69,6 +69,9 @@ class _Found:
     thrown: LoggedException | None = None
     """Exception with its frames."""
 
+    whole: bool = True
+    """False for an exception whose traceback lacks its header."""
+
 
 # Only a line with one of these words can begin or end anything: most are settled by this alone.
 _TELLING = (
@@ -206,7 +209,7 @@ class LogReader:
     @property
     def is_of_a_run(self) -> bool:
         """Return True if the log holds a step, a whole traceback or the crash of a process."""
-        return self._has_steps or _Tier.ROOT in self._found or _Tier.ROOT in self._survived
+        return self._has_steps or _Tier.ROOT in self._survived or (_Tier.ROOT in self._found and self._found[_Tier.ROOT].whole)
 
     def _with_neighbours(self, found: _Found) -> _Found:
         """Return the finding with the owner of the missing memory: a foreign process, or another role
@@ -220,7 +223,7 @@ class LogReader:
         if not self._neighbours.are_own(finding.evidence, frames, found.phase):
             return found
         alone = dataclasses.replace(thrown, text=without_neighbours(thrown.text))
-        reported = ExceptionChain(position=found.position, rank=found.rank, chain=(alone,), has_traceback=True)
+        reported = ExceptionChain(position=found.position, rank=found.rank, chain=(alone,), has_traceback=True, is_whole=True)
         finding = dataclasses.replace(_judge(reported).finding, evidence=finding.evidence, numbers=finding.numbers)
         return dataclasses.replace(found, finding=finding)
 
@@ -307,6 +310,7 @@ def _judge_one(reported: ExceptionChain, thrown: LoggedException) -> _Found:
         # Not the finding's phase: a probe without a reported phase is loading, but a log may contain no phase at all.
         phase=_phase_of_row(finding) or phase,
         thrown=thrown,
+        whole=reported.is_whole,
     )
 
 

@@ -27,7 +27,7 @@ from autotune.failures.classify import (
     read_log,
 )
 from autotune.failures.environment_traps import ActiveTrap, EnvironmentFacts, active_traps, traps
-from autotune.failures.frames import phase_of
+from autotune.failures.frames import cause_of, phase_of
 from autotune.failures.launched_exit import classify_launched
 from autotune.failures.log_lines import LogLine, lines_of, read_line
 from autotune.failures.numbers import NEIGHBOUR, NUMBERS, Numbers, mostly_unlisted, without_neighbours
@@ -70,6 +70,7 @@ __all__ = [
     "ended_from_outside",
     "lines_of",
     "mostly_unlisted",
+    "cause_of",
     "phase_of",
     "read_line",
     "read_log",

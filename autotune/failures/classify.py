@@ -199,11 +199,18 @@ def classify_line(line: str, *, is_error: bool) -> Finding | None:
     return None if found is None else _finding(*found, ReportedException(chain=(), device="cuda"))
 
 
-def classify_quoted(texts: Sequence[str], frames: Sequence[str] = ()) -> Finding | None:
-    """Return the known failure of a short excerpt, whose lines are all there is: each may be the message."""
-    rows = [row for row in (*ROWS, *QUOTED_ROWS) if row.cause is not None or row.kind == "memory"]
-    found = _first_match(texts, rows, frames)
-    return None if found is None else _finding(*found, ReportedException(chain=(), frames=frames, device="cuda"))
+def classify_quoted(exceptions: Sequence[str], lines: Sequence[str], frames: Sequence[str] = ()) -> Finding | None:
+    """Return the known failure of a short excerpt, whose lines are all there is: each may be the message.
+
+    A place in the code belongs to an exception, not to any line.
+    """
+    for row in (*ROWS, *QUOTED_ROWS):
+        if row.cause is not None or row.kind == "memory":
+            texts = exceptions if row.raised_at is not None else (*exceptions, *lines)
+            found = _first_match(texts, (row,), frames)
+            if found is not None:
+                return _finding(*found, ReportedException(chain=(), frames=frames, device="cuda"))
+    return None
 
 
 def _first_match(

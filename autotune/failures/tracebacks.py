@@ -72,6 +72,8 @@ class ExceptionChain:
     """Exceptions in the order of printing, the earliest first."""
 
     has_traceback: bool
+    is_whole: bool
+    """True for a traceback with its header."""
 
 
 @dataclass(kw_only=True)
@@ -86,6 +88,7 @@ class _Open:
     chain: list[LoggedException] = field(default_factory=list)
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
     text: str = ""
+    has_header: bool = True
     remote: str = ""
     """Ray's header of a remote exception, whose traceback comes next."""
 
@@ -226,7 +229,7 @@ class Tracebacks:
         text = line.text.strip()
         if _FRAME.match(line.text) is not None and len(self._open) < MOST_SOURCES:
             # A log that was cut in the middle of a traceback.
-            self._open[line.source] = _Open(position=position, rank=line.rank, harmless=line.level == "lower")
+            self._open[line.source] = _Open(position=position, rank=line.rank, harmless=line.level == "lower", has_header=False)
             yield from self._go_on(self._open[line.source], line, position)
         elif line.level == "lower" or _ALONE.match(text) is None:
             return
@@ -234,8 +237,9 @@ class Tracebacks:
             self._open[line.source] = _Open(position=position, rank=line.rank, remote=text[:_MOST_TEXT])
         else:
             yield ExceptionChain(
-                position=position, rank=line.rank, chain=(LoggedException(text=text[:_MOST_TEXT]),), has_traceback=False
-            )
+                position=position, rank=line.rank, chain=(LoggedException(text=text[:_MOST_TEXT]),), has_traceback=False,
+                is_whole=False,
+            )  # fmt: skip
 
     def _end(self, source: str) -> Iterator[ExceptionChain]:
         open_ = self._open.pop(source, None)
@@ -243,4 +247,7 @@ class Tracebacks:
             return
         open_.close_exception()
         if open_.chain and not open_.harmless:
-            yield ExceptionChain(position=open_.position, rank=open_.rank, chain=tuple(open_.chain[:32]), has_traceback=True)
+            yield ExceptionChain(
+                position=open_.position, rank=open_.rank, chain=tuple(open_.chain[:32]), has_traceback=True,
+                is_whole=open_.has_header,
+            )  # fmt: skip

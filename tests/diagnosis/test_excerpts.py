@@ -20,7 +20,6 @@ EXCERPTS: list[dict[str, Any]] = [
 UNNAMED = {
     "IDEA-Research/Rex-Thinker#14": "an exception that Ray cannot repeat",
     "facebookresearch/ViewDiff#24": "one device for two ranks is called hang_or_nccl by the authors of three other sets",
-    "MakazhanAlpamys/Soup#565": "shapes that do not fit: whose they are, the place would tell",
     "vllm-project/vllm#17939": "an engine that did not start, without its reason",
     "ray-project/ray#3223": "a warning about the object store, and a socket that does not open",
     "SergiioB/intel-arc-pro-b70-inference-cookbook#4": "words that the terminal broke in two",
