@@ -46,7 +46,7 @@ class GpuNeighbours:
         if (listed := _LISTED.match(raw)) is not None and len(self._earlier) < _MOST_PIDS:
             self._earlier[listed[1]] = int(listed[3]) * 2**20
             self._names[listed[1]] = listed[2]
-        self._begun = any(word in lowered for word in _BEGUN) and "nvidia" not in lowered
+        self._begun = any(map(lowered.__contains__, _BEGUN)) and "nvidia" not in lowered
 
     def are_own(self, evidence: str, frames: Sequence[str], phase: str | None) -> bool:
         """Return True if the listed processes belong to the job: they print into the same log, or

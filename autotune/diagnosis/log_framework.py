@@ -32,7 +32,7 @@ class LogFramework:
 
     def feed(self, lowered: str) -> None:
         if self.name is None:
-            self.name = next((kind.framework for kind in launch_kinds() if any(mark in lowered for mark in kind.in_logs)), None)
+            self.name = next((kind.framework for kind in launch_kinds() if any(map(lowered.__contains__, kind.in_logs))), None)
         if self.name is not None and "--" in lowered and not self._is_former:
             self._is_former = any(f"--{former}" in lowered for former in kind_of(self.name).former_flags.values())
 

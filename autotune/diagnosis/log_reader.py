@@ -153,11 +153,11 @@ class LogReader:
         lowered = raw.lower()
         self._neighbours.feed(raw, lowered)
         self._host_memory.feed(raw)
-        if self._tracebacks.busy or any(word in lowered for word in _TELLING):
+        if self._tracebacks.busy or any(map(lowered.__contains__, _TELLING)):
             self._read(read_line(raw), position)
-        if any(word in lowered for word in PROGRESS) and self._ends.feed(raw, position):
+        if any(map(lowered.__contains__, PROGRESS)) and self._ends.feed(raw, position):
             self._go_on()
-        if any(word in lowered for word in _REMARKABLE) and len(self._remarks) < MOST_REMARKS:
+        if any(map(lowered.__contains__, _REMARKABLE)) and len(self._remarks) < MOST_REMARKS:
             self._remarks |= {message: None for message in [warning_in(raw)] if message is not None}
 
     def _read(self, line: LogLine, position: int) -> None:
