@@ -209,7 +209,8 @@ class LogReader:
     @property
     def is_of_a_run(self) -> bool:
         """Return True if the log holds a step, a whole traceback or the crash of a process."""
-        return self._has_steps or _Tier.ROOT in self._survived or (_Tier.ROOT in self._found and self._found[_Tier.ROOT].whole)
+        whole = any(found.whole and (tier is _Tier.ROOT or found.thrown is not None) for tier, found in self._found.items())
+        return self._has_steps or _Tier.ROOT in self._survived or whole
 
     def _with_neighbours(self, found: _Found) -> _Found:
         """Return the finding with the owner of the missing memory: a foreign process, or another role

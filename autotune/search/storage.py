@@ -30,6 +30,8 @@ _QUESTION = "autotune:question"
 MAX_TRIES = 5
 """Lookups of something that another driver is creating."""
 
+_PASSWORD_WAYS = "Name a password file in PGPASSFILE, set PGPASSWORD, or give a file with the whole URL by --storage-file."
+
 IN_MEMORY = "memory://"
 """Storage in memory, for simulations."""
 
@@ -46,9 +48,13 @@ def open_storage(url: str, retry: RetryPolicy | None = None) -> AtomicRDBStorage
         raise MissingExtra(f"The storage {without_password(url)}", "postgres") from missing
     except Exception as error:  # sqlalchemy raises many types, with the reason in the first line
         reason = str(error.__cause__ or error).strip().splitlines()[0]
+        way_out = (
+            _PASSWORD_WAYS
+            if "password" in reason
+            else "Give --storage a database that can be written, like sqlite:///path/to/study.db."
+        )
         raise BadInput(
-            f"The storage {without_password(url)} can't be opened: {without_password(reason)}.",
-            way_out="Give --storage a database that can be written, like sqlite:///path/to/study.db.",
+            f"The storage {without_password(url)} can't be opened: {without_password(reason)}.", way_out=way_out
         ) from error
     return with_retries(_with_write_ahead_log(opened), retry or RetryPolicy(url=url))
 
