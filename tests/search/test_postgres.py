@@ -161,7 +161,7 @@ def test_a_password_comes_from_a_file_or_the_environment(
     postgres: Server, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, file = postgres.url.replace(f":{PASSWORD}@", "@"), tmp_path / "secret"
-    with pytest.raises(BadInput, match="no password supplied.*PGPASSFILE"):
+    with pytest.raises(BadInput, match=r"no password supplied.*PGPASSFILE"):
         open_storage(url)
     if source == "PGPASSWORD":
         monkeypatch.setenv(source, PASSWORD)
