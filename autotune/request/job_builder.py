@@ -117,6 +117,8 @@ def parse_request(flags: Flags) -> ParsedRequest:
     notes += exported
     notes += () if lengths is None else (length_sources.description(lengths),)
     notes += scripted.notes if scripted else config.notes if config else ()
+    if config is not None and config.processes not in (None, hardware.count):
+        notes.append(f"{hardware.count} ranks, by --gpus; the file of the launcher has num_processes {config.processes}")
     if hardware.emulated:
         notes.append(f"{hardware}: memory is emulated, speed is predicted, nothing is measured (docs/emulated-gpus.md)")
     elif not hardware.here:

@@ -13,7 +13,9 @@ import yaml
 from autotune.core.errors import BadInput
 from autotune.frameworks.trl.accelerate_files import read_accelerate, read_deepspeed
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.user_config import former_keys, read_user_config
+from autotune.frameworks.trl.user_config import OWN, former_keys, read_user_config
+from autotune.request.flags import Flags
+from autotune.request.job_builder import parse_request
 
 RECIPES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "recipes" / "open_r1.yaml").read_text())
 TRAINING = [one for one in RECIPES if "accelerate" not in one["source"]]
@@ -50,6 +52,14 @@ def test_accelerate_files_of_open_r1_are_read(recipe: dict[str, Any], tmp_path: 
     assert read_user_config(config).settings.get("sharding") == wanted
 
 
+def test_another_number_of_ranks_than_gpus_is_a_note(tmp_path: Path) -> None:
+    (tmp_path / "launch.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
+    (tmp_path / "train.yaml").write_text("accelerate_config: launch.yaml\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\n")
+    for gpus, noted in (("2xH100", True), ("8xH100", False)):
+        request = parse_request(Flags(config=str(tmp_path / "train.yaml"), gpus=gpus, mode="predict"))
+        assert any("num_processes 8" in note for note in request.notes) is noted
+
+
 def test_deepspeed_json_by_path(tmp_path: Path) -> None:
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}, "reduce_bucket_size": 5e7}
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": zero}))
@@ -60,6 +70,44 @@ def test_deepspeed_json_by_path(tmp_path: Path) -> None:
     assert any("reduce_bucket_size" in note for note in config.notes)
     (tmp_path / "launch.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n")
     assert read_accelerate(tmp_path / "launch.yaml").settings["sharding"] == "zero3"
+
+
+@pytest.mark.parametrize(("micro", "refused"), [(8, False), ("auto", False), (4, True)])
+def test_a_deepspeed_file_that_differs_from_the_trainer_is_refused(micro: object, refused: bool, tmp_path: Path) -> None:
+    """transformers' `trainer_config_process` compares them when training begins."""
+    content = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": micro, "gradient_clipping": 1.0}
+    (tmp_path / "ds.json").write_text(json.dumps(content))
+    path = tmp_path / "train.yaml"
+    path.write_text("per_device_train_batch_size: 8\ndeepspeed: ds.json\n")
+    if not refused:
+        assert read_user_config(path).settings["sharding"] == "zero2"
+        return
+    with pytest.raises(BadInput, match="line 2, column 1: DeepSpeed's configuration has 4 for per_device_train_batch_size"):
+        read_user_config(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("ds.json", '{"zero_optimization": {"stage": 3}}'), ("a.yaml", "distributed_type: FSDP\n")]
+)
+def test_a_file_of_the_launcher_is_named_in_trls_file(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BadInput, match="how the training is launched") as caught:
+        read_user_config(tmp_path / name)
+    assert f": {name}`" in caught.value.way_out
+
+
+FORMER = yaml.safe_load((Path(__file__).parent / "recipes" / "former_trl_keys.yaml").read_text())
+
+
+@pytest.mark.parametrize("method", FORMER)
+def test_every_key_since_trl_0_12_is_read(method: str) -> None:
+    """It has a present name that the method knows, or is left out with a reason."""
+    former, known = former_keys(), fields(method)
+    lost = [
+        name for name in FORMER[method]
+        if former.present_name(name, known) not in (*known, *OWN, *former.left_out)
+    ]  # fmt: skip
+    assert not lost and len(FORMER[method]) > 2
 
 
 UNREADABLE = (
@@ -97,7 +145,7 @@ def test_everything_wrong_is_listed_at_once(tmp_path: Path) -> None:
 def test_former_names_lead_to_present_ones() -> None:
     """No former key is one that the present release has, and every present name exists."""
     former = former_keys()
-    known = {*fields("grpo"), *fields("sft"), *fields("dpo")}
+    known = {name for method in ("grpo", "rloo", "sft", "dpo", "online-dpo") for name in fields(method)}
     assert set(former.renamed.values()) <= known
     assert not set(former.renamed) & set(fields("grpo"))
 

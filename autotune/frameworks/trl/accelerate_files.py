@@ -7,7 +7,7 @@ each that differs is a note.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.core.candidate import Candidate, KnobValue
@@ -25,6 +25,13 @@ NOT_MODELLED = (
 )  # fmt: skip
 """ZeRO options with an effect on memory that are predicted at DeepSpeed's defaults."""
 
+COMPARED = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+}
+"""DeepSpeed's setting -> the trainer's. transformers refuses to train if they differ, unless the first is "auto"."""
+
 SHARED_ROWS = {"cp": "context", "sp": "sequence", "tp": "tensor"}
 """Kinds of parallelism in which several ranks compute the same rows: part of accelerate's option -> name."""
 
@@ -39,6 +46,8 @@ class LaunchFile:
     settings: Mapping[str, KnobValue]
     processes: int | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    """Values of DeepSpeed's own that transformers compares with the trainer's, under the trainer's names."""
 
 
 def read_accelerate(path: Path) -> LaunchFile:
@@ -55,7 +64,7 @@ def read_accelerate(path: Path) -> LaunchFile:
         options = dict(part) if isinstance(part, Mapping) else {}
         if options.get("deepspeed_config_file"):
             found = read_deepspeed(_beside(path, str(options["deepspeed_config_file"])))
-            return LaunchFile(settings=found.settings, processes=count, notes=found.notes)
+            return replace(found, processes=count)
         settings = _zero(
             options.get("zero_stage", 2), options.get("offload_optimizer_device"), options.get("offload_param_device")
         )
@@ -90,7 +99,8 @@ def read_deepspeed(given: Path | Mapping[str, object]) -> LaunchFile:
     devices = [_device(zero.get(f"offload_{what}")) for what in ("optimizer", "param")]
     if zero.get("cpu_offload") is True:  # DeepSpeed's name before 0.3.16
         devices[0] = "cpu"
-    return LaunchFile(settings=_zero(zero.get("stage", 0), *devices), notes=tuple(_bucket_notes(zero)))
+    fixed = {own: content[name] for name, own in COMPARED.items() if content.get(name) not in (None, "auto")}
+    return LaunchFile(settings=_zero(zero.get("stage", 0), *devices), notes=tuple(_bucket_notes(zero)), fixed=fixed)
 
 
 def read_fsdp(named: str, options: Mapping[str, object]) -> LaunchFile:

@@ -101,6 +101,9 @@ class UserConfig:
     moved: Mapping[str, object] = field(default_factory=dict)
     """DeepSpeed's and FSDP's configuration, which the written accelerate.yaml replaces."""
 
+    processes: int | None = None
+    """Ranks of the user's accelerate file."""
+
     rest: Mapping[str, object]
     """Other keys, unchanged: script arguments, datasets, env, lists, launch options. For
     `Workload.user_settings`."""
@@ -147,11 +150,13 @@ def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
 
 def split_document(document: Document, method: str = "grpo") -> UserConfig:
     """Check each key of a file and assign it to its consumer."""
+    _refuse_launch_file(document)
     path, known, former = document.path, fields(method), former_keys()
     settings: dict[str, KnobValue] = {}
     rest: dict[str, object] = {}
     moved: dict[str, object] = {}
     notes: list[str] = []
+    processes: int | None = None
     wrong: list[BadInput] = []
     renamed: list[str] = []
     left_out: dict[str, list[str]] = {}
@@ -168,8 +173,10 @@ def split_document(document: Document, method: str = "grpo") -> UserConfig:
                 raise document.error((str(key),), f"{key} and {name} are the same setting.", way_out=f"Keep {name}.")
             if name in LAUNCH_FILES and not (value is None or (isinstance(value, str) and value in READY_MADE)):
                 launch = _launch_file(document, name, value)
+                _compare(document, name, launch.fixed, known)
                 settings |= launch.settings
                 notes += launch.notes
+                processes = launch.processes or processes
                 (rest if name in ("accelerate_config", "config_file") else moved)[name] = value
                 continue
             checked = _checked(document, str(key), name, value, known)
@@ -188,7 +195,7 @@ def split_document(document: Document, method: str = "grpo") -> UserConfig:
     sharding = READY_MADE.get(str(rest.get("accelerate_config")), "none")
     if sharding not in ("none", "ddp"):
         settings["sharding"] = sharding
-    return UserConfig(path=path, settings=settings, rest=rest, moved=moved, notes=tuple(notes))
+    return UserConfig(path=path, settings=settings, rest=rest, moved=moved, notes=tuple(notes), processes=processes)
 
 
 def _launch_file(document: Document, name: str, value: object) -> LaunchFile:
@@ -209,6 +216,26 @@ def _launch_file(document: Document, name: str, value: object) -> LaunchFile:
         return read_deepspeed(path) if name == "deepspeed" else read_accelerate(path)
     except BadInput as error:
         raise document.error((name,), error.what, way_out=error.way_out) from error
+
+
+def _refuse_launch_file(document: Document) -> None:
+    """Refuse a file of DeepSpeed or accelerate in place of TRL's."""
+    for key, kind, setting in (
+        ("zero_optimization", "DeepSpeed", "deepspeed"),
+        ("distributed_type", "accelerate", "accelerate_config"),
+    ):
+        if key in document.content:
+            fix = f"Name it in TRL's file: `{setting}: {document.path.name}`. Or hold its sharding: --hold sharding=zero3."
+            raise document.error((key,), f"a configuration of {kind}, which says how the training is launched.", way_out=fix)
+
+
+def _compare(document: Document, name: str, fixed: Mapping[str, object], known: Mapping[str, Field]) -> None:
+    """Refuse a DeepSpeed configuration that differs from the trainer's settings, as transformers does."""
+    for own, value in fixed.items():
+        given = document.content.get(own, known[own].default)
+        if comparable(given) != comparable(value):
+            problem = f"DeepSpeed's configuration has {value} for {own}, which is {given}: transformers refuses to train."
+            raise document.error((name,), problem, way_out='Write "auto" in the DeepSpeed configuration.')
 
 
 def _raise_all(path: Path, wrong: list[BadInput]) -> None:
