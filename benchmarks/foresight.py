@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import foresight_calculators as calculators
 import foresight_express as express
 import foresight_predict as predicted
 import foresight_report as report
@@ -53,7 +54,7 @@ def main() -> int:
     cases = [express.fms(row) for row in chosen if row["class"] == "fms"]
     verdict_cases = [verdicts.express(row) for row in chosen if row["class"] == "verdict"]
     traces = follow_all([*cases, *(one for several in verdict_cases for one in several.cases)], asked.environments, asked.keep)
-    compared = [predicted.compare(case, traces.get(case.key), _beside(choice, case)) for case in cases]
+    compared = [calculators.beside(case, predicted.compare(case, traces.get(case.key), _beside(choice, case))) for case in cases]
     decided = [verdicts.decide(case, traces) for case in verdict_cases]
     kept = sum(answer.get("kept", False) for answer in traces.values())
     facts = {

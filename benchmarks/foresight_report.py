@@ -29,6 +29,7 @@ def document(
         "bars": bars,
         "bars_met": all(bar["met"] for bar in bars.values()) and verdicts["met"],
         "nvidia_smi_used_where_nothing_is_known_of_the_machine": elsewhere,
+        "calculators": _calculators(rows),
         "classes": {
             name: _summary([row for row in rows if row["class"] == name]) for name in sorted({row["class"] for row in rows})
         },
@@ -100,6 +101,19 @@ def _bar(name: str, kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, A
     }
 
 
+def _calculators(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how far public calculators are from torch's peak, on the same rows."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row.get("calculators", {})):
+        errors = sorted(abs(row["calculators"][name]["error"]) for row in rows)
+        found[name] = {
+            "median": round(statistics.median(errors), 6),
+            "within 10%": round(sum(error <= 0.1 for error in errors) / len(errors), 4),
+            "worst": errors[-1],
+        }
+    return found
+
+
 def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": len(rows)}
     for kind in KINDS:
@@ -156,7 +170,26 @@ def readable(document: Mapping[str, Any]) -> str:
     )
     met = "met" if said["met"] else "NOT MET"
     lines.append(f"| GRPO/PPO verdicts | no OOM called a fit; at most 5% of fits refused | {found} | {met} |")
-    return "\n".join([*lines, "", *_classes(document), "", *_rows(document), "", *_decisions(document)]) + "\n"
+    parts = [lines, _beside_calculators(document), _classes(document), _rows(document), _decisions(document)]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _beside_calculators(document: Mapping[str, Any]) -> list[str]:
+    if not document["calculators"]:
+        return []
+    own = sorted(_errors("torch_max_allocated", document["rows"]))
+    ours = {"median": statistics.median(own), "within 10%": sum(one <= 0.1 for one in own) / len(own), "worst": own[-1]}
+    lines = [
+        "Torch's peak on the same rows, by calculators that need no trace: `accelerate estimate-memory`, and the closed formula",
+        "of EleutherAI's calculator, which counts float32 states and 34 bytes per token, width and layer with checkpointing",
+        "(`benchmarks/foresight_calculators.py`).",
+        "",
+        "| | median error | within 10% | worst |",
+        "|---|---|---|---|",
+    ]
+    for name, one in {"autotune": ours, **document["calculators"]}.items():
+        lines.append(f"| {name} | {one['median']:.3%} | {one['within 10%']:.1%} | {one['worst']:.1%} |")
+    return lines
 
 
 def _classes(document: Mapping[str, Any]) -> list[str]:
@@ -175,13 +208,13 @@ def _rows(document: Mapping[str, Any]) -> list[str]:
     lines = [
         "Each figure: predicted and measured GiB, and the error.",
         "",
-        "| row | model | GPUs | setting | batch | torch allocated | nvidia-smi | |",
-        "|---|---|---|---|---|---|---|---|",
+        "| row | model | GPUs | setting | batch | torch allocated | accelerate | closed formula | nvidia-smi | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in document["rows"]:
         name = row["model"].split("/")[-1]
         setting = f"{row['tuning']}, {row['framework_config']}"
-        figures = [_figure(row.get(kind)) for kind in KINDS]
+        figures = [_figure(row.get(KINDS[0])), *map(_estimate, row["calculators"].values()), _figure(row.get(KINDS[1]))]
         said = row.get("error") or row.get("reason", "")
         cells = [f"[{row['id']}]({row['url']})", name, row["gpus"], setting, row["micro_batch"], *figures, said]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
@@ -192,6 +225,10 @@ def _figure(found: Mapping[str, float] | None) -> str:
     if found is None:
         return ""
     return f"{found['predicted'] / GIB:.2f}, {found['measured'] / GIB:.2f}, {found['error']:+.2%}"
+
+
+def _estimate(found: Mapping[str, float]) -> str:
+    return f"{found['predicted'] / GIB:.2f}, {found['error']:+.0%}"
 
 
 def _decisions(document: Mapping[str, Any]) -> list[str]:

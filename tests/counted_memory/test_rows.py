@@ -12,6 +12,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import foresight_calculators as calculators  # noqa: E402
 import foresight_express as express  # noqa: E402
 import foresight_report as report  # noqa: E402
 import foresight_verdicts as verdicts  # noqa: E402
@@ -77,3 +78,14 @@ def test_an_out_of_memory_called_a_fit_fails_the_bar() -> None:
     assert not report.document([], bad, {})["verdicts"]["met"]
     still_open = [{"id": "v", "outcome": "oom", "verdict": None}]
     assert report.document([], still_open, {})["verdicts"]["met"]
+
+
+def test_calculators_are_applied_as_far_as_they_go() -> None:
+    mistral = [row for row in ROWS if row["class"] == "fms" and row["model"].startswith("mistralai") and row["micro_batch"] == 4]
+    full, lora = (next(row for row in mistral if row["tuning"] == tuning and row["gpus"] == 1) for tuning in ("full", "lora"))
+    found = {row["tuning"]: calculators.estimates(express.fms(row)) for row in (full, lora)}
+    assert found["full"]["accelerate"] == found["lora"]["accelerate"], "the command has no adapters"
+    states = 16 * 7_241_732_096  # gradients and Adam's states of Mistral-7B's parameters
+    saved = found["full"]["closed formula"] - found["lora"]["closed formula"]
+    tokens = full["length"] - lora["length"]
+    assert saved == pytest.approx(states + 34 * tokens * 4 * 4096 * 32, rel=0.01)
