@@ -106,8 +106,11 @@ class OpenRlhf(StandIn):
         return {
             "sharded_by": f"zero{stage}",
             "options": {**options, "overlap_comm": True} if truth(settings, "ds.overlap_comm") else options,
-            "loss_options": {"widened": True, "entropy": table.value(settings, "actor.entropy_coef") is not None},
-            "score_options": {"entropy": False},
+            "loss_options": {
+                "widened": True,
+                "entropy": "softmax" if table.value(settings, "actor.entropy_coef") is not None else None,
+            },
+            "score_options": {"entropy": None},
             "others": others,
             "generation": "engine" if with_engine else "server",
             "engine": self.engine_settings(settings) if with_engine else None,

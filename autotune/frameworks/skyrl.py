@@ -110,11 +110,11 @@ class SkyRl(StandIn):
             "shard_ranks": size if isinstance(size, int) and size > 0 else None,
             "loss_options": {
                 "in_place": True,
-                "entropy": True,
+                "entropy": "log_softmax",
                 "entropy_chunk": count(settings, "trainer.logprobs_chunk_size"),
-                "entropy_in_loss": truth(settings, "trainer.algorithm.use_entropy_loss"),
+                "entropy_frozen": not truth(settings, "trainer.algorithm.use_entropy_loss"),
             },
-            "score_options": {"entropy": False},
+            "score_options": {"entropy": None},
             "attention": "flash_attention_2" if truth(settings, "trainer.flash_attn") else "sdpa",
             # The dispatcher offloads the reference before the policy is loaded.
             "others": (OtherModel(role="reference", model=task.workload.model.name, awake=()),) if beside else (),

@@ -5,8 +5,9 @@ Written for verl 0.9.1 (`workers/engine/fsdp/transformer_impl.py`, `utils/config
 
 - FSDP stores weights in `model_dtype`, gathers them in bfloat16 and reduces gradients in float32.
 - The reference is on the host except for the running layer (`CPUOffload(offload_params=True)`).
-- Log-probabilities: flash-attn's cross-entropy. Its gradient overwrites the logits, except with
-  an entropy term.
+- Log-probabilities: flash-attn's cross-entropy. Its gradient overwrites the logits, except with an
+  entropy term. torch.compile generates the entropy of packed rows, which stores no softmax.
+- With `use_fused_kernels` no logits exist (`worker/stand_in/fused_heads.py`).
 - `param_offload` and `optimizer_offload` free memory during the rollout only: every step brings
   the state back.
 """
@@ -25,7 +26,7 @@ from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import OtherModel
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
-FSDP = f"{ACTOR}.fsdp_config"
+FSDP, SEQUENCE = f"{ACTOR}.fsdp_config", f"{ACTOR}.ulysses_sequence_parallel_size"
 TRAINER_MODE, SEPARATE = "trainer.v1.trainer_mode", "trainer.v1.separate_async"
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
 MOMENTS = 8
@@ -42,8 +43,8 @@ class Verl(StandIn):
             f"{ROLLOUT}.name": "vllm",
             f"{MODEL}.lora_rank": self.lora_rank(settings, task),
         }
-        total, each = task.workload.global_batch, self.table.count(settings, f"{ROLLOUT}.n")
-        if total and each and total % each == 0:
+        each = self.table.count(settings, f"{ROLLOUT}.n")
+        if (total := task.workload.global_batch) and each and total % each == 0:
             found[f"{ACTOR}.ppo_mini_batch_size"] = total // each
             if self._separate(settings):
                 found["data.train_batch_size"] = total // each * self.table.count(settings, f"{SEPARATE}.parameter_sync_step")
@@ -84,7 +85,7 @@ class Verl(StandIn):
 
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
         count, ranks, longest = self.table.count, self._ranks(settings, task), sum(self.lengths(settings)) or 1
-        sequence, generations = self._sequence(settings), count(settings, f"{ROLLOUT}.n")
+        sequence, generations = max(1, count(settings, SEQUENCE)), count(settings, f"{ROLLOUT}.n")
         prompts, mini_prompts = count(settings, "data.train_batch_size"), count(settings, f"{ACTOR}.ppo_mini_batch_size")
         budget = count(settings, f"{ACTOR}.ppo_max_token_len_per_gpu")
         serves = self._split(settings).gpus if self._separate(settings) else ranks
@@ -122,7 +123,6 @@ class Verl(StandIn):
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
         table, ranks, separate = self.table, self._ranks(settings, task), self._separate(settings)
-        entropy = table.share(settings, f"{ACTOR}.entropy_coeff") != 0 or table.truth(settings, f"{ACTOR}.calculate_entropy")
         second = table.text(settings, f"{ACTOR}.strategy") == "fsdp2"
         whole = BYTES.get(table.text(settings, f"{FSDP}.model_dtype"), 4)
         params, optimizer = (table.truth(settings, f"{FSDP}.{what}_offload") for what in ("param", "optimizer"))
@@ -140,18 +140,29 @@ class Verl(StandIn):
             "shard_ranks": size if size > 0 else None,
             "held_dtype": "float32" if whole == 4 else "bfloat16",
             "mixed": second and ranks > 1,
-            "loss_options": {"in_place": not entropy, "entropy": entropy},
-            "score_options": {"entropy": True},
+            **self._losses(settings),
             "others": tuple(self._others(settings, task, policy_leaves=params and optimizer)),
             "generation": "server" if separate else "engine",
             "engine": None if separate else self.engine_settings(settings),
             "split": self._split(settings) if separate else None,
             "processes": 1 if separate else 2,
-            "offloaded_in_rollout": ()
-            if separate
-            else (*(("weights", "adapters") if params else ()), *(("optimizer",) if optimizer else ())),
+            "offloaded_in_rollout": () if separate else (("weights", "adapters") * params + ("optimizer",) * optimizer),
             "syncs_adapter_only": bool(adapter) and not table.truth(settings, f"{MODEL}.lora.merge"),
         }
+
+    def _losses(self, settings: Settings) -> Mapping[str, Any]:
+        """Return the loss and its options. Every scoring pass computes the entropy."""
+        table, truth = self.table, self.table.truth
+        if truth(settings, f"{MODEL}.use_fused_kernels"):
+            triton = table.text(settings, f"{MODEL}.fused_kernel_options.impl_backend") == "triton"
+            return {"loss": "logprobs_fused", "loss_options": {"head": "kernel" if triton else "tokens"}}
+        packs = truth(settings, f"{MODEL}.use_remove_padding")
+        kind = "compiled" if packs and truth(settings, f"{FSDP}.use_torch_compile") else "softmax"
+        own: dict[str, Any] = {"entropy": kind}
+        if packs and truth(settings, f"{ACTOR}.entropy_from_logits_with_chunking"):
+            own["entropy_chunk"] = table.count(settings, f"{ACTOR}.entropy_from_logits_chunk_size")
+        wanted = table.share(settings, f"{ACTOR}.entropy_coeff") != 0 or truth(settings, f"{ACTOR}.calculate_entropy")
+        return {"loss_options": {"in_place": not wanted, **(own if wanted else {})}, "score_options": own}
 
     def _split(self, settings: Settings) -> SplitEngines:
         """Return the engines of `separate_async`. New weights interrupt them; what was generated is read again."""
@@ -164,13 +175,11 @@ class Verl(StandIn):
             batches_ahead=self.table.share(settings, f"{SEPARATE}.num_warmup_batches"),
         )
 
-    def _sequence(self, settings: Settings) -> int:
-        """Return the GPUs that share one sequence."""
-        return max(1, self.table.count(settings, f"{ACTOR}.ulysses_sequence_parallel_size"))
-
     def _rows(self, settings: Settings, task: Task, name: str) -> int:
         """Return a micro-batch per GPU. The older setting counts over all GPUs."""
-        over_all = self.table.count(settings, name) // max(1, self._ranks(settings, task) // self._sequence(settings))
+        over_all = self.table.count(settings, name) // max(
+            1, self._ranks(settings, task) // max(1, self.table.count(settings, SEQUENCE))
+        )
         return self.table.count(settings, f"{name}_per_gpu") or over_all
 
     def _others(self, settings: Settings, task: Task, *, policy_leaves: bool) -> Iterator[OtherModel]:

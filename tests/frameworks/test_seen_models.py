@@ -7,6 +7,7 @@ ms-swift is probed whole in test_swift.py.
 from __future__ import annotations
 
 import math
+import json
 import os
 import socket
 import subprocess
@@ -120,3 +121,15 @@ def test_open_reasoner_zeros_actors_under_zero3(tiny_model: Path, tmp_path: Path
     beside = {"reference_weights": untrained(tiny_model), "reward_weights": reward}
     for found in measured(tmp_path):
         assert found == {**policy, **of("critic", critic), **beside}
+
+
+@needs_environments
+def test_the_stand_ins_fused_head_allocates_as_verls_own() -> None:
+    """Peaks of the CPU allocator, with frozen and with trained words; the stand-in lacks one temporary of the gradient."""
+    python, root = str(ENVIRONMENTS / "verl" / "bin" / "python"), str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [python, str(SEES / "verl_fused_head.py")], capture_output=True, text=True, timeout=300, check=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    for own, stand_in in json.loads(done.stdout.strip().splitlines()[-1]):
+        assert stand_in == pytest.approx(own, rel=0.02)

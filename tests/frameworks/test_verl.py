@@ -114,8 +114,21 @@ def test_an_adapter_alone_is_sent_unless_it_is_merged() -> None:
 
 
 def test_entropies_cost_the_gradient_its_place() -> None:
-    assert request()["settings"]["loss_options"] == {"in_place": True, "entropy": False}
-    assert request(settings={f"{ACTOR}.entropy_coeff": 0.001})["settings"]["loss_options"] == {"in_place": False, "entropy": True}
+    def losses(**settings: Any) -> tuple[Any, Any]:
+        made = request(settings={f"{ACTOR}.{name}": value for name, value in settings.items()})["settings"]
+        return made["loss_options"], made["score"]["loss_options"]
+
+    assert losses() == ({"in_place": True}, {"entropy": "compiled"})
+    assert losses(entropy_coeff=0.001)[0] == {"in_place": False, "entropy": "compiled"}
+    eager = {"fsdp_config.use_torch_compile": False, "entropy_from_logits_with_chunking": True}
+    assert losses(**eager)[1] == {"entropy": "softmax", "entropy_chunk": 2048}
+
+
+@pytest.mark.parametrize(("backend", "head"), [("torch", "tokens"), ("triton", "kernel")])
+def test_fused_kernels_take_the_place_of_the_logits(backend: str, head: str) -> None:
+    fused = {f"{MODEL}.use_fused_kernels": True, f"{MODEL}.fused_kernel_options.impl_backend": backend}
+    made = request(settings=fused)["settings"]
+    assert (made["loss"], made["loss_options"]) == ("logprobs_fused", {"head": head})
 
 
 def test_what_is_offloaded_leaves_for_the_rollout_alone() -> None:
@@ -149,8 +162,8 @@ def test_packed_rows_may_be_as_few_as_one() -> None:
 
 
 def test_untraceable_settings_are_refused() -> None:
-    with pytest.raises(CannotPredict, match="use_fused_kernels"):
-        asked("verl", settings={f"{MODEL}.use_fused_kernels": True})
+    with pytest.raises(CannotPredict, match="impl_backend=liger is Liger's own kernel"):
+        asked("verl", settings={f"{MODEL}.fused_kernel_options.impl_backend": "liger"})
     with pytest.raises(CannotPredict, match="trtllm is neither vLLM nor SGLang"):
         asked("verl", settings={f"{ROLLOUT}.name": "trtllm"})
 

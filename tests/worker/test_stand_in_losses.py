@@ -9,7 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autotune.worker.stand_in.losses import LOSSES, policy_loss  # noqa: E402
+from autotune.worker.stand_in.fused_heads import HEADS, fuse_head  # noqa: E402
+from autotune.worker.stand_in.losses import ENTROPIES, LOSSES, policy_loss  # noqa: E402
 
 ROWS, LENGTH, WORDS = 2, 5, 11
 
@@ -21,10 +22,10 @@ def answered(dtype: Any = torch.float32) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("loss", LOSSES[1:])
-@pytest.mark.parametrize("entropy", [False, True])
-def test_each_loss_has_a_gradient_of_the_logits(loss: str, entropy: bool) -> None:
+@pytest.mark.parametrize("entropy", [None, *ENTROPIES])
+def test_each_loss_has_a_gradient_of_the_logits(loss: str, entropy: str | None) -> None:
     weights, out, labels = answered(torch.bfloat16)
-    policy_loss(out, labels, loss, {"entropy": entropy, "widened": loss == "logprobs_kernel"}).backward()
+    policy_loss(out, labels, loss, {"entropy": entropy, "entropy_chunk": 4, "widened": loss == "logprobs_kernel"}).backward()
     assert weights.grad is not None and weights.grad.dtype is torch.bfloat16 and weights.grad.shape == weights.shape
     assert out.logits is None
 
@@ -69,25 +70,26 @@ def test_an_entropy_in_chunks_keeps_nothing_unless_it_is_a_loss() -> None:
         _, out, labels = answered(torch.bfloat16)
         held: list[Any] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
-            policy_loss(out, labels, "logprobs_kernel", {"entropy": True, **options})
+            policy_loss(out, labels, "logprobs_kernel", {**options})
         return sum(one.nbytes for one in held if one.dtype is torch.float32 and one.numel() >= WORDS)
 
-    assert kept(entropy_chunk=4) == 0
-    assert kept(entropy_chunk=4, entropy_in_loss=True) >= 2 * ROWS * LENGTH * WORDS * 4
+    assert kept(entropy="log_softmax", entropy_chunk=4, entropy_frozen=True) == 0
+    assert kept(entropy="log_softmax", entropy_chunk=4) >= 2 * ROWS * LENGTH * WORDS * 4
+    assert kept(entropy="softmax", entropy_chunk=4) >= 2 * ROWS * LENGTH * WORDS * 4
+    assert kept(entropy="compiled", entropy_chunk=4) == 0
 
 
 def test_an_entropy_in_chunks_is_the_same() -> None:
-    from autotune.worker.stand_in.losses import _entropy, _entropy_in_chunks
-
     logits = torch.randn(ROWS, LENGTH, WORDS)
-    assert torch.allclose(_entropy_in_chunks(logits, 3), _entropy(logits).reshape(-1), atol=1e-5)
+    whole = ENTROPIES["softmax"](logits, 0).reshape(-1)
+    for kind in ("softmax", "log_softmax"):
+        assert torch.allclose(ENTROPIES[kind](logits, 3), whole, atol=1e-5)
 
 
-def test_a_fused_head_keeps_no_logits() -> None:
-    from autotune.worker.stand_in.losses import fuse_head
-
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_fused_head_keeps_no_logits(kind: str) -> None:
     head = torch.nn.Linear(4, WORDS, bias=False)
-    fuse_head(SimpleNamespace(get_output_embeddings=lambda: head), 3)
+    fuse_head(SimpleNamespace(get_output_embeddings=lambda: head), {"head": kind, "chunk": 3})
     hidden = torch.randn(ROWS, LENGTH, 4, requires_grad=True)
     held: list[Any] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):

@@ -8,13 +8,13 @@ vocabularies:
 - `logprobs_kernel`: fused cross-entropy like flash-attn's. It keeps the logits and one figure per token; its
   gradient is as large as the logits, or overwrites them with `in_place`.
 
-- `logprobs_fused`: the LM head's product and the log-probabilities in one function (`fused_head`), a
-  `chunk` of tokens and a part of the vocabulary at a time; no logits are kept.
+- `logprobs_fused`: the LM head's product and the log-probabilities in one function (`fused_heads.py`); no
+  logits are kept.
 
 Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to
-float32 first), `entropy` (compute the entropy over the same logits), `entropy_chunk` (in float32 and in
-parts of so many tokens, without a gradient unless `entropy_in_loss`), `each_row` (rows are slices of one
-packed row, so that each row's gradient has the size of all logits).
+float32 first), `entropy` (the entropy over the same logits: `softmax`, or by torch.compile: `compiled`),
+`entropy_chunk` (in float32 and in parts of so many tokens), `entropy_frozen` (without a gradient),
+`each_row` (rows are slices of one packed row, so that each row's gradient has the size of all logits).
 """
 
 from __future__ import annotations
@@ -40,12 +40,10 @@ def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) ->
     else:
         chosen = _log_probabilities(logits, labels, loss, in_place=bool(options.get("in_place")))
     total = -torch.exp(chosen - chosen.detach()).mean()
-    if not options.get("entropy"):
+    if not (kind := options.get("entropy")):
         return total
-    if not options.get("entropy_chunk"):
-        return total - 1e-3 * _entropy(logits).mean()
-    with torch.set_grad_enabled(bool(options.get("entropy_in_loss")) and torch.is_grad_enabled()):
-        entropy = _entropy_in_chunks(logits, int(options["entropy_chunk"]))
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not options.get("entropy_frozen")):
+        entropy = ENTROPIES[kind](logits, int(options.get("entropy_chunk") or 0))
     return total - 1e-3 * entropy.mean()
 
 
@@ -65,60 +63,29 @@ def _in_slices(logits: Any, labels: Any, loss: str) -> Any:
     return torch.cat([_log_probabilities(part, labels[row : row + 1], loss, in_place=False) for row, part in enumerate(slices)])
 
 
-def _entropy(logits: Any) -> Any:
+def _by_softmax(logits: Any, chunk: int) -> Any:
     # H = log(sum_v exp(l_v)) - sum_v p_v l_v   with p = softmax(l)
+    if chunk:
+        return torch.cat([_by_softmax(part.float(), 0) for part in logits.reshape(-1, logits.shape[-1]).split(chunk)])
     shares = torch.softmax(logits, dim=-1)
     return torch.logsumexp(logits, dim=-1) - torch.sum(shares * logits, dim=-1)
 
 
-def _entropy_in_chunks(logits: Any, tokens: int) -> Any:
-    flat, found = logits.reshape(-1, logits.shape[-1]), []
-    for part in flat.split(tokens):
+def _by_log_softmax(logits: Any, chunk: int) -> Any:
+    found = []
+    for part in logits.reshape(-1, logits.shape[-1]).split(chunk):
         logs = torch.log_softmax(part.float(), dim=-1)
         found.append(-(logs.exp() * logs).sum(-1))
     return torch.cat(found)
 
 
-VOCABULARY_PART = 8192
-"""Words of one part (prime-rl 0.8.0, `trainer/models/layers/lm_head.py`)."""
+def _compiled(logits: Any, chunk: int) -> Any:
+    """Allocate as the entropy that torch.compile generates for CUDA: the softmax is not stored, with
+    chunks or without (`should_realize_on_reuse` in torch/_inductor/ir.py keeps it on CPUs alone)."""
+    return _FusedCrossEntropy.apply(logits.reshape(-1, logits.shape[-1]), logits.new_empty(0), False)
 
 
-def fuse_head(model: Any, chunk: int) -> None:
-    """Replace the output layer's product by its fused log-probabilities. Their values are not computed."""
-    head = model.get_output_embeddings()
-    head.forward = lambda hidden: _FusedHead.apply(hidden, head.weight, chunk)
-
-
-class _FusedHead(torch.autograd.Function):  # type: ignore[misc]
-    """Allocations of an output layer whose log-probabilities are computed in chunks."""
-
-    @staticmethod
-    def forward(context: Any, hidden: Any, weight: Any, chunk: int) -> Any:
-        context.save_for_backward(hidden, weight)
-        context.chunk = chunk
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        figures = [torch.empty(len(flat), dtype=torch.float32, device=flat.device) for _ in range(3)]
-        for part in flat[:chunk].split(chunk):  # one chunk: the others take the same memory again
-            _scaled(part, weight[:VOCABULARY_PART]).exp()
-        return figures[0].reshape(hidden.shape[:-1])
-
-    @staticmethod
-    def backward(context: Any, gradient: Any) -> Any:
-        hidden, weight = context.saved_tensors
-        grad_hidden = torch.zeros_like(hidden)
-        grad_weight = torch.zeros_like(weight) if context.needs_input_grad[1] else None
-        flat, part = hidden.reshape(-1, hidden.shape[-1])[: context.chunk], weight[:VOCABULARY_PART]
-        shares = torch.exp(_scaled(flat, part))
-        wide = shares * -1.0
-        wide = wide * 1.0
-        grad_hidden.view(-1, hidden.shape[-1])[: len(flat)].add_(wide.to(hidden.dtype) @ part)
-        if grad_weight is not None:
-            grad_weight[: len(part)].add_(wide.to(weight.dtype).t() @ flat)
-        return grad_hidden, grad_weight, None
-
-
-def _scaled(hidden: Any, weight: Any) -> Any:
-    return (hidden @ weight.t()).to(torch.float32) * 1.0
+ENTROPIES = {"softmax": _by_softmax, "log_softmax": _by_log_softmax, "compiled": _compiled}
 
 
 class _FusedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]

@@ -14,7 +14,8 @@ import torch
 from ..tracing import Untraceable, bitsandbytes_optimizers
 from ..tracing.step_annotator import NullAnnotator
 from .activation_offload import offloaded
-from .losses import LOSSES, fuse_head, policy_loss
+from .fused_heads import fuse_head
+from .losses import LOSSES, policy_loss
 
 # torch's own optimizers, by the Trainer's names.
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,7 +38,7 @@ class StandInStep:
         if self.loss not in LOSSES:
             raise Untraceable(f"loss={self.loss} is none of {', '.join(LOSSES)}")
         if self.loss == "logprobs_fused":
-            fuse_head(model, int(settings["loss_options"]["chunk"]))
+            fuse_head(model, settings["loss_options"])
         self.forward = mixed(model, settings, device) if autocasts else model
         self.optimizer = optimizer_for(self.trained, settings)
         self.after_backward: Callable[[], None] = lambda: None
