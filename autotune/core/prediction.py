@@ -78,7 +78,9 @@ class Prediction:
     depends_on: tuple[str, ...] = ()  # facts that would decide it, in words
     failure: str | None = None  # the engine's own error message, if it would refuse to start
     limit_bytes: int
-    peak_memory_bytes: Estimate  # device memory (NVML) per GPU, worst rank
+    peak_memory_bytes: Estimate  # device memory (NVML) per GPU, worst rank, at the longest rows
+    peak_memory_bytes_at_lengths: Estimate | None = None  # at the lengths given; None: none given
+    fits_at_lengths: bool | None = None
     torch_peak_allocated_bytes: Estimate
     torch_peak_reserved_bytes: Estimate
     host_memory_bytes: Estimate | None = None

@@ -45,6 +45,7 @@ class Workload:
     global_batch: int | None = None  # completions per optimizer step; None: free
     typical_completion_length: int | None = None  # length used for ranking by speed, where known
     completion_lengths: CompletionLengths | None = None  # lengths that occur, where known
+    prompt_lengths: CompletionLengths | None = None  # of prompts, where known
     dataset: str | None = None  # name or path, as the framework loads it; None: synthetic prompts
     config_file: Path | None = None  # the user's configuration file
     held: Mapping[str, KnobValue] = field(default_factory=dict)  # by --config and flags

@@ -21,6 +21,7 @@ from autotune.core.prediction import Prediction
 from autotune.core.task import Task
 from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
+from autotune.estimate.occurring_rows import fullest_rows
 from autotune.estimate.phase_usage import StepStage
 from autotune.estimate.predictor import PredictionInput, memory, predict, trace_context_of, with_speed
 from autotune.estimate.screening import Family, StepModel, trace_requests
@@ -71,9 +72,8 @@ class PredictionService:
         if candidate.id not in self._predictions:
             longest = self._predict_traced(candidate)
             shortest = None if longest.fits else self._trainer.lower_bound_candidate(candidate, self._job)
-            self._predictions[candidate.id] = (
-                longest if shortest is None else with_lower_bound(longest, self._predict_traced(shortest))
-            )
+            found = longest if shortest is None else with_lower_bound(longest, self._predict_traced(shortest))
+            self._predictions[candidate.id] = self._with_memory_at_lengths(candidate, found)
         return self._predictions[candidate.id]
 
     def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> Mapping[str, Prediction]:
@@ -124,6 +124,23 @@ class PredictionService:
         if candidate.id not in self._longest:
             self._longest[candidate.id] = predict(self.input_of(candidate))
         return self._longest[candidate.id]
+
+    def _with_memory_at_lengths(self, candidate: Candidate, longest: Prediction) -> Prediction:
+        """Add the memory at the lengths given, from a trace of the fullest micro-batch of such rows."""
+        workload = self._job.workload
+        if workload.completion_lengths is None or self._job.hardware.kind != "cuda":
+            return longest
+        composition, request = self._trainer.compose(candidate, self._job), self.request(candidate)
+        row = fullest_rows(composition, workload.completion_lengths, workload.prompt_lengths)
+        found = longest
+        if row is not None:
+            shorter = trace_requests.at(
+                request, replace(trace_requests.point_of(request), prompt=row[0], completion=row[1]), None
+            )
+            situation = self._situation(candidate, shorter, self._trace(shorter))
+            own = replace(situation.composition, prompt_length=row[0], completion_length=row[1])
+            found = memory(replace(situation, composition=own))
+        return replace(longest, peak_memory_bytes_at_lengths=found.peak_memory_bytes, fits_at_lengths=found.fits)
 
     def input_of(self, candidate: Candidate) -> PredictionInput:
         """Return everything that a prediction of this candidate depends on."""

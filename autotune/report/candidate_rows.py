@@ -87,6 +87,8 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
         "depends_on": list(prediction.depends_on),
         "failure": prediction.failure,
         "peak_memory_bytes": interval(prediction.peak_memory_bytes),
+        "peak_memory_bytes_at_lengths": interval(prediction.peak_memory_bytes_at_lengths),
+        "fits_at_lengths": prediction.fits_at_lengths,
         "limit_bytes": prediction.limit_bytes,
         "margin_bytes": interval(prediction.margin_bytes),
         "torch_peak_allocated_bytes": interval(prediction.torch_peak_allocated_bytes),

@@ -73,6 +73,8 @@ class PredictionRow(msgspec.Struct, frozen=True, kw_only=True):
     depends_on: tuple[str, ...] = ()
     failure: str | None = None
     peak_memory_bytes: IntervalRow | None = None
+    peak_memory_bytes_at_lengths: IntervalRow | None = None
+    fits_at_lengths: bool | None = None
     limit_bytes: float | None = None
     margin_bytes: IntervalRow | None = None
     torch_peak_allocated_bytes: IntervalRow | None = None

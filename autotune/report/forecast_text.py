@@ -23,6 +23,8 @@ WIDEST_BAR = 56
 LABEL = 14
 FIGURE = 11
 
+AT_LENGTHS = {True: "fits", False: "does not fit", None: "can't be decided"}
+
 SURE, UNSURE, LIMIT = "█", "░", "│"
 """Bar characters: expected need, upper end of the interval, limit."""
 
@@ -128,6 +130,10 @@ def _show_verdict(console: Console, prediction: Prediction) -> None:
         console.print(f"can't be decided: {peak} of {limit}")
         for fact in prediction.depends_on:
             console.print(f"  depends on {fact}")
+    if prediction.peak_memory_bytes_at_lengths is not None:
+        console.print(
+            f"At the lengths given: {AT_LENGTHS[prediction.fits_at_lengths]}, {_span(prediction.peak_memory_bytes_at_lengths)}."
+        )
     phase = prediction.peak_phase
     if phase is not None:
         counted = prediction.torch_peak_reserved_bytes

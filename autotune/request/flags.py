@@ -101,6 +101,9 @@ class RequestOptions(CommonOptions, total=False):
         help="Completion lengths that occur: lognormal:MEAN,P95, a log of TRL, verl or swift, a W&B export, one number a line, "
         "a training's or an earlier study's output folder, or TRL's `completions`. With growing: before a log, a folder or "
         "lognormal:MEAN,P95,MEAN,P95 they change over training. Candidates are ranked by the speed at these lengths.")]
+    prompt_lengths: Annotated[str | None, Flag(LENGTHS, metavar="SOURCE", completes="file",
+        help="Prompt lengths that occur, for the memory at the lengths given: lognormal:MEAN,P95, or one number a line. "
+        "Without it, prompts have the longest length.")]
     num_generations: Annotated[int | None, Flag(LENGTHS, metavar="N", help="Completions per prompt; constant during the search.")]
     global_batch: Annotated[int | None, Flag(LENGTHS, metavar="N",
         help="Completions per optimizer step over all GPUs; constant during the search.")]

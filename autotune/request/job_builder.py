@@ -103,6 +103,7 @@ def parse_request(flags: Flags) -> ParsedRequest:
         global_batch=_global_batch(flags, config, held, space, hardware, trainer),
         typical_completion_length=typical or (None if lengths is None else max(1, round(lengths.mean))),
         completion_lengths=lengths,
+        prompt_lengths=_prompt_lengths(flags),
         dataset=flags.dataset or (config.dataset if config else None),
         config_file=config.path if config else None,
         held=held,
@@ -152,6 +153,15 @@ def _lengths(flags: Flags) -> CompletionLengths | None:
             way_out="Leave it out; --dataset states the lengths of your rows.",
         )
     return length_sources.read(flags.lengths)
+
+
+def _prompt_lengths(flags: Flags) -> CompletionLengths | None:
+    if flags.prompt_lengths is not None and flags.lengths is None:
+        raise BadInput(
+            f"--prompt-lengths {flags.prompt_lengths}: without --lengths they change nothing.",
+            way_out="Give --lengths, the completions that occur, as well.",
+        )
+    return None if flags.prompt_lengths is None else length_sources.read_prompts(flags.prompt_lengths)
 
 
 def _as_the_space(flags: Flags, scripted: bool) -> Flags:

@@ -45,6 +45,9 @@ WAY_OUT = (
     "training's output folder, or lognormal:MEAN,P95."
 )
 
+PROMPTS = "--prompt-lengths"
+PROMPTS_WAY_OUT = f"Give a file with one number a line, or {PROMPTS} lognormal:MEAN,P95."
+
 
 def read(source: str) -> CompletionLengths:
     """Return the lengths that the source states."""
@@ -59,6 +62,16 @@ def read(source: str) -> CompletionLengths:
     lengths = _numbers(text) or [length for step in _evenly(_steps_in(text)) for length in _of_step(step)]
     if not lengths:
         raise BadInput(f"--lengths {source}: no completion lengths in it.", way_out=WAY_OUT)
+    return CompletionLengths.of(source, lengths)
+
+
+def read_prompts(source: str) -> CompletionLengths:
+    """Return the prompt lengths that the source states: a distribution, or one number a line."""
+    if source.startswith(LOGNORMAL):
+        return _lognormal(source, source.removeprefix(LOGNORMAL), PROMPTS)
+    lengths = _numbers(read_text(Path(source), largest_bytes=LARGEST_BYTES, way_out=PROMPTS_WAY_OUT))
+    if not lengths:
+        raise BadInput(f"{PROMPTS} {source}: not one number a line.", way_out=PROMPTS_WAY_OUT)
     return CompletionLengths.of(source, lengths)
 
 
@@ -139,7 +152,7 @@ def description(lengths: CompletionLengths) -> str:
     )
 
 
-def _lognormal(source: str, figures: str) -> CompletionLengths:
+def _lognormal(source: str, figures: str, flag: str = "--lengths") -> CompletionLengths:
     try:
         mean, p95 = (float(part) for part in figures.split(","))
         if not (0 < mean < math.inf and 0 < p95 < math.inf):
@@ -147,8 +160,8 @@ def _lognormal(source: str, figures: str) -> CompletionLengths:
         return CompletionLengths.lognormal(source, mean, p95)
     except ValueError as error:
         raise BadInput(
-            f"--lengths {source}: {error}.",
-            way_out="Give mean and 95 % quantile in tokens. Example: --lengths lognormal:600,1500.",
+            f"{flag} {source}: {error}.",
+            way_out=f"Give mean and 95 % quantile in tokens. Example: {flag} lognormal:600,1500.",
         ) from error
 
 

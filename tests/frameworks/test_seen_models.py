@@ -6,8 +6,8 @@ ms-swift is probed whole in test_swift.py.
 
 from __future__ import annotations
 
-import math
 import json
+import math
 import os
 import socket
 import subprocess

@@ -94,6 +94,15 @@ def test_the_speed_at_the_lengths_given_stands_beside_that_at_the_longest(job: J
     assert row["tokens_per_second"]["value"] == 1000 and row["tokens_per_second_at_lengths"]["value"] == 300
 
 
+def test_both_peaks_are_shown_where_lengths_are_given(job: Job) -> None:
+    both = replace(PREDICTION, peak_memory_bytes_at_lengths=gib(20, 19, 22), fits_at_lengths=True)
+    text = shown(job, both)
+    assert "does not fit: 50 GiB" in text
+    assert "At the lengths given: fits, 20 GiB (19 GiB to 22 GiB)." in text
+    row = prediction_row(both)
+    assert row["peak_memory_bytes_at_lengths"]["value"] == 20 * GIB and row["fits_at_lengths"] is True
+
+
 def test_candidates_are_ranked_by_the_speed_at_the_lengths_given() -> None:
     quick_at_the_longest = PredictedCandidate(candidate=CANDIDATE, prediction=PREDICTION)
     quick_as_it_will_be = PredictedCandidate(
