@@ -193,6 +193,7 @@ FRAMEWORK_LIST := $(BIN)/python $(CURDIR)/.ci/list_framework_fields.py
 ORZ := $(OVERLAYS)/frameworks/orz/repo
 PRIME_RL := $(OVERLAYS)/frameworks/prime-rl/repo
 NEMO_RL := $(OVERLAYS)/frameworks/nemo-rl/repo
+SLIME := $(OVERLAYS)/frameworks/slime/repo
 field-lists: $(READY) trl-overlays frameworks
 	lists=$$(mktemp -d); \
 	for method in grpo rloo sft dpo kto reward online-dpo ppo; do files=(); \
@@ -209,6 +210,7 @@ field-lists: $(READY) trl-overlays frameworks
 	done
 	if [ -d $(PRIME_RL) ]; then $(FRAMEWORK_LIST) prime_rl $(PRIME_RL) > autotune/frameworks/prime_rl_fields.json; fi
 	if [ -d $(NEMO_RL) ]; then $(FRAMEWORK_LIST) nemo_rl $(NEMO_RL) > autotune/frameworks/nemo_rl_fields.json; fi
+	if [ -d $(SLIME) ]; then $(FRAMEWORK_LIST) slime $(SLIME) > autotune/frameworks/slime_fields.json; fi
 	if [ -d $(ORZ) ]; then $(FRAMEWORK_LIST) open_reasoner_zero $(ORZ) > autotune/frameworks/open_reasoner_zero_fields.json; fi
 
 trl-overlays: $(TRL_OVERLAYS:%=$(OVERLAYS)/trl-%/.ready)

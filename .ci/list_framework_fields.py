@@ -53,6 +53,29 @@ WRITTEN_AS_INT = frozenset({"entropy_coeff", "temperature", "top_p"})
 OWN_PATHS = frozenset({"ckpt_path", "save_path", "tensorboard_log_dir"})
 """Paths of Open-Reasoner-Zero that autotune sets."""
 
+SLIME = "slime/utils/arguments.py"
+WITH_SLIME: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"), (1, "int")),
+    **dict.fromkeys(("sequence_parallel", "optimizer_cpu_offload", "use_precision_aware_optimizer"), (False, "bool")),
+    **dict.fromkeys(("overlap_cpu_optimizer_d2h_h2d", "accumulate_allreduce_grads_in_fp32"), (False, "bool")),
+    **dict.fromkeys(("swiglu", "group_query_attention", "disable_bias_linear", "add_qkv_bias", "qk_layernorm"), (False, "bool")),
+    **dict.fromkeys(("use_rotary_position_embeddings", "untie_embeddings_and_output_weights"), (False, "bool")),
+    **dict.fromkeys(
+        ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"), (None, "int", "null")
+    ),
+    **dict.fromkeys(("kv_channels", "vocab_size", "recompute_num_layers"), (None, "int", "null")),
+    **dict.fromkeys(("recompute_granularity", "recompute_method"), (None, "str", "null")),
+    **dict.fromkeys(("attention_dropout", "hidden_dropout"), (0.1, "float")),
+    "attention_backend": ("auto", "str"),
+    "normalization": ("LayerNorm", "str"),
+    "norm_epsilon": (1e-5, "float"),
+    "rotary_base": (10000, "int"),
+    "sglang_mem_fraction_static": (None, "float", "null"),
+    "sglang_max_running_requests": (None, "int", "null"),
+    "sglang_server_concurrency": (512, "int"),
+}
+"""Options of Megatron (`megatron/training/arguments.py`) and SGLang (`srt/server_args.py`) in slime's scripts: default, kinds."""
+
 Fields = dict[str, dict[str, Any]]
 
 
@@ -248,6 +271,24 @@ def _pydantic_leaves(classes: Mapping[str, ast.ClassDef], name: str, prefix: str
                 yield field, {"default": ast.literal_eval(value) if value else None, "kinds": kinds}
 
 
+def slime(root: Path) -> Fields:
+    """Execute the two functions that add slime's own options, with those of Megatron and SGLang that it is used with."""
+    tree = ast.parse((root / SLIME).read_text(encoding="utf-8"))
+    wanted = {"reset_arg", "get_slime_extra_args_provider"}
+    functions: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
+    scope: dict[str, Any] = {"argparse": argparse, "json": json, "Any": Any}
+    exec(compile(ast.Module(functions, []), SLIME, "exec"), scope)
+    parser = scope["get_slime_extra_args_provider"]()(argparse.ArgumentParser())
+    plain = (each for each in parser._actions if each.dest != "help" and each.nargs in (None, 0))
+    own = {each.dest: _switch(each) or _option(each) for each in plain if each.type is not json.loads}
+    return {**{name: {"default": value, "kinds": list(kinds)} for name, (value, *kinds) in WITH_SLIME.items()}, **own}
+
+
+def _switch(action: argparse.Action) -> dict[str, Any] | None:
+    optional = isinstance(action, argparse.BooleanOptionalAction)
+    return {"default": action.default, "kinds": ["bool", "null"]} if optional else None
+
+
 def _version(package: str) -> Callable[[Path], str]:
     return lambda root: next(root.glob(f"{package}-*.dist-info")).name.removeprefix(f"{package}-").removesuffix(".dist-info")
 
@@ -260,6 +301,12 @@ def _declared(root: Path) -> str:
     return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]  # type: ignore[no-any-return]
 
 
+def _setup_version(root: Path) -> str:
+    found = re.search(r'version="([^"]+)"', (root / "setup.py").read_text(encoding="utf-8"))
+    assert found, "setup.py has no version"
+    return found[1]
+
+
 def _package_info(root: Path) -> str:
     text = (root / "nemo_rl/package_info.py").read_text(encoding="utf-8")
     return ".".join(re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE))
@@ -270,6 +317,7 @@ FRAMEWORKS: Mapping[str, tuple[Callable[[Path], Fields], Callable[[Path], str], 
     "openrlhf": (openrlhf, _version("openrlhf"), OPENRLHF),
     "skyrl": (skyrl, _version("skyrl"), SKYRL),
     "nemo_rl": (nemo_rl, _package_info, NEMO_RL),
+    "slime": (slime, _setup_version, SLIME),
     "prime_rl": (prime_rl, _declared, PRIME_RL),
     "open_reasoner_zero": (open_reasoner_zero, _commit, ", ".join(ORZ)),
 }

@@ -12,7 +12,7 @@ from autotune.failures import NEIGHBOUR, Finding, mostly_unlisted
 _PID = re.compile(r"(?:\x1b\[\d+m)?\(\w[^()]{0,80}\bpid=(\d{1,10})")
 _MOST_PIDS = 4096
 
-_SHARES_GPUS = re.compile(r"/(?:verl|openrlhf|orz|slime|areal|skyrl_train|nemo_rl|open_instruct)/")
+_SHARES_GPUS = re.compile(r"/(?:verl|openrlhf|orz|slime|areal|skyrl(?:_train)?|nemo_rl|open_instruct)/")
 """Trainers that run several roles of one job on the same GPU, each in a process."""
 
 _LISTED = re.compile(r"^\|\s+\d+\s+\S+\s+\S+\s+(\d{1,10})\s+C(?:\+G)?\s+(\S.*?)\s+(\d{1,8})MiB\s*\|")

@@ -178,6 +178,7 @@ def _fitted(
         other_bytes=other_bytes,
         vllm=given.trace.versions.get("vllm"),
         on_cpu=given.hardware.kind == "cpu",
+        adapter_rank=(given.composition.syncs_adapter_only and given.composition["policy"].adapter_rank) or 0,
     )
 
 

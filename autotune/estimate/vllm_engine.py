@@ -59,8 +59,9 @@ def fit(
     other_bytes: int,
     vllm: str | None = None,
     on_cpu: bool = False,
+    adapter_rank: int = 0,
 ) -> EngineUse:
-    """Return the engine's memory.
+    """Return the engine's memory; with an adapter's rank, with the slot into which it is loaded.
 
     `other_bytes`: memory of the device in use when the engine starts. `vllm`: its version; None: a
     current one. On a CPU there are no graphs, no driver and no CUDA context.
@@ -74,6 +75,7 @@ def fit(
     method = quantisation(config)
     bits = settings.quantised_bits
     weights = weight_bytes(shape, dtype=dtype, tensor_parallel=ranks, quantised_bits=bits, method=method)
+    weights += adapter_slot_bytes(shape, size, ranks, adapter_rank) if adapter_rank else 0
     graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
     activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
     graphs = NOTHING if settings.eager or on_cpu else graph_bytes(shape, size, ranks, sequences, tokens)
@@ -128,6 +130,24 @@ def weight_bytes(
     )
     per_weight = size if quantised_bits is None else quantised_bytes(quantised_bits, method)
     return outside * size + sum(_layer_bytes(layer, size, tensor_parallel, per_weight) for layer in shape.layers)
+
+
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of a slot: an adapter's is rounded up."""
+
+
+@lru_cache(MAX_CACHED)
+def adapter_slot_bytes(shape: Shape, size: int, ranks: int, rank: int) -> int:
+    """Bytes of one slot for adapters: A and B of every product of a layer, targeted or not, without experts.
+
+    B of products that are split by columns, and A of those split by rows, have a rank's part.
+    (`lora/layers/base_linear.py`, vLLM 0.26.)
+    """
+    slot = next((one for one in ADAPTER_RANKS if one >= rank), rank)
+    heads, cached = shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
+    attention = 3 * shape.hidden + (heads + 2 * cached) // ranks + heads // ranks + shape.hidden
+    dense = sum(3 * shape.hidden + 3 * layer.width // ranks for layer in shape.layers if layer.width)
+    return slot * size * (len(shape.layers) * attention + dense)
 
 
 def _layer_bytes(layer: Layer, size: int, ranks: int, per_weight: float) -> int:

@@ -10,12 +10,12 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from autotune.core.errors import UnknownName
-from autotune.frameworks import command, nemo_rl, open_reasoner_zero, openrlhf, prime_rl, skyrl, swift, unsloth, verl
+from autotune.frameworks import command, nemo_rl, open_reasoner_zero, openrlhf, prime_rl, skyrl, slime, swift, unsloth, verl
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl import trainers as trl
 
 ENTRY_POINT_GROUP = "autotune.frameworks"
-_FILES = (trl, swift, verl, openrlhf, open_reasoner_zero, skyrl, prime_rl, nemo_rl, unsloth, command)
+_FILES = (trl, swift, verl, openrlhf, open_reasoner_zero, skyrl, prime_rl, nemo_rl, slime, unsloth, command)
 
 
 @cache

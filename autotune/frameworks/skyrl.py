@@ -4,6 +4,7 @@ Written for skyrl 0.3.0 (`backends/skyrl_train/workers`, `backends/skyrl_train/d
 `train/utils/utils.py`). Assumptions of the stand-in step:
 
 - Weights are stored in float32, frozen ones included, gathered in bfloat16 and reduced in float32.
+- Moving a model to the meta device unties its output layer, which then has weights of its own.
 - Policy and reference are processes of their own. The idle one is on the host, in colocated runs
   and with `colocate_policy_ref`.
 - Log-probabilities: flash-attn's cross-entropy, whose gradient overwrites the logits. The entropy
@@ -21,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.candidate import KnobValue
+from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.composition import SplitEngines
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, as_word
@@ -127,6 +128,11 @@ class SkyRl(StandIn):
             "empties_rollout_cache": together,
             "syncs_adapter_only": self.adapter_settings(settings) is not None,
         }
+
+    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        request: Mapping[str, Any] = super().trace_request(candidate, task)
+        untied = {**request["model"]["config"], "tie_word_embeddings": False}
+        return {**request, "model": {**request["model"], "config": untied}}
 
     def _split(self, settings: Settings, task: Task) -> SplitEngines:
         """Return vLLM on GPUs of its own: training waits for its completions."""

@@ -5,8 +5,8 @@ Written for verl 0.9.1 (`workers/engine/fsdp/transformer_impl.py`, `utils/config
 
 - FSDP stores weights in `model_dtype`, gathers them in bfloat16 and reduces gradients in float32.
 - The reference is on the host except for the running layer (`CPUOffload(offload_params=True)`).
-- Log-probabilities: flash-attn's cross-entropy. Its gradient overwrites the logits, except with an
-  entropy term. torch.compile generates the entropy of packed rows, which stores no softmax.
+- Log-probabilities: flash-attn's cross-entropy, whose gradient overwrites the logits without an entropy
+  term. torch.compile generates the entropy of packed rows, which stores no softmax.
 - With `use_fused_kernels` no logits exist (`worker/stand_in/fused_heads.py`).
 - `param_offload` and `optimizer_offload` free memory during the rollout only: every step brings
   the state back.
@@ -127,11 +127,10 @@ class Verl(StandIn):
         whole = BYTES.get(table.text(settings, f"{FSDP}.model_dtype"), 4)
         params, optimizer = (table.truth(settings, f"{FSDP}.{what}_offload") for what in ("param", "optimizer"))
         size, adapter = table.count(settings, f"{FSDP}.fsdp_size"), self.adapter_settings(settings)
-        cuts = table.truth(settings, f"{FSDP}.reshard_after_forward")
         return {
             "sharded_by": "fsdp2" if second and ranks > 1 else "fsdp1",
             "options": {
-                "sharding_strategy": "FULL_SHARD" if cuts else "SHARD_GRAD_OP",
+                "sharding_strategy": "FULL_SHARD" if table.truth(settings, f"{FSDP}.reshard_after_forward") else "SHARD_GRAD_OP",
                 **({"units": "layers"} if second else {}),  # `apply_fsdp2`
                 "master_bytes": whole,
                 "frozen_master_bytes": whole,

@@ -61,8 +61,8 @@ class CommonOptions(TypedDict, total=False):
         help="Training method: grpo, rloo, sft, dpo, kto, reward or online-dpo; ppo with verl, openrlhf, open-reasoner-zero, "
         "and TRL up to 1.12.")]
     framework: Annotated[str, Flag(ENVIRONMENT, metavar="NAME", default="trl",
-        help="Training framework: trl, swift, verl, openrlhf, open-reasoner-zero, skyrl, prime-rl, nemo-rl or unsloth; command "
-        "for your own program.")]
+        help="Training framework: trl, swift, verl, openrlhf, open-reasoner-zero, skyrl, prime-rl, nemo-rl, slime or unsloth; "
+        "command for your own program.")]
     python: Annotated[Name | None, Flag(ENVIRONMENT, metavar="PATH", completes="file",
         help="Python interpreter of the training environment. Default: autotune's own. Example: .venv/bin/python.")]
     max_prompt_length: Annotated[int | None, Flag(LENGTHS, metavar="N",

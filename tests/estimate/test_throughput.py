@@ -480,3 +480,17 @@ def test_changing_lengths_count_by_all_completions_and_all_seconds() -> None:
     )
     rate = predicted.tokens_per_second_at_lengths
     assert rate is not None and rate.value == pytest.approx(composition().generation_batch * (128 + 1024) / sum(times))
+
+
+def test_an_adapter_sent_alone_takes_less_time_than_merged_weights() -> None:
+    policy = replace(composition()["policy"], adapter_rank=16)
+    merged = composition(residents=(policy,))
+    inventory = Inventory(
+        parameters=10**9, trainable_parameters=10**7, weight_bytes=2 * 10**9, trainable_bytes=2 * 10**7,
+        layer_bytes=(), layer_trainable=(), largest_parameter=10**8,
+    )  # fmt: skip
+    spent = [
+        throughput._sync(inventory, made, config_of("Qwen/Qwen2.5-7B"), device("A100-80G"))
+        for made in (merged, replace(merged, syncs_adapter_only=True))
+    ]
+    assert spent[1].value < spent[0].value

@@ -334,3 +334,13 @@ def _told_by_vllm(utils: Any, specs: dict[str, Any], available: int, length: int
         return str(error)
     tokens, concurrency = utils.get_kv_cache_capacity(config, made)
     return made.num_blocks, tokens, concurrency
+
+
+def test_an_adapter_has_a_slot_with_a_and_b_of_every_product() -> None:
+    """Qwen2.5-7B, 28 layers: hidden 3584, queries 3584, keys 512, width 18944; a rank of 20 takes a slot of 32."""
+    qkv, out = 3 * 3584 + 3584 + 2 * 512, 3584 + 3584
+    gate_up, down = 2 * 3584 + 2 * 18944, 18944 + 3584
+    slot = 32 * 2 * 28 * (qkv + out + gate_up + down)
+    assert used(adapter_rank=20).weights_bytes - used().weights_bytes == slot
+    halves = used(adapter_rank=20, tensor_parallel=2).weights_bytes - used(tensor_parallel=2).weights_bytes
+    assert slot / 2 < halves < slot

@@ -79,7 +79,7 @@ def test_a_text_that_is_one_placeholder_keeps_its_type() -> None:
 @pytest.mark.parametrize(("name", "place"), [
     ("verl", "verl/lib/*/site-packages"), ("openrlhf", "openrlhf/lib/*/site-packages"),
     ("skyrl", "skyrl/lib/*/site-packages"), ("prime_rl", "prime-rl/repo"), ("nemo_rl", "nemo-rl/repo"),
-    ("open_reasoner_zero", "orz/repo"),
+    ("open_reasoner_zero", "orz/repo"), ("slime", "slime/repo"),
 ])  # fmt: skip
 def test_listed_settings_are_those_of_the_package(name: str, place: str) -> None:
     """After a new release: `make field-lists`."""

@@ -38,7 +38,7 @@ needs_the_repository = pytest.mark.skipif(not REPOSITORY.exists(), reason="needs
 
 def run(framework: str, environment: str, program: str, model: Path, folder: Path, *which: str, **variables: str) -> None:
     """Two ranks of one group, as a probe would start them."""
-    watch = frameworks.trainer(framework, "ppo").watch  # type: ignore[attr-defined]
+    watch = frameworks.trainer(framework, "grpo").watch  # type: ignore[attr-defined]
     before = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     around = {**before, **inside("watched_run").environment(asdict(watch), folder, before)}
     with socket.socket() as one:
@@ -96,6 +96,17 @@ def test_verls_engines_under_fsdp2(tiny_model: Path, tmp_path: Path) -> None:
         mine = half + head if rank == 0 else half
         critic = {"weights": policy["weights"] + head, "gradients": mine, "optimizer": 2 * mine}
         assert found == {**policy, **of("critic", critic), "reference_weights": policy["weights"]}
+
+
+@needs_environments
+def test_skyrls_workers_under_fsdp2(tiny_model: Path, tmp_path: Path) -> None:
+    """A real forward and backward pass. `optimizer_step` frees the gradients; the output layer is no longer tied."""
+    run("skyrl", "skyrl", "skyrl_workers.py", tiny_model, tmp_path)
+    sizes = [math.prod(shape) for shape in shapes(tiny_model)]
+    half = 4 * (sum(sizes) + max(sizes)) // 2
+    policy = {"weights": half + 4 * FREQUENCIES, "optimizer": 2 * half}
+    for found in measured(tmp_path):
+        assert found == {**policy, "reference_weights": policy["weights"]}
 
 
 @needs_environments

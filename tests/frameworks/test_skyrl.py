@@ -182,3 +182,10 @@ def test_its_own_words_are_those_that_are_read() -> None:
     for phase in ("generate", "fwd_logprobs_values_reward", "train_critic_and_policy", "sync_weights"):
         assert f'Timer("{phase}"' in trainer
     assert """f"Started: '{self.message}'\"""" in (package / "utils" / "utils.py").read_text()
+
+
+def test_a_tied_output_layer_has_weights_of_its_own() -> None:
+    trainer, candidate, task = asked("skyrl", model="Qwen2.5-0.5B")
+    assert task.workload.model.config["tie_word_embeddings"] is True
+    made: Any = trainer.trace_request(candidate, task)
+    assert made["model"]["config"]["tie_word_embeddings"] is False
