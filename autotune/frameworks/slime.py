@@ -26,7 +26,12 @@ FROM_CONFIG = {
 }  # fmt: skip
 """Megatron's names of a model's shape, which its command line states again."""
 
-PACKED: dict[str, KnobValue] = {"use_dynamic_batch_size": True, "apply_chat_template": True, "input_key": "prompt", "label_key": "label"}
+PACKED: dict[str, KnobValue] = {
+    "use_dynamic_batch_size": True,
+    "apply_chat_template": True,
+    "input_key": "prompt",
+    "label_key": "label",
+}
 DENSE: dict[str, KnobValue] = {
     **dict.fromkeys(("swiglu", "group_query_attention", "use_rotary_position_embeddings", "disable_bias_linear"), True),
     "normalization": "RMSNorm", "attention_dropout": 0.0, "hidden_dropout": 0.0, "attention_backend": "flash",
