@@ -204,18 +204,21 @@ def _generation_load(
 
 
 ADAPTER_TENSORS = 14
-"""Tensors of a layer's adapter: two for each of its seven products."""
+"""Tensors of an adapter in one layer: two for each of its seven products."""
 
 
 def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, object], device: Ceilings) -> Estimate:
-    """Read and write every weight (with adapters three times), or the adapter alone + host time per parameter."""
+    """Read and write every weight (with adapters three times) + host time per parameter, or the adapter alone."""
     alone = composition.syncs_adapter_only
     merged, sent = composition["policy"].adapter_rank is not None, inventory.trainable_bytes if alone else inventory.weight_bytes
     copies = roofline.memory_seconds((6.0 if merged and not alone else 2.0) * sent, device)
     shape = model_shape.shape(config)
     # Matrices and norms of a layer; the model itself counts biases and experts: a low middle.
     names_per_layer = 12 if any(layer.experts for layer, _ in shape.kinds) else 9
-    names = len(shape.layers) * (ADAPTER_TENSORS if alone else names_per_layer) + 3
+    names = len(shape.layers) * (1 if alone else names_per_layer) + 3
     if composition.split is not None:
         copies = copies + split_engines.transfer(sent, device)
-    return copies + roofline.overhead_seconds(names, efficiency("push_milliseconds_per_parameter"), MILLI)
+    pushes = roofline.overhead_seconds(names, efficiency("push_milliseconds_per_parameter"), MILLI)
+    if alone:  # all at once, layer by layer or tensor by tensor: frameworks differ
+        pushes = dataclasses.replace(pushes, low=0.0, high=pushes.high * ADAPTER_TENSORS)
+    return copies + pushes
