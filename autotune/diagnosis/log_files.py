@@ -57,6 +57,7 @@ def _refuse_what_is_no_file(log: str) -> None:
     path = Path(log)
     try:
         is_folder, size = path.is_dir(), path.stat().st_size if path.is_file() else 0
+        is_pipe = path.is_fifo() and not path.is_symlink()  # a shell's <(...) is a link to a pipe that has its writer
     except (OSError, ValueError):
         return
     if is_folder:
@@ -64,6 +65,8 @@ def _refuse_what_is_no_file(log: str) -> None:
             f"{log!r} is a folder, and a log is a file.",
             way_out=f"Name one file in it, or read all of them: cat {log.rstrip('/')}/*.log | autotune diagnose -",
         )
+    if is_pipe:
+        raise BadInput(f"{log!r} is a pipe, and a log is a file.", way_out=f"Read it: autotune diagnose - < {log}")
     if size > LARGEST_BYTES:
         raise BadInput(
             f"{log!r} has {format_bytes(size)}, and files of up to {format_bytes(LARGEST_BYTES)} are read.",

@@ -93,6 +93,7 @@ def test_bad_input_is_2_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "empty.log").touch()
     (tmp_path / "blank.log").write_text(" \n\r\n\t\n")
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "packed.log").write_bytes(gzip.compress(b"loss"))
     (tmp_path / "model.bin").write_bytes(b"\x00" * 5000 + b"x" * 3000)
     (tmp_path / "wide.log").write_text("{'train_runtime': 1}", encoding="utf-16")
@@ -103,6 +104,7 @@ def test_bad_input_is_2_with_a_way_out(tmp_path: Path) -> None:
         ("empty.log", "'empty.log' holds no text"),
         ("blank.log", "'blank.log' holds no text"),
         ("folder", "'folder' is a folder, and a log is a file"),
+        ("pipe", "'pipe' is a pipe, and a log is a file. Read it: autotune diagnose - < pipe"),
         ("packed.log", "'packed.log' is compressed, and a log is text. Unpack it: gzip -dc packed.log | autotune diagnose -"),
         ("model.bin", "'model.bin' is binary: 5000 of its first 8000 bytes are no text"),
         ("wide.log", "'wide.log' is text in UTF-16, and logs are read as UTF-8. Convert it: iconv"),
