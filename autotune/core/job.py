@@ -60,5 +60,6 @@ class Job:
             "choices": {knob.name: list(knob.choices) for knob in self.space.knobs},
             "relax": list(self.space.relax),
             "assume": dict(self.space.assume),
+            **({} if workload.images is None else {"images": str(workload.images)}),
             **({} if script is None else {"script": [script.fingerprint, *script.arguments, script.rewards]}),
         }

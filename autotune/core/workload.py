@@ -10,6 +10,7 @@ from typing import Literal
 
 from autotune.core.candidate import KnobValue, fingerprint
 from autotune.core.completion_lengths import CompletionLengths
+from autotune.core.images import Images
 from autotune.core.user_launch import LaunchScript
 from autotune.core.user_script import UserScript
 
@@ -46,6 +47,7 @@ class Workload:
     typical_completion_length: int | None = None  # length used for ranking by speed, where known
     completion_lengths: CompletionLengths | None = None  # lengths that occur, where known
     prompt_lengths: CompletionLengths | None = None  # of prompts, where known
+    images: Images | None = None  # of each row; None: texts only
     dataset: str | None = None  # name or path, as the framework loads it; None: synthetic prompts
     config_file: Path | None = None  # the user's configuration file
     held: Mapping[str, KnobValue] = field(default_factory=dict)  # by --config and flags

@@ -61,6 +61,9 @@ class Trainer(Protocol):
     reads_config: bool
     """True if `--config` reads this framework's files."""
 
+    reads_images: bool
+    """True if rows may have images."""
+
     completions_each: int
     """Completions per row of a micro-batch, for a global batch counted in completions."""
 

@@ -162,6 +162,7 @@ class Launched(ABC):
     own_settings: frozenset[str] = frozenset()
     reads_config = False
     completions_each = 1
+    reads_images = False
     defaults: Mapping[str, KnobValue] = {}
     """Setting -> default, in the framework's names."""
 

@@ -25,7 +25,8 @@ EXAMPLE = "autotune run --framework command --metrics metrics.jsonl --search bat
 
 FRAMEWORK_FLAGS = (
     "model", "dataset", "config", "tuning", "lora_rank", "max_prompt_length", "max_completion_length",
-    "typical_completion_length", "lengths", "prompt_lengths", "num_generations", "global_batch", "space",
+    "typical_completion_length", "image_size", "images_per_sample", "lengths", "prompt_lengths", "num_generations",
+    "global_batch", "space",
 )  # fmt: skip
 """Flags for known frameworks; a command contains these values itself."""
 

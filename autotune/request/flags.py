@@ -95,6 +95,10 @@ class RequestOptions(CommonOptions, total=False):
         help="Prompts or rows, as the framework loads them. Default: synthetic prompts of the longest length.")]
     max_completion_length: Annotated[int | None, Flag(LENGTHS, metavar="N",
         help="Longest completion, in tokens; constant during the search.")]
+    image_size: Annotated[str | None, Flag(LENGTHS, metavar="WxH",
+        help="Size of the images in each row, in pixels, for a vision-language model. Prompts and rows count their tokens. "
+        "Example: 448x448.")]
+    images_per_sample: Annotated[int | None, Flag(LENGTHS, metavar="N", minimum=1, help="Images in each row. [default: 1]")]
     typical_completion_length: Annotated[int | None, Flag(LENGTHS, metavar="N",
         help="Usual completion length, in tokens. Candidates are ranked by speed at this length.")]
     lengths: Annotated[str | None, Flag(LENGTHS, metavar="SOURCE", completes="file",

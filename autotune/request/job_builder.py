@@ -15,11 +15,13 @@ from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.files import sqlite_url
 from autotune.core.hardware import Hardware
+from autotune.core.images import Images
 from autotune.core.job import Job, Mode
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
 from autotune.core.units import parse_seconds
 from autotune.core.workload import Model, Tuning, Workload
+from autotune.estimate import image_tokens
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config
@@ -104,6 +106,7 @@ def parse_request(flags: Flags) -> ParsedRequest:
         typical_completion_length=typical or (None if lengths is None else max(1, round(lengths.mean))),
         completion_lengths=lengths,
         prompt_lengths=_prompt_lengths(flags),
+        images=_images(flags, model, trainer),
         dataset=flags.dataset or (config.dataset if config else None),
         config_file=config.path if config else None,
         held=held,
@@ -120,6 +123,8 @@ def parse_request(flags: Flags) -> ParsedRequest:
     notes += scripted.notes if scripted else config.notes if config else ()
     if config is not None and config.processes not in (None, hardware.count):
         notes.append(f"{hardware.count} ranks, by --gpus; the file of the launcher has num_processes {config.processes}")
+    if workload.images is not None:
+        notes.append(f"{workload.images}: counted in the lengths of prompts and rows")
     if hardware.emulated:
         notes.append(f"{hardware}: memory is emulated, speed is predicted, nothing is measured (docs/emulated-gpus.md)")
     elif not hardware.here:
@@ -162,6 +167,23 @@ def _prompt_lengths(flags: Flags) -> CompletionLengths | None:
             way_out="Give --lengths, the completions that occur, as well.",
         )
     return None if flags.prompt_lengths is None else length_sources.read_prompts(flags.prompt_lengths)
+
+
+def _images(flags: Flags, model: Model, trainer: Trainer) -> Images | None:
+    if flags.image_size is None:
+        if flags.images_per_sample is not None:
+            raise BadInput("--images-per-sample needs the images' size.", way_out="Add --image-size 448x448.")
+        return None
+    size = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", flags.image_size)
+    if size is None:
+        raise BadInput(f"--image-size {flags.image_size}: not a width and a height.", way_out="Write it like 448x448.")
+    if not trainer.reads_images:
+        raise BadInput(
+            f"--image-size: rows of {flags.method} with {trainer.name} have no images here.",
+            way_out="Leave it out, or use --framework trl with --method sft, grpo or rloo.",
+        )
+    count = positive("--images-per-sample", flags.images_per_sample) or 1
+    return image_tokens.images_of(model.config, model.folder, count=count, width=int(size[1]), height=int(size[2]))
 
 
 def _as_the_space(flags: Flags, scripted: bool) -> Flags:

@@ -22,6 +22,21 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Tokens around and in place of an image, by the tokenizer's attribute, and the config's fields with their ids.
+IMAGE_TOKENS = {
+    "image_token": "<|image_pad|>", "boi_token": "<|vision_start|>", "eoi_token": "<|vision_end|>",
+    "video_token": "<|video_pad|>", "audio_token": "<|audio_pad|>", "boa_token": "<|audio_start|>", "eoa_token": "<|audio_end|>",
+}  # fmt: skip
+IMAGE_TOKEN_IDS = {
+    "image_token": ("image_token_id", "image_token_index"), "video_token": ("video_token_id",),
+    "boi_token": ("vision_start_token_id", "boi_token_id", "boi_token_index"),
+    "eoi_token": ("vision_end_token_id", "eoi_token_id", "eoi_token_index"), "audio_token": ("audio_token_id",),
+}  # fmt: skip
+IMAGE_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{ message['content'] }}",
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}",
+)
 
 
 def tiny_config(
@@ -70,6 +85,8 @@ def write_tokenizer(path: str | Path, config: Mapping[str, Any]) -> None:
     """Write a tokenizer like `save_pretrained`, without its copy of the vocabulary."""
     folder, text = Path(path), _text_config(config)
     special = _special_ids(text)
+    if "vision_config" in config:
+        special |= _image_ids(config, int(text["vocab_size"]), set(special.values()))
     folder.mkdir(parents=True, exist_ok=True)
     _tokenizer(int(text["vocab_size"]), special).save(str(folder / "tokenizer.json"))
     about = {
@@ -80,6 +97,7 @@ def write_tokenizer(path: str | Path, config: Mapping[str, Any]) -> None:
         "model_max_length": int(text.get("max_position_embeddings") or text.get("n_positions") or 2048),
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
+        **({"extra_special_tokens": IMAGE_TOKENS} if "vision_config" in config else {}),
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
 
@@ -107,6 +125,16 @@ def _special_ids(config: Mapping[str, Any]) -> dict[str, int]:
     return ids
 
 
+def _image_ids(config: Mapping[str, Any], vocab: int, taken: set[int]) -> dict[str, int]:
+    """Ids of the tokens around and in place of images: those of the config, else the last free ones."""
+    ids: dict[str, int] = {}
+    for name, token in IMAGE_TOKENS.items():
+        stated = next((config[field] for field in IMAGE_TOKEN_IDS.get(name, ()) if isinstance(config.get(field), int)), vocab)
+        free = (number for number in reversed(range(vocab)) if number not in taken and number not in ids.values())
+        ids[token] = stated if 0 <= stated < vocab and stated not in {*taken, *ids.values()} else next(free)
+    return ids
+
+
 def _tokenizer(vocab: int, special: Mapping[str, int]) -> Any:
     """Tokenizer of bytes, pairs of digits, and fillers, so that each id has a text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -128,11 +156,14 @@ def _tokenizer(vocab: int, special: Mapping[str, int]) -> Any:
 
 def _write_weights(folder: Path, seed: int) -> None:
     import torch
+    import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(str(folder))
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(config, "dtype", None) or torch.float32)
+    named = getattr(transformers, (config.architectures or [""])[0], None) if hasattr(config, "vision_config") else None
+    make = AutoModelForCausalLM.from_config if named is None else named._from_config
+    model = make(config, dtype=getattr(config, "dtype", None) or torch.float32)
     model.save_pretrained(str(folder))
 
 

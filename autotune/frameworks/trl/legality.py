@@ -48,7 +48,9 @@ def why_illegal(settings: Settings, task: Task, method: str = "grpo") -> str | N
         rest = itertools.chain.from_iterable(rule(settings, task) for rule in (*_RULES[method], combinations.refusals))
     else:
         own, rest = config_refusals(settings, ranks, device), other_refusals(settings, task)
-    return next(itertools.chain(_count_refusals(settings), _reward_refusals(task), own, rest), None)
+    return next(
+        itertools.chain(_count_refusals(settings), _reward_refusals(task), _image_refusals(settings, task), own, rest), None
+    )
 
 
 def _reward_refusals(task: Task) -> Iterator[str]:
@@ -56,6 +58,24 @@ def _reward_refusals(task: Task) -> Iterator[str]:
     weights, rewards = user.get("reward_weights"), user.get("reward_funcs")
     if isinstance(weights, list) and isinstance(rewards, list) and len(weights) != len(rewards):
         yield f"reward_weights has {len(weights)} values for {len(rewards)} reward_funcs: each needs one."
+
+
+def _image_refusals(settings: Settings, task: Task) -> Iterator[str]:
+    """Yield what TRL refuses of rows with images: an image's tokens can't be cut, and its rows are not packed."""
+    images = task.workload.images
+    if images is None:
+        return
+    for name in ("packing", "padding_free"):
+        if settings.get(name):
+            yield f"{name} does not work with images."
+    offline = task.workload.method == "sft"
+    name = "max_length" if offline else "max_prompt_length"
+    longest = settings.get(name)
+    if isinstance(longest, int) and longest <= images.row_tokens:
+        yield (
+            f"{name} is {longest}, and the images of a row alone have {images.row_tokens} tokens, which can't be cut: "
+            f"raise it{', or set max_length=null' if offline else ''}, or take smaller images."
+        )
 
 
 def _count_refusals(settings: Settings) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from autotune.core.candidate import Candidate
 from autotune.core.errors import IllegalConfiguration
@@ -108,11 +109,18 @@ def trace_request(candidate: Candidate, task: Task, prompt: int, completion: int
         "settings": {name: value for name, value in traced.items() if name not in ENGINE_SIZES},
         "device": task.hardware.kind,
         "lengths": {"prompt": prompt, "completion": completion, "padded": False},
+        **images_request(task),
         "sharding": sharding_request(candidate, task),
         "micro_steps": None,
         "steps": 2,
         "trust_remote_code": workload.trust_remote_code,
     }
+
+
+def images_request(task: Task) -> dict[str, object]:
+    """Return the images of each row, under their key; empty: texts only."""
+    images = task.workload.images
+    return {} if images is None else {"images": asdict(images)}
 
 
 def sharding_request(candidate: Candidate, task: Task) -> dict[str, object]:

@@ -140,7 +140,8 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
             settings["use_vllm"] = False
     elif method not in OFFLINE:
         settings = {name: value for name, value in settings.items() if name not in GENERATION_SHAPE}
-        settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH)
+        images = task.workload.images
+        settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH + (0 if images is None else images.row_tokens))
         settings |= _generation_shape(given, settings, ranks)
     # 4. Precision, adapter, and what depends on them.
     settings |= _precision(given, task) | _adapter(given, task)

@@ -28,6 +28,7 @@ from autotune.frameworks.trl.requests import (
     dataset_of,
     engine_request,
     evaluation_request,
+    images_request,
     launch_request,
     refuse_unmeasurable,
     server_request,
@@ -60,6 +61,7 @@ class TrlGrpo:
     own_settings = OWN_SETTINGS
     reads_config = True
     completions_each = 1
+    reads_images = True
     script: ClassVar[bool] = False
     """True for a method without a TRL command: a training script is written for it."""
 
@@ -137,6 +139,7 @@ class TrlGrpo:
                 "completion": longest,
                 "typical": None if typical is None or not isinstance(longest, int) else min(typical, longest),
             },
+            **images_request(task),
             "dataset": dataset_of(task),
             "reward_funcs": user.get("reward_funcs"),
             "evaluation": None if self.script else evaluation_request(task),
@@ -176,6 +179,7 @@ class TrlOffline(TrlGrpo):
 
     def __init__(self, method: str, requires: Mapping[str, str] | None = None) -> None:
         self.method = self.space = method
+        self.reads_images = method == "sft"
         if requires is not None:
             self.requires = requires
 
@@ -207,6 +211,7 @@ class TrlOnlineDpo(TrlGrpo):
         "max_prompt_length": "max_prompt_length", "max_completion_length": "max_new_tokens", "lora_r": "lora_r",
     }  # fmt: skip
     script = True
+    reads_images = False
     completions_each = COMPLETIONS_PER_ROW["online-dpo"]
 
     def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
@@ -225,6 +230,7 @@ class TrlPpo(TrlGrpo):
         "max_prompt_length": "max_prompt_length", "max_completion_length": "response_length", "lora_r": "lora_r",
     }  # fmt: skip
     script = True
+    reads_images = False
 
     def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
         return _shapes(task, self.method)

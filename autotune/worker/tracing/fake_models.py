@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import Untraceable
+from . import Untraceable, integer_values
 from .patching import attribute, swapped
 
 Make = Callable[[Any], Any]
@@ -142,7 +142,26 @@ def fake_mode_with(tracker: Any, device: str) -> Iterator[None]:
     states = random_states_tracked(tracker) if device == "cpu" else contextlib.nullcontext()  # a GPU's states are on the host
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.cache_enabled = False  # the tracker has a cache: see `dispatch_cache`
-    with mode, tracker, resizes_tracked(tracker), states:
+    with mode, tracker, resizes_tracked(tracker), states, known_values_read():
+        yield
+
+
+@contextmanager
+def known_values_read() -> Iterator[None]:
+    """Let `tolist` and a list of tensors of one element become known values: they read memory without an operation."""
+    plain, make = torch.Tensor.tolist, torch.tensor
+
+    def tolist(tensor: Any) -> Any:
+        known = integer_values.of(tensor)
+        if known is None:
+            raise Untraceable("a list of values that depend on data")
+        return integer_values.unfaked(lambda: plain(known))
+
+    def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
+        of_tensors = isinstance(data, list) and data and isinstance(data[0], torch.Tensor)
+        return make([one.item() for one in data] if of_tensors else data, *args, **kwargs)
+
+    with attribute(torch.Tensor, "tolist", tolist), attribute(torch, "tensor", tensor):
         yield
 
 

@@ -7,6 +7,7 @@ floating-point numbers are unknown; those are assumed to be finite.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,6 +86,11 @@ def positions(mask: Any) -> list[Any] | None:
     """Return the positions of set elements, one tensor per dimension; None if unknown."""
     known = of(mask)
     return None if known is None else list(_really(torch.nonzero, (known,), {"as_tuple": True}))
+
+
+def unfaked(read: Callable[[], Any]) -> Any:
+    """Return what `read` finds in real tensors, outside all dispatch modes."""
+    return _really(read, (), {})
 
 
 def _really(func: Any, args: Any, kwargs: Any) -> Any:

@@ -29,11 +29,20 @@ def folder_for(model: Mapping[str, Any], scratch: Path) -> Path:
     return synthetic.write_model_folder(scratch / "model", config)
 
 
-def auto_class(model: Mapping[str, Any]) -> Any:
-    """Return transformers' class that builds the model; that of a reward model ends in one score."""
+def auto_class(model: Mapping[str, Any], config: Any) -> Any:
+    """Return transformers' class that builds the model: with its towers, as TRL loads it, or with one score at its end."""
     import transformers
 
-    return transformers.AutoModelForSequenceClassification if model.get("scores") else transformers.AutoModelForCausalLM
+    if model.get("scores"):
+        return transformers.AutoModelForSequenceClassification
+    named = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    return named if named is not None and hasattr(config, "vision_config") else transformers.AutoModelForCausalLM
+
+
+def _random(model_class: Any, config: Any, dtype: Any, trust_remote_code: bool) -> Any:
+    if hasattr(model_class, "from_config"):
+        return model_class.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    return model_class._from_config(config, dtype=dtype)
 
 
 def _config(model: Mapping[str, Any], folder: Path, trust_remote_code: bool) -> Any:
@@ -54,7 +63,7 @@ def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, tru
     quantisation = _quantisation(model, dtype)
     if model["weights"] == "real":
         quantised = {} if quantisation is None else {"quantization_config": quantisation}
-        made = auto_class(model).from_pretrained(
+        made = auto_class(model, config).from_pretrained(
             str(folder), config=config, dtype=dtype, device_map=place, trust_remote_code=trust_remote_code, **quantised
         )
         return made.train()
@@ -62,11 +71,11 @@ def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, tru
         if model.get("load_in_8bit"):
             raise ValueError("random weights are made in 4 bits or whole, not in 8 bits: ask for real weights, or load_in_4bit.")
         made = build_quantised(
-            auto_class(model), config, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code
+            auto_class(model, config), config, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code
         )
     else:
         with torch.device(place):
-            made = auto_class(model).from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+            made = _random(auto_class(model, config), config, dtype, trust_remote_code)
     return _named(made, folder).train()
 
 
@@ -116,9 +125,11 @@ def _load_through_trl(model: Mapping[str, Any], folder: Path, *, trust_remote_co
     if str(PartialState().distributed_type.value) in ("MULTI_GPU", "DEEPSPEED"):
         arguments["device_map"] = None
     if model.get("scores"):
-        arguments |= {"num_labels": 1, "architecture": auto_class(model)}
+        arguments |= {"num_labels": 1, "architecture": auto_class(model, None)}
     if not hasattr(utils, "create_model_from_path"):
-        return arguments.pop("architecture", auto_class(model)).from_pretrained(str(folder), **arguments)
+        return arguments.pop("architecture", auto_class(model, _config(model, folder, trust_remote_code))).from_pretrained(
+            str(folder), **arguments
+        )
     return utils.create_model_from_path(str(folder), **arguments)
 
 
@@ -130,7 +141,7 @@ def _random_sharded(model: Mapping[str, Any], folder: Path, *, device: str, trus
     dtype = getattr(torch, model["dtype"])
 
     def made() -> Any:
-        return auto_class(model).from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        return _random(auto_class(model, config), config, dtype, trust_remote_code)
 
     if not is_fsdp_enabled():  # under ZeRO-3 transformers partitions each layer right after its construction
         with torch.device(_place(device)):
@@ -230,7 +241,7 @@ def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
-        model = model_class.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        model = _random(model_class, config, dtype, trust_remote_code)
     model.tie_weights()
     _quantise_layers(model, quantised, dtype, place)
     _fill_the_rest(model, dtype, place)

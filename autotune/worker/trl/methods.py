@@ -38,6 +38,8 @@ class OfflineRun(TrainerRun):
         source = training_data.user_dataset(self.request.get("dataset"))
         if source is not None:
             return training_data.exactly(source, rows=rows, group=group)
+        if self.request.get("images"):
+            return self._rows_with_images(rows, "messages", self._words, generates=False)
         draw = random.Random(seed)
 
         def text() -> str:
@@ -59,8 +61,14 @@ class OfflineRun(TrainerRun):
         return {"": (self.lengths.prompt or 0) + self.lengths.completion}
 
     def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
-        adapter, tokenizer = trl.get_peft_config(model_settings), self.loaded.tokenizer
-        return {"model": model, "args": config, "train_dataset": data, "processing_class": tokenizer, "peft_config": adapter}
+        adapter = trl.get_peft_config(model_settings)
+        return {
+            "model": model,
+            "args": config,
+            "train_dataset": data,
+            "processing_class": self.processing,
+            "peft_config": adapter,
+        }
 
     def _exercised(self, timing: Any) -> dict[str, Any]:
         return {**super()._exercised(timing), "watched": "offline"}
@@ -73,7 +81,7 @@ class OfflineRun(TrainerRun):
             # The trainer does not have its configuration yet; it is among the arguments.
             config = next((one for one in args if hasattr(one, "per_device_train_batch_size")), None)
             packed = getattr(config, "packing", False)  # packs have the maximum length already
-            return prepared if packed else fit_columns(prepared, self._column_lengths())
+            return prepared if packed else training_data.fit_columns(prepared, self._column_lengths())
 
         def compute_loss(trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if trainer.model.training:
@@ -139,22 +147,6 @@ class RewardRun(OfflineRun):
     names = ("RewardConfig", "RewardTrainer")
     columns = ("chosen", "rejected")
     _words = 1
-
-
-def fit_columns(rows: Any, lengths: Mapping[str, int]) -> Any:
-    """Give each column of tokens exactly its length: repeat shorter rows, cut longer ones."""
-    first = next(iter(rows), None) or {}
-    columns = {name: lengths.get(name, lengths.get("")) for name in rows.column_names}
-    wanted = {name: length for name, length in columns.items() if length and _holds_tokens(first.get(name))}
-
-    def fitted(row: Mapping[str, Any]) -> dict[str, list[int]]:
-        return {name: (row[name] * -(-length // max(1, len(row[name]))))[:length] for name, length in wanted.items()}
-
-    return rows.map(fitted) if wanted else rows
-
-
-def _holds_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], int)
 
 
 class OnlineDpoRun(TrainerRun):

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import synthetic
 from ..tracing import Untraceable, fake_models, fsdp2, offloaded_activations, patching, quantised, step_annotator
-from . import base_model, grpo_probe, methods, seams, training_arguments
+from . import base_model, grpo_probe, image_inputs, methods, seams, training_arguments
 from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced, with_synthetic_pairs
 
 GROUP_METHODS = ("grpo", "rloo")  # methods that compare the completions of a group
@@ -55,12 +55,14 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
         trainer_class = with_synthetic_pairs(trainer_class, annotator, lengths)
         special["ref_model"] = None if adapter else model_of(spec, attention, device)
     # 3. The trainer.
+    images = spec.get("images")
+    processing = _tokenizer(scratch) if images is None else _processor(scratch, model.config, images)
     with _without_disk_and_engine(spec["method"], lambda: model_of(spec, attention, device)):
-        trainer = traced(trainer_class, annotator, plan, lengths, _casting(spec))(
+        trainer = traced(trainer_class, annotator, plan, lengths, _casting(spec), tokenizes=images is not None)(
             model=model,
             args=arguments,
-            train_dataset=_rows(spec["method"], arguments, plan, lengths),
-            processing_class=_tokenizer(scratch),
+            train_dataset=_rows(spec["method"], arguments, plan, lengths, processing, images),
+            processing_class=processing,
             peft_config=adapter,
             callbacks=[trace_watcher(transformers.TrainerCallback, annotator)],
             **special,
@@ -170,10 +172,14 @@ def _with_ranks(config_class: Any, ranks: int) -> Any:
     return Config
 
 
-def _rows(method: str, arguments: Any, plan: TracePlan, lengths: TracedLengths) -> Any:
+def _rows(
+    method: str, arguments: Any, plan: TracePlan, lengths: TracedLengths, processing: Any, images: Mapping[str, Any] | None
+) -> Any:
     from datasets import Dataset
 
     rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * plan.optimizer_steps
+    if images is not None:
+        return _rows_with_images(method, max(rows, getattr(arguments, "generation_batch_size", 0)), lengths, processing, images)
     if method in GROUP_METHODS:
         return Dataset.from_dict({"prompt": ["a"] * max(rows, arguments.generation_batch_size)})
     if method == ONLINE_DPO:
@@ -192,6 +198,20 @@ def _rows(method: str, arguments: Any, plan: TracePlan, lengths: TracedLengths) 
     return Dataset.from_dict({"prompt_ids": prompts, "chosen_ids": completions, "rejected_ids": completions})
 
 
+def _rows_with_images(method: str, rows: int, lengths: TracedLengths, processor: Any, images: Mapping[str, Any]) -> Any:
+    """Rows that the trainer processes itself: texts and images."""
+    from datasets import Dataset
+
+    if method in GROUP_METHODS:
+        columns = {"prompt": [image_inputs.messages(processor, images, lengths.prompt, generates=True)] * rows}
+    elif method == "sft":
+        whole = lengths.prompt + lengths.completion
+        columns = {"messages": [image_inputs.messages(processor, images, whole, generates=False)] * rows}
+    else:
+        raise Untraceable(f"images: rows of {method} have none. Leave --image-size out, or use sft, grpo or rloo")
+    return Dataset.from_dict({**columns, "images": [image_inputs.pictures(images)] * rows})
+
+
 def _reward(completions: Any, **_: Any) -> list[float]:
     return [float(index % 2) for index, _ in enumerate(completions)]
 
@@ -202,6 +222,12 @@ def _tokenizer(scratch: Path) -> Any:
     tokenizer = base_model.tokenizer(folder, trust_remote_code=False)
     tokenizer.batch_decode = lambda rows, **_: [""] * len(rows)  # decoding takes time, and its result is not used
     return tokenizer
+
+
+def _processor(scratch: Path, config: Any, images: Mapping[str, Any]) -> Any:
+    tokenizer = image_inputs.tokenizer(scratch, config, TOKENIZER_VOCABULARY)
+    tokenizer.batch_decode = lambda rows, **_: [""] * len(rows)
+    return image_inputs.processor_of(tokenizer, config, images)
 
 
 @contextlib.contextmanager

@@ -70,9 +70,13 @@ class TracedLengths:
 
 
 def traced(
-    trainer_class: Any, annotator: NullAnnotator, plan: TracePlan, lengths: TracedLengths, casting: str = "autocast"
-) -> Any:
-    """Return a subclass that annotates its phases and uses synthetic completions."""
+    trainer_class: Any, annotator: NullAnnotator, plan: TracePlan, lengths: TracedLengths, casting: str = "autocast", *,
+    tokenizes: bool = False,
+) -> Any:  # fmt: skip
+    """Return a subclass that annotates its phases and uses synthetic completions.
+
+    `tokenizes`: prompts have their length already, and images, so that the trainer processes them itself.
+    """
     import torch
 
     class TracedTrainer(trainer_class):  # type: ignore[misc]
@@ -154,7 +158,7 @@ def traced(
         # 3. Generation and scoring.
 
         def _tokenize_prompts(self, prompts: Any) -> Any:
-            return lengths.prompts(len(prompts)), None, {}
+            return super()._tokenize_prompts(prompts) if tokenizes else (lengths.prompts(len(prompts)), None, {})
 
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
             completions = lengths.completions(len(prompt_ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import shutil
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..decoder_layers import layers_of
-from . import engine, hooks, rollout_reuse, seams, step_timer, trainer_state, training_arguments, training_data
+from . import engine, hooks, image_inputs, rollout_reuse, seams, step_timer, trainer_state, training_arguments, training_data
 from .loaded import Loaded, install_engines
 
 DEFAULT_PROMPT_TOKENS = 64  # length of synthetic prompts if none was requested
@@ -96,10 +97,25 @@ class TrainerRun:
 
     def _rows(self, *, rows: int, group: int, seed: int) -> Any:
         """Return the first prompts of the user's dataset, or synthetic ones."""
+        if self.request.get("images") and training_data.user_dataset(self.request.get("dataset")) is None:
+            return self._rows_with_images(rows, "prompt", self.lengths.prompt or DEFAULT_PROMPT_TOKENS, generates=True)
         return training_data.prompts(
             self.request.get("dataset"), rows=rows, group=group, tokenizer=self.loaded.tokenizer,
             tokens=self.lengths.prompt or DEFAULT_PROMPT_TOKENS, seed=seed,
         )  # fmt: skip
+
+    @functools.cached_property
+    def processing(self) -> Any:
+        """Tokenizer of the trainer; the model's processor if rows have images."""
+        images = self.request.get("images")
+        return self.loaded.tokenizer if images is None else image_inputs.processor_for(self.loaded, images)
+
+    def _rows_with_images(self, rows: int, column: str, tokens: int, *, generates: bool) -> Any:
+        from datasets import Dataset
+
+        images = self.request["images"]
+        message = image_inputs.messages(self.processing, images, tokens, generates=generates)
+        return Dataset.from_dict({column: [message] * rows, "images": [image_inputs.pictures(images)] * rows})
 
     def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
         """Return the trainer's arguments, without its callbacks."""
@@ -109,7 +125,7 @@ class TrainerRun:
             "reward_funcs": rewards,
             "args": config,
             "train_dataset": data,
-            "processing_class": self.loaded.tokenizer,
+            "processing_class": self.processing,
             "peft_config": trl.get_peft_config(model_settings),
         }
 
@@ -119,6 +135,8 @@ class TrainerRun:
 
         def tokenize(_: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
             ids, *rest = original(*args, **kwargs)
+            if self.request.get("images"):  # an image's tokens can't be cut, and rows have their length
+                return (ids, *rest)
             return ([hooks.fit(list(one), self.lengths) for one in ids], *rest)
 
         def generate_turn(trainer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -142,3 +142,19 @@ def synthetic_prompts(rows: int, tokenizer: Any, tokens: int, seed: int) -> list
         text = " ".join(str(draw.randrange(10, 10_000)) for _ in range(max(4, min(tokens, 4096))))
         made.append({"prompt": [{"role": "user", "content": text}] if conversational else text})
     return made
+
+
+def fit_columns(rows: Any, lengths: Mapping[str, int]) -> Any:
+    """Give each column of tokens exactly its length: repeat shorter rows, cut longer ones."""
+    first = next(iter(rows), None) or {}
+    columns = {name: lengths.get(name, lengths.get("")) for name in rows.column_names}
+    wanted = {name: length for name, length in columns.items() if length and _holds_tokens(first.get(name))}
+
+    def fitted(row: Mapping[str, Any]) -> dict[str, list[int]]:
+        return {name: (row[name] * -(-length // max(1, len(row[name]))))[:length] for name, length in wanted.items()}
+
+    return rows.map(fitted) if wanted else rows
+
+
+def _holds_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], int)
