@@ -42,7 +42,7 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures test test-all test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-speed bench-rollout bench-screening bench-search bench-rig bench-diagnose bench-gpu \
+.PHONY: help demo pictures test test-all test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-speed bench-rollout bench-screening bench-search bench-rig bench-diagnose bench-gpu \
   bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda-frameworks fuzz test-faults trl-overlays field-lists frameworks format clean
 
 help:
@@ -50,6 +50,7 @@ help:
 	@echo "make pictures      the demo once more, drawn for docs/pictures, its files kept as the example"
 	@echo "make test          set up, then ruff, mypy and the fast tests"
 	@echo "make test-all      the slow tests, and only those (everything but what needs a GPU)"
+	@echo "make test-release RELEASE=transformers==5.23.0  a release that is not pinned yet, laid over .venv, and what it can change"
 	@echo "make test-cuda     the tests that need a GPU, on emulated ones, in an environment of its own (a CUDA build of torch, vLLM: 9 GB)"
 	@echo "make test-cuda-quick  the few of them that say most"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
@@ -85,6 +86,15 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(call TESTS,not slow and not gpu)
+
+# A release that is not pinned yet, laid over .venv without its dependencies, and the tests of what it can change.
+RELEASE_TESTS := tests/worker/test_seams.py tests/worker/test_methods.py tests/worker/test_grpo_probe.py \
+  tests/frameworks/test_trl_fields.py tests/counted_memory
+test-release: $(READY)
+	@[ -n "$(RELEASE)" ] || { echo "name the release: make test-release RELEASE=trl==1.16.0" >&2; exit 2; }
+	rm -rf $(OVERLAYS)/release
+	$(PIP_INSTALL) --quiet --target $(OVERLAYS)/release $(RELEASE)
+	PYTHONPATH=$(CURDIR)/$(OVERLAYS)/release $(PYTEST) $(RELEASE_TESTS)
 
 # Only what `make test` leaves out, so that the two together run everything once.
 test-all: $(READY) trl-overlays frameworks $(OVERLAYS)/foresight-liger/.ready

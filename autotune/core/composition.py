@@ -51,6 +51,7 @@ class EngineSettings:
     max_model_length: int  # longest prompt + completion, tokens
     max_num_seqs: int  # sequences decoded at a time
     tensor_parallel: int = 1
+    expert_parallel: int = 1  # ranks with whole experts of their own, over replicas too; 1: each is split like other layers
     kind: str = "vllm"  # or `sglang`
     sleep: bool = False  # releases its memory between rollouts
     eager: bool = False  # no CUDA graphs

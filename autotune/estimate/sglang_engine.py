@@ -49,7 +49,10 @@ def fit(
     chunk, captured = _defaults(total, ranks)
     # 1. The static part: weights and cache.
     outside = vllm_engine.outside_torch_bytes(ranks)
-    weights = vllm_engine.weight_bytes(shape, dtype=dtype, tensor_parallel=ranks, quantised_bits=settings.quantised_bits)
+    weights = vllm_engine.weight_bytes(
+        shape, dtype=dtype, tensor_parallel=ranks, expert_parallel=settings.expert_parallel,
+        quantised_bits=settings.quantised_bits,
+    )  # fmt: skip
     free = Estimate(
         value=total - other_bytes - outside.value, low=total - other_bytes - outside.high, high=total - other_bytes - outside.low
     )

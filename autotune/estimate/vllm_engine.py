@@ -74,7 +74,9 @@ def fit(
     claimed = math.ceil(total * settings.utilization)
     method = quantisation(config)
     bits = settings.quantised_bits
-    weights = weight_bytes(shape, dtype=dtype, tensor_parallel=ranks, quantised_bits=bits, method=method)
+    weights = weight_bytes(
+        shape, dtype=dtype, tensor_parallel=ranks, expert_parallel=settings.expert_parallel, quantised_bits=bits, method=method
+    )
     weights += adapter_slot_bytes(shape, size, ranks, adapter_rank) if adapter_rank else 0
     graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
     activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
@@ -121,8 +123,9 @@ def fit(
 
 @lru_cache(MAX_CACHED)
 def weight_bytes(
-    shape: Shape, *, dtype: str, tensor_parallel: int, quantised_bits: int | None = None, method: str | None = None
-) -> int:
+    shape: Shape, *, dtype: str, tensor_parallel: int, expert_parallel: int = 1, quantised_bits: int | None = None,
+    method: str | None = None,
+) -> int:  # fmt: skip
     """Bytes of this rank's weights in vLLM's layout, with its rotary tables."""
     size = dtype_bytes(dtype)
     vocabulary = -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
@@ -135,7 +138,9 @@ def weight_bytes(
         + shape.rotary_rows * shape.rotary_dim
     )
     per_weight = size if quantised_bits is None else quantised_bytes(quantised_bits, method)
-    return outside * size + sum(_layer_bytes(layer, size, tensor_parallel, per_weight) for layer in shape.layers)
+    return outside * size + sum(
+        _layer_bytes(layer, size, tensor_parallel, max(tensor_parallel, expert_parallel), per_weight) for layer in shape.layers
+    )
 
 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -156,9 +161,9 @@ def adapter_slot_bytes(shape: Shape, size: int, ranks: int, rank: int) -> int:
     return slot * size * (len(shape.layers) * attention + dense)
 
 
-def _layer_bytes(layer: Layer, size: int, ranks: int, per_weight: float) -> int:
+def _layer_bytes(layer: Layer, size: int, ranks: int, expert_ranks: int, per_weight: float) -> int:
     heads = max(1, layer.cache_heads // ranks) / layer.cache_heads
-    here = layer.split / ranks + layer.key_value * heads + layer.copied
+    here = (layer.split - layer.experts) / ranks + layer.experts / expert_ranks + layer.key_value * heads + layer.copied
     matrices = here * layer.matrices / layer.parameters
     return round(matrices * per_weight + (here - matrices) * size)
 

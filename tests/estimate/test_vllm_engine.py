@@ -87,6 +87,16 @@ def test_tensor_parallel_divides_weights_and_heads_down_to_one() -> None:
     assert paged[0].block_bytes == paged[1].block_bytes
 
 
+def test_expert_parallelism_spreads_whole_experts_over_replicas() -> None:
+    moe = shape(config_of("Qwen/Qwen3-30B-A3B"))
+    one, split, spread = (
+        vllm_engine.weight_bytes(moe, dtype="bfloat16", tensor_parallel=ranks, expert_parallel=experts)
+        for ranks, experts in ((1, 1), (2, 2), (1, 8))
+    )
+    assert spread == one - 2 * sum(layer.experts for layer in moe.layers) * 7 // 8
+    assert split == vllm_engine.weight_bytes(moe, dtype="bfloat16", tensor_parallel=2)
+
+
 def test_quantisation_excludes_embeddings() -> None:
     whole, four = used(), used(quantised_bits=4)
     tables = 2 * 152_064 * 3584 * 2

@@ -106,15 +106,19 @@ def _rest(tokens: int, taken: int) -> int:
     return tokens - taken
 
 
-def tokenizer(scratch: Path, config: Any, vocabulary: int) -> Any:
-    """Return a synthetic tokenizer; the config gets its ids of image tokens."""
+def tokenizer(scratch: Path, vocabulary: int) -> Any:
+    """Return a synthetic tokenizer with tokens of images."""
     from . import base_model
 
     folder = scratch / "tokenizer"
     synthetic.write_model_folder(folder, {"vocab_size": vocabulary, "model_type": "qwen2", "vision_config": {}})
-    made = base_model.tokenizer(folder, trust_remote_code=False)
-    for name, ids in synthetic.IMAGE_TOKEN_IDS.items():
-        for field in ids:
-            if hasattr(config, field):
-                setattr(config, field, made.convert_tokens_to_ids(synthetic.IMAGE_TOKENS[name]))
-    return made
+    return base_model.tokenizer(folder, trust_remote_code=False)
+
+
+def with_ids(model: Any, tokenizer: Any) -> Any:
+    """Return the model, which takes the tokenizer's ids for tokens of images."""
+    for name, fields in synthetic.IMAGE_TOKEN_IDS.items():
+        for field in fields:
+            if hasattr(model.config, field):
+                setattr(model.config, field, tokenizer.convert_tokens_to_ids(synthetic.IMAGE_TOKENS[name]))
+    return model

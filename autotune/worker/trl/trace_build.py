@@ -56,8 +56,13 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
         special["ref_model"] = None if adapter else model_of(spec, attention, device)
     # 3. The trainer.
     images = spec.get("images")
-    processing = _tokenizer(scratch) if images is None else _processor(scratch, model.config, images)
-    with _without_disk_and_engine(spec["method"], lambda: model_of(spec, attention, device)):
+    processing = _tokenizer(scratch) if images is None else _processor(scratch, model, images)
+
+    def another() -> Any:
+        made = model_of(spec, attention, device)
+        return made if images is None else image_inputs.with_ids(made, processing.tokenizer)
+
+    with _without_disk_and_engine(spec["method"], another):
         trainer = traced(trainer_class, annotator, plan, lengths, _casting(spec), tokenizes=images is not None)(
             model=model,
             args=arguments,
@@ -224,10 +229,10 @@ def _tokenizer(scratch: Path) -> Any:
     return tokenizer
 
 
-def _processor(scratch: Path, config: Any, images: Mapping[str, Any]) -> Any:
-    tokenizer = image_inputs.tokenizer(scratch, config, TOKENIZER_VOCABULARY)
+def _processor(scratch: Path, model: Any, images: Mapping[str, Any]) -> Any:
+    tokenizer = image_inputs.tokenizer(scratch, TOKENIZER_VOCABULARY)
     tokenizer.batch_decode = lambda rows, **_: [""] * len(rows)
-    return image_inputs.processor_of(tokenizer, config, images)
+    return image_inputs.processor_of(tokenizer, image_inputs.with_ids(model, tokenizer).config, images)
 
 
 @contextlib.contextmanager
