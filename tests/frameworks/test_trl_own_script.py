@@ -45,7 +45,15 @@ REFUSED = {
     "spread": (SPREAD, BadInput, "sets deepspeed", "--hold sharding"),
 }
 
+PAIRS = {"kto": "{'prompt': 'a', 'completion': ' b', 'label': True}", "reward": "{'chosen': 'a b', 'rejected': 'a c'}"}
+OTHERS = {
+    name: f"from trl import {cls}Config, {cls}Trainer\n"
+    f"t = {cls}Trainer(sys.argv[1], args={cls}Config('o', use_cpu=True, bf16=False, max_length=64), "
+    f"train_dataset=Dataset.from_list([{PAIRS[name]}] * 9))\nt.train()\n"
+    for name, cls in (("kto", "KTO"), ("reward", "Reward"))
+}
 TAKEN = {
+    **OTHERS,
     "branches": GRPO + "if len(sys.argv) > 9:\n    t.train(True)\nelse:\n    t.train()\n",
     "quickstart": GRPO.replace(f"args={CONFIG}, ", "") + "t.train()\n",
     "reads": GRPO + "print(t.model)\nt.train()\n",
@@ -120,6 +128,16 @@ def test_defaults_of_a_script_without_a_configuration_are_held(looks: Any, monke
         assert request.job.space[name].choices == (installed[name],), name
         assert request.job.task.workload.held[name] == installed[name]
     assert candidate_of_job(request).settings["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_trainers_of_rated_answers_are_taken(looks: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, answer = looks[method]
+    monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
+    monkeypatch.chdir(file.parent)
+    settings = candidate_of_job(parse_request(Flags(script=str(file), gpus="cpu", mode="predict"))).settings
+    assert looked(looks, method, monkeypatch).look.method == method
+    assert settings["max_length"] == 64 and settings["max_completion_length"]
 
 
 def test_what_is_asked_of_the_trainer_before_it_trains_is_told(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,8 @@ def advice_for(candidate: Candidate, task: Task, script: UserScript) -> ScriptAd
 
 
 def _config_class(script: UserScript) -> str:
-    return f"{script.look.method.upper()}Config"
+    method = script.look.method
+    return f"{'Reward' if method == 'reward' else method.upper()}Config"
 
 
 def _changes(candidate: Candidate, task: Task, script: UserScript) -> dict[str, KnobValue]:

@@ -25,7 +25,7 @@ from autotune.frameworks.trl.source_calls import most_calls
 TIMEOUT_S = 1800.0
 """Includes the download and preparation of the script's dataset."""
 
-TRAINER_CLASSES = ("GRPOTrainer", "RLOOTrainer", "SFTTrainer", "DPOTrainer")
+TRAINER_CLASSES = ("GRPOTrainer", "RLOOTrainer", "SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")
 ONE_TRAINER = "Give each a script of its own, or let an argument choose between them."
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 # Methods, with the prefix of their class names.
-METHODS: Mapping[str, str] = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO"}
+METHODS: Mapping[str, str] = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward"}
 
 
 class CaptureDone(BaseException):
@@ -180,7 +180,10 @@ def patched(capture: Capture) -> Iterator[None]:
     """Make TRL's trainers return placeholders, and record its configurations."""
     from transformers import TrainingArguments
 
-    classes = {method: classes_of(method) for method in METHODS}
+    classes = {}
+    for method in METHODS:
+        with contextlib.suppress(ModuleNotFoundError):  # older releases have no KTO outside of trl.experimental
+            classes[method] = classes_of(method)
     with contextlib.ExitStack() as stack:
         for method, (trainer, _) in classes.items():
             stack.enter_context(_captured_construction(trainer, method, capture))
