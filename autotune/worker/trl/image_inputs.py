@@ -31,10 +31,11 @@ def processor_of(tokenizer: Any, config: Any, images: Mapping[str, Any]) -> Any:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             import torch
+            from torch._subclasses.fake_tensor import FakeTensor
 
             made = super().__call__(*args, **kwargs)
             for name, value in made.items():
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
                     made[name] = value.clone()  # arrays become tensors without an operation
             return made
 
