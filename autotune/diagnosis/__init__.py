@@ -15,6 +15,7 @@ log_reader.py      lines -> exceptions, known messages and echoes -> the decisiv
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -27,6 +28,10 @@ from autotune.diagnosis.log_reader import LogReader
 __all__ = ["SCHEMA", "Advice", "Diagnosis", "as_document", "diagnose", "diagnose_lines"]
 
 
+LINES_AT_ONCE = 128
+"""Lines whose words are looked up together: most words of failures are in none of them."""
+
+
 def diagnose(text: str) -> Diagnosis:
     """Return the first failure in a whole log."""
     return diagnose_lines(re.split(r"\r\n|\n|\r", text))
@@ -35,10 +40,13 @@ def diagnose(text: str) -> Diagnosis:
 def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
     """Return the first failure in a log that is read line by line."""
     reader, excerpt, framework = LogReader(), Excerpt(), LogFramework()
-    for position, raw in enumerate(lines):
-        reader.feed(raw, position)
-        excerpt.feed(raw)
-        framework.feed(raw.lower())
+    numbered = enumerate(lines)
+    while block := list(itertools.islice(numbered, LINES_AT_ONCE)):
+        reader.expect("\n".join(raw for _, raw in block).lower())
+        for position, raw in block:
+            reader.feed(raw, position)
+            excerpt.feed(raw)
+            framework.feed(raw.lower())
     found = reader.conclude()
     if excerpt.is_of_steps_without_numbers or not reader.is_of_a_run:
         found = _more_exact(found, excerpt.diagnosis())

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -145,7 +146,14 @@ class LogReader:
         self._section = ""
         self._first_to_fail: int | None = None
         self._aborted = False
+        self._telling: Sequence[str] = _TELLING
+        self._progress: Sequence[str] = PROGRESS
         self._remarks: dict[str, None] = {}
+
+    def expect(self, lowered: str) -> None:
+        """Prepare for lines of which this is the whole text: words that it lacks are in none of them."""
+        self._telling = [word for word in _TELLING if word in lowered]
+        self._progress = [word for word in PROGRESS if word in lowered]
 
     def feed(self, raw: str, position: int) -> None:
         if raw.strip():
@@ -153,9 +161,9 @@ class LogReader:
         lowered = raw.lower()
         self._neighbours.feed(raw, lowered)
         self._host_memory.feed(raw)
-        if self._tracebacks.busy or any(map(lowered.__contains__, _TELLING)):
+        if self._tracebacks.busy or any(map(lowered.__contains__, self._telling)):
             self._read(read_line(raw), position)
-        if any(map(lowered.__contains__, PROGRESS)) and self._ends.feed(raw, position):
+        if any(map(lowered.__contains__, self._progress)) and self._ends.feed(raw, position):
             self._go_on()
         if any(map(lowered.__contains__, _REMARKABLE)) and len(self._remarks) < MOST_REMARKS:
             self._remarks |= {message: None for message in [warning_in(raw)] if message is not None}
