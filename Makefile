@@ -43,7 +43,7 @@ DEMO_OUT ?= demo-out
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
 .PHONY: help demo pictures test test-all test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-speed bench-rollout bench-screening bench-search bench-rig bench-diagnose bench-gpu \
-  bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda-frameworks fuzz test-faults trl-overlays field-lists frameworks format clean
+  bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks fuzz test-faults trl-overlays field-lists frameworks format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
@@ -51,7 +51,8 @@ help:
 	@echo "make test          set up, then ruff, mypy and the fast tests"
 	@echo "make test-all      the slow tests, and only those (everything but what needs a GPU)"
 	@echo "make test-release RELEASE=transformers==5.23.0  a release that is not pinned yet, laid over .venv, and what it can change"
-	@echo "make test-cuda     the tests that need a GPU, on emulated ones, in an environment of its own (a CUDA build of torch, vLLM: 9 GB)"
+	@echo "make cuda          an environment for emulated GPUs: a CUDA build of torch, TRL, vLLM (9 GB)"
+	@echo "make test-cuda     the tests that need a GPU, on emulated ones, in that environment"
 	@echo "make test-cuda-quick  the few of them that say most"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
 	@echo "make bench-foresight  predicted memory against what was publicly measured, row by row"
@@ -63,7 +64,7 @@ help:
 	@echo "make bench-diagnose  how often diagnose names the right cause, on labelled logs"
 	@echo "make bench-scale   how the search scales with slots, and what the driver itself costs"
 	@echo "make bench-emulated  predicted memory against that of emulated cards, in the environment of test-cuda (hours)"
-	@echo "make bench-emulated-frameworks  ms-swift's and verl's own GRPO with vLLM on emulated cards, beside what is predicted"
+	@echo "make bench-emulated-frameworks  GRPO of ms-swift, verl and OpenRLHF with vLLM on emulated cards, beside what is predicted"
 	@echo "make bench-preflight  how long preflight takes, measured and from the record"
 	@echo "make test-faults   every fault at every place, many times over (long)"
 	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote (FUZZ=9: a million)"
@@ -153,6 +154,8 @@ CUDA_VENV := $(OVERLAYS)/cuda
 CUDA_PYTHON := $(CURDIR)/$(CUDA_VENV)/bin/python
 ON_CARDS := PYTHONPATH=$(CURDIR) $(CUDA_PYTHON) -m autotune rehearse --python $(CUDA_PYTHON)
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include='test_*.py')
+
+cuda: $(CUDA_VENV)/.ready
 
 test-cuda: $(CUDA_VENV)/.ready $(CUDA_VENV)-swift/.ready
 	$(ON_CARDS) --gpus 1xA100-80G -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)

@@ -20,13 +20,15 @@ _DEFAULTS = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "DS_BUILD_OPS": "0",
+    "HUMMING_DISABLE_PARALLEL_BUILD": "1",
     "RAY_LD_PRELOAD_ON_WORKERS": "1",
     "RAY_worker_niceness": "0",
 }
 """Defaults that the user's environment overrides. vLLM's second runner counts tokens inside a Triton
 kernel, so that generation never ends; FlashInfer compiles its sampler with nvcc; DeepSpeed's
-operators need nvcc too; Ray removes preloaded libraries from workers, and runs them at niceness 15,
-while everything is computed on the host."""
+operators need nvcc too; humming (of vLLM) compiles a launcher of quantised kernels at every import;
+Ray removes preloaded libraries from workers, and runs them at niceness 15, while everything is
+computed on the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
