@@ -127,9 +127,9 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
         launch = request.trainer.launch(candidate_of_job(request), request.job.task, _plan())
         figures = asdict(launch.figures)
         lines = line_source(figures, folder)
+        prediction = _predicted(request)  # first: it may fail, and takes a minute, not ten
         found = rehearse(_command(launch, setup, folder), emulated_machine(GPUS), python, sys.stderr.write)
         steps = _records(figures, lines(list(found.output)))
-        prediction = _predicted(request)
     return {
         "setup": {"model": MODEL, "gpus": GPUS, "tuning": setup.tuning, "settings": dict(candidate_of_job(request).settings)},
         "ran_on": machine.facts({k: v for k, v in environment.versions(python, PACKAGES).items() if v}),
