@@ -93,7 +93,8 @@ SETUPS = (
         global_batch=16,
         holds=(
             "rollout.batch_size=4", "train.batch_size=16", "train.micro_batch_size=4", "rollout.micro_batch_size=4",
-            "ds.packing_samples=false", "vllm.gpu_memory_utilization=0.4", "vllm.enforce_eager=true", "ds.attn_implementation=sdpa",
+            "ds.packing_samples=false", "vllm.gpu_memory_utilization=0.4", "vllm.enforce_eager=true",
+            "ds.attn_implementation=sdpa",
         ),
         # flash-attn is imported for the padding of rows, which is Python; its kernels have no wheel.
         environment={"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"},
