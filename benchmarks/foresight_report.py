@@ -235,5 +235,15 @@ def _decisions(document: Mapping[str, Any]) -> list[str]:
     lines = ["| row | was | predicted | on |", "|---|---|---|---|"]
     for one in document["decided"]:
         verdict = {True: "fit", False: "does not fit", None: "depends"}[one["verdict"]]
-        lines.append(f"| {one['id']} | {one['outcome']} | {verdict} | {'; '.join(one.get('depends_on', ()))} |")
+        reasons = [*one.get("depends_on", ()), *_at_lengths(one)]
+        lines.append(f"| {one['id']} | {one['outcome']} | {verdict} | {'; '.join(reasons)} |")
     return lines
+
+
+def _at_lengths(one: Mapping[str, Any]) -> list[str]:
+    """Return the verdict of a verl row at GSM8K's lengths, which are no fact of the row."""
+    found = one.get("at_gsm8k_lengths")
+    if found is None:
+        return []
+    verdict = {True: "fits", False: "does not fit", None: "undecided"}[found["verdict"]]
+    return [f"at GSM8K's lengths {verdict}, {found['low'] / GIB:.0f} to {found['high'] / GIB:.0f} GiB"]

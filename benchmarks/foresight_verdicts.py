@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import foresight_verl
 import msgspec
 from foresight_express import Case
 
@@ -102,7 +103,9 @@ class VerdictCase:
 
 def express(row: Mapping[str, Any]) -> VerdictCase:
     """Return the case with one specification per combination; none where the source leaves the layout
-    open."""
+    open, or for verl, which the product predicts by itself."""
+    if "verl" in str(row["framework"]).lower():
+        return VerdictCase(row=row, reading=None)
     try:
         reading = _read(row)
         known(reading.model)
@@ -115,8 +118,6 @@ def _read(row: Mapping[str, Any]) -> Reading:
     framework = str(row["framework"]).lower()
     if "openrlhf" in framework:
         return _openrlhf(row)
-    if "verl" in framework:
-        return _verl(row)
     return _trl(row)
 
 
@@ -156,10 +157,6 @@ def _trl(row: Mapping[str, Any]) -> Reading:
         generation_batch=micro * ranks,
         trl=True,
     )
-
-
-def _verl(row: Mapping[str, Any]) -> Reading:
-    raise LookupError("verl: which of its own offloads, log-probability chunks and weight syncs overlap is not stated in the row")
 
 
 def _openrlhf(row: Mapping[str, Any]) -> Reading:
@@ -280,6 +277,8 @@ def decide(case: VerdictCase, answers: Mapping[str, Any]) -> dict[str, Any]:
     """Fits in all ways, in none, or it depends."""
     row = case.row
     line: dict[str, Any] = {"id": row["id"], "url": row["url"], "framework": row["framework"], "outcome": row["outcome"]}
+    if case.reading is None and not case.open:
+        return {**line, **foresight_verl.decide(row, MODELS.get(row["model"], row["model"]))}
     if case.reading is None:
         return {**line, "verdict": None, "depends_on": list(case.open)}
     found = []
