@@ -88,6 +88,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({f"{ENGINE}.num_engines": 3}, "they use 8 and 3"),
     ({"trainer.algorithm.use_kl_in_reward": True}, "exclude each other"),
     ({"trainer.logprobs_chunk_size": 0}, "above zero"),
+    ({"trainer.fused_lm_head_logprob": True}, "needs trainer.strategy=megatron"),
 ]  # fmt: skip
 """Refused by SkyRL as well."""
 
