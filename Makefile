@@ -42,7 +42,7 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures test test-all test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-speed bench-rollout bench-screening bench-search bench-rig bench-diagnose bench-gpu \
+.PHONY: help demo pictures test test-all test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-speed bench-rollout bench-intervals bench-screening bench-search bench-rig bench-diagnose bench-gpu \
   bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks fuzz test-faults trl-overlays field-lists frameworks format clean
 
 help:
@@ -58,6 +58,7 @@ help:
 	@echo "make bench-foresight  predicted memory against what was publicly measured, row by row"
 	@echo "make bench-speed   predicted training speed against what was publicly measured, row by row"
 	@echo "make bench-rollout  simulated rollouts against vLLM on this machine's CPU"
+	@echo "make bench-intervals  200 probes of the demo's model and their confirmations: do the intervals overlap? (ten minutes on a quiet machine)"
 	@echo "make bench-screening  how long predicting every candidate of a large space takes"
 	@echo "make bench-search  the search beside others, on spaces whose optimum is known"
 	@echo "make bench-rig     what it saves to measure many candidates on one loaded model"
@@ -117,6 +118,10 @@ $(OVERLAYS)/foresight-%/.ready: .ci/constraints/foresight-%.txt $(READY)
 	rm -rf $(@D)
 	$(PINNED) $< --quiet --target $(@D)
 	touch $@
+
+# Each study is kept: a call goes on where the last one ended.
+bench-intervals: $(READY) $(DEMO_MODEL)/config.json
+	$(BIN)/python benchmarks/intervals.py --model $(DEMO_MODEL)
 
 bench-screening: $(READY)
 	$(BIN)/python benchmarks/screening.py
