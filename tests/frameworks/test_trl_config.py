@@ -50,6 +50,11 @@ def test_its_parts_are_told_apart(written) -> None:  # type: ignore[no-untyped-d
     assert dict(config.launch) == {"num_processes": 2}
 
 
+def test_target_modules_may_be_a_word(written) -> None:  # type: ignore[no-untyped-def]
+    """TRL's parser passes a text of the file on to PEFT, which takes `all-linear` or a pattern."""
+    assert read_user_config(written("lora_target_modules: all-linear\n")).settings == {"lora_target_modules": "all-linear"}
+
+
 def test_a_number_that_yaml_reads_as_text_is_a_number(written) -> None:  # type: ignore[no-untyped-def]
     """`1e-6` has no dot, so YAML calls it text; TRL makes it a number, and so do we."""
     assert read_user_config(written("learning_rate: 1e-6\n")).settings == {"learning_rate": 1e-6}

@@ -267,6 +267,8 @@ def _checked(document: Document, key: str, name: str, value: object, fields: Map
     if name in fields and name not in UNTOUCHED:
         if name == "loss_type" and "str" not in fields[name].kinds and isinstance(value, str):
             value = [value]  # a single loss, before TRL 0.20
+        if name == "lora_target_modules" and isinstance(value, str):
+            return value  # PEFT's pattern or `all-linear`, which TRL's parser passes on as it is
         return _converted(document, key, name, value, fields[name])
     if name in OWN and isinstance(value, int | None) and not isinstance(value, bool):
         return value
