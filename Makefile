@@ -42,7 +42,7 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures test test-all test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-speed bench-rollout bench-intervals bench-screening bench-search bench-rig bench-diagnose bench-gpu \
+.PHONY: help demo pictures test test-all test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-search bench-rig bench-diagnose bench-gpu \
   bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks fuzz test-faults trl-overlays field-lists frameworks format clean
 
 help:
@@ -56,6 +56,7 @@ help:
 	@echo "make test-cuda-quick  the few of them that say most"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
 	@echo "make bench-foresight  predicted memory against what was publicly measured, row by row"
+	@echo "make bench-fakegpu  predicted peaks beside those that FakeGPU's page lists, measured and its own"
 	@echo "make bench-speed   predicted training speed against what was publicly measured, row by row"
 	@echo "make bench-rollout  simulated rollouts against vLLM on this machine's CPU"
 	@echo "make bench-intervals  200 probes of the demo's model and their confirmations: do the intervals overlap? (ten minutes on a quiet machine)"
@@ -107,6 +108,9 @@ sweep-demo: $(READY) $(DEMO_MODEL)/config.json
 
 bench-foresight: $(READY) $(FORESIGHT_OVERLAYS:%=$(OVERLAYS)/foresight-%/.ready)
 	$(BIN)/python benchmarks/foresight.py --environments $(OVERLAYS)
+
+bench-fakegpu: $(READY) $(OVERLAYS)/foresight-tf-5.12/.ready
+	$(BIN)/python benchmarks/fakegpu.py --environments $(OVERLAYS)
 
 bench-speed: $(READY) $(FORESIGHT_OVERLAYS:%=$(OVERLAYS)/foresight-%/.ready)
 	$(BIN)/python benchmarks/speed.py --environments $(OVERLAYS)

@@ -1,0 +1,196 @@
+"""Predicted peaks of torch on the runs that FakeGPU's page lists, beside its own and the measured ones.
+
+make bench-fakegpu
+
+No GPU, no weights, no network. The runs are in fakegpu-rows.json, with their source. Each is one
+optimizer step of a loop of that project, without a trainer; the generic step is traced with the same
+model code, optimizer and adapters, and sharded and replayed as every other one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import foresight
+import foresight_predict as predicted
+import foresight_report as report
+import machine
+import msgspec
+from foresight_express import Case
+
+from autotune.catalog.model_lookup import find_model
+from autotune.core.trace import Trace
+
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / "fakegpu-rows.json"
+RESULTS = HERE / "results"
+GIB = 1 << 30
+ENVIRONMENT = "tf-5.12"
+"""Linear attention takes other steps in later releases of transformers: 0.1 GiB more or less for 64 tokens of the 0.8B."""
+
+CARD = "RTX3090"
+"""Any card with room: what torch allocates does not depend on it here."""
+
+FSDP1 = {"fsdp_use_orig_params": False, "fsdp_sync_module_states": False, "fsdp_backward_prefetch": "NO_PREFETCH"}
+
+
+MACHINERY = ("environment", "gpu", "dtype", "micro_batch", "tuning")
+"""Fields of a row that only its trace and prediction need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Case):
+    """One row, with the sharding of its own wrapper."""
+
+    @property
+    def sharding(self) -> Mapping[str, Any] | None:
+        kind = self.row["sharding"]
+        return kind and {"kind": kind, "ranks": self.row["gpus"], "options": FSDP1 if kind == "fsdp1" else {}}
+
+
+def main() -> int:
+    asked = _arguments()
+    source = json.loads(ROWS.read_text())
+    began = time.monotonic()
+    runs = [expressed(number, row) for number, row in enumerate(source["rows"], 1)]
+    traces = foresight.follow_all(runs, asked.environments, asked.keep)
+    rows = [compared(run, traces[run.key]) for run in runs]
+    facts = machine.facts(report.versions(traces.values()))
+    document = {
+        "schema": 1,
+        "source": source["source"],
+        "measured_with": source["measured_with"],
+        "ran_on": facts | {"seconds": round(time.monotonic() - began)},
+        "summary": summary(rows),
+        "rows": rows,
+    }
+    print(readable(document))
+    asked.out.mkdir(parents=True, exist_ok=True)
+    (asked.out / "fakegpu.json").write_text(json.dumps(document, indent=1) + "\n")
+    (asked.out / "fakegpu.md").write_text(readable(document))
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environments", type=Path, default=foresight.ENVIRONMENTS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--keep", type=Path, help="folder of traces, as in foresight.py")
+    return parser.parse_args()
+
+
+def expressed(number: int, row: Mapping[str, Any]) -> Run:
+    """Return the trace that a row needs: one step from the first allocation on, as it was measured."""
+    text = _text_config(row["model"])
+    lora = {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
+    patches = ["fakegpu_step:single_tensor_adamw", "fakegpu_step:outputs_kept"]
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": row["accumulation"],
+        "gradient_checkpointing": row["checkpointing"],
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "max_grad_norm": 0,
+        "optim": "adamw_torch",
+        "use_cache": False,
+        "patches": patches,
+    }
+    if row["method"] == "qlora":
+        patches.append("fakegpu_step:packed_nf4")
+        settings["nf4"] = {"rank": 8, "nested": row["nested"]}
+    specification: dict[str, Any] = {
+        "method": "generic",
+        "model": {"name": row["model"], "folder": None, "config": text, "dtype": "bfloat16", "attn_implementation": "sdpa"},
+        "adapter": lora if row["method"] == "lora" else None,
+        "settings": settings,
+        "device": "cuda",
+        "capability": [8, 6],
+        "lengths": {"prompt": 0, "completion": row["length"], "padded": False},
+        "steps": 1,
+    }
+    if row["sharding"]:
+        specification["sharding"] = {"kind": row["sharding"], "ranks": row["gpus"]}
+    more = {"id": f"fakegpu-{number}", "environment": ENVIRONMENT, "gpu": CARD, "dtype": "bfloat16", "micro_batch": 1}
+    return Run(row={**row, **more, "tuning": row["method"]}, specification=specification)
+
+
+def _text_config(name: str) -> dict[str, Any]:
+    """Return the config of the text model alone: vision tower and head for several tokens are not loaded."""
+    text = dict(find_model(name).config["text_config"])
+    return {**text, "architectures": ["Qwen3_5ForCausalLM"], "use_cache": False}
+
+
+def compared(run: Run, answer: Mapping[str, Any]) -> dict[str, Any]:
+    line = {
+        name: value for name, value in run.row.items() if name not in ("environment", "gpu", "dtype", "micro_batch", "tuning")
+    }
+    if "error" in answer:
+        return {**line, "error": answer["error"]}
+    found = predicted.prediction(run, msgspec.convert(answer["trace"], Trace), 0)
+    # The load is not part of the published peak.
+    return {**line, "predicted_gib": round(found.torch_peak_allocated_bytes.value / GIB, 4)}
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    both = [row for row in rows if "predicted_gib" in row]
+    own, theirs = [abs(_error(row)) for row in both], [row["static_error"] for row in both]
+    return {
+        "rows": len(rows),
+        "compared": len(both),
+        "median": round(statistics.median(own), 5) if own else None,
+        "worst": round(max(own, default=0), 5),
+        "fakegpu_median": round(statistics.median(theirs), 5) if theirs else None,
+        "fakegpu_worst": max(theirs, default=0),
+        "nearer": sum(mine < other for mine, other in zip(own, theirs, strict=True)),
+    }
+
+
+def _error(row: Mapping[str, Any]) -> float:
+    return float(row["predicted_gib"] / row["measured_gib"] - 1)
+
+
+def readable(document: Mapping[str, Any]) -> str:
+    ran, found = document["ran_on"], document["summary"]
+    lines = [
+        "# Beside FakeGPU's own figures",
+        "",
+        f"`make bench-fakegpu` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}), no GPU; commit {ran['commit']}.",
+        "Versions followed: " + "; ".join(f"{name} {version}" for name, version in ran["versions"].items()) + ".",
+        "",
+        f"Measured peaks (`torch.cuda.max_memory_allocated`) and FakeGPU's errors: [its page]({document['source']}),",
+        f"{document['measured_with']}. It states three decimals of a GiB, and errors without a sign.",
+        "",
+        "| | rows | median error | worst | nearer to the measured peak |",
+        "|---|---|---|---|---|",
+        f"| autotune | {found['compared']} | {found['median']:.3%} | {found['worst']:.3%} | {found['nearer']} |",
+        f"| FakeGPU, static | {found['compared']} | {found['fakegpu_median']:.3%} | {found['fakegpu_worst']:.3%} | |",
+        "",
+        "| model | method | GPUs | recomputed | accumulation | tokens | measured GiB | predicted | error | FakeGPU | FakeCUDA |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        method = (
+            row["method"] + (", nested scales" if row["nested"] else "") + (f", {row['sharding']}" if row["sharding"] else "")
+        )
+        own = (
+            [f"{row['predicted_gib']:.3f}", f"{_error(row):+.3%}"]
+            if "predicted_gib" in row
+            else ["", row["error"].replace("|", "/")[:120]]
+        )
+        executed = f"{row['executed_error']:.3%}" if row.get("executed_error") else ""
+        cells = [
+            row["model"].split("/")[-1], method, f"{row['gpus']} {row['card']}", "yes" if row["checkpointing"] else "no",
+            row["accumulation"], row["length"], f"{row['measured_gib']:.3f}", *own, f"{row['static_error']:.3%}", executed,
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
