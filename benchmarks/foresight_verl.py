@@ -15,7 +15,7 @@ from autotune.core.errors import AutotuneError
 from autotune.core.prediction import Prediction
 from autotune.prediction.service import open_prediction_service
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
 
 GPUS = {"H800": "H100", "A800": "A100-80G"}
 """The same chip and memory, with slower links."""
@@ -56,24 +56,28 @@ def decide(row: Mapping[str, Any], model: str) -> dict[str, Any]:
 
 
 def predicted(row: Mapping[str, Any], model: str) -> Prediction:
+    request = request_of(row, model)
+    with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
+        return service.predict(candidate_of_job(request))
+
+
+def request_of(row: Mapping[str, Any], model: str) -> ParsedRequest:
+    """Return the row's settings as the product reads them."""
     settings = {PLAIN.get(name, name): value for name, value in row["config"].items() if name not in NOT_SETTINGS}
     if row["lora_rank"]:
         settings["actor_rollout_ref.model.lora_rank"] = row["lora_rank"]
     gpu = GPUS.get(str(row["gpu"]), row["gpu"])
-    request = parse_request(
-        Flags(
-            framework="verl",
-            method=row["method"],
-            tuning=row["tuning"],
-            model=model,
-            gpus=f"{row['gpus']}x{gpu}",
-            mode="predict",
-            set=tuple(f"{name}={json.dumps(value)}" for name, value in settings.items()),
-            **GSM8K,
-        )
+    flags = Flags(
+        framework="verl",
+        method=row["method"],
+        tuning=row["tuning"],
+        model=model,
+        gpus=f"{row['gpus']}x{gpu}",
+        mode="predict",
+        set=tuple(f"{name}={json.dumps(value)}" for name, value in settings.items()),
+        **GSM8K,
     )
-    with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
-        return service.predict(candidate_of_job(request))
+    return parse_request(flags)
 
 
 def _interval(low: float, high: float) -> dict[str, int]:

@@ -16,6 +16,7 @@ import foresight_calculators as calculators  # noqa: E402
 import foresight_express as express  # noqa: E402
 import foresight_report as report  # noqa: E402
 import foresight_verdicts as verdicts  # noqa: E402
+import foresight_verl  # noqa: E402
 
 CHOICE: dict[str, Any] = json.loads((BENCHMARKS / "foresight-rows.json").read_text())
 ROWS: list[dict[str, Any]] = CHOICE["rows"]
@@ -53,10 +54,20 @@ def test_rows_with_different_steps_request_different_traces() -> None:
     assert len(seen) >= len(batches)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row["class"] == "verdict"], ids=lambda row: str(row["id"]))
+VERL = [row for row in ROWS if row["class"] == "verdict" and "verl" in row["framework"].lower()]
+OTHERS = [row for row in ROWS if row["class"] == "verdict" and row not in VERL]
+
+
+@pytest.mark.parametrize("row", OTHERS, ids=lambda row: str(row["id"]))
 def test_a_verdict_row_is_expressed_or_lists_the_missing_facts(row: dict[str, Any]) -> None:
     case = verdicts.express(row)
     assert case.ways or case.open
+
+
+@pytest.mark.parametrize("row", VERL, ids=lambda row: str(row["id"]))
+def test_a_verl_row_is_a_request_of_the_product(row: dict[str, Any]) -> None:
+    request = foresight_verl.request_of(row, verdicts.MODELS.get(row["model"], row["model"]))
+    assert (request.job.task.hardware.count, request.trainer.name) == (row["gpus"], "verl")
 
 
 def test_a_row_without_a_trace_counts_against_the_bar() -> None:
