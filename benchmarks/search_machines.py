@@ -22,8 +22,21 @@ from autotune.core.units import GIB
 from autotune.search.tiers import tiers_of
 from autotune.worker.early_stop import out_of_reach
 
-BY_CYCLE, BY_PROBE, DRIFT = 0.02, 0.015, 0.03
-"""Scatter of one cycle, of one probe as a whole, and how far a machine drifts over minutes."""
+
+@dataclass(frozen=True)
+class Noise:
+    """Scatter of one cycle, of one probe as a whole, drift of a machine over minutes; cycles that are held up, and how
+    long at most."""
+
+    by_cycle: float = 0.02
+    by_probe: float = 0.015
+    drift: float = 0.03
+    held_up: float = 0.03
+    longest: float = 1.8
+
+
+CLUSTER = Noise(by_cycle=0.06, by_probe=0.04, drift=0.10, held_up=0.08, longest=3.0)
+"""Noise of a shared cluster."""
 
 
 class Machine(Protocol):
@@ -65,10 +78,12 @@ class Optimum:
 class Simulated:
     """The simulator's truths, measured with noise, drift and hiccups."""
 
-    def __init__(self, formulas: Formulas, *, memory_level: float, speed_level: float, seed: int) -> None:
+    def __init__(
+        self, formulas: Formulas, *, memory_level: float, speed_level: float, seed: int, noise: Noise | None = None
+    ) -> None:
         self._formulas, self._bytes, self._pace = formulas, memory_level, speed_level
-        self._dice = random.Random(seed)
-        self._wave = (self._dice.uniform(0, DRIFT), self._dice.uniform(600, 3600), self._dice.uniform(0, 2 * math.pi))
+        self._dice, self._noise = random.Random(seed), noise or Noise()
+        self._wave = (self._dice.uniform(0, self._noise.drift), self._dice.uniform(600, 3600), self._dice.uniform(0, 2 * math.pi))
         self._truths: dict[str, Truth] = {}
         self._live: str | None = None
         self.now = 0.0
@@ -112,7 +127,7 @@ class Simulated:
 
     def _timed(self, truth: Truth, plan: ProbePlan) -> Speed:
         usual = truth.cycle_seconds / self._pace
-        this_probe = math.exp(self._dice.gauss(0, BY_PROBE))
+        this_probe = math.exp(self._dice.gauss(0, self._noise.by_probe))
         self.now += plan.warmup_cycles * usual * self._dice.uniform(1.0, 1.3)
         cycles: list[float] = []
         for _ in range(plan.timed_cycles):
@@ -129,8 +144,8 @@ class Simulated:
     def _scatter(self) -> float:
         amplitude, period, phase = self._wave
         drift = 1 + amplitude * math.sin(2 * math.pi * self.now / period + phase)
-        hiccup = self._dice.uniform(1.2, 1.8) if self._dice.random() < 0.03 else 1.0
-        return drift * hiccup * math.exp(self._dice.gauss(0, BY_CYCLE))
+        hiccup = self._dice.uniform(1.2, self._noise.longest) if self._dice.random() < self._noise.held_up else 1.0
+        return drift * hiccup * math.exp(self._dice.gauss(0, self._noise.by_cycle))
 
     def _memory(self, truth: Truth) -> Memory:
         limit = round(self._formulas.limit_bytes * self._bytes)

@@ -6,11 +6,13 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from search_studies import ABLATIONS, AFTER, OURS, Result
+from search_studies import ABLATIONS, AFTER, OURS, SECOND, Result
 
 NEVER = float("inf")
 MEDIAN_AFTER_10, WORST_TENTH_AFTER_10 = 0.97, 0.92
 OOMS, FASTER, LATE, OWN_MS = 1, 0.5, 3, 100
+BEHIND_GP, MISLED, NOTICED_WITHIN, MOST_STUDIES = 0.95, 0.9, 3, 0.9
+SECOND_PROBES = 5
 ENOUGH = 10
 """Studies that a median takes."""
 
@@ -31,6 +33,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "confirmations": _middle(one.confirmations for one in results),
         "probes_beyond_97": _finite(_middle(one.probes - one.probes_to_97 if one.probes_to_97 else NEVER for one in results)),
         "loads": _middle(one.loads for one in results),
+        "mean_recommended": _mean(one.share for one in results),
         "nothing_fits": sum(one.nothing_fits and one.feasible for one in results),
         "falsely_refused": _share(sum(one.falsely_refused for one in results), sum(one.fitting for one in results)),
         "optimum_refused": _rate(one.refused_better for one in results),
@@ -61,6 +64,28 @@ def bars(
     if five_thousand is not None:
         own = five_thousand["median_ms"]
         found.append(_bar("milliseconds of the search's own per probe with 5,000 candidates, median", own, "<=", OWN_MS))
+    return found
+
+
+def bars_of_worse(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return the bars where the truth contradicts the prediction: against GP, and how soon the search notices."""
+    by_name = grouped([one for one in results if one.feasible], lambda one: one.searcher)
+    ours = by_name.get(OURS, [])
+    found, theirs = [], by_name.get("GP", [])
+    for count in AFTER if theirs else ():
+        ratio = _mean(one.share_after[count] for one in ours) / _mean(one.share_after[count] for one in theirs)
+        found.append(_bar(f"mean share after {count} probes, over that of GP", ratio, ">=", BEHIND_GP))
+    if theirs:
+        ratio = _mean(one.share for one in ours) / _mean(one.share for one in theirs)
+        found.append(_bar("mean share recommended, over that of GP after 30 probes", ratio, ">=", BEHIND_GP))
+    if again := by_name.get(SECOND):
+        within = _rate(one.probes <= SECOND_PROBES for one in again)
+        found.append(_bar(f"second studies with at most {SECOND_PROBES} probes", within, ">=", MOST_STUDIES))
+    misled = [one for one in ours if one.first_choice is not None and one.first_choice < MISLED]
+    if misled:
+        soon = _rate(one.noticed_after is not None and one.noticed_after <= NOTICED_WITHIN for one in misled)
+        what = f"studies that noticed within {NOTICED_WITHIN} probes, of {len(misled)} misled"
+        found.append(_bar(what, soon, ">=", MOST_STUDIES))
     return found
 
 
@@ -105,7 +130,7 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 
 def _not_run(names: Sequence[str]) -> str:
-    return f" Not run, because what `autotune predict` says of them was not made: {', '.join(names)}." if names else ""
+    return f" Not run: {', '.join(names)}." if names else ""
 
 
 def _met(some: Sequence[Mapping[str, Any]]) -> str:
@@ -148,6 +173,10 @@ def _text(value: Any) -> str:
 def _middle(values: Iterable[float]) -> float:
     kept = list(values)
     return statistics.median(kept) if kept else NEVER
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
 
 
 def _tenth(values: Iterable[float]) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from search_cases import CASES, Case, Posed, pose, posed
-from search_machines import Machine, Optimum, Replayed, Simulated, load_costs
+from search_machines import CLUSTER, Machine, Noise, Optimum, Replayed, Simulated, load_costs
 from search_predictions import file_of, read
 from search_simulator import Machine as Formulas
 from search_simulator import Quirks, Shape
@@ -29,9 +29,22 @@ from autotune.core.workload import Model, Workload
 from autotune.machine import hardware_detection
 
 RESULTS = Path(__file__).resolve().parent / "results" / "search"
-MEMORY_OFF, SPEED_OFF = 0.08, 0.15
-"""Maximum deviation of the simulator's level from the prediction; its parts are drawn on top of that
-(Quirks)."""
+WORSE = "-worse"
+"""Ending of a simulated case's name whose truth contradicts the prediction."""
+
+
+@dataclass(frozen=True)
+class Truthfulness:
+    """Maximum deviation of the simulator's level from the prediction; its parts are drawn on top of that."""
+
+    memory_off: float
+    speed_off: float
+    quirks: Callable[[random.Random], Quirks]
+    noise: Noise
+
+
+NEAR = Truthfulness(0.08, 0.15, Quirks.drawn, Noise())
+FAR = Truthfulness(0.25, 2.0, Quirks.worse, CLUSTER)
 
 
 @dataclass(frozen=True)
@@ -50,27 +63,31 @@ class Setup:
         return Optimum.of(machine, self.posed.job.space, self.posed.candidates)
 
 
-def names() -> list[str]:
-    """Return the names of all setups: cases with predictions, and tables."""
+def names(*, worse: bool = False) -> list[str]:
+    """Return the names of all setups: cases with predictions, and tables; or the cases alone with the worse truth."""
+    if worse:
+        return [case.name + WORSE for case in CASES if file_of(case).exists()]
     return [case.name for case in CASES if file_of(case).exists()] + [path.stem for path in sorted(RESULTS.glob("table_*.json"))]
 
 
 @cache
 def setup(name: str) -> Setup:
-    case = next((one for one in CASES if one.name == name), None)
-    return _table(name) if case is None else _simulated(case)
+    case = next((one for one in CASES if one.name == name.removesuffix(WORSE)), None)
+    return _table(name) if case is None else _simulated(name, case, FAR if name.endswith(WORSE) else NEAR)
 
 
 # Simulated.
 
 
-def _simulated(case: Case) -> Setup:
+def _simulated(name: str, case: Case, truth: Truthfulness) -> Setup:
     asked = pose(case)
     predictions = read(case, asked)
-    return Setup(case.name, "simulated", asked, predictions, lambda seed: simulated_machine(case, asked, predictions, seed))
+    return Setup(name, "simulated", asked, predictions, lambda seed: simulated_machine(case, asked, predictions, seed, truth))
 
 
-def simulated_machine(case: Case, asked: Posed, predictions: Mapping[str, Prediction], seed: int) -> Simulated:
+def simulated_machine(
+    case: Case, asked: Posed, predictions: Mapping[str, Prediction], seed: int, truth: Truthfulness = NEAR
+) -> Simulated:
     """Quirks and levels drawn by the seed. The predictions set the levels alone: one factor for memory, one for speed."""
     dice = random.Random(f"{case.name} {seed}")
     formulas = Formulas(
@@ -78,17 +95,17 @@ def simulated_machine(case: Case, asked: Posed, predictions: Mapping[str, Predic
         gpu=gpu_of(case),
         ranks=case.hardware.count,
         limit_bytes=asked.job.memory_limit_bytes,
-        quirks=Quirks.drawn(dice),
+        quirks=truth.quirks(dice),
     )
     memory, speed = _levels(asked, predictions, formulas)
-    memory *= math.exp(dice.uniform(-1, 1) * math.log(1 + MEMORY_OFF))
-    speed *= math.exp(dice.uniform(-1, 1) * math.log(1 + SPEED_OFF))
+    memory *= math.exp(dice.uniform(-1, 1) * math.log(1 + truth.memory_off))
+    speed *= math.exp(dice.uniform(-1, 1) * math.log(1 + truth.speed_off))
     scaled = replace(
         formulas,
         limit_bytes=round(formulas.limit_bytes / memory),
         gpu=replace(formulas.gpu, memory_mib=round(formulas.gpu.memory_mib / memory)),
     )
-    return Simulated(scaled, memory_level=memory, speed_level=speed, seed=dice.randrange(2**31))
+    return Simulated(scaled, memory_level=memory, speed_level=speed, seed=dice.randrange(2**31), noise=truth.noise)
 
 
 def gpu_of(case: Case) -> Gpu:

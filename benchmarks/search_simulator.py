@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.catalog import Gpu
@@ -30,6 +31,9 @@ CHUNK = 1024
 
 GATHERED_LAYERS = 2
 """Layers whose weights are whole at a time under ZeRO-3."""
+
+TAIL_POINTS = 100
+"""Quantiles that stand for a law of lengths."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,28 @@ class Truth:
 
 
 @dataclass(frozen=True)
+class Tail:
+    """Lengths of completions as shares of the longest, in rising order: a log-normal law, cut at 1."""
+
+    shares: tuple[float, ...]
+
+    @classmethod
+    def drawn(cls, dice: random.Random) -> Tail:
+        middle, spread = dice.uniform(0.1, 0.4), dice.uniform(0.5, 1.1)
+        law = statistics.NormalDist(math.log(middle), spread)
+        return cls(tuple(min(1.0, math.exp(law.inv_cdf((place + 0.5) / TAIL_POINTS))) for place in range(TAIL_POINTS)))
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.shares)
+
+    def longest_of(self, count: float) -> float:
+        """Expected longest of so many completions."""
+        below = [(place / TAIL_POINTS) ** count for place in range(TAIL_POINTS + 1)]
+        return sum(share * (below[place + 1] - below[place]) for place, share in enumerate(self.shares))
+
+
+@dataclass(frozen=True)
 class Quirks:
     """Differences of this machine from others: one draw per study."""
 
@@ -123,6 +149,26 @@ class Quirks:
     pressure: float
     preemption: float
     wide: float
+    small_share: float = 1.0
+    """Slowdown of an engine whose share of the card goes to 0; none from half of the card on."""
+
+    small_micro: float = 1.0
+    """Slowdown of training at micro-batches of 1; none at 32."""
+
+    recompute: float = 1.0
+    """Seconds of recomputation, as a multiple of a forward pass."""
+
+    link: float = 1.0
+    """Share of the link's rate in the catalogue."""
+
+    plain: float = 1.0
+    """Slowdown of generation by transformers."""
+
+    sleeping: float = 1.0
+    """Slowdown of an engine's sleep and wake."""
+
+    tail: Tail | None = None
+    """Lengths of completions; None: all are the longest."""
 
     @classmethod
     def drawn(cls, dice: random.Random) -> Quirks:
@@ -133,6 +179,24 @@ class Quirks:
             static=within(0.06), activations=within(0.15), logits=within(0.15), rollout=within(0.3), training=within(0.3),
             movement=within(0.3), fragments=dice.uniform(0.01, 0.06), kept=dice.uniform(0.5, 0.95),
             pressure=dice.uniform(0.0, 0.3), preemption=dice.uniform(0.1, 0.5), wide=dice.uniform(0.0, 0.06),
+        )  # fmt: skip
+
+    @classmethod
+    def worse(cls, dice: random.Random) -> Quirks:
+        """Draw a machine that contradicts the prediction: each knob by a factor of its own, up to 3 in speed and a
+        quarter in memory."""
+
+        def up_to(factor: float) -> float:
+            return math.exp(dice.uniform(0, math.log(factor)))
+
+        def around(factor: float) -> float:
+            return math.exp(dice.uniform(-1, 1) * math.log(factor))
+
+        return replace(
+            cls.drawn(dice), static=around(1.1), activations=around(1.25), logits=around(1.25),
+            rollout=around(3), training=around(1.5), movement=around(2), pressure=dice.uniform(0.0, 0.6),
+            small_share=up_to(3), small_micro=up_to(3), recompute=up_to(2), link=1 / up_to(10), plain=around(3),
+            sleeping=up_to(3), tail=Tail.drawn(dice),
         )  # fmt: skip
 
 
@@ -158,7 +222,7 @@ class Machine:
         seconds = run.seconds(peaks[phase] / self.limit_bytes)
         return Truth(
             peak_bytes=peaks[phase], peaks=peaks, phase="load" if failure else phase, cause=cause, numbers=numbers,
-            cycle_seconds=sum(seconds.values()), by_phase=seconds, tokens=run.sequences * self.ranks * run.completion,
+            cycle_seconds=sum(seconds.values()), by_phase=seconds, tokens=run.tokens(),
             load_seconds=run.load_seconds(), setup_seconds=2.0 + 0.02 * self.shape.layers,
         )  # fmt: skip
 
@@ -293,6 +357,16 @@ class _Run:
 
     # Speed.
 
+    @property
+    def _mean(self) -> float:
+        return self.quirks.tail.mean if self.quirks.tail else 1.0
+
+    def _longest(self, count: float) -> float:
+        return self.quirks.tail.longest_of(count) if self.quirks.tail else 1.0
+
+    def tokens(self) -> int:
+        return round(self.sequences * self.m.ranks * self.completion * self._mean)
+
     def seconds(self, fill: float) -> dict[str, float]:
         slow = 1 + self.quirks.pressure * max(0.0, min(1.0, (fill - 0.93) / 0.07))
         parts = {"rollout": self._rollout(), "sync": self._sync(), **self._training()}
@@ -304,7 +378,7 @@ class _Run:
 
     @property
     def _link(self) -> float:
-        return (self.gpu.link_gb_per_second or 16) * 1e9 * 0.6
+        return (self.gpu.link_gb_per_second or 16) * 1e9 * 0.6 * self.quirks.link
 
     def _rollout(self) -> float:
         cached = self.shape.cache_per_token * (self.prompt + self.completion / 2)
@@ -317,7 +391,8 @@ class _Run:
                 + 2.2e-4 * self.shape.layers
             )
             gather = weights / self._link if self.sharding == "zero3" else 0.0
-            return (self.completion * step + prefill) * self.quirks.rollout + gather
+            steps = self.completion * self._longest(self.sequences)
+            return (steps * step + prefill) * self.quirks.rollout * self.quirks.plain + gather
         sequences = self.sequences * self.together
         room = max(1.0, self.cache_bytes() / (self.length * self._cached_here))
         running = min(sequences, room)
@@ -325,7 +400,9 @@ class _Run:
         step = weights / self.together / (0.75 * self._bandwidth) + running * cached / self.together / (0.6 * self._bandwidth)
         step += 1.2e-5 * self.shape.layers + 1.5e-3 + (0 if self.together == 1 else self.shape.layers * self._exchange(running))
         thrash = 1 + self.quirks.preemption * max(0.0, 1 - room / sequences)
-        return (self.completion * step * waves * thrash + prefill) * self.quirks.rollout
+        steps = self.completion * (self._longest(sequences) + (waves - 1) * self._mean)
+        small = self.quirks.small_share ** max(0.0, 1 - self.share / 0.5)
+        return (steps * step * thrash * small + prefill) * self.quirks.rollout
 
     def _exchange(self, running: float) -> float:
         """Seconds of a layer's two all-reduces between the engine's cards."""
@@ -337,26 +414,27 @@ class _Run:
         weights = 2 * self.shape.parameters
         seconds = 3 * weights / self.together / self._bandwidth + 1.5e-3 * self.shape.layers
         seconds += weights / self._link if self.sharding == "zero3" else 0.0
-        seconds += 0.4 + weights / self.together / 18e9 if self.sleeps else 0.0
+        seconds += (0.4 + weights / self.together / 18e9) * self.quirks.sleeping if self.sleeps else 0.0
         return seconds * self.quirks.movement
 
     def _flops(self, share: float) -> float:
         return self.gpu.tflops.get("bfloat16", 100.0) * 1e12 * share
 
     def _training(self) -> dict[str, float]:
-        tokens = self.micro * self.length
+        tokens = self.micro * (self.prompt + self.completion * self._longest(self.micro))
         share = 0.52 * tokens / (tokens + 1800) * (1 - self.quirks.wide * max(0.0, math.log2(tokens / 16384)))
         work = 2 * self.shape.parameters * tokens
         forward = work / self._flops(share) + 2.5e-4 * self.shape.layers
-        backward = forward * ((1.05 if self.lora else 2.0) + (1.0 if self.recompute else 0.0))
+        backward = forward * ((1.05 if self.lora else 2.0) + (self.quirks.recompute if self.recompute else 0.0))
+        few = self.quirks.small_micro ** max(0.0, 1 - math.log2(self.micro) / 5)
         moved = self._moved()
         once = 4 * self.trained / self._link if self.sharding == "ddp" else 0.0
         optimizer = (
             20 * self.trained / (self.m.ranks if self.sharding in ("zero2", "zero3") else 1) / self._bandwidth + 0.02 + once
         )
         return {
-            "forward": self.steps * (forward * self.quirks.training + moved / 3),
-            "backward": self.steps * (backward * self.quirks.training + moved * 2 / 3),
+            "forward": self.steps * (forward * few * self.quirks.training + moved / 3),
+            "backward": self.steps * (backward * few * self.quirks.training + moved * 2 / 3),
             "optimizer": optimizer * self.quirks.movement,
         }
 

@@ -12,6 +12,7 @@ from search_machines import Machine, Optimum
 from search_rivals import RIVALS, Arena, Probe, run
 from search_setups import Setup, setup
 
+from autotune.core.answer import Trial
 from autotune.core.candidate import Candidate
 from autotune.core.events import Event, ProbeEnded
 from autotune.search.loop import Clock, run_search
@@ -37,11 +38,15 @@ SEARCHERS: Mapping[str, tuple[str, SearchOptions]] = {
 }
 """Searchers that use autotune's own loop."""
 
+SECOND = "autotune, second study"
+"""Our search again on the machine that an earlier study has measured."""
+
 ABLATIONS = tuple(name for name in SEARCHERS if name.startswith(f"{OURS} without"))
 MOST = 30
 """Probes that a rival gets at most."""
 
 AFTER = (5, 10, 20)
+NOTICED = 1.05
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,23 @@ class Result:
     ask_tell_seconds: float
     """The search's own time per probe."""
 
+    first_choice: float | None = None
+    """Share of the optimum of the candidate that prediction alone would choose; None without predictions."""
+
+    noticed_after: int | None = None
+    """Probes after the baseline's until one was truly better than that choice by NOTICED; None: never."""
+
 
 def study(name: str, searcher: str, seed: int) -> Result:
     """The same machine for all searchers of one seed."""
     what = setup(name)
     machine = what.machine(seed)
     optimum = what.optimum(machine)
+    if searcher == SECOND:
+        first: list[Trial] = []
+        _ours(what, OURS, seed, machine, optimum, kept=first)
+        machine.now = 0.0
+        return replace(_ours(what, OURS, seed, machine, optimum, earlier=first), searcher=SECOND)
     return (
         _ours(what, searcher, seed, machine, optimum)
         if searcher in SEARCHERS
@@ -109,13 +125,24 @@ def _theirs(what: Setup, rival: str, seed: int, machine: Machine, optimum: Optim
     )  # fmt: skip
 
 
-def _ours(what: Setup, searcher: str, seed: int, machine: Machine, optimum: Optimum | None) -> Result:
+def _ours(
+    what: Setup,
+    searcher: str,
+    seed: int,
+    machine: Machine,
+    optimum: Optimum | None,
+    *,
+    earlier: Sequence[Trial] = (),
+    kept: list[Trial] | None = None,
+) -> Result:
     sampler, options = SEARCHERS[searcher]
     task = what.posed.job.task
     task = replace(task, workload=replace(task.workload, seed=seed))
     most = what.posed.job.max_probes if sampler == "value" else MOST
     job = replace(what.posed.job, task=task, sampler=sampler, max_probes=most)  # type: ignore[arg-type]
-    opened = open_study(job, what.posed.candidates, what.posed.baseline, predictions=what.predictions, options=options)
+    opened = open_study(
+        job, what.posed.candidates, what.posed.baseline, predictions=what.predictions, options=options, earlier=earlier
+    )
     watch = _Watch(machine, opened)
     executor = InlineExecutor(machine.measure)
     answer = run_search(
@@ -125,6 +152,8 @@ def _ours(what: Setup, searcher: str, seed: int, machine: Machine, optimum: Opti
         listener=watch.hear,
         clock=Clock(job.budget_seconds, now=lambda: machine.now),
     )
+    if kept is not None:
+        kept.extend(opened.view.all)
     refused = opened.view.screened & (optimum.members if optimum else frozenset())
     wrongly = [one for one in refused if optimum and one in optimum.speeds]
     chosen = answer.winner.candidate if answer.winner else None
@@ -175,12 +204,31 @@ def _along(what: Setup, probes: Sequence[Probe], optimum: Optimum | None) -> dic
     shares = [_share(optimum, _incumbent(what, probes[: count + 1])) for count in range(len(probes))]
     reached = next((place for place, share in enumerate(shares) if share >= 0.95), None)
     high = next((place for place, share in enumerate(shares) if share >= 0.97), None)
+    first = _first_choice(what, optimum)
+    tried = [one for one in probes if one.candidate != what.posed.baseline]
+    better = (place for place, one in enumerate(tried, 1) if first is not None and _is_better(optimum, one.candidate, first))
     return {
         "share_after": {count: shares[min(count, len(shares)) - 1] if shares else 0.0 for count in AFTER},
         "out_of_memory": sum(one.measurement.outcome.is_out_of_memory for one in probes),
         "seconds_to_95": None if reached is None else probes[reached].ended,
         "probes_to_97": None if high is None else high + 1,
+        "first_choice": first,
+        "noticed_after": next(better, None),
     }
+
+
+def _first_choice(what: Setup, optimum: Optimum | None) -> float | None:
+    """Return the share of what prediction alone would choose: the fastest that is not refused."""
+    members = optimum.members if optimum else frozenset()
+    told = [what.predictions[one.id] for one in what.posed.candidates if one.id in members and one.id in what.predictions]
+    rates = {one.candidate_id: one.tokens_per_second.value for one in told if one.fits is not False and one.tokens_per_second}
+    if optimum is None or not rates:
+        return None
+    return optimum.speeds.get(max(rates, key=lambda name: rates[name]), 0.0) / optimum.speed
+
+
+def _is_better(optimum: Optimum | None, candidate: Candidate, first: float) -> bool:
+    return _share(optimum, candidate) > first * NOTICED
 
 
 def _incumbent(what: Setup, probes: Sequence[Probe]) -> Candidate | None:

@@ -28,6 +28,8 @@ from autotune.frameworks.stand_in import StandIn
 DTENSOR, PACKING, DYNAMIC = "policy.dtensor_cfg", "policy.sequence_packing", "policy.dynamic_batching"
 ENGINE, PLACEMENT, LONGEST = "policy.generation", "policy.generation.colocated", "policy.max_total_sequence_length"
 BATCH, MICRO, SCORED = (f"policy.{name}" for name in ("train_global_batch_size", "train_micro_batch_size", "logprob_batch_size"))
+ASYNC = "grpo.async_grpo"
+IN_FLIGHT = ("in_flight_weight_updates", "recompute_kv_cache_after_weight_updates")
 STORED = {"units": "layers", "master_bytes": 4, "frozen_master_bytes": 4, "reduce_bytes": 4, "reshard_after_forward": True}
 
 
@@ -46,6 +48,8 @@ class NemoRl(StandIn):
         prompt, completion = settings.get("data.max_input_seq_length"), settings.get(f"{ENGINE}.max_new_tokens")
         if isinstance(prompt, int) and isinstance(completion, int):
             found[LONGEST] = prompt + completion
+        if self.table.truth(settings, f"{ASYNC}.enabled"):  # asserted by `async_grpo_train`
+            found |= {"loss_fn.use_importance_sampling_correction": True, f"{ENGINE}.vllm_cfg.async_engine": True}
         samples = count(settings, "grpo.num_prompts_per_step") * count(settings, "grpo.num_generations_per_prompt")
         found[BATCH] = task.workload.global_batch or samples  # 512 by default, for 16 completions of 32 prompts
         return found
@@ -108,6 +112,10 @@ class NemoRl(StandIn):
         }
 
     def _split(self, settings: Settings, task: Task) -> SplitEngines:
+        """Return the engines. Asynchronous: completions are generated up to so many steps ahead, and
+        weights wait for their end unless they are updated in flight."""
+        truth, ahead = self.table.truth, self.table.count(settings, f"{ASYNC}.max_trajectory_age_steps")
+        in_flight, again = (truth(settings, f"{ASYNC}.{name}") for name in IN_FLIGHT)
         return served(
             task.hardware,
             gpus=self.sizes(settings, task)["serves"],
@@ -115,6 +123,9 @@ class NemoRl(StandIn):
             window=sum(self.lengths(settings)),
             dtype="bfloat16",
             utilization=self.table.share(settings, f"{ENGINE}.vllm_cfg.gpu_memory_utilization"),
+            overlap="stream" if truth(settings, f"{ASYNC}.enabled") else "none",
+            at_sync="drain" if not in_flight else "recompute" if again else "pause",
+            batches_ahead=float(ahead),
         )
 
 

@@ -60,7 +60,7 @@ class StandInSpec(StepShape):
     """Tokens of one micro-batch on one device, every row at its longest."""
 
     score_tokens: int
-    """Tokens of one forward pass for log-probabilities."""
+    """Tokens of one forward pass for log-probabilities; 0: the engine's are used."""
 
     options: Mapping[str, object] = field(default_factory=dict)
     """Options of the sharding, as a trace takes them."""
@@ -137,7 +137,7 @@ def trace_request(spec: StandInSpec, task: Task) -> Mapping[str, object]:
             "loss_options": dict(spec.loss_options),
             **({"activations_in_flight": spec.activations_in_flight} if spec.activations_in_flight is not None else {}),
             **({"offloads_optimizer": True} if spec.offloads_optimizer else {}),
-            "score": None if spec.generation == "none" else _score_settings(spec, longest),
+            "score": _score_settings(spec, longest) if spec.generation != "none" and spec.score_tokens else None,
         },
         "device": task.hardware.kind,
         "lengths": {"prompt": prompt, "completion": length - prompt, "padded": False},

@@ -32,6 +32,7 @@ ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
 MOMENTS = 8
 """Bytes per weight of Adam's two moments in float32. Trained weights are float32 themselves."""
 
+BYPASS = {"algorithm.rollout_correction.bypass_mode": True, f"{ACTOR}.use_kl_loss": False, "algorithm.use_kl_in_reward": False}
 BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2}
 
 
@@ -105,7 +106,7 @@ class Verl(StandIn):
         return {
             "micro_batch": rows,
             "tokens": tokens,
-            "score_tokens": score_tokens,
+            "score_tokens": 0 if all(self.table.truth(settings, name) is on for name, on in BYPASS.items()) else score_tokens,
             "accumulation": max(1, mini // rows),
             "generation_batch": prompts * generations,
             "ranks": ranks,
@@ -176,9 +177,8 @@ class Verl(StandIn):
 
     def _rows(self, settings: Settings, task: Task, name: str) -> int:
         """Return a micro-batch per GPU. The older setting counts over all GPUs."""
-        over_all = self.table.count(settings, name) // max(
-            1, self._ranks(settings, task) // max(1, self.table.count(settings, SEQUENCE))
-        )
+        groups = self._ranks(settings, task) // max(1, self.table.count(settings, SEQUENCE))
+        over_all = self.table.count(settings, name) // max(1, groups)
         return self.table.count(settings, f"{name}_per_gpu") or over_all
 
     def _others(self, settings: Settings, task: Task, *, policy_leaves: bool) -> Iterator[OtherModel]:

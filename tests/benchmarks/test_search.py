@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from search_cases import CASES, Posed, pose  # noqa: E402
 from search_machines import Optimum, Simulated  # noqa: E402
 from search_rivals import RIVALS, Arena, run  # noqa: E402
 from search_setups import gpu_of  # noqa: E402
-from search_simulator import Machine, Quirks, Shape  # noqa: E402
+from search_simulator import Machine, Quirks, Shape, Tail  # noqa: E402
 
 from autotune.core.candidate import Candidate  # noqa: E402
 from autotune.search.loop import SHORT_PROBE  # noqa: E402
@@ -110,3 +111,20 @@ def test_a_few_studies_of_every_setup_are_in_order() -> None:
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "all in order" in ended.stdout
+
+
+def test_the_worse_truth_differs_by_knob_and_keeps_memory_at_the_longest() -> None:
+    name = "qwen2.5-1.5b-lora-l4"
+    asked, near = machine_of(name)
+    case = next(case for case in CASES if case.name == name)
+    quirks = replace(
+        near._formulas.quirks, small_share=3.0, plain=2.0, recompute=2.0, sleeping=3.0, tail=Tail.drawn(random.Random(1))
+    )
+    far = Simulated(replace(near._formulas, quirks=quirks), memory_level=1.0, speed_level=1.0, seed=0)
+    slower = []
+    for one in asked.candidates:
+        before, after = near.truth(one), far.truth(one)
+        assert after.peak_bytes == before.peak_bytes and after.tokens < before.tokens
+        if before.cause is None:
+            slower.append((after.cycle_seconds / after.tokens) / (before.cycle_seconds / before.tokens))
+    assert max(slower) > 1.5 * min(slower), case.name

@@ -55,6 +55,22 @@ def test_split_half_of_the_gpus_serve_unless_a_number_is_given() -> None:
     assert "must serve" in str(refusal("nemo-rl", settings={**split, f"{ENGINE}.colocated.resources.gpus_per_node": 8}))
 
 
+def test_asynchronous_generates_ahead_on_other_gpus() -> None:
+    ahead = {f"{ENGINE}.colocated.enabled": False, "grpo.async_grpo.enabled": True}
+    found = composed(settings=ahead)
+    assert (found.split.overlap, found.split.batches_ahead, found.split.at_sync) == ("stream", 1.0, "drain")
+    _, candidate, _ = asked("nemo-rl", settings=ahead)
+    assert candidate.settings["loss_fn.use_importance_sampling_correction"] is True
+    assert candidate.settings[f"{ENGINE}.vllm_cfg.async_engine"] is True
+    for name, at_sync in (
+        ("in_flight_weight_updates", "pause"),
+        ("recompute_kv_cache_after_weight_updates", "recompute"),
+    ):
+        ahead[f"grpo.async_grpo.{name}"] = True
+        assert composed(settings=ahead).split.at_sync == at_sync
+    assert "colocated.enabled=false" in str(refusal("nemo-rl", settings={"grpo.async_grpo.enabled": True}))
+
+
 def test_nodes_share_the_gpus_out() -> None:
     _, candidate, _ = asked("nemo-rl", gpus=16, settings={"cluster.num_nodes": 2})
     assert candidate.settings["cluster.gpus_per_node"] == 8

@@ -131,6 +131,18 @@ def test_fused_kernels_take_the_place_of_the_logits(backend: str, head: str) -> 
     assert (made["loss"], made["loss_options"]) == ("logprobs_fused", {"head": head})
 
 
+def test_log_probabilities_of_the_engine_spare_a_pass_unless_a_reference_needs_one() -> None:
+    bypass = {"algorithm.rollout_correction.bypass_mode": True, "actor_rollout_ref.actor.use_kl_loss": False}
+
+    def scored(settings: dict[str, Any]) -> Any:
+        trainer, candidate, task = asked("verl", settings=settings)
+        return trainer.trace_request(candidate, task)["settings"]["score"]
+
+    assert scored(bypass) is None
+    assert scored({**bypass, "actor_rollout_ref.actor.use_kl_loss": True})
+    assert scored({"actor_rollout_ref.actor.use_kl_loss": False})
+
+
 def test_what_is_offloaded_leaves_for_the_rollout_alone() -> None:
     fsdp = f"{ACTOR}.fsdp_config"
     trainer, candidate, task = asked("verl", settings={f"{fsdp}.param_offload": True, f"{fsdp}.optimizer_offload": True})

@@ -84,6 +84,19 @@ def test_a_cliff_is_that_of_the_load_and_of_no_other() -> None:
     assert found[other.id] == pytest.approx(TOKENS / 10, rel=0.02)
 
 
+def test_one_slow_cycle_says_little_about_the_others_of_its_load() -> None:
+    """A probe that was stopped after its first cycle: a neighbour on the machine may have held it up."""
+    stopped = measured(share(0.1), rollout=20.0)
+    speed = stopped.measurement.worst
+    assert speed is not None
+    stopped = replace(stopped, measurement=replace(stopped.measurement, worst=replace(speed, cut_short=True)))
+    sure, doubtful = rates(measured(share(0.1), rollout=20.0)), rates(stopped)
+    others = [one for one in CANDIDATES if one.load_key == share(0.1).load_key and one != share(0.1)]
+    assert others
+    for one in others:
+        assert sure[one.id] < TOKENS / 100 < TOKENS / 40 < doubtful[one.id]
+
+
 def test_a_measured_candidate_without_a_cliff_keeps_its_speed() -> None:
     thrashing = share(0.1)
     safe = next(one for one in CANDIDATES if one.load_key == thrashing.load_key and one != thrashing)

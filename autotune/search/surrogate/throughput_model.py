@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from autotune.core.measurement import Phase, Speed
 from autotune.core.prediction import Estimate, Prediction
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.gaussian_process import INTERVAL_DEVIATIONS, Kernels, Observations, Posterior, Regression
+from autotune.worker.early_stop import SINGLE_CYCLE_FACTOR
 
 GROUPS: Mapping[str, tuple[Phase, ...]] = {
     "rollout": ("rollout",),
@@ -47,8 +48,24 @@ MIN_NOISE_BOUND, NOISE_PER_SCATTER = 0.03, 3.0
 """A probe averages cycles, so its noise is at most the first, or this multiple of the scatter
 between single cycles. A larger difference is real."""
 
+SINGLE_CYCLE_DEVIATION = math.log(SINGLE_CYCLE_FACTOR)
+"""Standard deviation of a probe that was stopped after one cycle: a disturbance of the machine may have been all that
+was slow."""
+
 MIN_PHASE_SHARE = 1e-4
 """Share of a cycle below which a phase carries no information."""
+
+
+@dataclass(frozen=True)
+class _Cycle:
+    """Measured seconds of one cycle by group."""
+
+    index: int
+    """Row of the candidate."""
+
+    parts: Mapping[str, float]
+    deviation: float
+    """Standard deviation of the logarithm, in addition to the common noise."""
 
 
 class ThroughputModel:
@@ -65,7 +82,9 @@ class ThroughputModel:
             name: np.array([MAX_WIDTH if one is None else _width(_group_seconds(one, name)) for one in found]) for name in GROUPS
         }
         self._widths[REST] = np.full(len(found), MAX_WIDTH)
-        kernels = {name: Kernels(table, table.kinds, _log_figures(seconds)) for name, seconds in self._seconds.items()}
+        # Passes of the trainer are the same code whatever generates: only generation's errors differ by its kind.
+        sources = {name: None if name == "training" else table.kinds for name in self._seconds}
+        kernels = {name: Kernels(table, sources[name], _log_figures(seconds)) for name, seconds in self._seconds.items()}
         self._regressions = {name: Regression(kernels[name], width, NOISE, STRUCTURES) for name, width in self._widths.items()}
         rates = [one.ranking_rate.value if one is not None and one.ranking_rate is not None else None for one in found]
         self._tokens = _filled(rates) * sum(self._seconds.values())
@@ -80,9 +99,9 @@ class ThroughputModel:
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
         """Posterior of log(tokens per second) = log(T / Σ t_g), with Var = Σ (t_g / t)² s_g²
         over the groups g."""
-        cycles = dict(cycle for trial in trials if (cycle := self._cycle(trial)))
+        cycles = {one.index: one for trial in trials if (one := self._cycle(trial))}
         noises = _possible_noises(trials)
-        parts = {name: self._corrected(name, cycles, noises, pending) for name in self._seconds}
+        parts = {name: self._corrected(name, tuple(cycles.values()), noises, pending) for name in self._seconds}
         corrected = {name: seconds * np.exp(parts[name].mean) for name, seconds in self._seconds.items()}
         total = np.asarray(sum(corrected.values()))
         weights = {name: seconds / total for name, seconds in corrected.items()}
@@ -95,25 +114,22 @@ class ThroughputModel:
         noise = min(parts["rollout"].noise, parts["training"].noise)
         return Posterior(np.log(self._tokens / total), np.maximum(np.sqrt(variance), 1e-3), noise, covariance_with)
 
-    def _cycle(self, trial: Trial) -> tuple[int, Mapping[str, float]] | None:
-        """Return the candidate's row and its measured seconds of one cycle by group."""
+    def _cycle(self, trial: Trial) -> _Cycle | None:
         index, speed = self._table.index.get(trial.candidate.id), trial.measurement.ranking_speed
         if index is None or speed is None or speed.tokens_per_second <= 0 or not speed.phase_seconds:
             return None
-        return index, _split(speed, self._tokens[index] / speed.tokens_per_second)
+        deviation = SINGLE_CYCLE_DEVIATION if speed.cut_short and len(speed.rates) == 1 else 0.0
+        return _Cycle(index, _split(speed, self._tokens[index] / speed.tokens_per_second), deviation)
 
-    def _corrected(
-        self, name: str, cycles: Mapping[int, Mapping[str, float]], noises: tuple[float, ...], pending: IndexArray
-    ) -> Posterior:
+    def _corrected(self, name: str, cycles: Sequence[_Cycle], noises: tuple[float, ...], pending: IndexArray) -> Posterior:
         seconds = self._seconds[name]
-        rows = [
-            (index, math.log(parts[name] / seconds[index]))
-            for index, parts in cycles.items()
-            if min(parts[name], seconds[index]) > MIN_PHASE_SHARE * sum(parts.values())
-        ]
-        indices, error = np.array([index for index, _ in rows], dtype=np.int64), np.array([error for _, error in rows])
-        cliff = error > np.maximum(math.log(CLIFF_FACTOR), CLIFF_FACTOR * self._widths[name][indices])
-        usual = Observations(indices[~cliff], error[~cliff], np.zeros(int((~cliff).sum())))
+        known = [one for one in cycles if min(one.parts[name], seconds[one.index]) > MIN_PHASE_SHARE * sum(one.parts.values())]
+        indices = np.array([one.index for one in known], dtype=np.int64)
+        error = np.array([math.log(one.parts[name] / seconds[one.index]) for one in known])
+        deviation = np.array([one.deviation for one in known])
+        bound = np.maximum(math.log(CLIFF_FACTOR), CLIFF_FACTOR * self._widths[name][indices])
+        cliff = (error > bound) & (deviation == 0)
+        usual = Observations(indices[~cliff], error[~cliff], deviation[~cliff] ** 2)
         found = self._regressions[name].posterior(usual, pending, noises)
         return self._with_cliffs(found, indices[~cliff], indices[cliff], error[cliff])
 
