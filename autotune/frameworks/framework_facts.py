@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -47,6 +47,15 @@ class StatedValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: dict[str, Condition] = {}
 
 
+class StepBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Setting of `--global-batch`, the completions of an optimizer step."""
+
+    setting: str
+    counts: Literal["completions", "prompts"]
+    steps: str | None = None
+    """Setting of the optimizer steps that share the batch; None: it is of one."""
+
+
 class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Name, command, settings and output of a framework."""
 
@@ -72,6 +81,7 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     canonical: dict[str, str]
     """autotune's flag -> setting."""
 
+    step_batch: StepBatch | None = None
     equivalent_settings: dict[str, tuple[str, ...]] = {}
     adjusts: tuple[str, ...] = ()
     """Knobs that take their first legal choice if the default does not suit the hardware."""

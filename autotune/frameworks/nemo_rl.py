@@ -51,7 +51,7 @@ class NemoRl(StandIn):
         if self.table.truth(settings, f"{ASYNC}.enabled"):  # asserted by `async_grpo_train`
             found |= {"loss_fn.use_importance_sampling_correction": True, f"{ENGINE}.vllm_cfg.async_engine": True}
         samples = count(settings, "grpo.num_prompts_per_step") * count(settings, "grpo.num_generations_per_prompt")
-        found[BATCH] = task.workload.global_batch or samples  # 512 by default, for 16 completions of 32 prompts
+        found[BATCH] = samples  # 512 by default, for 16 completions of 32 prompts
         return found
 
     def lengths(self, settings: Settings) -> tuple[int, int]:

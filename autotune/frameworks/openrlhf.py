@@ -47,8 +47,6 @@ class OpenRlhf(StandIn):
         }
         if task.workload.tuning == "qlora":
             found["ds.load_in_4bit"] = True
-        if task.workload.global_batch:
-            found["train.batch_size"] = task.workload.global_batch
         if table.truth(settings, "train.dynamic_batch_enable"):
             found |= {"ds.packing_samples": True, "train.max_tokens_per_gpu": table.value(settings, "train.max_tokens_per_gpu")}
         prompt, completion = settings.get("max_prompt_length"), settings.get("rollout.max_new_tokens")

@@ -50,8 +50,6 @@ class PrimeRl(StandIn):
         prompt, completion = settings.get("max_prompt_length"), settings.get("orchestrator.train.sampling.max_completion_tokens")
         if isinstance(prompt, int) and isinstance(completion, int):
             found["orchestrator.seq_len"] = prompt + completion
-        if task.workload.global_batch:
-            found["orchestrator.batch_size"] = task.workload.global_batch
         return found
 
     def lengths(self, settings: Settings) -> tuple[int, int]:

@@ -61,9 +61,6 @@ class SkyRl(StandIn):
             f"{ENGINE}.num_engines": engines,
             f"{POLICY}.model.lora.rank": self.lora_rank(settings, task),
         }
-        total, each = task.workload.global_batch, count(settings, "generator.n_samples_per_prompt")
-        if total and each and total % each == 0:
-            found["trainer.policy_mini_batch_size"] = total // each
         return found
 
     def lengths(self, settings: Settings) -> tuple[int, int]:

@@ -73,7 +73,7 @@ class Slime(StandIn):
         if table.truth(settings, "optimizer_cpu_offload"):
             found |= {"overlap_cpu_optimizer_d2h_h2d": True, "use_precision_aware_optimizer": True}
         samples = table.count({**found, **settings}, "rollout_batch_size") * table.count(settings, "n_samples_per_prompt")
-        found[STEP] = task.workload.global_batch or samples
+        found[STEP] = samples
         return found
 
     def lengths(self, settings: Settings) -> tuple[int, int]:

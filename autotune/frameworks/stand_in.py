@@ -23,8 +23,8 @@ from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
-from autotune.frameworks.base import Settings, as_word, model_path
-from autotune.frameworks.framework_facts import filled, read_facts
+from autotune.frameworks.base import Settings, as_word, model_path, other_global_batch
+from autotune.frameworks.framework_facts import StepBatch, filled, read_facts
 from autotune.frameworks.hydra_values import quoted
 from autotune.frameworks.launched_run import OUT, Figures, Launch, Launched, probe_steps, synthetic_prompts
 from autotune.frameworks.settings_table import Field, SettingsTable, read_table
@@ -61,7 +61,9 @@ class StandIn(Launched):
         self.name, self.method, self.table = name, method, read_table(facts.table)
         self.space = f"{name}-{method}" if method != "grpo" else name
         self.needs, self.requires, self.watch = tuple(facts.requires), facts.requires, facts.watch
-        self.canonical, self.equivalent_settings = facts.canonical, facts.equivalent_settings
+        self.canonical = facts.canonical
+        batch = {} if facts.step_batch is None else {facts.step_batch.setting: ("global_batch",)}
+        self.equivalent_settings = {**facts.equivalent_settings, **batch}
 
     @abstractmethod
     def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
@@ -122,11 +124,32 @@ class StandIn(Launched):
         if (reason := next(self.facts.reasons_untraced(settings), None)) is not None:
             raise CannotPredict(f"{reason}; the stand-in step of {self.name} does not model it.")
         # 2. Derived settings, then defaults.
+        for name, size in self._step_batch(settings, task).items():
+            settings.setdefault(name, size)
         for name, value in self.derived(settings, task).items():
             settings.setdefault(name, value)
         for name in self.facts.core:
             settings.setdefault(name, self.table.value(settings, name))
         return Candidate(knobs=knobs, settings=settings, load=self.load_of(settings, task))
+
+    def _step_batch(self, settings: Settings, task: Task) -> dict[str, int]:
+        """Return the setting that makes optimizer steps of `--global-batch` completions."""
+        batch, total = self.facts.step_batch, task.workload.global_batch
+        if batch is None or total is None:
+            return {}
+        each, steps = self._completions_and_steps(batch, settings)
+        return {batch.setting: total * steps // each}
+
+    def _other_global_batch(self, settings: Settings, task: Task) -> str | None:
+        if (batch := self.facts.step_batch) is None:
+            return None
+        (each, steps), value = self._completions_and_steps(batch, settings), self.table.count(settings, batch.setting)
+        return other_global_batch(task, f"{batch.setting}={value}", value * each // steps)
+
+    def _completions_and_steps(self, batch: StepBatch, settings: Settings) -> tuple[int, int]:
+        """Return the completions of each unit of the setting, and the optimizer steps that share them."""
+        each = self.table.count(settings, self.canonical["num_generations"]) if batch.counts == "prompts" else 1
+        return max(1, each), max(1, self.table.count(settings, batch.steps) if batch.steps else 1)
 
     def load_of(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
         """Return a load with all settings: the worker loads nothing before the command starts."""
@@ -160,6 +183,8 @@ class StandIn(Launched):
             f"{each}={settings.get(each)} is not above zero." for each in facts.positive if self.table.count(settings, each) < 1
         ]
         yield from below or self._texts(facts.rules, settings, task)
+        if not below and (other := self._other_global_batch(settings, task)) is not None:
+            yield other
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the framework's defaults; knobs without a default take the least memory."""

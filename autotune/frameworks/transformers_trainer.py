@@ -61,6 +61,7 @@ class TransformersTrainer(Launched):
     trace_adapter = STAND_IN
     watch = OF_TRANSFORMERS
     measures_rows = True
+    equivalent_settings: Mapping[str, tuple[str, ...]] = {"gradient_accumulation_steps": ("global_batch",)}
 
     def __init__(self, method: str) -> None:
         facts = self.facts = msgspec.convert(read_yaml(f"{self.name}.yaml"), TrainerFacts)

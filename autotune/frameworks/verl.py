@@ -44,11 +44,11 @@ class Verl(StandIn):
             f"{ROLLOUT}.name": "vllm",
             f"{MODEL}.lora_rank": self.lora_rank(settings, task),
         }
-        each = self.table.count(settings, f"{ROLLOUT}.n")
-        if (total := task.workload.global_batch) and each and total % each == 0:
-            found[f"{ACTOR}.ppo_mini_batch_size"] = total // each
-            if self._separate(settings):
-                found["data.train_batch_size"] = total // each * self.table.count(settings, f"{SEPARATE}.parameter_sync_step")
+        if task.workload.global_batch and self._separate(settings):
+            mini, steps = (
+                self.table.count(settings, name) for name in (f"{ACTOR}.ppo_mini_batch_size", f"{SEPARATE}.parameter_sync_step")
+            )
+            found["data.train_batch_size"] = mini * steps
         if self.table.truth(settings, f"{ACTOR}.use_dynamic_bsz"):
             found[f"{ACTOR}.ppo_max_token_len_per_gpu"] = self.table.value(settings, f"{ACTOR}.ppo_max_token_len_per_gpu")
             return found

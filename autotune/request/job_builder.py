@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -86,7 +86,8 @@ def parse_request(flags: Flags) -> ParsedRequest:
     defaults = trainer.trained_defaults(config.settings, config.rest, space, python) if config and not scripted else {}
     from_file: dict[str, KnobValue] = {**defaults, **(config.settings if config else {}), **tuning_settings}
     held = _overridden(from_file, held_by(flags, trainer.canonical))
-    space = _hold_learning_knobs(_without_implied_knobs(space.with_choices(named), trainer, held), held, named)
+    stated = held if flags.global_batch is None else {**held, "global_batch": flags.global_batch}
+    space = _hold_learning_knobs(_without_implied_knobs(space.with_choices(named), trainer, stated, named), held, named)
 
     # 3. Training environment.
     mode = measuring_mode(flags, hardware, trainer)
@@ -264,12 +265,14 @@ def _hold_learning_knobs(space: SearchSpace, held: Mapping[str, KnobValue], name
     return space.with_choices(fixed)
 
 
-def _without_implied_knobs(space: SearchSpace, trainer: Trainer, held: Mapping[str, KnobValue]) -> SearchSpace:
+def _without_implied_knobs(
+    space: SearchSpace, trainer: Trainer, held: Mapping[str, KnobValue], named: Collection[str]
+) -> SearchSpace:
     """Remove knobs that other held settings determine: a second value would contradict them."""
     implied = {
         knob
         for knob, others in trainer.equivalent_settings.items()
-        if knob not in held and all(other in held for other in others)
+        if knob not in held and knob not in named and all(other in held for other in others)
     }
     return replace(space, knobs=tuple(knob for knob in space.knobs if knob.name not in implied))
 
