@@ -5,17 +5,19 @@ h, w: pixels of the image. A test compares the tokens with transformers' own pro
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
+from autotune.core.files import read_loose_json
 from autotune.core.images import Images
 from autotune.estimate.config_fields import Config, number
 
 LARGEST_SIDE = 2**15  # pixels: every processor makes such an image smaller
+
+MAX_PREPROCESSOR_BYTES = 1_000_000
 
 Options = dict[str, KnobValue | Mapping[str, int]]
 Rule = Callable[[Config, Config, int, int], tuple[int, Options]]
@@ -54,7 +56,7 @@ def _preprocessor(folder: Path | None) -> Config:
     file = None if folder is None else folder / "preprocessor_config.json"
     if file is None or not file.is_file():
         return {}
-    stated = json.loads(file.read_text())
+    stated = read_loose_json(file, largest_bytes=MAX_PREPROCESSOR_BYTES, way_out="Save or download the model again.")
     return stated if isinstance(stated, dict) else {}
 
 

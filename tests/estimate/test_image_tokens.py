@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,3 +60,10 @@ def test_an_engine_profiles_the_largest_images_its_batch_holds() -> None:
     hidden = model_shape.shape(config).hidden
     assert vision_encoder.profiled(config, 2, hidden=hidden, tokens=4096).cache == 4096 * hidden * 2
     assert vision_encoder.profiled(find_model("Qwen/Qwen3-8B").config, 2, hidden=4096, tokens=4096).tower == 0
+
+
+def test_a_broken_preprocessor_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text("{broken")
+    config = {"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 14}}
+    with pytest.raises(BadInput, match=r"preprocessor_config\.json cannot be read"):
+        image_tokens.images_of(config, tmp_path, count=1, width=448, height=448)
