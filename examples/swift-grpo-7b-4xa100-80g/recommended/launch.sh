@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The recommended run of Qwen/Qwen2.5-7B-Instruct: num_generations=8 max_completion_length=2048 lora_rank=12 per_device_train_batch_size=8 gradient_accumulation_steps=8 gradient_checkpointing=True vllm_gpu_memory_utilization=0.6 sleep_level=0 vllm_enable_lora=True deepspeed=zero3, as autotune predicted it on 4xA100-80G.
+# The recommended run of Qwen/Qwen2.5-7B-Instruct: num_generations=8 max_completion_length=2048 lora_rank=12 per_device_train_batch_size=8 gradient_checkpointing=True vllm_gpu_memory_utilization=0.6 sleep_level=0 vllm_enable_lora=True deepspeed=zero3, as autotune predicted it on 4xA100-80G.
 # Further arguments go to the command.
 set -euo pipefail
 out="${OUT:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)}"
