@@ -28,7 +28,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 # Tests run in so many processes, a file's in one of them (tests/conftest.py says which belong together).
 TEST_JOBS ?= 2
-PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -q --durations=30 -n $(TEST_JOBS) --dist loadfile
 # Tests start servers, clusters and ranks, which a busy machine delays. What failed runs once more, one test at a time, and
 # must pass then; both runs are printed. Exit code 1 is pytest's "some tests failed": after any other, some did not run.
 TESTS = $(PYTEST) -m "$(1)" || { [ $$? -eq 1 ] && $(BIN)/python -m pytest -q -x --last-failed --last-failed-no-failures none -m "$(1)"; }
@@ -42,14 +42,15 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures test test-all test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-search bench-rig bench-diagnose bench-gpu \
+.PHONY: help demo pictures test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-search bench-rig bench-diagnose bench-gpu \
   bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks fuzz test-faults trl-overlays field-lists frameworks format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
 	@echo "make pictures      the demo once more, drawn for docs/pictures, its files kept as the example"
 	@echo "make test          set up, then ruff, mypy and the fast tests"
-	@echo "make test-all      the slow tests, and only those (everything but what needs a GPU)"
+	@echo "make test-all      the slow tests, and only those"
+	@echo "make test-long     further variants of the slow tests: every fault on Ray, every sharding, every model (40 minutes)"
 	@echo "make test-release RELEASE=transformers==5.23.0  a release that is not pinned yet, laid over .venv, and what it can change"
 	@echo "make cuda          an environment for emulated GPUs: a CUDA build of torch, TRL, vLLM (9 GB)"
 	@echo "make test-cuda     the tests that need a GPU, on emulated ones, in that environment"
@@ -99,9 +100,12 @@ test-release: $(READY)
 	$(PIP_INSTALL) --quiet --target $(OVERLAYS)/release $(RELEASE)
 	PYTHONPATH=$(CURDIR)/$(OVERLAYS)/release $(PYTEST) $(RELEASE_TESTS)
 
-# Only what `make test` leaves out, so that the two together run everything once.
+# Only what `make test` leaves out. `test-long` has further variants of the slow tests, which CI has no time for.
 test-all: $(READY) trl-overlays frameworks $(OVERLAYS)/foresight-liger/.ready
-	$(call TESTS,slow and not gpu)
+	$(call TESTS,slow and not gpu and not long)
+
+test-long: $(READY) trl-overlays frameworks
+	$(call TESTS,slow and long and not gpu)
 
 sweep-demo: $(READY) $(DEMO_MODEL)/config.json
 	$(BIN)/python benchmarks/sweep_demo.py --model $(DEMO_MODEL) --memory-limit $(DEMO_LIMIT)

@@ -77,6 +77,7 @@ def test_started_again_it_measures_nothing_twice(out: Path) -> None:
     assert after == before
 
 
+@pytest.mark.long
 def test_the_search_is_held_against_defaults_and_bisection(tmp_path: Path) -> None:
     bench(tmp_path, "--parts", "search", "--minutes", "4")
     found = read(tmp_path, "search")["found"]

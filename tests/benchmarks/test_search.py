@@ -105,6 +105,7 @@ def test_no_searcher_beats_the_optimum_and_all_end_within_their_probes(rival: st
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_few_studies_of_every_setup_are_in_order() -> None:
     ended = subprocess.run(
         [sys.executable, "benchmarks/search.py", "--quick"], cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False

@@ -66,6 +66,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+IN_EVERY_RUN = ("fsdp2-lora-tied", "zero1-accumulating", "zero2-checkpointed", "zero3-lora-ahead", "ddp", "fsdp1-mixed")
+"""One or two of each kind of sharding; the others are in `make test-long`."""
+
 PEAK = 0.01
 """Largest relative error of a rank's peak."""
 
@@ -75,11 +78,13 @@ PHASE = 0.03
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    return [needs_deepspeed] * name.startswith("zero") + [pytest.mark.long] * (name not in IN_EVERY_RUN)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER))
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[needs_deepspeed] if name.startswith("zero") else []) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CASES])
 def test_each_ranks_peak_matches_the_prediction(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = CASES[name]
     measured = two_ranks.on_real_ranks(case, tmp_path)

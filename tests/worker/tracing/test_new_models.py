@@ -28,6 +28,9 @@ FAMILIES = (
     "deepseek",
 )
 MODELS = [known for known in catalog.models() if str(known.config["model_type"]).startswith(FAMILIES)]
+FIRST_OF_TYPE = {known.config["model_type"]: known.ids[0] for known in reversed(MODELS)}
+"""One model of each type is traced in every run, the others in `make test-long`."""
+
 LAYERS = 4
 SHARING_LAYERS = 16  # Gemma 4 E2B and E4B: one layer beside those with caches of their own, or more
 
@@ -68,7 +71,14 @@ def test_there_are_enough() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("known", MODELS, ids=lambda known: known.ids[0])
+@pytest.mark.parametrize(
+    "known",
+    [
+        pytest.param(known, id=name, marks=[] if name in FIRST_OF_TYPE.values() else [pytest.mark.long])
+        for known in MODELS
+        for name in known.ids[:1]
+    ],
+)
 def test_every_model_is_traced_with_the_parameters_of_its_shape(known: catalog.KnownModel) -> None:
     trace = stand_in.trace(specification(known))
     layers = layers_of(known.config)
