@@ -83,6 +83,31 @@ def row(setup: Setup, lines: Mapping[str, Mapping[str, Any]], predicted: Mapping
     return {**made, **_compared(lines, measurement["memory"], prediction)}
 
 
+def lines_of(row: Row) -> list[Row]:
+    """Return the emulated runs of a row, with the figures that a row is made of."""
+    if "outcome" not in row:
+        return []
+    blocks = row.get("kv_blocks")
+    effective = {} if blocks is None else {
+        "kv_cache_tokens": blocks["emulated"] * BLOCK_TOKENS, "vllm_max_model_length": blocks["max_model_length"],
+    }  # fmt: skip
+    figures = {name: (row.get(name) or {}).get("emulated") for name in ("allocated", "reserved", "device")}
+    phases = {name: pair["emulated"] for name, pair in row.get("phases", {}).items()}
+
+    def line(kind: str, reserved: int | None) -> Row:
+        memory = {"torch_allocated_bytes": figures["allocated"], "torch_reserved_bytes": reserved, "phase_peak_bytes": phases}
+        return {
+            "setup": row["setup"], "kind": kind, "commit": row["commit"], "seconds": row["seconds"],
+            "measurement": {
+                "outcome": row["outcome"], "memory": memory, "effective": effective, "failure": {"evidence": row.get("evidence")},
+            },
+            "emulator": {"peak_bytes": figures["device"], "phase_peak_bytes": {}, "doubts": row["doubts"]},
+        }  # fmt: skip
+
+    late = (row.get("reserved") or {}).get("late")
+    return [line("emulated", figures["reserved"]), *([line("late", late)] if late else [])]
+
+
 def _compared(lines: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Any], prediction: Mapping[str, Any]) -> Row:
     late = lines.get("late", {}).get("measurement", {}).get("memory", {})
     driver = lines["emulated"]["emulator"]
@@ -116,9 +141,11 @@ def _kv_blocks(effective: Mapping[str, Any], engine: Mapping[str, Any] | None) -
     tokens = effective.get("kv_cache_tokens")
     if engine is None or tokens is None:
         return None
-    predicted = round(engine["concurrency"] * math.ceil(effective["vllm_max_model_length"] / BLOCK_TOKENS))
+    longest = effective["vllm_max_model_length"]
+    predicted = round(engine["concurrency"] * math.ceil(longest / BLOCK_TOKENS))
     emulated = tokens // BLOCK_TOKENS
-    return {"predicted": predicted, "emulated": emulated, "error": round(predicted / emulated - 1, 6)}
+    error = round(predicted / emulated - 1, 6)
+    return {"predicted": predicted, "emulated": emulated, "max_model_length": longest, "error": error}
 
 
 def _error(value: float, low: float, high: float) -> float:
