@@ -155,7 +155,7 @@ def _random_sharded(model: Mapping[str, Any], folder: Path, *, device: str, trus
         built = made()
     built.tie_weights()
     if torch.distributed.get_rank() == 0:  # the other ranks receive their weights from it, and never touch them before
-        _fill(built, device)
+        _fill_on_host(built, device)
     return built
 
 
@@ -170,7 +170,7 @@ def _without_initialisation() -> Any:
     return no_init_weights()
 
 
-def _fill(model: Any, device: str) -> None:
+def _fill_on_host(model: Any, device: str) -> None:
     """Fill matrices with random values (drawn on the device), scales with 1, biases with 0."""
     import torch
 
@@ -241,7 +241,9 @@ def build_as_loaded(model_class: Any, config: Any, dtype: Any, place: str, trust
     model = _without_values(model_class, config, dtype, trust_remote_code)
     if one_rank():  # TRL loads a rank of several into the host's memory and moves it from there
         request_at_once(sum(parameter.nbytes for parameter in model.parameters()), place)
-    _fill_the_rest(model, place)
+    deviation, made = float(model.config.initializer_range), {}
+    for module in model.modules():
+        _fill(module, made, place, deviation)
     return model
 
 
@@ -278,12 +280,15 @@ def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any
     speed are those of the real model. At most one layer is unquantised at a time.
     """
     model = _without_values(model_class, config, dtype, trust_remote_code)
-    linears = _quantised_linears(model)
-    packed = sum(module.weight.numel() // 2 - module.weight.nbytes for _, module in linears)
+    linears = dict(_quantised_linears(model))
+    packed = sum(module.weight.numel() // 2 - module.weight.nbytes for module in linears.values())
     request_at_once(sum(parameter.nbytes for parameter in model.parameters()) + packed, place)
-    for name, module in linears:
-        model.set_submodule(name, _quantised(module, quantised, dtype, place, float(model.config.initializer_range)))
-    _fill_the_rest(model, place)
+    deviation, made = float(model.config.initializer_range), {}
+    for name, module in list(model.named_modules()):
+        if name in linears:
+            model.set_submodule(name, _quantised(module, quantised, dtype, place, deviation))
+        else:
+            _fill(module, made, place, deviation)
     _mark_as_quantised(model, quantised)
     return model
 
@@ -317,22 +322,20 @@ def _quantised(linear: Any, quantised: Any, dtype: Any, place: str, deviation: f
     return made
 
 
-def _fill_the_rest(model: Any, place: str) -> None:
-    """Fill embeddings, norms and the head in their precision; tied parameters stay tied."""
+def _fill(module: Any, made: dict[int, Any], place: str, deviation: float) -> None:
+    """Fill a module's own parameters in their precision and move its buffers; `made`: those of other modules, tied ones."""
     import torch
 
-    deviation, made = float(model.config.initializer_range), {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is None or not parameter.is_meta:
-                continue
-            if id(parameter) not in made:
-                new = torch.ones(parameter.shape, dtype=parameter.dtype, device=place)
-                filled = new.normal_(std=deviation) if parameter.dim() > 1 else new.zero_() if name == "bias" else new
-                made[id(parameter)] = torch.nn.Parameter(filled)
-            module._parameters[name] = made[id(parameter)]
-        for name, buffer in module._buffers.items():
-            module._buffers[name] = buffer.to(place) if buffer is not None else None
+    for name, parameter in module._parameters.items():
+        if parameter is None or not parameter.is_meta:
+            continue
+        if id(parameter) not in made:
+            new = torch.ones(parameter.shape, dtype=parameter.dtype, device=place)
+            filled = new.normal_(std=deviation) if parameter.dim() > 1 else new.zero_() if name == "bias" else new
+            made[id(parameter)] = torch.nn.Parameter(filled)
+        module._parameters[name] = made[id(parameter)]
+    for name, buffer in module._buffers.items():
+        module._buffers[name] = buffer.to(place) if buffer is not None else None
 
 
 def _mark_as_quantised(model: Any, quantised: Any) -> None:
