@@ -241,7 +241,8 @@ def build_as_loaded(model_class: Any, config: Any, dtype: Any, place: str, trust
     model = _without_values(model_class, config, dtype, trust_remote_code)
     if one_rank():  # TRL loads a rank of several into the host's memory and moves it from there
         request_at_once(sum(parameter.nbytes for parameter in model.parameters()), place)
-    deviation, made = float(model.config.initializer_range), {}
+    deviation = float(model.config.initializer_range)
+    made: dict[int, Any] = {}
     for module in model.modules():
         _fill(module, made, place, deviation)
     return model
@@ -283,7 +284,8 @@ def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any
     linears = dict(_quantised_linears(model))
     packed = sum(module.weight.numel() // 2 - module.weight.nbytes for module in linears.values())
     request_at_once(sum(parameter.nbytes for parameter in model.parameters()) + packed, place)
-    deviation, made = float(model.config.initializer_range), {}
+    deviation = float(model.config.initializer_range)
+    made: dict[int, Any] = {}
     for name, module in list(model.named_modules()):
         if name in linears:
             model.set_submodule(name, _quantised(module, quantised, dtype, place, deviation))
