@@ -54,6 +54,8 @@ def main() -> int:
     asked = _arguments()
     os.environ.update(ENVIRONMENT)
     raw, python, began = Raw(asked.raw), environment.interpreter(asked.python), time.monotonic()
+    if asked.earlier is not None:
+        raw.take_over(json.loads(asked.earlier.read_text())["rows"])
     chosen = [one for one in SETUPS if not asked.names or any(word in one.name for word in asked.names)]
     versions = {name: version for name, version in environment.versions(python, PACKAGES).items() if version}
     facts = machine.facts(versions)
@@ -78,6 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--python", required=True, help="interpreter of an environment with a CUDA build of torch")
     parser.add_argument("--raw", type=Path, required=True, help="JSON lines, one for each run: what is there is not run again")
     parser.add_argument("--no-emulation", action="store_true", help="emulate nothing: compare what --raw has")
+    parser.add_argument("--earlier", type=Path, help="an earlier emulated.json: what --raw lacks of its rows is not run again")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("names", nargs="*", help="only setups whose name contains one of these words, and no table is written")
     return parser.parse_args()
@@ -119,6 +122,11 @@ class Raw:
         self._lines.append(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+    def take_over(self, rows: Sequence[Line]) -> None:
+        """Hold the emulated figures of an earlier table where no newer ones are, without writing them."""
+        have = {line["setup"] for line in self._lines}
+        self._lines += [line for row in rows if row["setup"] not in have for line in report.lines_of(row)]
 
     def of(self, setup: Setup) -> dict[str, Line]:
         return {line["kind"]: line for line in self._lines if line["setup"] == setup.name}

@@ -248,7 +248,7 @@ def _prediction(
         torch_peak_allocated_bytes=whole_bytes(own_allocated + Estimate.exactly(in_torch)),
         torch_peak_reserved_bytes=whole_bytes(own_reserved + Estimate.exactly(in_torch)),
         host_memory_bytes=whole_bytes(cpu_memory.processes(1).scaled(ranks) + Estimate.exactly(given.host_bytes * ranks)),
-        phases=tuple(point.prediction for point in points),
+        phases=timeline.phase_predictions(scene, points),
         breakdown=top.parts,
         engine=engine.use.kv if engine is not None else split.kv if split is not None else None,
         effective=given.trace.effective,

@@ -99,6 +99,24 @@ def timeline_points(scene: Scene) -> tuple[TimelinePoint, ...]:
     return tuple(_point(scene, uses[phase]) for phase in PHASES if phase in uses)
 
 
+def phase_predictions(scene: Scene, points: tuple[TimelinePoint, ...]) -> tuple[PhasePrediction, ...]:
+    """Return the phases as a meter sees them: a sync begins beside the cache of the step before it.
+
+    The trainer empties that cache before an engine that sleeps wakes. It is no higher than the step,
+    so that no peak depends on it.
+    """
+    at = {point.phase: point for point in points}
+    step = at.get("optimizer")
+    if scene.engine is None or not scene.engine.sleeps or "sync" not in at or step is None:
+        return tuple(point.prediction for point in points)
+    arrival = _point(scene, dataclasses.replace(_resting(scene, "sync"), phase="optimizer"))
+    parts = {**arrival.parts, "fragmentation": 0}
+    parts["fragmentation"] = round(step.device_bytes.value) - sum(parts.values())
+    begun = dataclasses.replace(step, phase="sync", parts={name: parts[name] for name in PARTS if parts.get(name)})
+    higher = max(begun, at["sync"], key=lambda point: point.device_bytes.value)
+    return tuple((higher if point.phase == "sync" else point).prediction for point in points)
+
+
 def peak(several: tuple[TimelinePoint, ...]) -> TimelinePoint:
     """Return the highest point; of equals the least fragmented one, which filled the cache."""
     return max(several, key=lambda point: (point.device_bytes.value, -point.parts.get("fragmentation", 0)))

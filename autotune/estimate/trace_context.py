@@ -270,10 +270,11 @@ def step_context(
 
 
 def _loads_at_once(composition: Composition, trace: Trace) -> bool:
-    """Return True if the model is loaded straight onto the device: on one rank."""
+    """Return True if the model is loaded straight onto the device: on one rank, or quantised."""
     version = trace.versions.get("transformers", "")
     known = tuple(int(number) for number in version.split(".")[:2] if number.isdigit())
-    return trace.basis == "traced" and composition.ranks == 1 and known >= LOADS_AT_ONCE_FROM
+    straight = composition.ranks == 1 or composition["policy"].quantised_bits is not None
+    return trace.basis == "traced" and straight and known >= LOADS_AT_ONCE_FROM
 
 
 def _generation(composition: Composition, config: Mapping[str, object], inventory: Inventory) -> Generation:

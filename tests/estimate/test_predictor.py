@@ -157,6 +157,16 @@ def test_during_the_sync_a_waking_engine_has_no_cache_yet() -> None:
     assert parts["sync"]["workspaces"] > parts["rollout"]["workspaces"]  # the merged matrix
 
 
+def test_a_sync_begins_beside_the_cache_of_the_step_before_it() -> None:
+    beside = composition(engine=dataclasses.replace(ENGINE, sleep=True), generation="engine")
+    found = predicted(composition=beside, trace=training(micro_batch=40))  # a step that takes more than the engine's wake
+    by_name = {phase.name: phase for phase in found.phases}
+    assert by_name["sync"].peak_bytes == by_name["optimizer"].peak_bytes
+    assert sum(by_name["sync"].parts.values()) == pytest.approx(by_name["sync"].peak_bytes.value, abs=1)
+    assert "gradients" not in by_name["sync"].parts and "kv_cache" not in by_name["sync"].parts
+    assert found.peak_phase is not None and found.peak_phase.name != "sync"
+
+
 def test_an_engine_that_wakes_at_once_has_its_cache_during_the_sync() -> None:
     later, whole = with_engine(sleep=True), with_engine(sleep=True, wakes_at_once=True)
     parts = {phase.name: phase.parts for phase in whole.phases}

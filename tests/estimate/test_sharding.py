@@ -157,6 +157,18 @@ def test_ddp_buckets_close_when_they_reach_their_cap() -> None:
     assert sizes == [MIB, 2 * MIB, MIB]  # the first is of 1 MiB, so that the reduction starts early
 
 
+def test_ddp_sends_a_large_tensor_itself_and_joins_small_ones_by_dtype() -> None:
+    from autotune.estimate.sharding.ddp import Ddp
+
+    trace = plain()
+    assert trace.usage is not None
+    layer = trace.usage.parameters[0]
+    embedding = replace(layer, count=200 * MIB, size=400 * MIB)
+    packed, adapter = replace(layer, count=100 * MIB, size=100 * MIB), replace(layer, count=MIB, size=2 * MIB)
+    usage = replace(trace.usage, parameters=(embedding, packed, adapter, packed, adapter, packed, adapter, packed))
+    assert Ddp(trace, usage, Sharding(kind="ddp", ranks=2))._broadcasts() == [0, 300 * MIB, 6 * MIB, 0]
+
+
 def test_zero1_and_zero2_keep_a_partition_of_masters_and_state() -> None:
     for kind in ("zero1", "zero2"):
         kept = live_at_end(apply(plain(), Sharding(kind=kind, ranks=2, reduce_bucket_size=100)).trace)  # type: ignore[arg-type]

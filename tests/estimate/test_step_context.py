@@ -76,6 +76,10 @@ def test_weights_are_loaded_at_once_by_newer_releases(version: str, expected: bo
     trace = dataclasses.replace(training(), versions={"transformers": version})
     assert around(composition(), trace=trace).loads_at_once is expected
     assert not around(composition(ranks=2), trace=trace).loads_at_once
+    # Each rank loads packed weights straight onto its card.
+    plain = composition(ranks=2)
+    quantised = dataclasses.replace(plain, residents=(dataclasses.replace(plain["policy"], quantised_bits=4),))
+    assert around(quantised, trace=trace).loads_at_once is expected
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from autotune.worker import synthetic  # noqa: E402
 from autotune.worker.trl import base_model  # noqa: E402
 
 
@@ -26,3 +28,19 @@ def test_fresh_modules_share_all_tensors_also_scales_outside_the_parameters() ->
     assert made[0] is not model[0]
     assert made[0].weight.data_ptr() == model[0].weight.data_ptr()
     assert made[0].quant_state.absmax.data_ptr() == model[0].quant_state.absmax.data_ptr()
+
+
+def test_random_weights_are_made_as_a_checkpoint_is_loaded(tmp_path: Path) -> None:
+    """Each shared tensor once, buffers with their values: a head that is drawn and dropped would leave its memory behind."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.from_pretrained(synthetic.write_model_folder(tmp_path, synthetic.tiny_config()))
+    plain = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    made = base_model.build_as_loaded(transformers.AutoModelForCausalLM, config, torch.bfloat16, "cpu", False)
+    assert made.lm_head.weight is made.model.embed_tokens.weight
+    assert [(name, one.shape, one.dtype) for name, one in made.named_parameters()] == [
+        (name, one.shape, one.dtype) for name, one in plain.named_parameters()
+    ]
+    assert {name: one.tolist() for name, one in made.named_buffers()} == {
+        name: one.tolist() for name, one in plain.named_buffers()
+    }
+    assert base_model.is_finite(made)

@@ -9,11 +9,15 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import synthetic
+
+KEPT_FREE_BYTES = int(1.2 * (1 << 30))
+"""Part of a card that transformers leaves free when it requests all weights at once."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -73,9 +77,10 @@ def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, tru
         made = build_quantised(
             auto_class(model, config), config, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code
         )
+    elif place == "cpu":
+        made = _random(auto_class(model, config), config, dtype, trust_remote_code)
     else:
-        with torch.device(place):
-            made = _random(auto_class(model, config), config, dtype, trust_remote_code)
+        made = build_as_loaded(auto_class(model, config), config, dtype, place, trust_remote_code)
     return _named(made, folder).train()
 
 
@@ -150,7 +155,7 @@ def _random_sharded(model: Mapping[str, Any], folder: Path, *, device: str, trus
         built = made()
     built.tie_weights()
     if torch.distributed.get_rank() == 0:  # the other ranks receive their weights from it, and never touch them before
-        _fill(built, device)
+        _fill_on_host(built, device)
     return built
 
 
@@ -165,7 +170,7 @@ def _without_initialisation() -> Any:
     return no_init_weights()
 
 
-def _fill(model: Any, device: str) -> None:
+def _fill_on_host(model: Any, device: str) -> None:
     """Fill matrices with random values (drawn on the device), scales with 1, biases with 0."""
     import torch
 
@@ -231,6 +236,43 @@ def is_finite(model: Any) -> bool:
         return all(bool(torch.isfinite(parameter.sum())) for parameter in model.parameters() if parameter.is_floating_point())
 
 
+def build_as_loaded(model_class: Any, config: Any, dtype: Any, place: str, trust_remote_code: bool) -> Any:
+    """Build a random model with the allocations of a loaded checkpoint: each shared tensor once, and no other."""
+    model = _without_values(model_class, config, dtype, trust_remote_code)
+    if one_rank():  # TRL loads a rank of several into the host's memory and moves it from there
+        request_at_once(sum(parameter.nbytes for parameter in model.parameters()), place)
+    deviation = float(model.config.initializer_range)
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        _fill(module, made, place, deviation)
+    return model
+
+
+def _without_values(model_class: Any, config: Any, dtype: Any, trust_remote_code: bool) -> Any:
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model = _random(model_class, config, dtype, trust_remote_code)
+    model.tie_weights()
+    return model
+
+
+def one_rank() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) == 1
+
+
+def request_at_once(size: int, place: str) -> None:
+    """Request and free one block for all weights, as transformers does before it loads them.
+
+    Weights are cut from it, without the remainders of blocks of their own.
+    """
+    import torch
+    import transformers.modeling_utils as loading
+
+    if hasattr(loading, "caching_allocator_warmup") and place != "cpu":
+        torch.empty(min(size, torch.cuda.mem_get_info(place)[1] - KEPT_FREE_BYTES), dtype=torch.uint8, device=place)
+
+
 def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any, place: str, trust_remote_code: bool) -> Any:
     """Build a random model in 4 bits, drawn and quantised layer by layer.
 
@@ -238,25 +280,27 @@ def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any
     reads one. Without it, the same layers of bitsandbytes replace the same modules, so memory and
     speed are those of the real model. At most one layer is unquantised at a time.
     """
-    from accelerate import init_empty_weights
-
-    with init_empty_weights(include_buffers=False):
-        model = _random(model_class, config, dtype, trust_remote_code)
-    model.tie_weights()
-    _quantise_layers(model, quantised, dtype, place)
-    _fill_the_rest(model, dtype, place)
+    model = _without_values(model_class, config, dtype, trust_remote_code)
+    linears = dict(_quantised_linears(model))
+    packed = sum(module.weight.numel() // 2 - module.weight.nbytes for module in linears.values())
+    request_at_once(sum(parameter.nbytes for parameter in model.parameters()) + packed, place)
+    deviation = float(model.config.initializer_range)
+    made: dict[int, Any] = {}
+    for name, module in list(model.named_modules()):
+        if name in linears:
+            model.set_submodule(name, _quantised(module, quantised, dtype, place, deviation))
+        else:
+            _fill(module, made, place, deviation)
     _mark_as_quantised(model, quantised)
     return model
 
 
-def _quantise_layers(model: Any, quantised: Any, dtype: Any, place: str) -> None:
-    """Quantise all linear layers except the head, which transformers leaves out, too."""
+def _quantised_linears(model: Any) -> list[tuple[str, Any]]:
+    """Return all linear layers except the head, which transformers leaves out, too."""
     import torch
 
     head = model.get_output_embeddings() or getattr(model, "score", None)
-    linears = [(name, module) for name, module in model.named_modules() if type(module) is torch.nn.Linear and module is not head]
-    for name, module in linears:
-        model.set_submodule(name, _quantised(module, quantised, dtype, place, float(model.config.initializer_range)))
+    return [(name, module) for name, module in model.named_modules() if type(module) is torch.nn.Linear and module is not head]
 
 
 def _quantised(linear: Any, quantised: Any, dtype: Any, place: str, deviation: float) -> Any:
@@ -280,22 +324,20 @@ def _quantised(linear: Any, quantised: Any, dtype: Any, place: str, deviation: f
     return made
 
 
-def _fill_the_rest(model: Any, dtype: Any, place: str) -> None:
-    """Fill embeddings, norms and the head in the model's precision; tied parameters stay tied."""
+def _fill(module: Any, made: dict[int, Any], place: str, deviation: float) -> None:
+    """Fill a module's own parameters in their precision and move its buffers; `made`: those of other modules, tied ones."""
     import torch
 
-    deviation, made = float(model.config.initializer_range), {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is None or not parameter.is_meta:
-                continue
-            if id(parameter) not in made:
-                new = torch.ones(parameter.shape, dtype=dtype, device=place)
-                filled = new.normal_(std=deviation) if parameter.dim() > 1 else new.zero_() if name == "bias" else new
-                made[id(parameter)] = torch.nn.Parameter(filled)
-            module._parameters[name] = made[id(parameter)]
-        for name, buffer in module._buffers.items():
-            module._buffers[name] = buffer.to(place) if buffer is not None else None
+    for name, parameter in module._parameters.items():
+        if parameter is None or not parameter.is_meta:
+            continue
+        if id(parameter) not in made:
+            new = torch.ones(parameter.shape, dtype=parameter.dtype, device=place)
+            filled = new.normal_(std=deviation) if parameter.dim() > 1 else new.zero_() if name == "bias" else new
+            made[id(parameter)] = torch.nn.Parameter(filled)
+        module._parameters[name] = made[id(parameter)]
+    for name, buffer in module._buffers.items():
+        module._buffers[name] = buffer.to(place) if buffer is not None else None
 
 
 def _mark_as_quantised(model: Any, quantised: Any) -> None:
