@@ -64,6 +64,10 @@ class EngineSettings:
     wakes_at_once: bool = False  # restores the KV cache with the weights, before the weight update
 
 
+SyncGathers = Literal["parameter", "shards", "layer", "model"]
+"""What a rank holds while it sends sharded weights: one gathered parameter; copies of all its shards as
+well, made layer by layer (FSDP1's sharded state dict); one gathered layer; the whole gathered model."""
+
 Overlap = Literal["none", "batch", "stream"]
 """Generation beside training: by turns; the next batch during training on the last; without an end,
 completions being used as they arrive."""
@@ -113,6 +117,8 @@ class StepShape:
     fused_parts: tuple[str, ...] = ()  # parts that fused kernels may avoid; not in the lower bound
     syncs_adapter_only: bool = False  # False: full weights with the adapter merged
     sync_parts: int = 1  # sequential parts in which full weights are sent
+    sync_gathers: SyncGathers | None = None  # None: what the sharding and `sync_parts` need
+    sync_buffer_bytes: int = 0  # buffer through which weights are sent
     generation_micro_batch: int | None = None  # per rank; None: its share of the generation batch
     retained_logits: int = 0  # completions per rank with float32 logits kept until the next rollout
     empties_rollout_cache: bool = False  # empties torch's cache before and after each rollout

@@ -47,7 +47,8 @@ def error_bytes(use: PhaseUse, basis: Basis) -> Estimate:
     share = constant_estimates.percent("trace_error_percent").scaled(use.requested_bytes)
     if basis == "traced":
         return share
-    moving = sum(size for part, size in use.parts.items() if part not in STATE)
+    sent = {"communication"} if use.phase == "sync" else set()  # whole weights and a buffer: counted, not a step's
+    moving = sum(size for part, size in use.parts.items() if part not in STATE and part not in sent)
     return share + constant_estimates.percent("generic_error_percent").scaled(moving)
 
 

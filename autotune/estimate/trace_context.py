@@ -93,6 +93,7 @@ class TraceContext:
     cublas_workspace_bytes: int = 0
     generation: Generation | None = None
     merge_bytes: int = 0  # temporary memory of the weight sync: largest merged adapter, gathered parameter
+    merge_part: Part = "workspaces"
     loads_at_once: bool = False  # one block for all weights is requested and freed before they are loaded
     empties_before_rollout: bool = False  # cache emptied before and after each rollout, as an offloaded engine does
     empty_cache_steps: int | None = None  # cache emptied before the backward passes of every n-th step
@@ -139,8 +140,8 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
         yield Insertion(event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,))
     for event, step in places.cycles:
         if context.merge_bytes:
-            merged = (context.merge_bytes,)
-            yield Insertion(event=event, sizes=merged, parts=("workspaces",), order=(1, -1), phase="sync", step=step)
+            merged, part = (context.merge_bytes,), context.merge_part
+            yield Insertion(event=event, sizes=merged, parts=(part,), order=(1, -1), phase="sync", step=step)
         if context.generation is not None:
             yield _rollout(context.generation, event, step)
 
@@ -262,6 +263,7 @@ def step_context(
         cublas_workspace_bytes=0 if on_cpu else constant_estimates.cublas_workspace(gpu),
         generation=_generation(composition, config, trace.inventory) if composition.generation == "trainer" else None,
         merge_bytes=_sync_bytes(composition, config, trace.inventory) if composition.generation in ("engine", "server") else 0,
+        merge_part="workspaces" if composition.sync_gathers is None else "communication",
         loads_at_once=not on_cpu and _loads_at_once(composition, trace),
         empties_before_rollout=composition.empties_rollout_cache or (composition.engine is not None and composition.engine.sleep),
         empty_cache_steps=every if isinstance(every, int) and every > 0 else None,
@@ -320,6 +322,8 @@ def _sync_bytes(composition: Composition, config: Mapping[str, object], inventor
     With adapters ZeRO-3 gathers all weights to merge them, in as many parts as the framework
     states; otherwise one parameter at a time. An adapter pushed alone is too small to count.
     """
+    if composition.sync_gathers is not None:
+        return _sent_bytes(composition, config, inventory)
     if composition.syncs_adapter_only:
         return 0
     adapters = composition["policy"].adapter_rank is not None
@@ -334,3 +338,25 @@ def _sync_bytes(composition: Composition, config: Mapping[str, object], inventor
         dtype, tensor_parallel = composition["policy"].dtype, composition.engine.tensor_parallel
         sliced = vllm_engine.sync_bytes(config, dtype=dtype, tensor_parallel=tensor_parallel)
     return gathered + merged + sliced
+
+
+def _sent_bytes(composition: Composition, config: Mapping[str, object], inventory: Inventory) -> int:
+    """Return what a rank holds at most while it sends weights in the precision of its shards.
+
+    The buffer is made after the copies. A layer or a model is gathered before it, and no longer there.
+    """
+    width, buffer = model_shape.dtype_bytes(composition["policy"].dtype), composition.sync_buffer_bytes
+    per_byte = inventory.parameters / max(1, inventory.weight_bytes)
+    shape, apart = model_shape.shape(config), composition.ranks > 1
+    layer = max(inventory.layer_bytes, default=0)
+    root = inventory.weight_bytes - sum(inventory.layer_bytes)
+    if composition.sync_gathers == "model":
+        return max(buffer, inventory.parameters * width * apart)
+    if composition.sync_gathers == "layer":
+        return max(buffer, round(max(layer, root) * per_byte) * width * apart)
+    largest = inventory.largest_parameter * width * apart
+    if composition.sync_gathers == "parameter":
+        return largest + buffer
+    # A state dict names a tied head again. A unit's whole parameters and a copy of the largest are there before the buffer.
+    named = inventory.parameters + (0 if shape.head else shape.embedding)
+    return named * width // composition.ranks + largest + max(buffer, round(max(layer, root) * per_byte) * width * apart)

@@ -6,14 +6,18 @@ Written for verl 0.9.1 (`workers/engine/fsdp/transformer_impl.py`, `utils/config
 - FSDP stores weights in `model_dtype`, gathers them in bfloat16 and reduces gradients in float32.
 - The reference is on the host except for the running layer (`CPUOffload(offload_params=True)`).
 - Log-probabilities: flash-attn's cross-entropy, whose gradient overwrites the logits without an entropy
-  term. torch.compile generates the entropy of packed rows, which stores no softmax.
+  term; without flash-attn, a log-softmax of each token. torch.compile generates the entropy of packed rows,
+  which stores no softmax. Rows that are not packed are copied out of the padded logits, their entropy is
+  autocast to float32.
 - With `use_fused_kernels` no logits exist (`worker/stand_in/fused_heads.py`).
-- `param_offload` and `optimizer_offload` free memory during the rollout only: every step brings
-  the state back.
+- Whole float32 tensors, or an adapter, are sent through a buffer. FSDP1's state dict copies all shards first
+  (`get_per_tensor_param`); its adapters are read from the gathered model (`collect_lora_params`).
+- `param_offload` and `optimizer_offload` free memory in the rollout only: a step brings the state back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,12 +25,15 @@ from typing import Any
 from autotune.core.candidate import KnobValue
 from autotune.core.composition import SplitEngines
 from autotune.core.task import Task
+from autotune.core.units import MIB
 from autotune.frameworks.base import Settings
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import OtherModel
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 FSDP, SEQUENCE = f"{ACTOR}.fsdp_config", f"{ACTOR}.ulysses_sequence_parallel_size"
+BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+TENSORS = f"{ROLLOUT}.tensor_model_parallel_size"
 TRAINER_MODE, SEPARATE = "trainer.v1.trainer_mode", "trainer.v1.separate_async"
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
 MOMENTS = 8
@@ -45,10 +52,8 @@ class Verl(StandIn):
             f"{MODEL}.lora_rank": self.lora_rank(settings, task),
         }
         if task.workload.global_batch and self._separate(settings):
-            mini, steps = (
-                self.table.count(settings, name) for name in (f"{ACTOR}.ppo_mini_batch_size", f"{SEPARATE}.parameter_sync_step")
-            )
-            found["data.train_batch_size"] = mini * steps
+            counted = (f"{ACTOR}.ppo_mini_batch_size", f"{SEPARATE}.parameter_sync_step")
+            found["data.train_batch_size"] = math.prod(self.table.count(settings, name) for name in counted)
         if self.table.truth(settings, f"{ACTOR}.use_dynamic_bsz"):
             found[f"{ACTOR}.ppo_max_token_len_per_gpu"] = self.table.value(settings, f"{ACTOR}.ppo_max_token_len_per_gpu")
             return found
@@ -69,13 +74,8 @@ class Verl(StandIn):
             return {"trainer.n_gpus_per_node": gpus}
         name = f"{ROLLOUT}.n_gpus_per_node"
         serves = self.table.count(settings, name) if name in settings else max(1, gpus // 2)
-        return {
-            "trainer.n_gpus_per_node": max(1, gpus - serves),
-            name: serves,
-            f"{ROLLOUT}.nnodes": 1,
-            f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
-            "actor_rollout_ref.hybrid_engine": False,
-        }
+        apart: dict[str, KnobValue] = {f"{ROLLOUT}.checkpoint_engine.backend": "nccl", "actor_rollout_ref.hybrid_engine": False}
+        return {"trainer.n_gpus_per_node": max(1, gpus - serves), name: serves, f"{ROLLOUT}.nnodes": 1, **apart}
 
     def _ranks(self, settings: Settings, task: Task) -> int:
         """Return the GPUs that train."""
@@ -103,33 +103,24 @@ class Verl(StandIn):
             rows = micro or 1
             tokens, score_tokens = (-(-each * longest // sequence) for each in (rows, scored or 1))
         mini = mini_prompts * generations * sequence // max(1, ranks)
+        scores = not all(self.table.truth(settings, name) is on for name, on in BYPASS.items())
         return {
-            "micro_batch": rows,
-            "tokens": tokens,
-            "score_tokens": 0 if all(self.table.truth(settings, name) is on for name, on in BYPASS.items()) else score_tokens,
-            "accumulation": max(1, mini // rows),
-            "generation_batch": prompts * generations,
-            "ranks": ranks,
-            "serves": serves,
-            "uses": ranks + serves if self._separate(settings) else ranks,
+            "micro_batch": rows, "tokens": tokens, "score_tokens": score_tokens * scores, "accumulation": max(1, mini // rows),
+            "generation_batch": prompts * generations, "ranks": ranks, "serves": serves,
+            "uses": ranks + serves * self._separate(settings), "mini": mini, "micro": micro, "scored": scored,
             "between_syncs": mini_prompts * count(settings, f"{SEPARATE}.parameter_sync_step"),
-            "mini": mini,
-            "micro": micro,
-            "scored": scored,
-            "sequence_budget": budget * sequence,
-            "row_tokens": -(-longest // sequence),
-            "engine_gpus": count(settings, f"{ROLLOUT}.tensor_model_parallel_size")
-            * max(1, count(settings, f"{ROLLOUT}.data_parallel_size")),
-        }
+            "sequence_budget": budget * sequence, "row_tokens": -(-longest // sequence),
+            "engine_gpus": count(settings, TENSORS) * max(1, count(settings, f"{ROLLOUT}.data_parallel_size")),
+        }  # fmt: skip
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
         table, ranks, separate = self.table, self._ranks(settings, task), self._separate(settings)
         second = table.text(settings, f"{ACTOR}.strategy") == "fsdp2"
         whole = BYTES.get(table.text(settings, f"{FSDP}.model_dtype"), 4)
         params, optimizer = (table.truth(settings, f"{FSDP}.{what}_offload") for what in ("param", "optimizer"))
-        size, adapter = table.count(settings, f"{FSDP}.fsdp_size"), self.adapter_settings(settings)
+        size, sharded_by = table.count(settings, f"{FSDP}.fsdp_size"), "fsdp2" if second and ranks > 1 else "fsdp1"
         return {
-            "sharded_by": "fsdp2" if second and ranks > 1 else "fsdp1",
+            "sharded_by": sharded_by,
             "options": {
                 "sharding_strategy": "FULL_SHARD" if table.truth(settings, f"{FSDP}.reshard_after_forward") else "SHARD_GRAD_OP",
                 **({"units": "layers"} if second else {}),  # `apply_fsdp2`
@@ -147,7 +138,7 @@ class Verl(StandIn):
             "split": self._split(settings) if separate else None,
             "processes": 1 if separate else 2,
             "offloaded_in_rollout": () if separate else (("weights", "adapters") * params + ("optimizer",) * optimizer),
-            "syncs_adapter_only": bool(adapter) and not table.truth(settings, f"{MODEL}.lora.merge"),
+            **self._sync(settings, sharded_by=sharded_by),
         }
 
     def _losses(self, settings: Settings) -> Mapping[str, Any]:
@@ -158,11 +149,20 @@ class Verl(StandIn):
             return {"loss": "logprobs_fused", "loss_options": {"head": "kernel" if triton else "tokens"}}
         packs = truth(settings, f"{MODEL}.use_remove_padding")
         kind = "compiled" if packs and truth(settings, f"{FSDP}.use_torch_compile") else "softmax"
-        own: dict[str, Any] = {"entropy": kind}
+        kernel = {"kernel_package": "flash_attn", "kernel_user": "verl", **({} if packs else {"copied": True})}
+        own: dict[str, Any] = {"entropy": kind, **({"entropy_widened": True} if kind == "softmax" else {})}
         if packs and truth(settings, f"{ACTOR}.entropy_from_logits_with_chunking"):
             own["entropy_chunk"] = table.count(settings, f"{ACTOR}.entropy_from_logits_chunk_size")
         wanted = table.share(settings, f"{ACTOR}.entropy_coeff") != 0 or truth(settings, f"{ACTOR}.calculate_entropy")
-        return {"loss_options": {"in_place": not wanted, **(own if wanted else {})}, "score_options": own}
+        return {"loss_options": {"in_place": not wanted, **kernel, **(own if wanted else {})}, "score_options": own}
+
+    def _sync(self, settings: Settings, *, sharded_by: str) -> Mapping[str, Any]:
+        """Return how weights are sent. NCCL's engine has a second buffer, to receive."""
+        alone = bool(self.adapter_settings(settings)) and not self.table.truth(settings, f"{MODEL}.lora.merge")
+        summoned = "layer" if self.table.truth(settings, f"{ROLLOUT}.layered_summon") else "model"
+        gathers = "parameter" if sharded_by == "fsdp2" else summoned if alone else "shards"
+        size = (1 + self._separate(settings)) * self.table.count(settings, BUCKET) * MIB
+        return {"sync_gathers": gathers, "sync_buffer_bytes": size, "syncs_adapter_only": alone}
 
     def _split(self, settings: Settings) -> SplitEngines:
         """Return the engines of `separate_async`. New weights interrupt them; what was generated is read again."""

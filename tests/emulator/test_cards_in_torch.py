@@ -379,3 +379,19 @@ def test_kernels_that_are_chosen_by_the_card(python: str, card: str) -> None:
         print(json.dumps([list(spread.shape), list(heads[0].grad.shape)]))
     """
     assert told(run(python, card, program)) == [[32768], [2, 8, 512, 64]]
+
+
+def test_deepspeeds_fused_adam_steps_without_nvcc(python: str) -> None:
+    program = """
+    import json, torch
+    from deepspeed.ops.adam import FusedAdam
+    weights = torch.nn.Parameter(torch.empty(1 << 24, device="cuda"))
+    optimizer = FusedAdam([weights])
+    for _ in range(2):
+        weights.grad = torch.empty_like(weights)
+        optimizer.step()
+    print(json.dumps(torch.cuda.memory_allocated()))
+    """
+    ran = run(python, "A100-40G", program, PATH="/usr/bin:/bin", CUDA_HOME="")
+    assert ran.code == 0, ran.said
+    assert 4 * 64 * MIB <= ran.told < 4 * 64 * MIB + MIB  # weights, gradients, two moments

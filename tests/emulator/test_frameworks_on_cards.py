@@ -15,8 +15,8 @@ ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_CUDA_FRAMEWORKS", ROOT / ".venvs"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("framework", ["swift"])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("framework", ["swift", "verl"])
 def test_real_steps_stay_within_the_prediction(framework: str, tmp_path: Path) -> None:
     if not (ENVIRONMENTS / f"cuda-{framework}/bin/python").exists():
         pytest.skip(f"no {ENVIRONMENTS}/cuda-{framework}: make cuda-frameworks")
@@ -40,3 +40,8 @@ def test_real_steps_stay_within_the_prediction(framework: str, tmp_path: Path) -
     predicted = row["predicted"]["peak_memory_bytes"]
     for peak in row["emulated"]["cards"].values():
         assert predicted["low"] <= peak <= predicted["high"]
+    allocated = row["predicted"]["torch_peak_allocated_bytes"]
+    trainers = [one for one in processes if "backward" in one["phase_peak_bytes"]]
+    assert trainers
+    for trainer in trainers:
+        assert allocated["low"] <= trainer["torch_allocated_bytes"] <= allocated["high"]

@@ -169,3 +169,36 @@ dist.destroy_process_group()
         (first, free_here), (second, free_there) = (one.told for one in on_machines([(here, 0), (there, 0)], tmp_path, program))
     assert first == second == 3
     assert free_here - free_there == GIB
+
+
+def test_fsdp1_holds_copies_for_a_state_dict_and_the_whole_model_for_its_parameters(python: str, tmp_path: Path) -> None:
+    """What `sync_gathers` of a composition counts: `shards` and `model`."""
+    program = """
+from functools import partial
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, StateDictType
+from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
+layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(4)))  # 64 MiB each in float32
+half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+policy = partial(lambda_auto_wrap_policy, lambda_fn=lambda module: isinstance(module, torch.nn.Linear))
+mesh = init_device_mesh("cuda", (2,))
+model = FSDP(layers, auto_wrap_policy=policy, device_id=local, mixed_precision=half, device_mesh=mesh)
+FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+def peak_of(function):
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    kept = function()
+    return torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+def summoned():
+    with FSDP.summon_full_params(model, writeback=False):
+        pass
+print(json.dumps([peak_of(model.state_dict), peak_of(summoned)]))
+"""
+    with cards(python, "2xA100-40G") as stand:
+        for ran in ranks(stand, tmp_path, program):
+            assert ran.code == 0, ran.said
+            (copying, copies), (gathering, left) = ran.told
+            assert copies == 4 * 32 * MIB and left == 0
+            assert copies < copying <= copies + 2 * 64 * MIB, "the last layer whole, and its copy"
+            assert gathering == 4 * 64 * MIB

@@ -61,6 +61,28 @@ def test_an_adapter_alone_gathers_nothing_and_sync_parts_gather_a_part() -> None
     assert parts == pytest.approx(10 * MATRIX + 100 * MIB * 3 / 4 / 5, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("gathers", "expected"),
+    [
+        # 50 Mi parameters in float32 on four ranks; the head is tied: named twice. The largest has 10 Mi, a layer 20 Mi.
+        ("parameter", 40 * MIB + 64 * MIB),
+        ("layer", 80 * MIB),
+        ("model", 200 * MIB),
+        ("shards", 50 * MIB + 151936 * 1536 + 40 * MIB + 80 * MIB),
+    ],
+)
+def test_what_is_held_while_weights_are_sent(gathers: Any, expected: int) -> None:
+    plain = sharded("fsdp1", engine=ENGINE, generation="engine")
+    wide = tuple(dataclasses.replace(resident, dtype="float32") for resident in plain.residents)
+    sending = dataclasses.replace(plain, residents=wide, sync_gathers=gathers, sync_buffer_bytes=64 * MIB)
+    inventory = dataclasses.replace(training().inventory, parameters=50 * MIB, largest_parameter=10 * MIB)
+    trace = dataclasses.replace(training(), inventory=inventory)  # of 100 MiB, 40 in each of two layers
+    found = around(sending, trace=trace)
+    assert (found.merge_bytes, found.merge_part) == (pytest.approx(expected, abs=8), "communication")
+    alone = around(dataclasses.replace(sending, ranks=1), trace=trace).merge_bytes
+    assert alone == 64 * MIB + (200 * MIB + 4 * 151936 * 1536 if gathers == "shards" else 0), "nothing is gathered on one rank"
+
+
 def test_zero_3_gathers_the_model_for_its_own_generation_by_default() -> None:
     whole = around(sharded("zero3", generation="trainer")).generation
     layers = around(dataclasses.replace(sharded("zero3", generation="trainer"), gathers_per_token=True)).generation

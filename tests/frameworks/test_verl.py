@@ -9,6 +9,7 @@ import pytest
 
 from autotune.core.errors import CannotPredict
 from autotune.core.probe_plan import ProbePlan
+from autotune.core.units import MIB
 from autotune.frameworks.launched_run import OUT
 from autotune.frameworks.stand_in import StandIn
 from autotune.prediction.service import open_prediction_service
@@ -118,10 +119,40 @@ def test_entropies_cost_the_gradient_its_place() -> None:
         made = request(settings={f"{ACTOR}.{name}": value for name, value in settings.items()})["settings"]
         return made["loss_options"], made["score"]["loss_options"]
 
-    assert losses() == ({"in_place": True}, {"entropy": "compiled"})
-    assert losses(entropy_coeff=0.001)[0] == {"in_place": False, "entropy": "compiled"}
+    kernel = {"kernel_package": "flash_attn", "kernel_user": "verl"}
+    assert losses() == ({"in_place": True, **kernel}, {"entropy": "compiled"})
+    assert losses(entropy_coeff=0.001)[0] == {"in_place": False, "entropy": "compiled", **kernel}
     eager = {"fsdp_config.use_torch_compile": False, "entropy_from_logits_with_chunking": True}
-    assert losses(**eager)[1] == {"entropy": "softmax", "entropy_chunk": 2048}
+    assert losses(**eager)[1] == {"entropy": "softmax", "entropy_widened": True, "entropy_chunk": 2048}
+
+
+def test_padded_rows_are_cut_out_of_their_logits_which_copies_them() -> None:
+    made = request(settings={f"{MODEL}.use_remove_padding": False})["settings"]
+    assert made["loss_options"]["copied"] is True
+    assert made["score"]["loss_options"] == {"entropy": "softmax", "entropy_widened": True}
+
+
+@pytest.mark.parametrize(
+    ("tuning", "settings", "gathers"),
+    [
+        ("full", {}, "shards"),
+        ("full", {f"{ACTOR}.strategy": "fsdp2"}, "parameter"),
+        ("lora", {}, "model"),
+        ("lora", {f"{ROLLOUT}.layered_summon": True}, "layer"),
+        ("lora", {f"{MODEL}.lora.merge": True}, "shards"),
+        ("lora", {f"{ACTOR}.strategy": "fsdp2"}, "parameter"),
+    ],
+)
+def test_weights_pass_through_a_buffer(tuning: str, settings: dict[str, Any], gathers: str) -> None:
+    trainer, candidate, task = asked("verl", tuning=tuning, settings=settings)
+    made = trainer.compose(candidate, task)
+    assert (made.sync_gathers, made.sync_buffer_bytes) == (gathers, 2048 * MIB)
+
+
+def test_nccl_needs_a_second_buffer() -> None:
+    bucket = {f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 512}
+    trainer, candidate, task = asked("verl", **{**SPLIT, **bucket, "trainer.n_gpus_per_node": 4})
+    assert trainer.compose(candidate, task).sync_buffer_bytes == 2 * 512 * MIB
 
 
 @pytest.mark.parametrize(("backend", "head"), [("torch", "tokens"), ("triton", "kernel")])

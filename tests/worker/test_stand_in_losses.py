@@ -56,6 +56,39 @@ def test_saved_logits_by_loss() -> None:
     assert narrow > 0 and wide == 2 * narrow
 
 
+def test_log_probabilities_token_by_token_keep_them_in_float32() -> None:
+    _, out, labels = answered(torch.bfloat16)
+    held: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+        policy_loss(out, labels, "logprobs_tokens", {})
+    wide = {one.untyped_storage().data_ptr(): one for one in held if one.dtype is torch.float32 and one.numel() == WORDS}
+    assert len(wide) == ROWS * LENGTH
+
+
+@pytest.mark.parametrize(
+    ("package", "user", "falls_back"), [("no_kernel", "torch", True), ("torch", "torch", False), ("no_kernel", "no_user", False)]
+)
+def test_an_environment_with_the_framework_and_without_the_kernel_computes_token_by_token(
+    package: str, user: str, falls_back: bool
+) -> None:
+    _, out, labels = answered(torch.bfloat16)
+    held: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+        policy_loss(out, labels, "logprobs_kernel", {"kernel_package": package, "kernel_user": user})
+    assert any(one.dtype is torch.float32 and one.shape == (WORDS,) for one in held) is falls_back
+
+
+def test_rows_cut_out_of_padded_ones_are_copied_with_their_logits() -> None:
+    weights, out, labels = answered()
+    logits = out.logits
+    held: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+        policy_loss(out, labels, "logprobs_kernel", {"copied": True}).backward()
+    copies = [one for one in held if one.numel() == logits.numel()]
+    assert copies and all(one.untyped_storage().data_ptr() != logits.untyped_storage().data_ptr() for one in copies)
+    assert weights.grad is not None
+
+
 def test_rows_of_a_packed_row_have_the_same_gradient() -> None:
     weights, out, labels = answered()
     policy_loss(out, labels, "logprobs", {}).backward()
@@ -84,6 +117,17 @@ def test_an_entropy_in_chunks_is_the_same() -> None:
     whole = ENTROPIES["softmax"](logits, 0).reshape(-1)
     for kind in ("softmax", "log_softmax"):
         assert torch.allclose(ENTROPIES[kind](logits, 3), whole, atol=1e-5)
+
+
+def test_an_entropy_under_autocast_keeps_its_shares_in_float32() -> None:
+    def kept(**options: Any) -> int:
+        _, out, labels = answered(torch.bfloat16)
+        held: list[Any] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+            policy_loss(out, labels, "logprobs_kernel", {"entropy": "softmax", **options})
+        return sum(one.nbytes for one in held if one.dtype is torch.float32 and one.numel() == ROWS * LENGTH * WORDS)
+
+    assert kept() == 0 and kept(entropy_widened=True) >= ROWS * LENGTH * WORDS * 4
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -63,7 +63,7 @@ def begin() -> None:
     if not os.environ.get("AUTOTUNE_EMULATED_MACHINE"):
         return
     _note_rank()
-    after: dict[str, After] = {"torch": _keep_values}
+    after: dict[str, After] = {"torch": _keep_values, **importlib.import_module("emulator_deepspeed").AFTER}
     if os.environ.get("AUTOTUNE_TRACKERS") != "1":
         after.update(importlib.import_module("emulator_hub").AFTER)
     if os.environ.get("AUTOTUNE_EMULATOR_PHASES"):

@@ -7,24 +7,29 @@ vocabularies:
 - `logprobs_plain`: log-softmax in the logits' own precision.
 - `logprobs_kernel`: fused cross-entropy like flash-attn's. It keeps the logits and one figure per token; its
   gradient is as large as the logits, or overwrites them with `in_place`.
+- `logprobs_tokens`: log-softmax in float32 of one token after the other, each kept for the backward pass.
 
 - `logprobs_fused`: the LM head's product and the log-probabilities in one function (`fused_heads.py`); no
   logits are kept.
 
 Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to
-float32 first), `entropy` (the entropy over the same logits: `softmax`, or by torch.compile: `compiled`),
-`entropy_chunk` (in float32 and in parts of so many tokens), `entropy_frozen` (without a gradient),
-`each_row` (rows are slices of one packed row, so that each row's gradient has the size of all logits).
+float32 first), `copied` (of a copy of the logits, as when rows are cut out of padded ones), `entropy` (the
+entropy over the same logits: `softmax`, or by torch.compile: `compiled`), `entropy_chunk` (in float32 and in
+parts of so many tokens), `entropy_frozen` (without a gradient), `entropy_widened` (a softmax under autocast,
+which computes it in float32), `each_row` (rows are slices of one packed row, so that each row's gradient has
+the size of all logits), `kernel_package` with `kernel_user` (the module with the kernel, and the framework that
+uses it: where the second is installed and the first is not, `logprobs_kernel` is `logprobs_tokens`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-LOSSES = ("causal_lm", "logprobs", "logprobs_plain", "logprobs_kernel", "logprobs_fused")
+LOSSES = ("causal_lm", "logprobs", "logprobs_plain", "logprobs_kernel", "logprobs_tokens", "logprobs_fused")
 
 
 def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) -> Any:
@@ -35,22 +40,41 @@ def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) ->
         return -torch.exp(logits - logits.detach()).mean()
     if options.get("widened"):
         logits = logits.to(torch.float32)
+    if loss == "logprobs_kernel" and _lacks_kernel(options):
+        loss = "logprobs_tokens"
+    entropy = _entropy(logits, options)
     if options.get("each_row"):
         chosen = _in_slices(logits, labels, loss)
     else:
-        chosen = _log_probabilities(logits, labels, loss, in_place=bool(options.get("in_place")))
+        rows = logits.clone() if options.get("copied") else logits
+        chosen = _log_probabilities(rows, labels, loss, in_place=bool(options.get("in_place")))
     total = -torch.exp(chosen - chosen.detach()).mean()
+    return total if entropy is None else total - 1e-3 * entropy.mean()
+
+
+def _lacks_kernel(options: Mapping[str, Any]) -> bool:
+    """Check an environment that has the framework. In any other one, the kernel is assumed."""
+    package, user = options.get("kernel_package"), options.get("kernel_user")
+    return bool(package and user and importlib.util.find_spec(user) and not importlib.util.find_spec(package))
+
+
+def _entropy(logits: Any, options: Mapping[str, Any]) -> Any:
     if not (kind := options.get("entropy")):
-        return total
+        return None
     with torch.set_grad_enabled(torch.is_grad_enabled() and not options.get("entropy_frozen")):
-        entropy = ENTROPIES[kind](logits, int(options.get("entropy_chunk") or 0))
-    return total - 1e-3 * entropy.mean()
+        if options.get("entropy_widened") and kind == "softmax" and not options.get("entropy_chunk"):
+            return _by_softmax_widened(logits)
+        return ENTROPIES[kind](logits, int(options.get("entropy_chunk") or 0))
 
 
 def _log_probabilities(logits: Any, labels: Any, loss: str, *, in_place: bool) -> Any:
     if loss == "logprobs_kernel":
         flat = logits.reshape(-1, logits.shape[-1])
         return _FusedCrossEntropy.apply(flat, torch.roll(labels, -1, 1).reshape(-1), in_place)
+    if loss == "logprobs_tokens":
+        following = torch.roll(labels, -1, 1).reshape(-1)
+        pairs = zip(logits.reshape(-1, logits.shape[-1]), following, strict=True)
+        return torch.stack([torch.log_softmax(row.float(), dim=-1).gather(-1, label[None]).squeeze(-1) for row, label in pairs])
     logits = logits[:, :-1]
     wide = logits if loss == "logprobs_plain" else logits.float()
     return torch.log_softmax(wide, dim=-1).gather(-1, labels[:, 1:].unsqueeze(-1)).squeeze(-1)
@@ -69,6 +93,11 @@ def _by_softmax(logits: Any, chunk: int) -> Any:
         return torch.cat([_by_softmax(part.float(), 0) for part in logits.reshape(-1, logits.shape[-1]).split(chunk)])
     shares = torch.softmax(logits, dim=-1)
     return torch.logsumexp(logits, dim=-1) - torch.sum(shares * logits, dim=-1)
+
+
+def _by_softmax_widened(logits: Any) -> Any:
+    shares = torch.softmax(logits.float(), dim=-1)
+    return torch.logsumexp(logits.float(), dim=-1) - torch.sum(shares * logits, dim=-1)
 
 
 def _by_log_softmax(logits: Any, chunk: int) -> Any:
