@@ -69,10 +69,10 @@ def parse_request(flags: Flags) -> ParsedRequest:
     # 1. Trainer, hardware, model and configuration.
     launched = read_launch(flags)
     flags = launched.flags if launched else flags
-    scripted = read_script(flags)
+    hardware = target_hardware(flags)
+    scripted = read_script(flags, hardware)
     flags = _as_the_space(flags_for(flags, scripted), scripted is not None or launched is not None)
     trainer = scripted.trainer if scripted else frameworks.trainer(flags.framework, flags.method)
-    hardware = target_hardware(flags)
     space = whole = space_files.load_space(flags.space or trainer.space).on(hardware.count if hardware.kind == "cuda" else 0)
     flags, exported = with_exported(flags, space, _settings(trainer), hardware)
     config = scripted.config if scripted else launched.config if launched else _config(flags, trainer)

@@ -18,6 +18,7 @@ import msgspec
 
 import autotune.worker
 from autotune.core.errors import BadInput, TrainingEnvironmentError
+from autotune.core.hardware import Hardware
 from autotune.core.side_effects import without_side_effects
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
 from autotune.frameworks.trl.source_calls import most_calls
@@ -30,13 +31,13 @@ ONE_TRAINER = "Give each a script of its own, or let an argument choose between 
 
 
 def look_at(
-    path: str, arguments: tuple[str, ...], *, python: Path, rewards: Rewards, method: str | None = None,
-    timeout_seconds: float = TIMEOUT_S,
+    path: str, arguments: tuple[str, ...], *, python: Path, hardware: Hardware, rewards: Rewards,
+    method: str | None = None, timeout_seconds: float = TIMEOUT_S,
 ) -> UserScript:  # fmt: skip
     """Run the script up to its trainer in the training environment. Raises BadInput without one."""
     if not Path(path).is_file():
         raise BadInput(f"--script {path} is no file.", way_out="Give the path of the Python script that you train with.")
-    answer, log = _run(path, arguments, python, method, timeout_seconds)
+    answer, log = _run(path, arguments, python, hardware, method, timeout_seconds)
     if "error" in answer:
         raise _refusal(path, python, answer["error"], log)
     look = msgspec.convert(answer, ScriptInspection, strict=False)
@@ -45,9 +46,11 @@ def look_at(
     return script
 
 
-def _run(path: str, arguments: tuple[str, ...], python: Path, method: str | None, timeout: float) -> tuple[Any, str]:
+def _run(
+    path: str, arguments: tuple[str, ...], python: Path, hardware: Hardware, method: str | None, timeout: float
+) -> tuple[Any, str]:  # fmt: skip
     worker = Path(autotune.worker.__file__).parent
-    request = {"script": path, "arguments": list(arguments), "method": method}
+    request = {"script": path, "arguments": list(arguments), "method": method, "device": hardware.kind}
     try:
         done = subprocess.run(
             [str(python), str(worker), "look"], input=json.dumps(request), capture_output=True, text=True, timeout=timeout,
