@@ -44,6 +44,19 @@ REFUSED = {
     "again": (GRPO + "t.train()\nt.train(True)\n", BadInput, "trains more than once (again.py:5 is one of 2", "tune each"),
     "loop": (GRPO + "for _ in range(3):\n    t.train()\n", BadInput, "trains more than once", "tune each"),
     "in turn": (GRPO + "t.train()\n" + SFT + "s.train()\n", BadInput, "builds 2 trainers one after the other", APART),
+    "asynchronous": (
+        "from trl.experimental.async_grpo import AsyncGRPOTrainer\nAsyncGRPOTrainer('nowhere/to-be-found')\n",
+        BadInput,
+        "builds AsyncGRPOTrainer, whose training is not modelled",
+        "--space verl-async",
+    ),
+    "other": (
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "Trainer(None, TrainingArguments('o', use_cpu=True)).train()\n",
+        BadInput,
+        "builds Trainer,",
+        "Known are GRPOTrainer",
+    ),
     "spread": (SPREAD, BadInput, "sets deepspeed", "--hold sharding"),
 }
 

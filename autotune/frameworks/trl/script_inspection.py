@@ -27,6 +27,14 @@ TIMEOUT_S = 1800.0
 """Includes the download and preparation of the script's dataset."""
 
 TRAINER_CLASSES = ("GRPOTrainer", "RLOOTrainer", "SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")
+OTHER_TRAINERS: Mapping[str, str] = {
+    "AsyncGRPOTrainer": "Its server gets weights over NCCL. GRPOTrainer with vllm_mode=server is known, and other asynchronous "
+    "loops: --framework verl --space verl-async, or openrlhf with openrlhf-async.",
+    "PPOTrainer": "Use --method ppo, with TRL up to 1.12.",
+    "OnlineDPOTrainer": "Use --method online-dpo without a script.",
+}
+"""Trainers outside of scripts -> what can be used instead."""
+
 ONE_TRAINER = "Give each a script of its own, or let an argument choose between them."
 
 
@@ -92,6 +100,10 @@ def _refusal(path: str, python: Path, error: Mapping[str, Any], log: str) -> Exc
         ),
         "two_trainers": (
             f"{path} builds two trainers before it trains, {text}, and a recommendation is for one.", ONE_TRAINER,
+        ),
+        "other_trainer": (
+            f"{path} builds {text}, whose training is not modelled, so that it can be neither predicted nor probed.",
+            OTHER_TRAINERS.get(text, f"Known are {', '.join(TRAINER_CLASSES)}."),
         ),
         "odd_trainer": (f"{path}: {text}, so that its arguments are unknown.", "Call it from your class's __init__."),
     }  # fmt: skip
