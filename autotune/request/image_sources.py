@@ -20,15 +20,21 @@ from autotune.request.flags import Flags
 def with_images(flags: Flags, workload: Workload, hardware: Hardware, trainer: Trainer) -> tuple[Workload, list[str]]:
     """Return the workload with the images of its rows, and notes on them."""
     images, found = _by_flag(flags, workload.model, trainer), None
-    if images is None and trainer.reads_images and isinstance(workload.model.config.get("vision_config"), Mapping):
+    sees = isinstance(workload.model.config.get("vision_config"), Mapping)
+    if images is None and trainer.reads_images and sees:
         try:
             found = trainer.image_rows(Task(workload=workload, hardware=hardware))
             images = None if found is None else _largest(found, workload.model)
         except BadInput as error:
             return workload, [f"images of the dataset are not counted: {error.what} Give --image-size and --images-per-sample"]
     if images is None:
-        return workload, []
+        return workload, [_texts_alone(trainer, workload)] if sees else []
     return replace(workload, images=images), [f"{images}{_origin(found)}: counted in the lengths of prompts and rows"]
+
+
+def _texts_alone(trainer: Trainer, workload: Workload) -> str:
+    how = "--image-size counts images" if trainer.reads_images else f"images are not counted with {trainer.name}"
+    return f"rows are texts alone for {workload.model.name}; {how}"
 
 
 def _origin(found: ImageRows | None) -> str:

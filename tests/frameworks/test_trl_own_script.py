@@ -51,8 +51,7 @@ REFUSED = {
         "--space verl-async",
     ),
     "other": (
-        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
-        "Trainer(None, TrainingArguments('o', use_cpu=True)).train()\n",
+        "import transformers as t\nt.Trainer(None, t.TrainingArguments('o', use_cpu=True)).train()\n",
         BadInput,
         "builds Trainer,",
         "Known are GRPOTrainer",
