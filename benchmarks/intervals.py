@@ -38,6 +38,7 @@ from benchmarks.machine import facts  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "intervals.json"
 PAIRS_PER_STUDY = 8
+COMPLETION_LENGTHS = "64,32"
 CONFIRMED = 3
 """Candidates whose confirmations a search knows: its finalists (search/finalists.py)."""
 
@@ -95,11 +96,12 @@ def measured_study(executor: Executor, candidates: Sequence[Candidate], *, seed:
 
 
 def _request(model: Path, folder: Path) -> ParsedRequest:
-    """The demo without vLLM, whose loads would take most of the time."""
+    """The demo without vLLM, whose loads would take most of the time, and with short completions, for the
+    same reason: decoding them one token at a time is most of a cycle."""
     return parse_request(
         Flags(
             model=str(model), gpus="cpu", space="demo", memory_limit="2G", hold=("use_vllm=false",), mode="probe",
-            out=str(folder / "out"),
+            search=(f"max_completion_length={COMPLETION_LENGTHS}",), out=str(folder / "out"),
         )
     )  # fmt: skip
 

@@ -34,13 +34,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
 WITH_LIGER = ROOT / ".venvs" / "foresight-liger"
 """Folder with Liger's kernels, which two recipes turn on."""
 
-SAME_SHAPE = {
-    "Qwen/Qwen2-0.5B": "Qwen/Qwen2.5-0.5B",
-    "Qwen/Qwen2-7B-Instruct": "Qwen/Qwen2.5-7B-Instruct",
-    "Qwen/Qwen2-0.5B-Instruct": "Qwen/Qwen2.5-0.5B-Instruct",
-}
-"""Models whose config.json a networked machine would fetch -> one of the catalogue with the same shape."""
-
 GPUS_OF = {"run_qwen2_5-3b_gsm8k_grpo_lora.sh": "2xH100"}
 """Launches for another number of GPUs than 8."""
 
@@ -127,9 +120,6 @@ def _read(name: str) -> Any:
 def predicted(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Predict the recipe as it is."""
     words = ["predict", "--gpus", recipe.gpus, "--json", *_given(recipe, folder, recipe.settings)]
-    named = recipe.settings.get("model_name_or_path", recipe.settings.get("actor_rollout_ref.model.path"))
-    same = SAME_SHAPE.get(str(named))
-    words += ["--model", same] if same and recipe.kind != "script" else []
     return _answered(words, folder, ("fits", "peak_memory_bytes", "limit_bytes", "basis"))
 
 

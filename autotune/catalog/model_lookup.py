@@ -62,7 +62,10 @@ def find_model(text: str) -> Model:
             return Model(name=hub_id, config=_config(Path(scratch)), folder=None, origin="config.json fetched from the hub")
     raise BadInput(
         f"Model {hub_id!r} is neither in the catalogue nor in this machine's hub cache.",
-        way_out=f"Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or see `autotune show models`.",
+        way_out=(
+            f"Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or name with --model the model "
+            "that it was made from (`autotune show models`)."
+        ),
     )
 
 

@@ -27,3 +27,12 @@ class Images:
         return (
             f"{self.count} image{'' if self.count == 1 else 's'} of {self.width}x{self.height} a row, {self.tokens:,} tokens each"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRows:
+    """Sizes of the images in a dataset's rows."""
+
+    rows: int | None  # None: a dataset of the hub, whose first rows were read
+    looked_at: int
+    sizes: tuple[tuple[tuple[int, int], ...], ...]  # width and height of each image of each row in the sample

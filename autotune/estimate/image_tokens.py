@@ -46,7 +46,7 @@ def largest(config: Config) -> tuple[int, int]:
     vision = _vision(config)
     if kind == "gemma3":
         return number(config, "mm_tokens_per_image", 256), (number(vision, "image_size") // number(vision, "patch_size")) ** 2
-    name, usual = ("pooling_kernel_size", 3) if kind == "gemma4" else ("spatial_merge_size", 2)
+    name, usual = ("pooling_kernel_size", 3) if kind.startswith("gemma4") else ("spatial_merge_size", 2)
     pooled = number(vision, name, usual)
     tokens, _ = _RULES[kind](config, {}, LARGEST_SIDE, LARGEST_SIDE)
     return tokens, tokens * pooled**2
@@ -106,7 +106,7 @@ def _fitted(config: Config, preprocessor: Config, height: int, width: int) -> tu
     """The largest size of these proportions within a number of patches, pooled."""
     vision = _vision(config)
     patch, pool = number(vision, "patch_size", 16), number(vision, "pooling_kernel_size", 3)
-    tokens = number(config, "vision_soft_tokens_per_image", 280)
+    tokens = number(config, "vision_soft_tokens_per_image", number(vision, "num_soft_tokens", 280))
     side = patch * pool
     scale = math.sqrt(tokens * side * side / (height * width))
     high, wide = (max(1, math.floor(scale * pixels / side)) for pixels in (height, width))
@@ -121,5 +121,5 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QWEN2),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
     "gemma3": _fixed,
-    "gemma4": _fitted,
+    **dict.fromkeys(("gemma4", "gemma4_unified"), _fitted),
 }

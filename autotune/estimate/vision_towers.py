@@ -79,6 +79,15 @@ def _gemma4(vision: Config, text_hidden: int) -> int:
     return patches + number(vision, "num_hidden_layers") * layer + hidden * text_hidden
 
 
+def _gemma4_unified(vision: Config, text_hidden: int) -> int:
+    """No encoder: pixels of a token in one projection with three norms, a position table for each axis."""
+    width, projected = numbers(vision, "mm_embed_dim", "output_proj_dims")
+    side = number(vision, "patch_size", 16) * number(vision, "pooling_kernel_size", 3)
+    pixels = 3 * side * side
+    norms = 2 * pixels + 4 * width
+    return pixels * width + width + norms + 2 * number(vision, "mm_posemb_size") * width + projected * text_hidden
+
+
 def _llama4(vision: Config, text_hidden: int) -> int:
     hidden, width, patch = numbers(vision, "hidden_size", "intermediate_size", "patch_size")
     layer = 4 * hidden * (hidden + 1) + 2 * hidden * width + width + hidden + 4 * hidden
@@ -96,15 +105,18 @@ _TOWERS: Mapping[str, Callable[[Config, int], int]] = {
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
     **dict.fromkeys(("qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision", "qwen3_5_moe_vision"), _qwen3_vl),
     "gemma4_vision": _gemma4,
+    "gemma4_unified_vision": _gemma4_unified,
     "llama4_vision_model": _llama4,
 }
 
 
 def _audio(config: Config) -> int:
-    """Gemma 4's conformer with its projection."""
+    """Gemma 4's conformer with its projection; the projection alone in a model without encoders."""
     audio, text = config.get("audio_config"), config.get("text_config")
     if not isinstance(audio, Mapping) or not isinstance(text, Mapping):
         return 0
+    if audio.get("model_type") == "gemma4_unified_audio":
+        return number(audio, "output_proj_dims") * number(text, "hidden_size")
     hidden, out = number(audio, "hidden_size"), number(audio, "output_proj_dims")
     first, second = _two_numbers(audio, "subsampling_conv_channels", (128, 32))
     subsampling = 9 * first + first + 9 * first * second + second + first // 4 * second * hidden

@@ -13,6 +13,7 @@ from typing import Protocol
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
 from autotune.core.dataset_lengths import PromptLengths, RowLengths
+from autotune.core.images import ImageRows
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
@@ -95,6 +96,12 @@ class Trainer(Protocol):
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         """Measure the dataset's prompts and count those within `limit`; None: no readable dataset."""
+        ...
+
+    def image_rows(self, task: Task) -> ImageRows | None:
+        """Read the sizes of the images in the dataset's rows; None: no dataset, or a method without images.
+
+        Raises BadInput for an unreadable dataset."""
         ...
 
     def row_lengths(self, task: Task) -> RowLengths | None:

@@ -13,6 +13,7 @@ import msgspec
 
 from autotune.core.dataset_lengths import PromptLengths, RowLengths
 from autotune.core.errors import BadInput, TrainingEnvironmentError
+from autotune.core.images import ImageRows
 from autotune.core.task import Task
 from autotune.frameworks.base import model_path
 
@@ -26,6 +27,13 @@ def row_lengths(task: Task, dataset: Mapping[str, object] | None) -> RowLengths 
     if dataset is None or not dataset.get("dataset_name"):
         return None
     return msgspec.json.decode(_measure("row", task, dataset, {}, ROWS_TIMEOUT_S), type=RowLengths)
+
+
+def image_rows(task: Task, dataset: Mapping[str, object] | None) -> ImageRows | None:
+    """Read the sizes of the rows' images; None: no dataset. Raises BadInput for an unreadable dataset."""
+    if dataset is None:
+        return None
+    return msgspec.json.decode(_measure("image", task, dataset, {}, ROWS_TIMEOUT_S), type=ImageRows)
 
 
 def prompt_lengths(task: Task, dataset: Mapping[str, object] | None, limit: int | None) -> PromptLengths | None:

@@ -36,7 +36,13 @@ class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unmodelled: tuple[KnobValue, ...] | None = None
     """Instead: the only values that it does not model."""
 
-    def applies_to(self, value: KnobValue) -> bool:
+    def reasons(self, settings: Settings) -> Iterator[str]:
+        """Yield the reason for each setting of such a value."""
+        for name in self.settings:
+            if self._applies_to(value := settings.get(name)):
+                yield self.because.format(name=name, value=as_word(value))
+
+    def _applies_to(self, value: object) -> bool:
         return value not in self.modelled if self.unmodelled is None else value in self.unmodelled
 
 
@@ -154,9 +160,7 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def reasons_untraced(self, settings: Settings) -> Iterator[str]:
         """Yield settings that change the step's memory without a counterpart in the stand-in step."""
         for row in self.untraced:
-            for name in row.settings:
-                if row.applies_to(value := settings.get(name)):
-                    yield row.because.format(name=name, value=as_word(value))
+            yield from row.reasons(settings)
 
 
 @cache

@@ -232,6 +232,9 @@ class Launched(ABC):
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         return None
 
+    def image_rows(self, task: Task) -> None:
+        return None
+
     def row_lengths(self, task: Task) -> RowLengths | None:
         dataset = task.workload.dataset
         measured = self.measures_rows and self.method == "sft" and dataset

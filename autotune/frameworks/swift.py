@@ -29,7 +29,8 @@ from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, Report
 from autotune.frameworks.stand_in_step import OtherModel, gptq_bits
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
-OF_THE_SERVER = ("vllm_gpu_memory_utilization", "vllm_max_model_len", "vllm_tensor_parallel_size", "vllm_enable_lora")
+_SERVED = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "enable_lora", "enable_expert_parallel")
+OF_THE_SERVER = tuple(f"vllm_{name}" for name in _SERVED)
 """Settings of `swift rollout`, which starts the vLLM server."""
 
 ADAPTER = {"lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"}
@@ -181,11 +182,10 @@ def _split(settings: Settings, task: Task, longest: int) -> SplitEngines:
 
 def _server_script(named: Mapping[str, object], task: Task) -> str:
     """Return the script that starts vLLM on the last GPUs, before training."""
-    gpus = task.hardware.count
     options = {"model": named["model"], **{name: named.get(name) for name in OF_THE_SERVER}, "port": PORT}
     replicas = count_of(named, "server_gpus") // (count_of(named, "vllm_tensor_parallel_size") or 1)
     options |= {"vllm_data_parallel_size": replicas} if replicas > 1 else {}
-    last = ",".join(map(str, range(ranks_of(named, gpus), gpus)))
+    last = ",".join(map(str, range(ranks_of(named, task.hardware.count), task.hardware.count)))
     return (
         "#!/usr/bin/env bash\n# Start this first: vLLM, on the GPUs that do not train.\n"
         f"export USE_HF=1 CUDA_VISIBLE_DEVICES={last}\n"

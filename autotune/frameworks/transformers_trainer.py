@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue
+from autotune.core.errors import CannotPredict
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, as_word, count_of, other_global_batch
+from autotune.frameworks.framework_facts import Untraced
 from autotune.frameworks.launched_run import OF_TRANSFORMERS, OUT, Figures, Launched
-from autotune.frameworks.settings_table import read_yaml
+from autotune.frameworks.settings_table import KINDS, Field, read_yaml
 from autotune.frameworks.stand_in_step import STAND_IN, StandInSpec
 from autotune.frameworks.stated_rules import Condition, StatedRule, texts_that_apply
 
@@ -53,6 +55,7 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     unread: tuple[Unread, ...]
     rules: tuple[StatedRule, ...]
     notes: tuple[StatedRule, ...]
+    untraced: tuple[Untraced, ...] = ()
 
 
 class TransformersTrainer(Launched):
@@ -69,6 +72,12 @@ class TransformersTrainer(Launched):
         self.defaults = {**facts.defaults["common"], **facts.defaults[method]}
         self.canonical, self.requires, self.needs = facts.canonical[method], facts.requires, tuple(facts.requires)
 
+    def fields(self) -> Mapping[str, Field]:
+        plain = {name: row.modelled[-1] for row in self.facts.untraced for name in row.settings}
+        kinds = {name: "str" if value is None else KINDS[type(value)] for name, value in plain.items()}
+        unmodelled = {name: Field(kinds=(kind, "null"), default=plain[name]) for name, kind in kinds.items()}
+        return {**unmodelled, **super().fields()}
+
     @abstractmethod
     def lengths(self, settings: Settings) -> tuple[int, int]:
         """Return the longest prompt and completion."""
@@ -82,6 +91,9 @@ class TransformersTrainer(Launched):
         return {}
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
+        reason = next((reason for row in self.facts.untraced for reason in row.reasons(task.workload.held)), None)
+        if reason is not None:
+            raise CannotPredict(f"{reason}; the stand-in step of {self.name} does not model it.")
         given = {**self.facts.implied[task.workload.tuning], **self.held(task), **knobs}
         settings = {**self.defaults, **given}
         settings |= self.derived(settings, task)

@@ -15,13 +15,11 @@ from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.files import sqlite_url
 from autotune.core.hardware import Hardware
-from autotune.core.images import Images
 from autotune.core.job import Job, Mode
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
 from autotune.core.units import parse_seconds
 from autotune.core.workload import Model, Tuning, Workload
-from autotune.estimate import image_tokens
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config
@@ -31,6 +29,7 @@ from autotune.request import length_sources
 from autotune.request.assignments import held_by, named_choices, parse_holds, positive
 from autotune.request.exported_variables import with_exported
 from autotune.request.flags import Flags
+from autotune.request.image_sources import with_images
 from autotune.request.installed_packages import restrict_to_installed
 from autotune.request.launch_scripts import read_launch
 from autotune.request.storage_file import storage_url
@@ -69,10 +68,10 @@ def parse_request(flags: Flags) -> ParsedRequest:
     # 1. Trainer, hardware, model and configuration.
     launched = read_launch(flags)
     flags = launched.flags if launched else flags
-    scripted = read_script(flags)
+    hardware = target_hardware(flags)
+    scripted = read_script(flags, hardware)
     flags = _as_the_space(flags_for(flags, scripted), scripted is not None or launched is not None)
     trainer = scripted.trainer if scripted else frameworks.trainer(flags.framework, flags.method)
-    hardware = target_hardware(flags)
     space = whole = space_files.load_space(flags.space or trainer.space).on(hardware.count if hardware.kind == "cuda" else 0)
     flags, exported = with_exported(flags, space, _settings(trainer), hardware)
     config = scripted.config if scripted else launched.config if launched else _config(flags, trainer)
@@ -107,7 +106,6 @@ def parse_request(flags: Flags) -> ParsedRequest:
         typical_completion_length=typical or (None if lengths is None else max(1, round(lengths.mean))),
         completion_lengths=lengths,
         prompt_lengths=_prompt_lengths(flags),
-        images=_images(flags, model, trainer),
         dataset=flags.dataset or (config.dataset if config else None),
         config_file=config.path if config else None,
         held=held,
@@ -119,13 +117,12 @@ def parse_request(flags: Flags) -> ParsedRequest:
         trust_remote_code=bool(held.get("trust_remote_code", False)),
         seed=flags.seed,
     )
-    notes += exported
+    workload, image_notes = with_images(flags, workload, hardware, trainer)
+    notes += [*exported, *image_notes]
     notes += () if lengths is None else (length_sources.description(lengths),)
     notes += scripted.notes if scripted else config.notes if config else ()
     if config is not None and config.processes not in (None, hardware.count):
         notes.append(f"{hardware.count} ranks, by --gpus; the file of the launcher has num_processes {config.processes}")
-    if workload.images is not None:
-        notes.append(f"{workload.images}: counted in the lengths of prompts and rows")
     if hardware.emulated:
         notes.append(f"{hardware}: memory is emulated, speed is predicted, nothing is measured (docs/emulated-gpus.md)")
     elif not hardware.here:
@@ -168,23 +165,6 @@ def _prompt_lengths(flags: Flags) -> CompletionLengths | None:
             way_out="Give --lengths, the completions that occur, as well.",
         )
     return None if flags.prompt_lengths is None else length_sources.read_prompts(flags.prompt_lengths)
-
-
-def _images(flags: Flags, model: Model, trainer: Trainer) -> Images | None:
-    if flags.image_size is None:
-        if flags.images_per_sample is not None:
-            raise BadInput("--images-per-sample needs the images' size.", way_out="Add --image-size 448x448.")
-        return None
-    size = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", flags.image_size)
-    if size is None:
-        raise BadInput(f"--image-size {flags.image_size}: not a width and a height.", way_out="Write it like 448x448.")
-    if not trainer.reads_images:
-        raise BadInput(
-            f"--image-size: rows of {flags.method} with {trainer.name} have no images here.",
-            way_out="Leave it out, or use --framework trl with --method sft, grpo or rloo.",
-        )
-    count = positive("--images-per-sample", flags.images_per_sample) or 1
-    return image_tokens.images_of(model.config, model.folder, count=count, width=int(size[1]), height=int(size[2]))
 
 
 def _as_the_space(flags: Flags, scripted: bool) -> Flags:

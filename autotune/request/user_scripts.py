@@ -10,6 +10,7 @@ from autotune import frameworks
 from autotune.catalog import model_lookup
 from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
+from autotune.core.hardware import Hardware
 from autotune.core.user_script import ScriptInspection, UserScript
 from autotune.core.workload import Model
 from autotune.frameworks.base import Trainer
@@ -39,8 +40,8 @@ class ParsedScript:
     notes: tuple[str, ...]
 
 
-def read_script(flags: Flags) -> ParsedScript | None:
-    """Inspect the script of `--script`; None without one."""
+def read_script(flags: Flags, hardware: Hardware) -> ParsedScript | None:
+    """Inspect the script of `--script`, as it is on the hardware; None without one."""
     if flags.script is None:
         if flags.rewards != "real":
             raise BadInput("--rewards is about a script of your own.", way_out="Add --script FILE, or leave it out.")
@@ -48,7 +49,7 @@ def read_script(flags: Flags) -> ParsedScript | None:
     _refuse_script_flags(flags)
     python = environment.interpreter(flags.python)
     method = None if flags.method == Flags().method else flags.method
-    script = look_at(flags.script, flags.arguments, python=python, rewards=flags.rewards, method=method)
+    script = look_at(flags.script, flags.arguments, python=python, hardware=hardware, rewards=flags.rewards, method=method)
     inner = frameworks.trainer(flags.framework, script.look.method)
     return ParsedScript(
         script=script,

@@ -30,7 +30,7 @@ def load_package() -> None:
     spec.loader.exec_module(package)
 
 
-PROGRAMS = {"look": "trl.script_look", "prompts": "prompt_measurement", "rows": "row_measurement"}
+PROGRAMS = {"look": "trl.script_look", "prompts": "prompt_measurement", "rows": "row_measurement", "images": "image_measurement"}
 """Programs that answer one request: JSON on stdin, JSON on stdout."""
 
 if __name__ == "__main__":

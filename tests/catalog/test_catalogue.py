@@ -77,7 +77,7 @@ NEW = [
     *[f"Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B", "35B-A3B", "122B-A10B", "397B-A17B")],
     *[f"Qwen3-VL-{size}-Instruct" for size in ("2B", "4B", "8B", "32B", "30B-A3B", "235B-A22B")],
     *[f"Qwen2.5-VL-{size}-Instruct" for size in ("3B", "7B", "32B", "72B")],
-    *[f"gemma-4-{size}-it" for size in ("E2B", "E4B", "26B-A4B", "31B")],
+    *[f"gemma-4-{size}-it" for size in ("E2B", "E4B", "12B", "26B-A4B", "31B")],
     *[f"granite-4.0-{size}" for size in ("micro", "h-micro", "h-tiny", "h-small")],
     *["Qwen3.6-27B", "Qwen3.6-35B-A3B", "Qwen3-Next-80B-A3B-Instruct", "DeepSeek-V3.2"],
     *["GLM-4.5", "GLM-4.5-Air", "GLM-4.6", "GLM-4.7", "GLM-5", "GLM-5.1", "GLM-5.2"],

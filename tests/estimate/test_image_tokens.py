@@ -12,7 +12,7 @@ from autotune.core.errors import BadInput
 from autotune.estimate import image_tokens, model_shape, vision_encoder
 
 SIZES = [(448, 448), (1024, 768), (37, 2000), (28, 28), (5000, 4000), (300, 200)]
-MODELS = ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct", "google/gemma-4-E2B"]
+MODELS = ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct", "google/gemma-4-E2B", "google/gemma-4-12B"]
 
 
 @pytest.mark.parametrize("size", SIZES)

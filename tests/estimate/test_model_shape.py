@@ -113,6 +113,11 @@ ODD: Mapping[str, Mapping[str, object]] = {
         "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 301,
         "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 56,
     },
+    "gemma4_unified_text": {
+        "head_dim": 24, "global_head_dim": 40, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1,
+        "use_double_wide_mlp": True,
+    },
     "glm4_moe": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 56,
         "use_qk_norm": True, "attention_bias": True, "head_dim": 24, "pad_token_id": 0, "n_group": 1, "topk_group": 1},
     "glm_moe_dsa": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,

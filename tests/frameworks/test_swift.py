@@ -15,6 +15,7 @@ import pytest
 from autotune import frameworks
 from autotune.catalog.model_lookup import find_model
 from autotune.core.candidate import Candidate
+from autotune.core.errors import CannotPredict
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.task import Task
 from autotune.frameworks.launched_run import OUT
@@ -133,3 +134,23 @@ def in_float32(model: Path) -> dict[str, int]:
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     # transformers keeps the frequencies twice: as they are used, and as they were.
     return {"weights": trained + 2 * 4 * (head // 2), "gradients": trained, "optimizer": 2 * trained}
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [({"teacher_model": "Qwen/Qwen3.5-9B"}, "another model"), ({"sequence_parallel_size": 2}, "divides a row")],
+)
+def test_what_the_stand_in_step_lacks_is_refused_by_name(held: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CannotPredict, match=f"{next(iter(held))}.*{reason}"):
+        asked("grpo", **held)
+    asked("grpo", sequence_parallel_size=1)
+
+
+def test_expert_parallelism_reaches_the_engine_that_serves() -> None:
+    held = {"use_vllm": True, "vllm_enable_expert_parallel": True}
+    trainer, candidate, task = asked("grpo", **held)
+    assert "--vllm_enable_expert_parallel true" in " ".join(trainer.launch(candidate, task).argv)
+    trainer, candidate, task = asked("grpo", **held, vllm_mode="server")
+    launch = trainer.launch(candidate, task)
+    assert "--vllm_enable_expert_parallel true" in launch.files["rollout.sh"]
+    assert "expert_parallel" not in " ".join(launch.argv)

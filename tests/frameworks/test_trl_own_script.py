@@ -17,12 +17,14 @@ from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job, parse_request
 from autotune.request.user_scripts import read_script
 from tests.cli.command import environment
+from tests.frameworks.conftest import make_task
 
 pytest.importorskip("trl")
 pytestmark = pytest.mark.slow
 
 OWN = Path(__file__).parents[1] / "own_scripts"
 ROOT = Path(__file__).parents[2]
+CPU = make_task().hardware
 
 HEAD = "from datasets import Dataset\nfrom trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer\nimport sys\n"
 CONFIG = "GRPOConfig('o', use_cpu=True, bf16=False)"
@@ -42,6 +44,18 @@ REFUSED = {
     "again": (GRPO + "t.train()\nt.train(True)\n", BadInput, "trains more than once (again.py:5 is one of 2", "tune each"),
     "loop": (GRPO + "for _ in range(3):\n    t.train()\n", BadInput, "trains more than once", "tune each"),
     "in turn": (GRPO + "t.train()\n" + SFT + "s.train()\n", BadInput, "builds 2 trainers one after the other", APART),
+    "asynchronous": (
+        "from trl.experimental.async_grpo import AsyncGRPOTrainer\nAsyncGRPOTrainer('nowhere/to-be-found')\n",
+        BadInput,
+        "builds AsyncGRPOTrainer, whose training is not modelled",
+        "--space verl-async",
+    ),
+    "other": (
+        "import transformers as t\nt.Trainer(None, t.TrainingArguments('o', use_cpu=True)).train()\n",
+        BadInput,
+        "builds Trainer,",
+        "Known are GRPOTrainer",
+    ),
     "spread": (SPREAD, BadInput, "sets deepspeed", "--hold sharding"),
 }
 
@@ -56,6 +70,7 @@ TAKEN = {
     **OTHERS,
     "branches": GRPO + "if len(sys.argv) > 9:\n    t.train(True)\nelse:\n    t.train()\n",
     "quickstart": GRPO.replace(f"args={CONFIG}, ", "") + "t.train()\n",
+    "gpu": GRPO.replace(CONFIG, "GRPOConfig('o', tf32=True)") + "t.train()\n",  # bf16 by TRL's default
     "reads": GRPO + "print(t.model)\nt.train()\n",
 }
 
@@ -85,7 +100,12 @@ def looks(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[st
         "--use_peft",
     ]
     requests = [
-        {"script": str(file), "arguments": parsed if name == "parsed" else [str(tiny_model)]} for name, file in files.items()
+        {
+            "script": str(file),
+            "arguments": parsed if name == "parsed" else [str(tiny_model)],
+            "device": "cuda" if name == "gpu" else "cpu",
+        }
+        for name, file in files.items()
     ]
     done = subprocess.run(
         [sys.executable, "-m", "tests.worker.look_at_many"], input=json.dumps(requests), capture_output=True, text=True, cwd=ROOT,
@@ -100,7 +120,7 @@ def looked(looks: dict[str, tuple[Path, Any]], name: str, monkeypatch: pytest.Mo
     """Everything behind the look itself, on what the real one answered."""
     file, answer = looks[name]
     monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
-    return script_inspection.look_at(str(file), (), python=Path(sys.executable), rewards="real")
+    return script_inspection.look_at(str(file), (), python=Path(sys.executable), hardware=CPU, rewards="real")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -168,6 +188,11 @@ def test_a_class_of_its_own_with_a_ready_made_model(looks: Any, monkeypatch: pyt
     assert look.adapter["lora_r"] == 4
 
 
+def test_a_script_for_a_gpu_is_read_on_a_machine_without_one(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = looked(looks, "gpu", monkeypatch).look
+    assert (look.method, look.raw["tf32"], look.raw["use_cpu"]) == ("grpo", True, False)
+
+
 def test_given_rows(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     look = looked(looks, "rows", monkeypatch).look
     assert (look.method, look.prompts, look.raw["max_length"]) == ("sft", None, 32)
@@ -179,9 +204,9 @@ def test_given_rows(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_script_says_what_is_trained(more: dict[str, str], what: str) -> None:
     with pytest.raises(BadInput, match=what):
-        read_script(Flags(script="train.py", **more))  # type: ignore[arg-type]
+        read_script(Flags(script="train.py", **more), CPU)  # type: ignore[arg-type]
 
 
 def test_rewards_are_a_scripts() -> None:
     with pytest.raises(BadInput, match="--rewards is about a script"):
-        read_script(Flags(rewards="skip"))
+        read_script(Flags(rewards="skip"), CPU)

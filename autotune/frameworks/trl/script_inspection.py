@@ -18,6 +18,7 @@ import msgspec
 
 import autotune.worker
 from autotune.core.errors import BadInput, TrainingEnvironmentError
+from autotune.core.hardware import Hardware
 from autotune.core.side_effects import without_side_effects
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
 from autotune.frameworks.trl.source_calls import most_calls
@@ -26,17 +27,25 @@ TIMEOUT_S = 1800.0
 """Includes the download and preparation of the script's dataset."""
 
 TRAINER_CLASSES = ("GRPOTrainer", "RLOOTrainer", "SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")
+OTHER_TRAINERS: Mapping[str, str] = {
+    "AsyncGRPOTrainer": "Its server gets weights over NCCL. GRPOTrainer with vllm_mode=server is known, and other asynchronous "
+    "loops: --framework verl --space verl-async, or openrlhf with openrlhf-async.",
+    "PPOTrainer": "Use --method ppo, with TRL up to 1.12.",
+    "OnlineDPOTrainer": "Use --method online-dpo without a script.",
+}
+"""Trainers outside of scripts -> what can be used instead."""
+
 ONE_TRAINER = "Give each a script of its own, or let an argument choose between them."
 
 
 def look_at(
-    path: str, arguments: tuple[str, ...], *, python: Path, rewards: Rewards, method: str | None = None,
-    timeout_seconds: float = TIMEOUT_S,
+    path: str, arguments: tuple[str, ...], *, python: Path, hardware: Hardware, rewards: Rewards,
+    method: str | None = None, timeout_seconds: float = TIMEOUT_S,
 ) -> UserScript:  # fmt: skip
     """Run the script up to its trainer in the training environment. Raises BadInput without one."""
     if not Path(path).is_file():
         raise BadInput(f"--script {path} is no file.", way_out="Give the path of the Python script that you train with.")
-    answer, log = _run(path, arguments, python, method, timeout_seconds)
+    answer, log = _run(path, arguments, python, hardware, method, timeout_seconds)
     if "error" in answer:
         raise _refusal(path, python, answer["error"], log)
     look = msgspec.convert(answer, ScriptInspection, strict=False)
@@ -45,9 +54,11 @@ def look_at(
     return script
 
 
-def _run(path: str, arguments: tuple[str, ...], python: Path, method: str | None, timeout: float) -> tuple[Any, str]:
+def _run(
+    path: str, arguments: tuple[str, ...], python: Path, hardware: Hardware, method: str | None, timeout: float
+) -> tuple[Any, str]:  # fmt: skip
     worker = Path(autotune.worker.__file__).parent
-    request = {"script": path, "arguments": list(arguments), "method": method}
+    request = {"script": path, "arguments": list(arguments), "method": method, "device": hardware.kind}
     try:
         done = subprocess.run(
             [str(python), str(worker), "look"], input=json.dumps(request), capture_output=True, text=True, timeout=timeout,
@@ -89,6 +100,10 @@ def _refusal(path: str, python: Path, error: Mapping[str, Any], log: str) -> Exc
         ),
         "two_trainers": (
             f"{path} builds two trainers before it trains, {text}, and a recommendation is for one.", ONE_TRAINER,
+        ),
+        "other_trainer": (
+            f"{path} builds {text}, whose training is not modelled, so that it can be neither predicted nor probed.",
+            OTHER_TRAINERS.get(text, f"Known are {', '.join(TRAINER_CLASSES)}."),
         ),
         "odd_trainer": (f"{path}: {text}, so that its arguments are unknown.", "Call it from your class's __init__."),
     }  # fmt: skip

@@ -13,13 +13,14 @@ from typing import Any, ClassVar, cast
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
 from autotune.core.dataset_lengths import PromptLengths, RowLengths
+from autotune.core.images import ImageRows
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
 from autotune.core.user_script import UserScript
 from autotune.frameworks import stand_in_step
 from autotune.frameworks.base import Settings, Trainer, count_of
-from autotune.frameworks.dataset_measurement import prompt_lengths, row_lengths
+from autotune.frameworks.dataset_measurement import image_rows, prompt_lengths, row_lengths
 from autotune.frameworks.settings_table import Field
 from autotune.frameworks.trl import legality, output_files, script_files, user_config
 from autotune.frameworks.trl.field_list import fields
@@ -152,6 +153,9 @@ class TrlGrpo:
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         return prompt_lengths(task, dataset_of(task), limit)
+
+    def image_rows(self, task: Task) -> ImageRows | None:
+        return image_rows(task, dataset_of(task)) if self.reads_images else None
 
     def row_lengths(self, task: Task) -> RowLengths | None:
         return row_lengths(task, dataset_of(task)) if self.method == "sft" else None
@@ -307,6 +311,9 @@ class _ScriptTrainer:
         percentiles = {int(share): length for share, length in look.prompts.items()}
         within = max((share for share, length in percentiles.items() if limit is None or length <= limit), default=0)
         return PromptLengths(rows=look.rows, kept=look.rows * within // 100, percentiles=percentiles)
+
+    def image_rows(self, task: Task) -> None:
+        """Return None: the script prepares its own rows."""
 
     def row_lengths(self, task: Task) -> RowLengths | None:
         """Return None: the script prepares its own rows."""

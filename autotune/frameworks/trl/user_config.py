@@ -166,8 +166,8 @@ def split_document(document: Document, method: str = "grpo") -> UserConfig:
         if name not in known and name in former.left_out:
             left_out.setdefault(former.left_out[name], []).append(name)
             continue
-        if name != key:
-            renamed.append(f"{key} as {name}")
+        if name != key or value != given:
+            renamed.append(f"{key} as {name}" if value == given else f"{key}={given} as {name}={value}")
         try:
             if name != key and name in document.content:
                 raise document.error((str(key),), f"{key} and {name} are the same setting.", way_out=f"Keep {name}.")

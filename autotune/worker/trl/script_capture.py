@@ -177,20 +177,35 @@ def classes_of(method: str) -> tuple[Any, Any]:
 
 @contextmanager
 def patched(capture: Capture) -> Iterator[None]:
-    """Make TRL's trainers return placeholders, and record its configurations."""
-    from transformers import TrainingArguments
+    """Make TRL's trainers return placeholders, and record its configurations. Other trainers are refused."""
+    from transformers import Trainer, TrainingArguments
 
     classes = {}
     for method in METHODS:
         with contextlib.suppress(ModuleNotFoundError):  # older releases have no KTO outside of trl.experimental
             classes[method] = classes_of(method)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_refused_construction(Trainer))
         for method, (trainer, _) in classes.items():
             stack.enter_context(_captured_construction(trainer, method, capture))
         for config in (TrainingArguments, *(config for _, config in classes.values())):
             if "__post_init__" in vars(config):
                 stack.enter_context(_recorded_completion(config, capture))
         yield
+
+
+@contextmanager
+def _refused_construction(trainer: Any) -> Iterator[None]:
+    """Let no other trainer be built: it would load its model, and train."""
+
+    def refuse(cls: Any, *_: Any, **__: Any) -> Any:
+        raise ScriptFailed("other_trainer", cls.__name__)
+
+    trainer.__new__ = refuse
+    try:
+        yield
+    finally:
+        trainer.__new__ = lambda cls, *_, **__: object.__new__(cls)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Inspection of the user's script: its trainer and settings as JSON, without training.
 
-python autotune/worker look        {"script": path, "arguments": [...], "method": "grpo" | null} on stdin  ->  JSON on stdout
+python autotune/worker look  <  {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda"}
 
 {"method": "grpo", "trainer": "GRPOTrainer", "model": {"name": ... | null, "given": bool, "config": {...} | null,
  "dtype": ..., "load_in_4bit": bool, "load_in_8bit": bool}, "settings": {name: value}, "left": [settings that JSON cannot hold],
@@ -20,10 +20,12 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..tracing.patching import attribute, swapped
 from .engine import without_vllm
 from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, classes_of, default_of
 
@@ -43,7 +45,8 @@ def main() -> None:
         request = json.load(sys.stdin)
         try:
             without_vllm()
-            answer = describe(catch(request["script"], request["arguments"], request.get("method")))
+            with _accepted_as_on(request.get("device")):
+                answer = describe(catch(request["script"], request["arguments"], request.get("method")))
         except ScriptFailed as failed:
             cause = failed.__cause__
             log = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))[-4000:] if cause else ""
@@ -52,6 +55,22 @@ def main() -> None:
         json.dump(answer, real, default=str)
         real.flush()
         os._exit(0)  # skips the script's threads and exit handlers
+
+
+@contextmanager
+def _accepted_as_on(device: str | None) -> Iterator[None]:
+    """Let transformers accept settings of a GPU on a machine without one: bf16 is TRL's default.
+
+    Nothing runs on the device: the script ends at its trainer."""
+    import torch
+    from transformers import training_args
+
+    with ExitStack() as stack:
+        if device == "cuda" and not torch.cuda.is_available():
+            for name in ("is_torch_bf16_gpu_available", "is_torch_tf32_available"):
+                stack.enter_context(swapped(vars(training_args), name, lambda: True))
+            stack.enter_context(attribute(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
+        yield
 
 
 def describe(captured: CapturedTrainer) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import synthetic
-from ..tracing import Untraceable, fake_models, fsdp2, offloaded_activations, patching, quantised, step_annotator
+from ..tracing import Untraceable, fake_models, fsdp2, offloaded_activations, patching, quantised, step_annotator, vision_chunks
 from . import base_model, grpo_probe, image_inputs, methods, seams, training_arguments
 from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced, with_synthetic_pairs
 
@@ -120,6 +120,7 @@ def model_of(spec: Mapping[str, Any], attention: str | None, device: str) -> Any
     model = fake_models.build(config, dtype, attention, device=device, trust_remote_code=trust, scores=scores)
     if device == "meta":
         quantised.quantise(model, spec)
+        vision_chunks.join_pieces(model)
     model.config._name_or_path = model.name_or_path = model_spec["name"]
     return model
 

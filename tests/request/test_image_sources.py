@@ -1,0 +1,61 @@
+"""Sizes and numbers of images, read from datasets as TRL's trainers take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, parse_request
+
+datasets: Any = pytest.importorskip("datasets")
+Image: Any = pytest.importorskip("PIL.Image")
+pytestmark = pytest.mark.slow
+
+QWEN, GEMMA = "Qwen/Qwen2.5-VL-3B-Instruct", "google/gemma-4-E2B"
+
+
+def written(folder: Path, *rows: list[tuple[int, int]], column: str = "images") -> str:
+    """Write rows with images of these sizes as parquet, as the hub has them."""
+    pictures = [[Image.new("RGB", size) for size in row] for row in rows]
+    values = pictures if column == "images" else [row[0] for row in pictures]
+    feature = datasets.Image() if column == "image" else datasets.Sequence(datasets.Image())
+    features = datasets.Features({"prompt": datasets.Value("string"), column: feature})
+    made = datasets.Dataset.from_dict({"prompt": ["What is it?"] * len(rows), column: values}, features=features)
+    file = folder / "rows.parquet"
+    made.to_parquet(str(file))
+    return str(file)
+
+
+def parsed(dataset: str, **more: Any) -> ParsedRequest:
+    return parse_request(Flags(**{"model": QWEN, "gpus": "A100-80G", "dataset": dataset, "mode": "predict", **more}))
+
+
+def test_the_row_with_the_most_image_tokens_counts(tmp_path: Path) -> None:
+    request = parsed(written(tmp_path, [(56, 56)], [(112, 56), (560, 280)], [(448, 448)]))
+    images = request.job.task.workload.images
+    assert images is not None and (images.count, images.width, images.height) == (2, 560, 280)
+    assert any("the largest among 3 of 3 rows" in note for note in request.notes)
+
+
+def test_a_single_image_has_a_column_of_its_own(tmp_path: Path) -> None:
+    images = parsed(written(tmp_path, [(640, 480)], [(32, 32)], column="image"), model=GEMMA).job.task.workload.images
+    assert images is not None and (images.count, images.width, images.height) == (1, 640, 480)
+
+
+def test_a_flag_outweighs_the_dataset(tmp_path: Path) -> None:
+    images = parsed(written(tmp_path, [(640, 480)]), image_size="56x56").job.task.workload.images
+    assert images is not None and images.width == 56
+
+
+def test_rows_without_images_have_none(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    assert parsed(str(tmp_path / "rows.jsonl")).job.task.workload.images is None
+
+
+def test_an_unreadable_dataset_is_noted_with_what_to_state_instead(tmp_path: Path) -> None:
+    request = parsed(str(tmp_path / "absent"))
+    assert request.job.task.workload.images is None
+    assert any("images of the dataset are not counted" in note and "--image-size" in note for note in request.notes)
