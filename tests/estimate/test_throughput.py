@@ -14,7 +14,7 @@ from autotune.catalog.constants import efficiencies
 from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition, EngineSettings, Resident
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
-from autotune.core.trace import Inventory, Mark, Trace, Work
+from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Trace, Work
 from autotune.estimate import throughput
 from autotune.estimate.throughput import cycle_time, exchanges, generation, roofline
 from autotune.estimate.throughput.generation import GenerationLoad
@@ -233,6 +233,21 @@ def test_ranks_divide_the_optimizer_and_wait_for_each_sharded_layer() -> None:
     assert seconds(deep, ranks=2, generation_batch=32, sharded_by="ddp") == seconds(
         short, ranks=2, generation_batch=32, sharded_by="ddp"
     )
+
+
+def test_matrices_of_an_adapter_are_units_of_fsdp1_alone() -> None:
+    frozen, matrix = (Parameter(count=9, size=18, trains=trains, layer=0, number=None) for trains in (False, True))
+    used = ModuleUse(parameters=(frozen, *[matrix] * 8), modules=((0,), *((index,) for index in range(1, 9))), uses=())
+    plain, adapted = trace(), replace(trace(), usage=used)
+    policy = replace(composition()["policy"], adapter_rank=16)
+
+    def backward(traced: Trace, kind: str) -> Estimate:
+        return seconds(traced, residents=(policy,), ranks=2, generation_batch=32, sharded_by=kind)["backward"]
+
+    more = backward(adapted, "fsdp1").value - backward(plain, "fsdp1").value
+    each = efficiencies()["adapter_unit_milliseconds"]
+    assert more == pytest.approx(4 * 8 * 3 * each.value / 1000)  # micro-steps, matrices, exchanges
+    assert backward(adapted, "fsdp2") == backward(plain, "fsdp2")
 
 
 def test_independent_errors_widen_less_than_their_sum() -> None:

@@ -114,7 +114,7 @@ def cycle(
         own = roofline.overhead_seconds(counts.optimizer_steps, efficiency("trainer_step_milliseconds"), MILLI)
         seconds["optimizer"] = seconds["optimizer"] + own
     # 2. Exchanges between ranks, beside the backward pass.
-    seconds = exchanges.with_exchanges(seconds, trace.inventory, composition, counts, device)
+    seconds = exchanges.with_exchanges(seconds, trace, composition, counts, device)
     # 3. Weight sync.
     if composition.generation in ("engine", "server"):
         seconds["sync"] = _sync(trace.inventory, composition, config, device)

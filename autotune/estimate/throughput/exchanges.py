@@ -4,7 +4,9 @@ on its share.
 cost = max(exposed share · transfer, transfer - backward pass) + units · wait
 
 Transfers overlap with arithmetic and slow it down meanwhile. A sharded unit (a decoder layer) also
-waits for each of its exchanges: streams are synchronised, and the slowest rank is last.
+waits for each of its exchanges: streams are synchronised, and the slowest rank is last. Under FSDP1
+each matrix of an adapter is a unit of its own (PEFT's wrap policy): the device has next to nothing
+to do in it while the host gathers the next one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from autotune.catalog.constants import efficiency
 from autotune.core.composition import Composition
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate
-from autotune.core.trace import Inventory
+from autotune.core.trace import Inventory, Trace
 from autotune.estimate.throughput import generation, roofline
 from autotune.estimate.throughput.cycle_time import CycleTime
 from autotune.estimate.throughput.roofline import MILLI, Ceilings, independent
@@ -26,20 +28,25 @@ SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
 
 def with_exchanges(
     seconds: Mapping[Phase, Estimate],
-    inventory: Inventory,
+    trace: Trace,
     composition: Composition,
     counts: CycleTime,
     device: Ceilings,
 ) -> dict[Phase, Estimate]:
     """Add the cost of exchanges to the backward pass, and divide the optimizer's work by the ranks."""
-    found = dict(seconds)
+    found, inventory = dict(seconds), trace.inventory
     if composition.sharded_by in SHARDS_OPTIMIZER and "optimizer" in found:
         found["optimizer"] = found["optimizer"].scaled(1 / composition.ranks)
     sent = exchanged_bytes(inventory, composition, counts)
     spent = roofline.link_seconds(sent, device) if sent else None
     if spent is not None and "backward" in found:
         cover = found["backward"]
-        found["backward"] = independent(cover, _exposed(spent, cover), _waits(inventory, composition, counts))
+        found["backward"] = independent(
+            cover,
+            _exposed(spent, cover),
+            _waits(inventory, composition, counts),
+            _adapter_waits(trace, composition, counts),
+        )
     return found
 
 
@@ -58,6 +65,16 @@ def _waits(inventory: Inventory, composition: Composition, counts: CycleTime) ->
     units = len(inventory.layer_bytes) + 1
     waits = counts.micro_steps * units * exchanged
     return roofline.overhead_seconds(waits, efficiency("sharded_unit_milliseconds"), MILLI)
+
+
+def _adapter_waits(trace: Trace, composition: Composition, counts: CycleTime) -> Estimate:
+    """micro-steps · units of adapters · (2 gathers + 1 reduction)"""
+    used, adapted = trace.usage, composition["policy"].adapter_rank is not None
+    if composition.sharded_by != "fsdp1" or not adapted or used is None:
+        return Estimate.exactly(0)
+    parameters = used.parameters
+    units = sum(any(parameters[index].trains and parameters[index].layer is not None for index in own) for own in used.modules)
+    return roofline.overhead_seconds(counts.micro_steps * units * 3, efficiency("adapter_unit_milliseconds"), MILLI)
 
 
 def exchanged_bytes(inventory: Inventory, composition: Composition, counts: CycleTime) -> float:
