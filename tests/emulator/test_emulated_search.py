@@ -57,7 +57,10 @@ def test_the_timed_speed_gives_place_to_the_predicted_one() -> None:
 
 def test_the_speed_at_the_lengths_that_occur_is_predicted_too() -> None:
     measured = replace(answered(900).answer.trials[0].measurement, worst=TIMED)
-    rate, seconds = Estimate(value=800.0, low=500.0, high=2000.0), {"rollout": Estimate.exactly(3), "forward": Estimate.exactly(1)}
+    rate, seconds = (
+        Estimate(value=800.0, low=500.0, high=2000.0),
+        {"rollout": Estimate.exactly(3), "forward": Estimate.exactly(1)},
+    )
     predicted = replace(PREDICTION, tokens_per_second_at_lengths=rate, seconds_at_lengths=seconds)
     found = with_predicted_speed(measured, predicted)
     assert found.typical is not None and found.ranking_speed is found.typical

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.errors import UnknownName
 from autotune.core.probe_plan import ProbePlan
+from autotune.core.token_lengths import TokenLengths
 from autotune.frameworks import trainer
 from tests.frameworks.conftest import make_task
 
@@ -120,7 +120,7 @@ def test_requests_are_json_and_leave_no_traces() -> None:
 
 
 def test_lengths_that_occur_are_cut_at_the_longest() -> None:
-    completions, prompts = (CompletionLengths.of("a log", lengths) for lengths in ((9, 300, 900), (7, 600)))
+    completions, prompts = (TokenLengths.of("a log", lengths) for lengths in ((9, 300, 900), (7, 600)))
     task = make_task(typical_completion_length=403, completion_lengths=completions, prompt_lengths=prompts)
     candidate = TRL.complete({"max_completion_length": 512}, task)
     lengths = {"prompt": 512, "completion": 512, "typical": 403, "drawn": [9, 300, 512], "drawn_prompts": [7, 512]}

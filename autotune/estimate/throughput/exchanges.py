@@ -11,6 +11,7 @@ to do in it while the host gathers the next one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from autotune.catalog.constants import efficiency
@@ -18,6 +19,7 @@ from autotune.core.composition import Composition
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate
 from autotune.core.trace import Inventory, Trace
+from autotune.estimate.model_shape import dtype_bytes
 from autotune.estimate.throughput import generation, roofline
 from autotune.estimate.throughput.cycle_time import CycleTime
 from autotune.estimate.throughput.roofline import MILLI, Ceilings, independent
@@ -37,7 +39,7 @@ def with_exchanges(
     found, inventory = dict(seconds), trace.inventory
     if composition.sharded_by in SHARDS_OPTIMIZER and "optimizer" in found:
         found["optimizer"] = found["optimizer"].scaled(1 / composition.ranks)
-    sent = exchanged_bytes(inventory, composition, counts)
+    sent = exchanged_bytes(trace, composition, counts)
     spent = roofline.link_seconds(sent, device) if sent else None
     if spent is not None and "backward" in found:
         cover = found["backward"]
@@ -77,15 +79,15 @@ def _adapter_waits(trace: Trace, composition: Composition, counts: CycleTime) ->
     return roofline.overhead_seconds(counts.micro_steps * units * 3, efficiency("adapter_unit_milliseconds"), MILLI)
 
 
-def exchanged_bytes(inventory: Inventory, composition: Composition, counts: CycleTime) -> float:
+def exchanged_bytes(trace: Trace, composition: Composition, counts: CycleTime) -> float:
     """Bytes that one rank sends in a cycle.
 
-    w, g: weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer steps.
+    w, g: gathered weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer steps.
     FSDP, ZeRO-3: m · (2w + g), two gathers; ZeRO-2: m · g + s · g; else 2 · s · g.
     """
     ranks, kind = composition.ranks, composition.sharded_by
     ring = (ranks - 1) / ranks
-    weights, gradients = inventory.weight_bytes * ring, inventory.trainable_bytes * ring
+    weights, gradients = _gathered_bytes(trace) * ring, trace.inventory.trainable_bytes * ring
     if ranks == 1:
         return 0.0
     if kind in generation.SHARDS_WEIGHTS:
@@ -93,3 +95,14 @@ def exchanged_bytes(inventory: Inventory, composition: Composition, counts: Cycl
     if kind == "zero2":
         return counts.micro_steps * gradients + counts.optimizer_steps * gradients
     return counts.optimizer_steps * 2 * gradients
+
+
+def _gathered_bytes(trace: Trace) -> float:
+    """Return the bytes of all weights in the precision of their products: float32 weights under mixed
+    precision are cast before they are gathered, quantised ones are not."""
+    products: Counter[str] = Counter()
+    for work in trace.work:
+        products.update({dtype: flops for dtype, flops in work.flops.items() if not dtype.startswith(roofline.ATTENTION)})
+    inventory, dtype = trace.inventory, max(products, key=lambda name: products[name], default=None)
+    held = inventory.weight_bytes / max(1, inventory.parameters)
+    return inventory.weight_bytes * (1.0 if dtype is None else min(1.0, dtype_bytes(dtype) / held))

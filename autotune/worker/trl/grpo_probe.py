@@ -195,7 +195,8 @@ def _measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: d
 def _usual_lengths(request: Mapping[str, Any], run_class: Any) -> ForcedLengths:
     """Return the lengths that occur: drawn ones if they are known and can be generated, else their mean."""
     lengths, own_prompts = request["lengths"], bool(request.get("dataset"))
-    drawn = tuple(lengths.get("drawn") or ()) if run_class.ends_completions and drawn_completions.possible(request["settings"]) else ()
+    each_its_own = run_class.ends_completions and drawn_completions.possible(request["settings"])
+    drawn = tuple(lengths.get("drawn") or ()) if each_its_own else ()
     return ForcedLengths(
         prompt=lengths.get("prompt"), completion=int(lengths["completion"] if drawn else lengths["typical"]),
         pad_prompts=not own_prompts, drawn=drawn, drawn_prompts=() if own_prompts else tuple(lengths.get("drawn_prompts") or ()),

@@ -13,7 +13,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..decoder_layers import layers_of
-from . import drawn_completions, engine, hooks, image_inputs, rollout_reuse, seams, step_timer, trainer_state, training_arguments, training_data
+from . import (
+    drawn_completions,
+    engine,
+    hooks,
+    image_inputs,
+    rollout_reuse,
+    seams,
+    step_timer,
+    trainer_state,
+    training_arguments,
+    training_data,
+)
 from .loaded import Loaded, install_engines
 
 DEFAULT_PROMPT_TOKENS = 64  # length of synthetic prompts if none was requested
