@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def step_seconds(case: express.Case, trace: Trace) -> Estimate:
     device = roofline.ceilings(foreseen.gpu_named(case.row["gpu"]))
     assert device is not None
     spec = case.specification
+    if ((case.sharding or {}).get("options") or {}).get("ignores_trainable"):
+        trace = replace(trace, usage=None)  # adapters are no units of FSDP
     seconds = throughput.cycle(trace, foreseen.composition(case.row, spec), device=device, config=spec["model"]["config"]).seconds
     return sum(seconds.values(), start=Estimate.exactly(0))
 

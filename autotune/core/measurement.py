@@ -57,7 +57,7 @@ class Outcome(StrEnum):
 class Speed:
     """Timing of whole generation cycles after the warm-up."""
 
-    completion_tokens: int  # longest forced completion, tokens
+    completion_tokens: int  # length that completions were forced to, tokens; of drawn lengths the mean
     cycle_seconds: tuple[float, ...]  # wall seconds per timed cycle, slowest rank
     cycle_loss_tokens: tuple[int, ...]  # completion tokens in the loss per cycle, over all ranks
     prompt_tokens: int  # prompt tokens of the timed cycles; not part of the speed
@@ -66,6 +66,7 @@ class Speed:
     cut_short: bool = False  # stopped early because the candidate could not become the best
     borrowed_seconds: float = 0.0  # rollouts reused from an earlier candidate
     runs: int = 1  # runs whose cycles these are; more than one after pooling
+    drawn: bool = False  # each completion had a length of its own, drawn from those that occur
 
     @cached_property
     def tokens_per_second(self) -> float:
@@ -245,7 +246,7 @@ class Measurement:
     memory: Memory
     cost: Cost
     worst: Speed | None = None  # all completions forced to the longest length
-    typical: Speed | None = None  # completions forced to the typical length, where known
+    typical: Speed | None = None  # completions of the lengths that occur, or of a typical one, where known
     optimizer_steps: int = 0  # steps at worst-case lengths
     effective: Mapping[str, object] = field(default_factory=dict)  # reported by the trainer
     exercised: LoopActivity | None = None  # None: not reported by the ranks

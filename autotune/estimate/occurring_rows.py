@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition
+from autotune.core.token_lengths import TokenLengths
 
 MAX_DRAWN = 4096
 """Rows drawn of a larger generation batch."""
 
 
-def fullest_rows(
-    composition: Composition, completions: CompletionLengths, prompts: CompletionLengths | None
-) -> tuple[int, int] | None:
+def fullest_rows(composition: Composition, completions: TokenLengths, prompts: TokenLengths | None) -> tuple[int, int] | None:
     """Return prompt and completion tokens of a row in the fullest micro-batch. None: they are always the longest.
 
     Padded rows have the length of the longest of their rank's batch, packed ones their own: the fullest
@@ -22,7 +20,7 @@ def fullest_rows(
     if composition.token_budget:
         return None
     longest_prompt, rows = composition.prompt_length, min(MAX_DRAWN, composition.generation_batch // composition.ranks)
-    prompts = CompletionLengths.of("", [longest_prompt]) if prompts is None else prompts.up_to(longest_prompt)
+    prompts = TokenLengths.of("", [longest_prompt]) if prompts is None else prompts.up_to(longest_prompt)
     completions = completions.up_to(composition.completion_length)
     if not composition.packs_rows:
         return tuple(round(one.expected_longest(max(1, rows))) for one in (prompts, completions))  # type: ignore[return-value]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autotune.catalog import Gpu
-from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.hardware import Hardware
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
 from autotune.estimate import cpu_memory, device_memory, sglang_engine, throughput, timeline, vllm_engine
@@ -41,7 +41,7 @@ class PredictionInput:
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     host_bytes: int = 0  # per rank, offloaded
     notes: tuple[str, ...] = ()
-    lengths: CompletionLengths | None = None  # completions that occur; None: only the longest are known
+    lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
 
 
 def predict(given: PredictionInput) -> Prediction:

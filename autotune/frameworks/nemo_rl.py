@@ -102,6 +102,7 @@ class NemoRl(StandIn):
             "loss_options": {"widened": True, "each_row": packs},
             "score_options": {"each_row": False},
             "attention": "flash_attention_2" if packs else "sdpa",
+            "token_budget": packs or truth(settings, f"{DYNAMIC}.enabled"),
             "generation": "engine" if together else "server",
             "engine": self.engine_settings(settings) if together else None,
             "split": None if together else self._split(settings, task),

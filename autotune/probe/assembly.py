@@ -154,6 +154,7 @@ def merge_speeds(speeds: Sequence[Mapping[str, Any]]) -> Speed | None:
         user_reward_seconds=float(slowest.get("user_reward_seconds", 0.0)),
         cut_short=any(speed.get("cut_short", False) for speed in speeds),
         borrowed_seconds=float(slowest.get("borrowed_seconds", 0.0)),
+        drawn=bool(slowest.get("drawn", False)),
     )
 
 

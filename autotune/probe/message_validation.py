@@ -44,6 +44,7 @@ class _Speed(msgspec.Struct):
     user_reward_seconds: Seconds = 0.0
     cut_short: bool = False
     borrowed_seconds: Seconds = 0.0
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         if len(self.cycle_seconds) != len(self.cycle_loss_tokens):

@@ -136,7 +136,7 @@ def _side_by_side(job: Job, answer: Recommendation, winner: Trial) -> Table:
     )
     if proof.measurement.typical or (base and base.measurement.typical):
         table.add_row(
-            "tokens/s, typical completions",
+            "tokens/s, completions of drawn lengths" if _drawn(proof) else "tokens/s, typical completions",
             _rate(base.measurement.typical if base else None, answer),
             _rate(proof.measurement.typical, answer),
         )
@@ -156,6 +156,10 @@ def _why_no_baseline(answer: Recommendation) -> str:
     """Return the reason that no baseline was measured; with changes against one, the search
     ended before its turn."""
     return "not measured" if answer.changes else "none given, or not legal"
+
+
+def _drawn(trial: Trial) -> bool:
+    return trial.measurement.typical is not None and trial.measurement.typical.drawn
 
 
 def _at_which_lengths(job: Job) -> str:
@@ -270,7 +274,7 @@ def _show_proof(console: Console, job: Job, answer: Recommendation) -> None:
     if completions and (answer.certificate or answer.winner) and job.task.workload.typical_completion_length is None:
         console.print(
             "Speed is for completions of the longest length only: typical lengths are not known. "
-            "Name one with --typical-completion-length to rank by it."
+            "State them with --lengths, or one with --typical-completion-length, to rank by it."
         )
 
 

@@ -11,13 +11,13 @@ from typing import Any, cast
 from autotune import frameworks
 from autotune.catalog import hub_config, model_lookup, space_files
 from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.files import sqlite_url
 from autotune.core.hardware import Hardware
 from autotune.core.job import Job, Mode
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
+from autotune.core.token_lengths import TokenLengths
 from autotune.core.units import parse_seconds
 from autotune.core.workload import Model, Tuning, Workload
 from autotune.frameworks.base import Trainer
@@ -147,7 +147,7 @@ def parse_request(flags: Flags) -> ParsedRequest:
     )
 
 
-def _lengths(flags: Flags) -> CompletionLengths | None:
+def _lengths(flags: Flags) -> TokenLengths | None:
     if flags.lengths is None:
         return None
     if flags.method in OFFLINE:
@@ -158,7 +158,7 @@ def _lengths(flags: Flags) -> CompletionLengths | None:
     return length_sources.read(flags.lengths)
 
 
-def _prompt_lengths(flags: Flags) -> CompletionLengths | None:
+def _prompt_lengths(flags: Flags) -> TokenLengths | None:
     if flags.prompt_lengths is not None and flags.lengths is None:
         raise BadInput(
             f"--prompt-lengths {flags.prompt_lengths}: without --lengths they change nothing.",

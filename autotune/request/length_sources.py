@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.errors import BadInput
 from autotune.core.files import read_text
+from autotune.core.token_lengths import TokenLengths
 
 LARGEST_BYTES = 256 << 20
 MEAN, LONGEST, CLIPPED = "mean", "longest", "clipped"
@@ -49,7 +49,7 @@ PROMPTS = "--prompt-lengths"
 PROMPTS_WAY_OUT = f"Give a file with one number a line, or {PROMPTS} lognormal:MEAN,P95."
 
 
-def read(source: str) -> CompletionLengths:
+def read(source: str) -> TokenLengths:
     """Return the lengths that the source states."""
     if source.startswith(GROWING):
         return _changing(source, source.removeprefix(GROWING))
@@ -62,20 +62,20 @@ def read(source: str) -> CompletionLengths:
     lengths = _numbers(text) or [length for step in _evenly(_steps_in(text)) for length in _of_step(step)]
     if not lengths:
         raise BadInput(f"--lengths {source}: no completion lengths in it.", way_out=WAY_OUT)
-    return CompletionLengths.of(source, lengths)
+    return TokenLengths.of(source, lengths)
 
 
-def read_prompts(source: str) -> CompletionLengths:
+def read_prompts(source: str) -> TokenLengths:
     """Return the prompt lengths that the source states: a distribution, or one number a line."""
     if source.startswith(LOGNORMAL):
         return _lognormal(source, source.removeprefix(LOGNORMAL), PROMPTS)
     lengths = _numbers(read_text(Path(source), largest_bytes=LARGEST_BYTES, way_out=PROMPTS_WAY_OUT))
     if not lengths:
         raise BadInput(f"{PROMPTS} {source}: not one number a line.", way_out=PROMPTS_WAY_OUT)
-    return CompletionLengths.of(source, lengths)
+    return TokenLengths.of(source, lengths)
 
 
-def _changing(source: str, given: str) -> CompletionLengths:
+def _changing(source: str, given: str) -> TokenLengths:
     """Return lengths that change over training: the parts of a log, or steps between two distributions."""
     if given.startswith(LOGNORMAL):
         return _between(source, given.removeprefix(LOGNORMAL))
@@ -88,10 +88,10 @@ def _changing(source: str, given: str) -> CompletionLengths:
         )
     cuts = [len(steps) * stage // STAGES for stage in range(STAGES + 1)]
     parts = [[length for step in _evenly(steps[a:b]) for length in _of_step(step)] for a, b in pairwise(cuts)]
-    return CompletionLengths.changing(source, (CompletionLengths.of(source, part) for part in parts))
+    return TokenLengths.changing(source, (TokenLengths.of(source, part) for part in parts))
 
 
-def _between(source: str, figures: str) -> CompletionLengths:
+def _between(source: str, figures: str) -> TokenLengths:
     """Return the stages between two distributions, in equal ratios."""
     first, last = figures.split(",")[:2], figures.split(",")[2:]
     for pair in (first, last):
@@ -99,16 +99,15 @@ def _between(source: str, figures: str) -> CompletionLengths:
     (mean, p95), (last_mean, last_p95) = ([float(part) for part in pair] for pair in (first, last))
     shares = [(stage + 0.5) / STAGES for stage in range(STAGES)]
     stages = (
-        CompletionLengths.lognormal(source, mean * (last_mean / mean) ** share, p95 * (last_p95 / p95) ** share)
-        for share in shares
+        TokenLengths.lognormal(source, mean * (last_mean / mean) ** share, p95 * (last_p95 / p95) ** share) for share in shares
     )
-    return CompletionLengths.changing(source, stages)
+    return TokenLengths.changing(source, stages)
 
 
-def _of_folder(source: str, path: Path) -> CompletionLengths:
+def _of_folder(source: str, path: Path) -> TokenLengths:
     """Return the lengths of a training's output folder, of TRL's tables, or those that a study was given."""
     if steps := _of_trainer(path):
-        return CompletionLengths.of(source, (length for step in _evenly(steps) for length in _of_step(step)))
+        return TokenLengths.of(source, (length for step in _evenly(steps) for length in _of_step(step)))
     record = path / "recommendation.json"
     if record.is_file() and not list(path.glob("**/completions_*.parquet")):
         given = _json(record).get("question", {}).get("completion_lengths")
@@ -117,8 +116,8 @@ def _of_folder(source: str, path: Path) -> CompletionLengths:
                 f"--lengths {source}: that study knew no completion lengths, and no training has run in its folder.",
                 way_out=WAY_OUT,
             )
-        return CompletionLengths.lognormal(source, given["mean"], max(given["p95"], given["mean"]))
-    return CompletionLengths.of(source, _tables(path))
+        return TokenLengths.lognormal(source, given["mean"], max(given["p95"], given["mean"]))
+    return TokenLengths.of(source, _tables(path))
 
 
 def _of_trainer(folder: Path) -> list[Step]:
@@ -141,7 +140,7 @@ def _steps_in(text: str) -> list[Step]:
     return _columns(text) or _logged(text)
 
 
-def description(lengths: CompletionLengths) -> str:
+def description(lengths: TokenLengths) -> str:
     """Return a note for the reader."""
     if lengths.stages:
         means = ", ".join(f"{part.mean:,.0f}" for part in lengths.stages)
@@ -152,12 +151,12 @@ def description(lengths: CompletionLengths) -> str:
     )
 
 
-def _lognormal(source: str, figures: str, flag: str = "--lengths") -> CompletionLengths:
+def _lognormal(source: str, figures: str, flag: str = "--lengths") -> TokenLengths:
     try:
         mean, p95 = (float(part) for part in figures.split(","))
         if not (0 < mean < math.inf and 0 < p95 < math.inf):
             raise ValueError("mean and 95 % quantile must be above zero")
-        return CompletionLengths.lognormal(source, mean, p95)
+        return TokenLengths.lognormal(source, mean, p95)
     except ValueError as error:
         raise BadInput(
             f"{flag} {source}: {error}.",

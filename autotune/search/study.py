@@ -19,8 +19,8 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.core.answer import Expected, Purpose, Trial
 from autotune.core.candidate import Candidate
 from autotune.core.job import Job
-from autotune.core.measurement import Measurement, Outcome, Speed
-from autotune.core.prediction import Prediction
+from autotune.core.measurement import Measurement, Outcome, Phase, Speed
+from autotune.core.prediction import Estimate, Prediction
 from autotune.core.verdict import judge
 from autotune.search import trial_records
 from autotune.search.agenda import Agenda, NextProbe, RemainingBudget, SearchEnd, Wait
@@ -38,29 +38,32 @@ from autotune.search.trial_view import SearchProblem, TrialView
 
 
 def with_predicted_speed(measurement: Measurement, prediction: Prediction | None) -> Measurement:
-    """Return the measurement with one cycle at the predicted speed; without one where none is
-    predicted."""
+    """Return the measurement with one cycle at the predicted speed, and one at that of the lengths
+    that occur; without one where none is predicted."""
     timed = measurement.worst
-    rate = None if prediction is None else prediction.tokens_per_second
-    if timed is None or prediction is None or rate is None or rate.value <= 0:
+    if timed is None or prediction is None:
         return replace(measurement, worst=None, typical=None)
+    phases = {phase.name: phase.seconds for phase in prediction.phases if phase.seconds is not None}
+    return replace(
+        measurement,
+        worst=_predicted_cycle(timed, prediction.tokens_per_second, phases),
+        typical=_predicted_cycle(timed, prediction.tokens_per_second_at_lengths, prediction.seconds_at_lengths or {}),
+    )
+
+
+def _predicted_cycle(timed: Speed, rate: Estimate | None, phases: Mapping[Phase, Estimate]) -> Speed | None:
+    if rate is None or rate.value <= 0:
+        return None
     tokens = timed.cycle_loss_tokens[-1]
     seconds = tokens / rate.value
-    speed = Speed(
+    whole = sum(phase.value for phase in phases.values())
+    return Speed(
         completion_tokens=timed.completion_tokens,
         cycle_seconds=(seconds,),
         cycle_loss_tokens=(tokens,),
         prompt_tokens=timed.prompt_tokens,
-        phase_seconds=_by_phase(prediction, seconds),
+        phase_seconds={name: seconds * phase.value / whole for name, phase in phases.items()} if whole else {"other": seconds},
     )
-    return replace(measurement, worst=speed, typical=None)
-
-
-def _by_phase(prediction: Prediction, seconds: float) -> dict[str, float]:
-    """Return the predicted shares of the phases, of a cycle of this length."""
-    shares = {phase.name: phase.seconds.value for phase in prediction.phases if phase.seconds is not None}
-    total = sum(shares.values())
-    return {str(name): share * seconds / total for name, share in shares.items()} if total else {"other": seconds}
 
 
 _CONSTRAINT = "memory over the limit"

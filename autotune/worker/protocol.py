@@ -100,7 +100,8 @@ class Memory(TypedDict, total=False):
 class Speed(TypedDict):
     """Timed cycles of one run on one rank."""
 
-    completion_tokens: int  # length of each completion
+    completion_tokens: int  # length of each completion; of drawn lengths the mean
+    drawn: bool  # true: each completion had a length of its own
     cycle_seconds: list[float]
     cycle_loss_tokens: list[int]
     prompt_tokens: int

@@ -55,6 +55,19 @@ def test_the_timed_speed_gives_place_to_the_predicted_one() -> None:
     assert sum(found.worst.phase_seconds.values()) == pytest.approx(sum(found.worst.cycle_seconds))
 
 
+def test_the_speed_at_the_lengths_that_occur_is_predicted_too() -> None:
+    measured = replace(answered(900).answer.trials[0].measurement, worst=TIMED)
+    rate, seconds = (
+        Estimate(value=800.0, low=500.0, high=2000.0),
+        {"rollout": Estimate.exactly(3), "forward": Estimate.exactly(1)},
+    )
+    predicted = replace(PREDICTION, tokens_per_second_at_lengths=rate, seconds_at_lengths=seconds)
+    found = with_predicted_speed(measured, predicted)
+    assert found.typical is not None and found.ranking_speed is found.typical
+    assert found.typical.tokens_per_second == pytest.approx(800.0)
+    assert found.typical.phase_seconds["rollout"] == pytest.approx(0.75 * found.typical.cycle_seconds[0])
+
+
 def test_a_speed_that_cannot_be_predicted_is_unknown() -> None:
     measured = replace(answered(900).answer.trials[0].measurement, worst=TIMED)
     assert with_predicted_speed(measured, None).worst is None

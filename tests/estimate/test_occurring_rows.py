@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition
+from autotune.core.token_lengths import TokenLengths
 from autotune.estimate.occurring_rows import fullest_rows
 
-COMPLETIONS = CompletionLengths.lognormal("test", 300, 600)
-PROMPTS = CompletionLengths.lognormal("test", 100, 150)
+COMPLETIONS = TokenLengths.lognormal("test", 300, 600)
+PROMPTS = TokenLengths.lognormal("test", 100, 150)
 
 
 def composed(**about: Any) -> Composition:

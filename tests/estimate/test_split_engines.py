@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import EngineSettings, SplitEngines
+from autotune.core.token_lengths import TokenLengths
 from autotune.estimate import throughput
 from autotune.estimate.throughput import Cycle
 from tests.estimate.test_throughput import composition, config_of, device, trace
@@ -18,10 +18,10 @@ SPLIT = SplitEngines(
     engine=EngineSettings(utilization=0.9, max_model_length=2048, max_num_seqs=256, max_num_batched_tokens=8192),
     dtype="bfloat16",
 )
-TAIL = CompletionLengths.lognormal("x", 180, 600)
+TAIL = TokenLengths.lognormal("x", 180, 600)
 
 
-def cycle(split: SplitEngines, lengths: CompletionLengths | None = TAIL, **changes: Any) -> Cycle:
+def cycle(split: SplitEngines, lengths: TokenLengths | None = TAIL, **changes: Any) -> Cycle:
     shape = composition(**{"generation": "server", "generation_batch": 64, "ranks": 1, **changes}, split=split)
     config = config_of("Qwen/Qwen2.5-7B")
     return throughput.cycle(trace(), shape, device=device("A100-80G"), config=config, num_generations=8, lengths=lengths)

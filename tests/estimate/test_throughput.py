@@ -11,10 +11,10 @@ import pytest
 
 from autotune import catalog
 from autotune.catalog.constants import efficiencies
-from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition, EngineSettings, Resident
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
-from autotune.core.trace import Inventory, Mark, Trace, Work
+from autotune.core.token_lengths import TokenLengths
+from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Trace, Work
 from autotune.estimate import throughput
 from autotune.estimate.throughput import cycle_time, exchanges, generation, roofline
 from autotune.estimate.throughput.generation import GenerationLoad
@@ -215,13 +215,25 @@ def test_decoding_together_costs_little_more_than_alone() -> None:
 def test_exchanges_depend_on_the_sharding() -> None:
     counts = cycle_time.counted(trace(), composition())
     sent = {
-        kind: exchanges.exchanged_bytes(trace().inventory, composition(ranks=2, sharded_by=kind), counts)
+        kind: exchanges.exchanged_bytes(trace(), composition(ranks=2, sharded_by=kind), counts)
         for kind in ("ddp", "zero2", "zero3", "fsdp2")
     }
     assert sent["ddp"] == 2 * 7e9  # half of the gradients, twice, once per optimizer step
     assert sent["zero3"] == sent["fsdp2"] == 4 * (2 * 7e9 + 7e9)
-    assert exchanges.exchanged_bytes(trace().inventory, composition(), counts) == 0
+    assert exchanges.exchanged_bytes(trace(), composition(), counts) == 0
     assert seconds(ranks=2, generation_batch=32, sharded_by="zero3")["backward"].high > seconds()["backward"].high
+
+
+def test_weights_are_gathered_in_the_precision_of_their_products() -> None:
+    """7e9 bytes of weights: in bfloat16, in float32, in 4 bits."""
+    counts, spread = cycle_time.counted(trace(), composition()), composition(ranks=2, sharded_by="fsdp2")
+
+    def sent(parameters: float) -> float:
+        held = replace(trace().inventory, parameters=int(parameters), weight_bytes=int(14e9), trainable_bytes=0)
+        return exchanges.exchanged_bytes(replace(trace(), inventory=held), spread, counts)
+
+    assert sent(7e9) == sent(28e9) == 4 * 2 * 7e9
+    assert sent(3.5e9) == sent(7e9) / 2
 
 
 def test_ranks_divide_the_optimizer_and_wait_for_each_sharded_layer() -> None:
@@ -233,6 +245,21 @@ def test_ranks_divide_the_optimizer_and_wait_for_each_sharded_layer() -> None:
     assert seconds(deep, ranks=2, generation_batch=32, sharded_by="ddp") == seconds(
         short, ranks=2, generation_batch=32, sharded_by="ddp"
     )
+
+
+def test_matrices_of_an_adapter_are_units_of_fsdp1_alone() -> None:
+    frozen, matrix = (Parameter(count=9, size=18, trains=trains, layer=0, number=None) for trains in (False, True))
+    used = ModuleUse(parameters=(frozen, *[matrix] * 8), modules=((0,), *((index,) for index in range(1, 9))), uses=())
+    plain, adapted = trace(), replace(trace(), usage=used)
+    policy = replace(composition()["policy"], adapter_rank=16)
+
+    def backward(traced: Trace, kind: str) -> Estimate:
+        return seconds(traced, residents=(policy,), ranks=2, generation_batch=32, sharded_by=kind)["backward"]
+
+    more = backward(adapted, "fsdp1").value - backward(plain, "fsdp1").value
+    each = efficiencies()["adapter_unit_milliseconds"]
+    assert more == pytest.approx(4 * 8 * 3 * each.value / 1000)  # micro-steps, matrices, exchanges
+    assert backward(adapted, "fsdp2") == backward(plain, "fsdp2")
 
 
 def test_independent_errors_widen_less_than_their_sum() -> None:
@@ -258,10 +285,10 @@ def test_a_gpu_without_a_measured_best_shape_has_a_wider_interval() -> None:
     assert width("L4") > width("A100-80G")
 
 
-LENGTHS = CompletionLengths.lognormal("x", 300, 800)
+LENGTHS = TokenLengths.lognormal("x", 300, 800)
 
 
-def at_lengths(lengths: CompletionLengths = LENGTHS, **changes: Any) -> Mapping[Any, Estimate]:
+def at_lengths(lengths: TokenLengths = LENGTHS, **changes: Any) -> Mapping[Any, Estimate]:
     config = config_of("Qwen/Qwen2.5-7B")
     return throughput.cycle(trace(), composition(**changes), device=device("A100-80G"), config=config, lengths=lengths).seconds
 
@@ -273,7 +300,7 @@ def test_shorter_completions_take_less_time_in_every_phase_that_handles_them() -
 
 
 def test_equal_lengths_take_what_the_longest_take() -> None:
-    longest, drawn = seconds(), at_lengths(CompletionLengths("x", (1024,)))
+    longest, drawn = seconds(), at_lengths(TokenLengths("x", (1024,)))
     assert total(drawn) == pytest.approx(total(longest), rel=0.05)
     assert drawn["backward"].value == pytest.approx(longest["backward"].value)
 
@@ -283,13 +310,13 @@ def test_packed_rows_train_faster_than_padded_ones() -> None:
 
 
 def test_a_long_tail_makes_the_rollout_longer_at_the_same_mean() -> None:
-    level = at_lengths(CompletionLengths("x", (300,)))["rollout"].value
+    level = at_lengths(TokenLengths("x", (300,)))["rollout"].value
     assert at_lengths()["rollout"].value > 1.3 * level
 
 
 def test_the_trainers_own_model_generates_until_the_longest_ends() -> None:
     found = at_lengths(generation="trainer", engine=None)["rollout"].value
-    assert found > at_lengths(CompletionLengths("x", (300,)), generation="trainer", engine=None)["rollout"].value
+    assert found > at_lengths(TokenLengths("x", (300,)), generation="trainer", engine=None)["rollout"].value
 
 
 def test_both_speeds_are_predicted_where_lengths_are_given() -> None:
@@ -472,8 +499,8 @@ def test_a_token_budget_is_filled_with_more_of_the_shorter_rows() -> None:
 
 def test_changing_lengths_count_by_all_completions_and_all_seconds() -> None:
     """Short and long parts of a training do not share a batch: no part pays for the tail of another."""
-    short, long = (CompletionLengths("x", (tokens,)) for tokens in (128, 1024))
-    both = CompletionLengths.changing("x", (short, long))
+    short, long = (TokenLengths("x", (tokens,)) for tokens in (128, 1024))
+    both = TokenLengths.changing("x", (short, long))
     times = [total(at_lengths(part)) for part in (short, long)]
     predicted = throughput.with_throughput(
         prediction(), trace(), composition(), gpu=gpu("A100-80G"), config=config_of("Qwen/Qwen2.5-7B"), lengths=both

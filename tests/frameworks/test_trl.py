@@ -9,6 +9,7 @@ import pytest
 
 from autotune.core.errors import UnknownName
 from autotune.core.probe_plan import ProbePlan
+from autotune.core.token_lengths import TokenLengths
 from autotune.frameworks import trainer
 from tests.frameworks.conftest import make_task
 
@@ -116,6 +117,14 @@ def test_requests_are_json_and_leave_no_traces() -> None:
     assert probe["lengths"] == {"prompt": 512, "completion": 512, "typical": 512}
     assert load["engine"]["max_num_seqs"] == 8 and load["engine"]["vllm_max_model_length"] == 1024
     assert load["adapter"] is None and load["device"] == "cpu" and load["model"]["dtype"] == "float32"
+
+
+def test_lengths_that_occur_are_cut_at_the_longest() -> None:
+    completions, prompts = (TokenLengths.of("a log", lengths) for lengths in ((9, 300, 900), (7, 600)))
+    task = make_task(typical_completion_length=403, completion_lengths=completions, prompt_lengths=prompts)
+    candidate = TRL.complete({"max_completion_length": 512}, task)
+    lengths = {"prompt": 512, "completion": 512, "typical": 403, "drawn": [9, 300, 512], "drawn_prompts": [7, 512]}
+    assert TRL.probe_request(candidate, task, ProbePlan())["lengths"] == lengths
 
 
 def test_who_is_resident() -> None:

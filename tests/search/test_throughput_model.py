@@ -74,6 +74,18 @@ def test_a_phases_error_transfers_to_the_same_phase_of_other_candidates() -> Non
     assert found[CANDIDATES[-1].id] == pytest.approx(TOKENS / 13, rel=0.1), "three seconds more of rollout, and of nothing else"
 
 
+def test_an_error_of_all_phases_is_that_of_the_machine() -> None:
+    """An engine's rollout was never measured; that of transformers, and training, are twice as fast as predicted."""
+    plain = next(one for one in CANDIDATES if not one.knobs["use_vllm"])
+
+    def found(**off: float) -> float:
+        return rates(measured(plain, **off))[share(0.2).id]
+
+    both, opposed = found(rollout=0.5, forward=0.5, backward=0.5), found(rollout=0.5, forward=1.5, backward=1.5)
+    assert both > 1.5 * TOKENS / 10
+    assert opposed < 1.3 * TOKENS / 10
+
+
 def test_a_cliff_is_that_of_the_load_and_of_no_other() -> None:
     """An engine whose cache holds one sequence at a time."""
     thrashing, other = share(0.1), share(0.2)

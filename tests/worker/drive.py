@@ -55,9 +55,10 @@ def measure_request(
     small = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": completion}
     plan = {"optimizer_steps": 2, "warmup_cycles": 1, "timed_cycles": 2, "stop_below_tokens_per_second": None}
     plan |= changes.pop("plan", {})
+    drawn = {name: changes.pop(name) for name in ("drawn", "drawn_prompts") if name in changes}
     request = {
         "settings": {**small, **(settings or {})},
-        "lengths": {"prompt": prompt, "completion": completion, "typical": typical},
+        "lengths": {"prompt": prompt, "completion": completion, "typical": typical, **drawn},
         "dataset": None,
         "reward_funcs": None,
         "plan": plan,

@@ -69,6 +69,32 @@ def test_typical_lengths_are_a_run_of_their_own(loaded: Any) -> None:
     assert result["effective"]["longest_completion_seen"] == 12
 
 
+DRAWN = [2, 3, 5, 12]
+"""Lengths that occur where 12 is the longest."""
+
+
+def check_drawn(speed: dict[str, Any], completions: int) -> None:
+    """Check that each of the lengths was generated equally often."""
+    assert speed["drawn"] and speed["completion_tokens"] == round(sum(DRAWN) / len(DRAWN))
+    check_speed(speed, cycles=2, tokens=completions // len(DRAWN) * sum(DRAWN))
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_peft": True}, {"gradient_accumulation_steps": 2}])
+def test_completions_end_at_drawn_lengths(loaded: Any, settings: dict[str, Any]) -> None:
+    result = measure(loaded, settings, completion=12, typical=6, drawn=DRAWN)
+    completions = 4 * settings.get("gradient_accumulation_steps", 1)
+    check_speed(result["worst"], cycles=2, tokens=completions * 12)
+    assert not result["worst"]["drawn"]
+    check_drawn(result["typical"], completions)
+    assert measure(loaded, settings)["worst"]["cycle_loss_tokens"] == [completions * 8] * 2  # nothing is left of the draw
+
+
+def test_prompts_get_drawn_lengths_too(loaded: Any) -> None:
+    result = measure(loaded, prompt=16, typical=8, drawn=[8], drawn_prompts=[5])
+    assert result["worst"]["prompt_tokens"] == 2 * 4 * 16
+    assert result["typical"]["prompt_tokens"] == 2 * 4 * 5
+
+
 def test_candidates_leave_the_shared_weights_unchanged(loaded: Any) -> None:
     before = [parameter.clone() for parameter in loaded.model.parameters()]
     first = measure(loaded)["gradient_norm"]
@@ -242,6 +268,16 @@ def test_one_vllm_engine_serves_candidates_one_after_another(tmp_path: Path) -> 
     cut = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     measures = [measure_request({**VLLM, **more}) for more in ({}, cut, {"gradient_checkpointing": False})]
     check_vllm(run_apart(vllm_document(tmp_path, *measures), tmp_path)[0])
+
+
+@needs_vllm
+def test_vllm_ends_completions_at_drawn_lengths(tmp_path: Path) -> None:
+    drawn = measure_request(VLLM, completion=12, typical=6, drawn=DRAWN)
+    later = measure_request({**VLLM, "gradient_accumulation_steps": 2}, completion=12, typical=6, drawn=DRAWN)
+    first, second = (one["result"] for one in run_apart(vllm_document(tmp_path, drawn, later), tmp_path)[0]["measures"])
+    check_speed(first["worst"], cycles=2, tokens=4 * 12)
+    check_drawn(first["typical"], 4)
+    check_drawn(second["typical"], 8)
 
 
 @needs_vllm

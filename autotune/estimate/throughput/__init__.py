@@ -13,10 +13,10 @@ from statistics import fmean
 
 from autotune.catalog import Gpu
 from autotune.catalog.constants import efficiency
-from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction
+from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Inventory, Trace, Work
 from autotune.estimate import model_shape
 from autotune.estimate.throughput import drawn_lengths, exchanges, generation, roofline, split_engines
@@ -34,7 +34,7 @@ def with_throughput(
     config: Mapping[str, object],
     iterations: int = 1,
     num_generations: int = 1,
-    lengths: CompletionLengths | None = None,
+    lengths: TokenLengths | None = None,
 ) -> Prediction:
     """Add seconds by phase and tokens per second, at the longest completions and at `lengths`;
     unchanged for a CPU or a GPU of unknown speed."""
@@ -42,7 +42,7 @@ def with_throughput(
     if device is None:
         return prediction
 
-    def at(lengths: CompletionLengths | None) -> Cycle:
+    def at(lengths: TokenLengths | None) -> Cycle:
         return cycle(
             trace,
             composition,
@@ -96,7 +96,7 @@ def cycle(
     engine: EngineFit | None = None,
     iterations: int = 1,
     num_generations: int = 1,
-    lengths: CompletionLengths | None = None,
+    lengths: TokenLengths | None = None,
 ) -> Cycle:
     """Return seconds of one generation cycle by phase. `reward` and `load` cannot be predicted.
 
@@ -114,7 +114,7 @@ def cycle(
         own = roofline.overhead_seconds(counts.optimizer_steps, efficiency("trainer_step_milliseconds"), MILLI)
         seconds["optimizer"] = seconds["optimizer"] + own
     # 2. Exchanges between ranks, beside the backward pass.
-    seconds = exchanges.with_exchanges(seconds, trace.inventory, composition, counts, device)
+    seconds = exchanges.with_exchanges(seconds, trace, composition, counts, device)
     # 3. Weight sync.
     if composition.generation in ("engine", "server"):
         seconds["sync"] = _sync(trace.inventory, composition, config, device)

@@ -11,9 +11,9 @@ import math
 from functools import lru_cache
 from statistics import fmean
 
-from autotune.core.completion_lengths import CompletionLengths
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
+from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Trace, Work
 from autotune.estimate.throughput import generation
 from autotune.estimate.throughput.cycle_time import CycleTime
@@ -26,7 +26,7 @@ from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS
 SCALED_PHASES = frozenset({"score", "forward", "backward"})
 
 
-def shortened(trace: Trace, composition: Composition, counts: CycleTime, lengths: CompletionLengths) -> tuple[Trace, CycleTime]:
+def shortened(trace: Trace, composition: Composition, counts: CycleTime, lengths: TokenLengths) -> tuple[Trace, CycleTime]:
     """Return the trace with the training work of a micro-batch at these lengths, and the repetitions.
 
     r = (prompt + completion) / (prompt + longest completion); products and memory: r, attention: r² when
@@ -47,7 +47,7 @@ def shortened(trace: Trace, composition: Composition, counts: CycleTime, lengths
     return dataclasses.replace(trace, work=work), counts
 
 
-def _padded_completion(composition: Composition, lengths: CompletionLengths) -> float:
+def _padded_completion(composition: Composition, lengths: TokenLengths) -> float:
     """Return the completion tokens of a row in training, padding included."""
     if composition.packs_rows:
         return lengths.mean
@@ -62,7 +62,7 @@ def _scaled(work: Work, ratio: float, attention: float) -> Work:
 
 
 def rollout_seconds(
-    load: GenerationLoad, settings: EngineSettings | None, engine: EngineFit | None, lengths: CompletionLengths, device: Ceilings
+    load: GenerationLoad, settings: EngineSettings | None, engine: EngineFit | None, lengths: TokenLengths, device: Ceilings
 ) -> Estimate:
     """Return the time in which an engine, or the trainer's own model, generates a batch of these lengths."""
     if not load.by_engine:
@@ -96,7 +96,7 @@ class _ByContent:
 
 
 @lru_cache(maxsize=4096)
-def _simulated(load_of: _ByContent, device_of: _ByContent, limits: EngineLimits, lengths: CompletionLengths) -> float:
+def _simulated(load_of: _ByContent, device_of: _ByContent, limits: EngineLimits, lengths: TokenLengths) -> float:
     load, device = load_of.value, device_of.value
     assert isinstance(load, GenerationLoad) and isinstance(device, Ceilings)
 

@@ -4,18 +4,22 @@ on its share.
 cost = max(exposed share · transfer, transfer - backward pass) + units · wait
 
 Transfers overlap with arithmetic and slow it down meanwhile. A sharded unit (a decoder layer) also
-waits for each of its exchanges: streams are synchronised, and the slowest rank is last.
+waits for each of its exchanges: streams are synchronised, and the slowest rank is last. Under FSDP1
+each matrix of an adapter is a unit of its own (PEFT's wrap policy): the device has next to nothing
+to do in it while the host gathers the next one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from autotune.catalog.constants import efficiency
 from autotune.core.composition import Composition
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate
-from autotune.core.trace import Inventory
+from autotune.core.trace import Inventory, Trace
+from autotune.estimate.model_shape import dtype_bytes
 from autotune.estimate.throughput import generation, roofline
 from autotune.estimate.throughput.cycle_time import CycleTime
 from autotune.estimate.throughput.roofline import MILLI, Ceilings, independent
@@ -26,20 +30,25 @@ SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
 
 def with_exchanges(
     seconds: Mapping[Phase, Estimate],
-    inventory: Inventory,
+    trace: Trace,
     composition: Composition,
     counts: CycleTime,
     device: Ceilings,
 ) -> dict[Phase, Estimate]:
     """Add the cost of exchanges to the backward pass, and divide the optimizer's work by the ranks."""
-    found = dict(seconds)
+    found, inventory = dict(seconds), trace.inventory
     if composition.sharded_by in SHARDS_OPTIMIZER and "optimizer" in found:
         found["optimizer"] = found["optimizer"].scaled(1 / composition.ranks)
-    sent = exchanged_bytes(inventory, composition, counts)
+    sent = exchanged_bytes(trace, composition, counts)
     spent = roofline.link_seconds(sent, device) if sent else None
     if spent is not None and "backward" in found:
         cover = found["backward"]
-        found["backward"] = independent(cover, _exposed(spent, cover), _waits(inventory, composition, counts))
+        found["backward"] = independent(
+            cover,
+            _exposed(spent, cover),
+            _waits(inventory, composition, counts),
+            _adapter_waits(trace, composition, counts),
+        )
     return found
 
 
@@ -60,15 +69,25 @@ def _waits(inventory: Inventory, composition: Composition, counts: CycleTime) ->
     return roofline.overhead_seconds(waits, efficiency("sharded_unit_milliseconds"), MILLI)
 
 
-def exchanged_bytes(inventory: Inventory, composition: Composition, counts: CycleTime) -> float:
+def _adapter_waits(trace: Trace, composition: Composition, counts: CycleTime) -> Estimate:
+    """micro-steps · units of adapters · (2 gathers + 1 reduction)"""
+    used, adapted = trace.usage, composition["policy"].adapter_rank is not None
+    if composition.sharded_by != "fsdp1" or not adapted or used is None:
+        return Estimate.exactly(0)
+    parameters = used.parameters
+    units = sum(any(parameters[index].trains and parameters[index].layer is not None for index in own) for own in used.modules)
+    return roofline.overhead_seconds(counts.micro_steps * units * 3, efficiency("adapter_unit_milliseconds"), MILLI)
+
+
+def exchanged_bytes(trace: Trace, composition: Composition, counts: CycleTime) -> float:
     """Bytes that one rank sends in a cycle.
 
-    w, g: weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer steps.
+    w, g: gathered weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer steps.
     FSDP, ZeRO-3: m · (2w + g), two gathers; ZeRO-2: m · g + s · g; else 2 · s · g.
     """
     ranks, kind = composition.ranks, composition.sharded_by
     ring = (ranks - 1) / ranks
-    weights, gradients = inventory.weight_bytes * ring, inventory.trainable_bytes * ring
+    weights, gradients = _gathered_bytes(trace) * ring, trace.inventory.trainable_bytes * ring
     if ranks == 1:
         return 0.0
     if kind in generation.SHARDS_WEIGHTS:
@@ -76,3 +95,14 @@ def exchanged_bytes(inventory: Inventory, composition: Composition, counts: Cycl
     if kind == "zero2":
         return counts.micro_steps * gradients + counts.optimizer_steps * gradients
     return counts.optimizer_steps * 2 * gradients
+
+
+def _gathered_bytes(trace: Trace) -> float:
+    """Return the bytes of all weights in the precision of their products: float32 weights under mixed
+    precision are cast before they are gathered, quantised ones are not."""
+    products: Counter[str] = Counter()
+    for work in trace.work:
+        products.update({dtype: flops for dtype, flops in work.flops.items() if not dtype.startswith(roofline.ATTENTION)})
+    inventory, dtype = trace.inventory, max(products, key=lambda name: products[name], default=None)
+    held = inventory.weight_bytes / max(1, inventory.parameters)
+    return inventory.weight_bytes * (1.0 if dtype is None else min(1.0, dtype_bytes(dtype) / held))

@@ -117,6 +117,25 @@ def trace_request(candidate: Candidate, task: Task, prompt: int, completion: int
     }
 
 
+def lengths_request(settings: Mapping[str, object], task: Task) -> dict[str, object]:
+    """Return the longest lengths of a probe and, under `drawn`, those that occur, where they are known.
+
+    On emulated GPUs the speed is predicted, at either lengths.
+    """
+    workload, prompt, longest = task.workload, settings["max_prompt_length"], settings["max_completion_length"]
+    request: dict[str, object] = {"prompt": prompt, "completion": longest, "typical": None}
+    typical = workload.typical_completion_length
+    if typical is None or not isinstance(longest, int) or task.hardware.emulated:
+        return request
+    drawn = {"drawn": (workload.completion_lengths, longest), "drawn_prompts": (workload.prompt_lengths, prompt)}
+    samples = {
+        name: list(lengths.up_to(limit).sample)
+        for name, (lengths, limit) in drawn.items()
+        if lengths is not None and isinstance(limit, int)
+    }
+    return {**request, "typical": min(typical, longest), **samples}
+
+
 def images_request(task: Task) -> dict[str, object]:
     """Return the images of each row, under their key; empty: texts only."""
     images = task.workload.images

@@ -31,6 +31,7 @@ from autotune.frameworks.trl.requests import (
     evaluation_request,
     images_request,
     launch_request,
+    lengths_request,
     refuse_unmeasurable,
     server_request,
     trace_request,
@@ -132,14 +133,9 @@ class TrlGrpo:
     def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
         refuse_unmeasurable(task)
         settings, user = candidate.settings, task.workload.user_settings
-        longest, typical = settings["max_completion_length"], task.workload.typical_completion_length
         return {
             "settings": trainer_settings({**user, **settings}, self.method),
-            "lengths": {
-                "prompt": settings["max_prompt_length"],
-                "completion": longest,
-                "typical": None if typical is None or not isinstance(longest, int) else min(typical, longest),
-            },
+            "lengths": lengths_request(settings, task),
             **images_request(task),
             "dataset": dataset_of(task),
             "reward_funcs": user.get("reward_funcs"),

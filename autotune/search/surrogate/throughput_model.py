@@ -2,14 +2,15 @@
 cycle is their sum.
 
 A micro-batch does not affect the engine, and an engine's memory share does not affect the backward
-pass: the error measured in one candidate's rollout transfers to other rollouts.
+pass: the error measured in one candidate's rollout transfers to other rollouts. An error that the
+phases have in common is the machine's (a card below its figures), and transfers to all of them.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +33,9 @@ REST = "rest"
 
 MIN_WIDTH, MAX_WIDTH = 0.15, 1.0
 """Bounds of the standard deviation of a phase's logarithmic error."""
+
+LEVEL_DEVIATION = 0.5
+"""Standard deviation of the logarithmic error that all phases of a machine have in common."""
 
 STRUCTURES = ((0.9, 0.08, 0.015, 0.005), (0.7, 0.25, 0.04, 0.01), (0.4, 0.45, 0.12, 0.03))
 """Shares of the prior variance: most of a phase's error is common to all candidates."""
@@ -100,9 +104,9 @@ class ThroughputModel:
         """Posterior of log(tokens per second) = log(T / Σ t_g), with Var = Σ (t_g / t)² s_g²
         over the groups g."""
         cycles = {one.index: one for trial in trials if (one := self._cycle(trial))}
-        noises = _possible_noises(trials)
-        parts = {name: self._corrected(name, tuple(cycles.values()), noises, pending) for name in self._seconds}
-        corrected = {name: seconds * np.exp(parts[name].mean) for name, seconds in self._seconds.items()}
+        noises, level = _possible_noises(trials), self._level(cycles.values())
+        parts = {name: self._corrected(name, tuple(cycles.values()), level, noises, pending) for name in self._seconds}
+        corrected = {name: seconds * np.exp(level + parts[name].mean) for name, seconds in self._seconds.items()}
         total = np.asarray(sum(corrected.values()))
         weights = {name: seconds / total for name, seconds in corrected.items()}
         variance = sum((weights[name] * found.deviation) ** 2 for name, found in parts.items())
@@ -121,14 +125,39 @@ class ThroughputModel:
         deviation = SINGLE_CYCLE_DEVIATION if speed.cut_short and len(speed.rates) == 1 else 0.0
         return _Cycle(index, _split(speed, self._tokens[index] / speed.tokens_per_second), deviation)
 
-    def _corrected(self, name: str, cycles: Sequence[_Cycle], noises: tuple[float, ...], pending: IndexArray) -> Posterior:
+    def _level(self, cycles: Collection[_Cycle]) -> float:
+        """Return the expected common error l of the phases; outliers of a load say nothing about it.
+
+        e_g = l + d_g, l ~ N(0, τ²), d_g ~ N(0, s_g²):  E[l] = Σ e_g / s_g² / (1 / τ² + Σ 1 / s_g²)
+        """
+        pull, precision = 0.0, 1 / LEVEL_DEVIATION**2
+        for name in GROUPS:
+            known = [one for one in self._known(name, cycles) if not self._is_cliff(name, one, 0.0) and not one.deviation]
+            if known:
+                weight = 1 / statistics.median(self._widths[name][one.index] for one in known) ** 2
+                pull += weight * statistics.median(self._error(name, one) for one in known)
+                precision += weight
+        return pull / precision
+
+    def _known(self, name: str, cycles: Iterable[_Cycle]) -> list[_Cycle]:
         seconds = self._seconds[name]
-        known = [one for one in cycles if min(one.parts[name], seconds[one.index]) > MIN_PHASE_SHARE * sum(one.parts.values())]
+        return [one for one in cycles if min(one.parts[name], seconds[one.index]) > MIN_PHASE_SHARE * sum(one.parts.values())]
+
+    def _error(self, name: str, one: _Cycle) -> float:
+        return math.log(one.parts[name] / self._seconds[name][one.index])
+
+    def _is_cliff(self, name: str, one: _Cycle, level: float) -> bool:
+        bound = max(math.log(CLIFF_FACTOR), CLIFF_FACTOR * self._widths[name][one.index])
+        return not one.deviation and self._error(name, one) - level > bound
+
+    def _corrected(
+        self, name: str, cycles: Sequence[_Cycle], level: float, noises: tuple[float, ...], pending: IndexArray
+    ) -> Posterior:
+        known = self._known(name, cycles)
         indices = np.array([one.index for one in known], dtype=np.int64)
-        error = np.array([math.log(one.parts[name] / seconds[one.index]) for one in known])
+        error = np.array([self._error(name, one) - level for one in known])
         deviation = np.array([one.deviation for one in known])
-        bound = np.maximum(math.log(CLIFF_FACTOR), CLIFF_FACTOR * self._widths[name][indices])
-        cliff = (error > bound) & (deviation == 0)
+        cliff = np.array([self._is_cliff(name, one, level) for one in known], dtype=bool)
         usual = Observations(indices[~cliff], error[~cliff], deviation[~cliff] ** 2)
         found = self._regressions[name].posterior(usual, pending, noises)
         return self._with_cliffs(found, indices[~cliff], indices[cliff], error[cliff])

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import cuda_before_fork, cuda_recovery, memory_meter
-from . import base_model, engine, methods, rank_environment, seams, vllm_server
+from . import base_model, drawn_completions, engine, methods, rank_environment, seams, vllm_server
 from .loaded import Loaded, start_engine
 from .seams import supported as supported
 from .training_arguments import ForcedLengths
@@ -158,7 +158,7 @@ def be_quiet() -> None:
 
 
 def measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
-    """Measure one candidate at worst-case lengths, and at typical ones if they are known."""
+    """Measure one candidate at worst-case lengths, and at those that occur if they are known."""
     be_quiet()
     recorder.begin()
     _use_device(loaded.request, recorder, request["settings"])
@@ -185,11 +185,22 @@ def _measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: d
     found["memory"] = run.with_borrowed_peaks(recorder.memory())
     run.remember(found["memory"])
     if typical and not plan.get("soak_seconds"):
-        usual = ForcedLengths(prompt=prompt, completion=int(typical), pad_prompts=not request.get("dataset"))
+        usual = _usual_lengths(request, run_class)
         run = run_class(loaded, request, recorder, usual, stop_below=stop_below, found={}, worst=False)
         found["typical"] = run.go()
         run.remember({})
         found["loop_seconds"] += run.loop_seconds
+
+
+def _usual_lengths(request: Mapping[str, Any], run_class: Any) -> ForcedLengths:
+    """Return the lengths that occur: drawn ones if they are known and can be generated, else their mean."""
+    lengths, own_prompts = request["lengths"], bool(request.get("dataset"))
+    each_its_own = run_class.ends_completions and drawn_completions.possible(request["settings"])
+    drawn = tuple(lengths.get("drawn") or ()) if each_its_own else ()
+    return ForcedLengths(
+        prompt=lengths.get("prompt"), completion=int(lengths["completion"] if drawn else lengths["typical"]),
+        pad_prompts=not own_prompts, drawn=drawn, drawn_prompts=() if own_prompts else tuple(lengths.get("drawn_prompts") or ()),
+    )  # fmt: skip
 
 
 def release(loaded: Loaded | None) -> bool:

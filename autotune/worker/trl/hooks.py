@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,17 +106,20 @@ def scoring(recorder: Any) -> Hook:
 
 
 def fit(ids: list[int], lengths: ForcedLengths) -> list[int]:
-    """Return a prompt of exactly the forced length, or of at most that.
+    """Return a prompt of exactly the forced or drawn length, or of at most that.
 
     The end stays: there the chat template starts the model's turn. The padding repeats the prompt's
     own tokens, so different prompts stay different and an engine's prefix cache finds no additional
     hits.
     """
-    if lengths.prompt is None:
+    longest = lengths.prompt
+    if lengths.drawn_prompts:  # by its tokens: a group has one prompt, and so one length
+        longest = lengths.drawn_prompts[zlib.crc32(repr(ids).encode()) % len(lengths.drawn_prompts)]
+    if longest is None:
         return ids
-    if lengths.pad_prompts and ids and len(ids) < lengths.prompt:
-        ids = ids * -(-lengths.prompt // len(ids))
-    return ids[-lengths.prompt :]
+    if lengths.pad_prompts and ids and len(ids) < longest:
+        ids = ids * -(-longest // len(ids))
+    return ids[-longest:]
 
 
 def wrap(owner: Any, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> None:

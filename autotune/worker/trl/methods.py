@@ -233,6 +233,7 @@ class PpoRun(TrainerRun):
 
     names = ("PPOConfig", "PPOTrainer")
     reuses_rollouts, steps_are_units = False, True  # an update: a rollout and all optimizer steps over it
+    ends_completions = False  # it generates without an end token
 
     def _classes(self, trl: Any) -> tuple[Any, Any]:
         module = importlib.import_module(seams.PPO)

@@ -13,7 +13,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..decoder_layers import layers_of
-from . import engine, hooks, image_inputs, rollout_reuse, seams, step_timer, trainer_state, training_arguments, training_data
+from . import (
+    drawn_completions,
+    engine,
+    hooks,
+    image_inputs,
+    rollout_reuse,
+    seams,
+    step_timer,
+    trainer_state,
+    training_arguments,
+    training_data,
+)
 from .loaded import Loaded, install_engines
 
 DEFAULT_PROMPT_TOKENS = 64  # length of synthetic prompts if none was requested
@@ -31,6 +42,7 @@ class TrainerRun:
 
     names = ("GRPOConfig", "GRPOTrainer")
     reuses_rollouts = True  # false: a rollout belongs to the step that learns from it
+    ends_completions = True  # false: the trainer generates all completions to one length
     # True: each optimizer step equals the one before it, so it is the timed unit.
     steps_are_units = False
 
@@ -209,7 +221,7 @@ class TrainerRun:
         config_class, trainer_class = self._classes(trl)
         config = self._config(config_class, settings, plan.optimizer_steps)
         model_arguments = trl.ModelConfig(**training_arguments.model_arguments(model_settings, loaded.request, trl.ModelConfig))
-        model = loaded.model_for(model_arguments.attn_implementation, recorder)
+        self.model = model = loaded.model_for(model_arguments.attn_implementation, recorder)
         hooks.watch_progress(model, layers_of(model), recorder, self.lengths)
         arguments = self._arguments(trl, config, model, self._data(config, plan), model_arguments)
         # 2. Timing.
@@ -242,7 +254,7 @@ class TrainerRun:
         transformers.set_seed(trainer.args.seed + trainer.accelerator.process_index)
         began = time.perf_counter()
         try:
-            with hooks.counting_sleep(trainer, self.seen):
+            with hooks.counting_sleep(trainer, self.seen), drawn_completions.ending_at(self._draws(), trainer, self.model):
                 trainer.train()
                 if self.worst:
                     self._evaluate_and_save(trainer)
@@ -254,7 +266,8 @@ class TrainerRun:
         self.found["gradient_norm"] = finite(self.seen.gradient_norm)
         self.loaded.doubtful = self.found["gradient_norm"] is None
         return {
-            "completion_tokens": self.lengths.completion,
+            "completion_tokens": self.lengths.mean_completion,
+            "drawn": bool(self.lengths.drawn),
             "cycle_seconds": timing.seconds,
             "cycle_loss_tokens": timing.loss_tokens,
             "prompt_tokens": timing.prompt_tokens,
@@ -314,6 +327,10 @@ class TrainerRun:
             finally:
                 shutil.rmtree(self.loaded.scratch / "output", ignore_errors=True)
             self.seen.checkpoint_saves += 1
+
+    def _draws(self) -> drawn_completions.LengthDraws | None:
+        drawn = self.lengths.drawn
+        return drawn_completions.LengthDraws(drawn, int(self.request.get("seed", 42))) if drawn else None
 
     def _sum_up_models(self) -> None:
         self.found["model_bytes"] = trainer_state.model_bytes(self.trainer)

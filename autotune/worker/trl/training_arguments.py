@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 # No output folder, no hub, no tracker.
@@ -53,6 +54,12 @@ class ForcedLengths:
     prompt: int | None  # tokens of the longest prompt; None leaves prompts unchanged
     completion: int  # tokens of each completion
     pad_prompts: bool  # true: each prompt gets exactly `prompt` tokens. False: longer ones are cut
+    drawn: tuple[int, ...] = ()  # lengths of which each completion gets one; empty: all have `completion`
+    drawn_prompts: tuple[int, ...] = ()  # the same for prompts; empty: as `pad_prompts` says
+
+    @property
+    def mean_completion(self) -> int:
+        return round(fmean(self.drawn)) if self.drawn else self.completion
 
 
 def split(settings: Mapping[str, Any], config_class: Any, model_config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -80,6 +87,8 @@ def training_arguments(
     if arguments.get("use_vllm"):
         arguments.setdefault("vllm_mode", "colocate")
         forced = {"ignore_eos": True, "min_tokens": count, "max_tokens": count}
+    elif lengths.drawn:  # rows end by themselves, see `drawn_completions`
+        forced = {"max_new_tokens": count}
     else:
         forced = {"min_new_tokens": count, "max_new_tokens": count}
     arguments["generation_kwargs"] = {**(settings.get("generation_kwargs") or {}), **forced}

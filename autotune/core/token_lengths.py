@@ -1,4 +1,4 @@
-"""Lengths of completions as they occur, in tokens."""
+"""Lengths of completions or prompts as they occur, in tokens."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ P95 = 0.95
 
 
 @dataclass(frozen=True)
-class CompletionLengths:
+class TokenLengths:
     """Sample of lengths, sorted."""
 
     source: str  # as the user named it
     sample: tuple[int, ...]
-    stages: tuple[CompletionLengths, ...] = ()  # equal parts of training, where lengths change; empty: they do not
+    stages: tuple[TokenLengths, ...] = ()  # equal parts of training, where lengths change; empty: they do not
 
     @classmethod
-    def of(cls, source: str, lengths: Iterable[float]) -> CompletionLengths:
+    def of(cls, source: str, lengths: Iterable[float]) -> TokenLengths:
         """Return the lengths; of a long list, its quantiles."""
         ordered = sorted(max(1, round(length)) for length in lengths)
         if not ordered:
@@ -33,7 +33,7 @@ class CompletionLengths:
         return cls(source, tuple(ordered))
 
     @classmethod
-    def lognormal(cls, source: str, mean: float, p95: float) -> CompletionLengths:
+    def lognormal(cls, source: str, mean: float, p95: float) -> TokenLengths:
         """Return quantiles of a lognormal distribution.
 
         mean = exp(m + s²/2); p95 = exp(m + z·s), z: 95 % quantile of the normal distribution; so
@@ -48,13 +48,13 @@ class CompletionLengths:
         return cls.of(source, (math.exp(middle + sigma * NormalDist().inv_cdf(share)) for share in quantiles))
 
     @classmethod
-    def changing(cls, source: str, stages: Iterable[CompletionLengths]) -> CompletionLengths:
+    def changing(cls, source: str, stages: Iterable[TokenLengths]) -> TokenLengths:
         """Return the lengths of a whole training, whose parts have these."""
         parts = tuple(stages)
         return replace(cls.of(source, (length for part in parts for length in part.sample)), stages=parts)
 
     @property
-    def parts(self) -> tuple[CompletionLengths, ...]:
+    def parts(self) -> tuple[TokenLengths, ...]:
         return self.stages or (self,)
 
     @property
@@ -64,10 +64,10 @@ class CompletionLengths:
     def quantile(self, share: float) -> int:
         return self.sample[min(len(self.sample) - 1, int(share * len(self.sample)))]
 
-    def up_to(self, longest: int) -> CompletionLengths:
+    def up_to(self, longest: int) -> TokenLengths:
         """Return the lengths, cut at the longest that is generated."""
         sample = tuple(min(length, longest) for length in self.sample)
-        return CompletionLengths(self.source, sample, tuple(part.up_to(longest) for part in self.stages))
+        return TokenLengths(self.source, sample, tuple(part.up_to(longest) for part in self.stages))
 
     def draw(self, count: int, seed: int = 0) -> list[int]:
         """Return lengths of a batch: evenly spaced quantiles in random order."""

@@ -7,11 +7,11 @@ from statistics import fmean
 
 import pytest
 
-from autotune.core.completion_lengths import MAX_SAMPLE, CompletionLengths
+from autotune.core.token_lengths import MAX_SAMPLE, TokenLengths
 
 
 def test_a_lognormal_distribution_has_the_mean_and_the_quantile_asked_for() -> None:
-    found = CompletionLengths.lognormal("x", 600, 1500)
+    found = TokenLengths.lognormal("x", 600, 1500)
     assert found.mean == pytest.approx(600, rel=0.02)
     assert found.quantile(0.95) == pytest.approx(1500, rel=0.03)
 
@@ -19,17 +19,17 @@ def test_a_lognormal_distribution_has_the_mean_and_the_quantile_asked_for() -> N
 @pytest.mark.parametrize(("mean", "p95"), [(600, 500), (100, 1000)])
 def test_an_impossible_quantile_is_refused(mean: float, p95: float) -> None:
     with pytest.raises(ValueError, match="times its mean"):
-        CompletionLengths.lognormal("x", mean, p95)
+        TokenLengths.lognormal("x", mean, p95)
 
 
 def test_a_long_list_keeps_its_quantiles() -> None:
-    found = CompletionLengths.of("x", range(1, 100_001))
+    found = TokenLengths.of("x", range(1, 100_001))
     assert len(found.sample) == MAX_SAMPLE
     assert found.mean == pytest.approx(50_000, rel=0.01)
 
 
 def test_the_expected_longest_is_that_of_many_draws() -> None:
-    lengths = CompletionLengths.lognormal("x", 600, 1500)
+    lengths = TokenLengths.lognormal("x", 600, 1500)
     chance = random.Random(0)
     simulated = fmean(max(chance.choice(lengths.sample) for _ in range(16)) for _ in range(4000))
     assert lengths.expected_longest(16) == pytest.approx(simulated, rel=0.03)
@@ -37,7 +37,7 @@ def test_the_expected_longest_is_that_of_many_draws() -> None:
 
 
 def test_a_draw_has_the_mean_of_the_sample_and_repeats() -> None:
-    lengths = CompletionLengths.lognormal("x", 600, 1500)
+    lengths = TokenLengths.lognormal("x", 600, 1500)
     assert fmean(lengths.draw(64)) == pytest.approx(600, rel=0.05)
     assert lengths.draw(64) == lengths.draw(64) != lengths.draw(64, seed=1)
     assert max(lengths.up_to(700).draw(64)) <= 700
