@@ -58,7 +58,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LengthsRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths of completions that occur, in tokens."""
+    """Lengths of completions or prompts that occur, in tokens."""
 
     source: str = ""
     mean: float | None = None
@@ -254,6 +254,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     budget_seconds: float | None = None
     typical_completion_length: int | None = None
     completion_lengths: LengthsRow | None = None
+    prompt_lengths: LengthsRow | None = None
     dataset: DatasetRow | None = None
 
 
