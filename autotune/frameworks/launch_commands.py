@@ -40,6 +40,7 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     follows_hardware: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()  # prefixes of outputs, trackers and data: never part of a probe
     in_logs: tuple[str, ...] = ()  # lower-case words that only this framework's logs contain
+    methods_in_logs: dict[str, tuple[str, ...]] = {}  # method -> lower-case words of its logs; none: one method's remedies
     remedies: dict[str, str | None] = {}  # setting of a remedy -> the framework's own; null: there is none
     remedy_values: dict[str, str] = {}  # setting of a remedy -> direction or value, where it differs
     remedy_reasons: dict[str, str] = {}  # setting of a remedy -> its reason, where it differs
