@@ -115,10 +115,17 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second at typical lengths if known, else at the longest."""
+        """Tokens per second at typical lengths if known, else at the longest; like the recommendation's."""
         if isinstance(self.tokens_per_second, SpeedsRow):
             return self.tokens_per_second.typical or self.tokens_per_second.worst
-        return self.tokens_per_second
+        at_lengths = self.prediction.tokens_per_second_at_lengths if self.basis == "predicted" and self.prediction else None
+        return self.tokens_per_second if at_lengths is None else at_lengths.value
+
+    @property
+    def rate_at_longest(self) -> float | None:
+        """Tokens per second at the longest lengths."""
+        both = self.tokens_per_second
+        return both.worst if isinstance(both, SpeedsRow) else both
 
     @property
     def out_of_memory(self) -> bool:

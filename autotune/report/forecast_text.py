@@ -129,10 +129,9 @@ def _show_verdict(console: Console, prediction: Prediction) -> None:
         console.print(f"can't be decided: {peak} of {limit}")
         for fact in prediction.depends_on:
             console.print(f"  depends on {fact}")
-    if prediction.peak_memory_bytes_at_lengths is not None:
-        console.print(
-            f"At the lengths given: {FITS_IN_WORDS[prediction.fits_at_lengths]}, {_span(prediction.peak_memory_bytes_at_lengths)}."
-        )
+    shorter = prediction.peak_memory_bytes_at_lengths
+    if shorter is not None:
+        console.print(f"At the lengths given: {FITS_IN_WORDS[prediction.fits_at_lengths]}, {_span(shorter)}.")
     phase = prediction.peak_phase
     if phase is not None:
         counted = prediction.torch_peak_reserved_bytes

@@ -41,7 +41,7 @@ def two_peaks(answer: AnswerDocument) -> TwoPeaks | None:
             at_lengths=_peak(predicted.peak_memory_bytes_at_lengths, predicted.fits_at_lengths),
         )
         for label, knobs, predicted in _candidates(answer)
-        if predicted is not None and predicted.peak_memory_bytes is not None and predicted.peak_memory_bytes_at_lengths is not None
+        if predicted is not None and predicted.peak_memory_bytes_at_lengths is not None
     )
     return TwoPeaks(lengths=_lengths(answer), rows=rows) if rows else None
 

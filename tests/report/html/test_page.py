@@ -232,6 +232,21 @@ def test_a_prediction_at_given_lengths_shows_both_peaks() -> None:
     assert "nearest miss can't be decided: 40 GiB (39 GiB to 41 GiB) fits: 30 GiB (29 GiB to 31 GiB)" in text
 
 
+def test_predicted_speeds_are_compared_at_the_same_lengths() -> None:
+    made = of_a_search()
+    speed = {"value": 500.0, "low": 400.0, "high": 600.0}
+    made |= {"basis": "predicted", "trials": [], "advantage": None}
+    made["baseline"] = {
+        "knobs": made["baseline"]["knobs"], "basis": "predicted", "fits": True, "tokens_per_second": 2000.0,
+        "peak_memory_bytes": 2**30, "prediction": {"tokens_per_second_at_lengths": speed},
+    }  # fmt: skip
+    made["recommendation"] |= {"tokens_per_second": {"worst": 4000.0, "typical": 1100.0}, "changed_learning_knobs": {}}
+    made["question"]["typical_completion_length"] = 300
+    page = render(made)
+    assert "1,100 tokens/s at a peak of" in page and "2.20 times the baseline&#39;s speed" in page
+    assert "memory at the longest lengths, speed at typical ones" in page
+
+
 def _peaks(longest: int, fits: bool | None, at_lengths: int, fits_at_lengths: bool | None) -> dict[str, Any]:
     def around(gib: int) -> dict[str, int]:
         return {"value": gib * 2**30, "low": (gib - 1) * 2**30, "high": (gib + 1) * 2**30}
