@@ -12,7 +12,7 @@ from pathlib import Path
 from autotune import catalog
 from autotune.catalog.hub_config import fetched_config
 from autotune.core.errors import BadInput, UnknownName
-from autotune.core.files import read_loose_json, read_text
+from autotune.core.files import read_loose_json, read_text, refuse_special_files
 from autotune.core.units import MIB
 from autotune.core.workload import Model
 
@@ -106,6 +106,7 @@ def _short(hub_id: str) -> str:
 
 
 def _local(text: str, folder: Path) -> Model:
+    refuse_special_files(folder, way_out="Save or download the model again.")
     if not (folder / "config.json").is_file():
         raise BadInput(f"The folder {text!r} holds no config.json.", way_out="Give the folder that `save_pretrained` wrote.")
     return Model(name=text, config=_config(folder), folder=folder.resolve(), origin="local folder")

@@ -12,12 +12,12 @@ import click
 
 import autotune
 from autotune.cli.broken_pipe import PipeOutput
-from autotune.cli.exit_codes import FAULT, report_and_exit_code
+from autotune.cli.exit_codes import FAULT, INTERRUPTED, report_and_exit_code
 from autotune.cli.formatting import Context
 from autotune.core.errors import BadInput
 from autotune.core.files import printable
 from autotune.machine.process_end import exit_handlers_are_skipped
-from autotune.machine.signals import ignore_stop_signals
+from autotune.machine.signals import ignore_stop_signals, stop_requested
 
 _COMMANDS = {
     "run": "measure candidates on this machine and recommend the fastest that fits",
@@ -88,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    if exit_handlers_are_skipped():
+    """Exit. After an interruption at once: the interpreter's own end takes seconds on a busy machine, in which the
+    deadline's thread does not run any more and a second Ctrl-C would decide the exit code."""
+    if exit_handlers_are_skipped() or stop_requested() or code == INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

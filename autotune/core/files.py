@@ -75,6 +75,18 @@ def read_bounded(file: Path, *, largest_bytes: int, way_out: str) -> bytes:
     return content
 
 
+def refuse_special_files(place: Path, *, way_out: str) -> None:
+    """Refuse a pipe or a device, alone or in a folder, that a library would open later: it would wait for ever."""
+    try:
+        for file in (place, *(place.iterdir() if place.is_dir() else ())):
+            if file.exists() and not (file.is_file() or file.is_dir()):
+                raise BadInput(f"{file} is a pipe or a device, and a file is needed.", way_out=way_out)
+    except OSError as error:
+        raise BadInput(f"{place} can't be read: {error.strerror}.", way_out=way_out) from None
+    except ValueError as error:  # a null byte in the name
+        raise BadInput(f"{str(place)!r} can't be read: {error}.", way_out=way_out) from None
+
+
 def read_text(file: Path, *, largest_bytes: int, way_out: str) -> str:
     """Return the content of a UTF-8 file."""
     try:

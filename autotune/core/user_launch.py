@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,16 @@ class StatedSetting:
     span: tuple[int, int] | None  # of the value, or of the word `name=value`; None: not one word of the file
     option: tuple[int, int] | None = None  # of the word `--name`
     prefix: str = ""  # `+` and `++` of Hydra
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSetting:
+    """One place of a setting whose value others have; while it is stated, they can't have another one."""
+
+    name: str
+    targets: tuple[str, ...]
+    file: Path | None  # None: an option of the command
+    span: tuple[int, int] | None  # of the file's name in the script, or of the option with its value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +41,5 @@ class LaunchScript:
     dotted: bool  # `name=value`, else `--name value`
     stated: Mapping[str, StatedSetting]
     environment: Mapping[str, str] = field(default_factory=dict)
+    in_files: bool = False  # settings in configuration files; options are `--name value`, `--name` and `--no-name`
+    shared: tuple[SharedSetting, ...] = ()

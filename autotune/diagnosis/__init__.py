@@ -42,11 +42,12 @@ def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
     reader, excerpt, framework = LogReader(), Excerpt(), LogFramework()
     numbered = enumerate(lines)
     while block := list(itertools.islice(numbered, LINES_AT_ONCE)):
-        reader.expect("\n".join(raw for _, raw in block).lower())
+        text = "\n".join(raw for _, raw in block).lower()
+        reader.expect(text)
+        framework.feed(text)
         for position, raw in block:
             reader.feed(raw, position)
             excerpt.feed(raw)
-            framework.feed(raw.lower())
     found = reader.conclude()
     if excerpt.is_of_steps_without_numbers or not reader.is_of_a_run:
         found = _more_exact(found, excerpt.diagnosis())

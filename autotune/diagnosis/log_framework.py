@@ -1,9 +1,10 @@
-"""Framework whose log is read, and remedies under its own names and flags."""
+"""Framework and method whose log is read, and remedies under its own names and flags."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from autotune import frameworks
@@ -14,6 +15,12 @@ from autotune.frameworks.launch_commands import LaunchKind, kind_of, launch_kind
 METHOD = "grpo"
 """Method that every framework has; the names in question are those of all its methods."""
 
+SOURCE = "trl"
+"""Framework whose names the tables of remedies have."""
+
+_ROW_LENGTH = {"max_completion_length": "max_length"}
+"""Setting of a generated row -> that of a given row, for methods that generate none."""
+
 _ENGINE = {
     "utilization": "vllm_gpu_memory_utilization", "max_model_length": "vllm_max_model_length",
     "tensor_parallel": "vllm_tensor_parallel_size", "sleep": "vllm_enable_sleep_mode", "max_num_seqs": "max_num_seqs",
@@ -22,22 +29,44 @@ _ENGINE = {
 
 
 class LogFramework:
-    """Collector of the framework that a log names. It receives every line; its size does not grow."""
+    """Collector of the framework that a log names. It receives all lines in blocks; its size does not grow."""
 
     def __init__(self) -> None:
         self.name: str | None = None
         """None: TRL, whose names the tables of remedies have, or unknown."""
 
         self._is_former = False  # the log has a flag of an earlier release
+        self._methods: dict[str, str] = {}  # framework -> method, by the first words of one
 
     def feed(self, lowered: str) -> None:
+        """Receive a block of lines; most have none of the words, so that it is looked at as a whole first."""
+        unknown = [word for words in self._unknown_words() for word in words]
+        if any(map(lowered.__contains__, unknown)) or (self.name is not None and "--" in lowered and not self._is_former):
+            for line in lowered.split("\n"):
+                self._feed_line(line)
+
+    def _unknown_words(self) -> Iterator[tuple[str, ...]]:
+        for kind in launch_kinds():
+            if self.name is None:
+                yield kind.in_logs
+            if kind.framework not in self._methods:
+                yield from kind.methods_in_logs.values()
+
+    def _feed_line(self, lowered: str) -> None:
         if self.name is None:
             self.name = next((kind.framework for kind in launch_kinds() if any(map(lowered.__contains__, kind.in_logs))), None)
         if self.name is not None and "--" in lowered and not self._is_former:
             self._is_former = any(f"--{former}" in lowered for former in kind_of(self.name).former_flags.values())
 
+        for kind in launch_kinds():
+            if kind.framework not in self._methods:
+                named = (method for method, words in kind.methods_in_logs.items() if any(map(lowered.__contains__, words)))
+                self._methods.update((kind.framework, method) for method in itertools.islice(named, 1))
+
     def translated(self, remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
-        """Return the remedies under this framework's names, without those that it has no setting for."""
+        """Return the remedies under this framework's names, without those that it or its method has no setting for."""
+        method = self._methods.get(self.name or SOURCE, METHOD)
+        remedies = tuple(one for one in (_of_method(remedy, method) for remedy in remedies) if one is not None) or remedies
         if self.name is None:
             return tuple(remedies)
         kind = kind_of(self.name)
@@ -57,6 +86,19 @@ class LogFramework:
         if self._is_former:
             name = kind.former_flags.get(name, name)
         return name if kind.dotted else f"--{name}"
+
+
+def _of_method(remedy: Remedy, method: str) -> Remedy | None:
+    """Return the remedy under the method's names, in those of TRL; None if the method lacks the setting."""
+    trainer, all_fields = frameworks.trainer(SOURCE, method), frameworks.trainer(SOURCE, METHOD).fields()
+    change = dict[str, str]()
+    for setting, way in remedy.change.items():
+        own = trainer.canonical.get(setting, setting)
+        own = own if own in trainer.fields() else _ROW_LENGTH.get(setting, setting)
+        if setting in all_fields and own not in trainer.fields():
+            return None
+        change[own] = way
+    return dataclasses.replace(remedy, change=change)
 
 
 @cache

@@ -16,6 +16,7 @@ from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
 from autotune.core.shell_script import UNKNOWN, Command, Word
 from autotune.core.user_launch import LaunchScript, StatedSetting
+from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, FileSettings, settings_of
 from autotune.frameworks.settings_table import Field
 
 MODULE = re.compile(r"[\w./-]+")
@@ -40,6 +41,8 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     follows_hardware: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()  # prefixes of outputs, trackers and data: never part of a probe
     in_logs: tuple[str, ...] = ()  # lower-case words that only this framework's logs contain
+    files: FileRules | None = None  # settings in TOML files after `@`
+    methods_in_logs: dict[str, tuple[str, ...]] = {}  # method -> lower-case words of its logs; none: one method's remedies
     remedies: dict[str, str | None] = {}  # setting of a remedy -> the framework's own; null: there is none
     remedy_values: dict[str, str] = {}  # setting of a remedy -> direction or value, where it differs
     remedy_reasons: dict[str, str] = {}  # setting of a remedy -> its reason, where it differs
@@ -76,10 +79,12 @@ def find_launch(path: str, text: str, commands: Sequence[Command]) -> LaunchScri
             f"{path}, line {sharded.line}: the sharding of {sharded.text} is the launcher's, and {kind.framework} has its own.",
             way_out=f"State it in {kind.framework}'s settings, or measure the command: --framework command -- COMMAND.",
         )
-    stated = dict(_stated(kind, command.words, start))
+    settings = _settings(path, kind, command.words, start)
+    stated = settings.stated
     return LaunchScript(
         path=path, text=text, framework=kind.framework, method=_method(path, kind, method, stated), line=command.line,
         end=command.end, dotted=kind.dotted, stated=stated, environment=command.environment,
+        in_files=kind.files is not None, shared=settings.shared,
     )  # fmt: skip
 
 
@@ -123,7 +128,7 @@ def _matched(command: Command) -> tuple[LaunchKind, str, int] | None:
                 for pair in pairs:
                     program, argument = pair.split()
                     if Path(word).name == program and words[index + 1 : index + 2] == [argument]:
-                        return kind, method, index + 2
+                        return kind, method, index + (1 if argument == FILE_SIGN else 2)
     return None
 
 
@@ -141,6 +146,12 @@ def _method(path: str, kind: LaunchKind, method: str, stated: Mapping[str, State
             way_out=f"Known are {', '.join(kind.methods)}.",
         )
     return kind.methods[named]
+
+
+def _settings(path: str, kind: LaunchKind, words: Sequence[Word], start: int) -> FileSettings:
+    if kind.files is not None:
+        return settings_of(path, kind.files, words[start:])
+    return FileSettings(stated=dict(_stated(kind, words, start)))
 
 
 def _stated(kind: LaunchKind, words: Sequence[Word], start: int) -> Iterator[tuple[str, StatedSetting]]:

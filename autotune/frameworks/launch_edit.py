@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotune.core.candidate import KnobValue
@@ -12,10 +12,13 @@ from autotune.core.user_launch import LaunchScript, StatedSetting
 from autotune.frameworks.base import as_word
 from autotune.frameworks.settings_table import Field
 
+Edit = tuple[int, int, str]
+"""Start, end and new text of a place in the script."""
 
-def changed_script(launch: LaunchScript, changes: Mapping[str, KnobValue]) -> str:
+
+def changed_script(launch: LaunchScript, changes: Mapping[str, KnobValue], more: Sequence[Edit] = ()) -> str:
     """Return the text with each change at the place of its setting, or at the command's end."""
-    edits: list[tuple[int, int, str]] = []
+    edits: list[Edit] = [*more]
     added: list[str] = []
     for name, value in changes.items():
         stated = launch.stated.get(name)
@@ -57,6 +60,9 @@ def _edit(launch: LaunchScript, name: str, stated: StatedSetting, value: KnobVal
 def _words(launch: LaunchScript, name: str, value: KnobValue, stated: StatedSetting | None) -> str:
     if launch.dotted:
         return f"{stated.prefix if stated else ''}{name}={shlex.quote(as_word(value))}"
+    if launch.in_files:
+        flag = name.replace("_", "-")
+        return f"--{flag}" if value is True else f"--no-{flag}" if value is False else f"--{flag} {shlex.quote(as_word(value))}"
     if launch.framework == "openrlhf" and isinstance(value, bool):
         return f"--{name}" if value else ""
     return f"--{name} {shlex.quote(as_word(value))}"

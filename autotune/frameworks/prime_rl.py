@@ -132,6 +132,7 @@ class PrimeRl(StandIn):
         lines = [
             f"GRPO with prime-rl for {task.workload.model.name} on {task.hardware}: {basis}.",
             f"Written for prime-rl {self.table.version}. Start: rl @ yours.toml @ recommended.toml; yours names environments.",
+            "Delete a seq_len at the top of yours: prime-rl refuses it beside the two that it stands for.",
         ]
         path = folder / "recommended.toml"
         path.write_text(comments(lines) + self.launch(candidate, task).files["recommended.toml"], encoding="utf-8")

@@ -26,6 +26,7 @@ from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
 from autotune.core.memory_growth import Soak
 from autotune.core.prediction import Prediction
 from autotune.core.secrets import without_password
+from autotune.core.token_lengths import TokenLengths
 from autotune.estimate.unknown_facts import FactVariant
 from autotune.report.candidate_rows import interval, middle, predicted_row, prediction_row, rate, speeds, trial_row
 from autotune.report.certificate import certificate_row
@@ -361,9 +362,15 @@ def _measured_versions(answer: Recommendation) -> dict[str, str]:
     return {}
 
 
+def _lengths_row(lengths: TokenLengths | None) -> dict[str, Any] | None:
+    if lengths is None:
+        return None
+    return {"source": lengths.source, "mean": round(lengths.mean, 1), "p95": lengths.quantile(0.95)}
+
+
 def job_row(job: Job) -> Mapping[str, Any]:
     """Return the job, under the document's key `question`."""
-    workload, hardware, lengths = job.task.workload, job.task.hardware, job.task.workload.completion_lengths
+    workload, hardware = job.task.workload, job.task.hardware
     return {
         "model": workload.model.name,
         "model_from": workload.model.origin,
@@ -376,7 +383,7 @@ def job_row(job: Job) -> Mapping[str, Any]:
         "space": job.space.name,
         "budget_seconds": job.budget_seconds,
         "typical_completion_length": workload.typical_completion_length,
-        "completion_lengths": lengths
-        and {"source": lengths.source, "mean": round(lengths.mean, 1), "p95": lengths.quantile(0.95)},
+        "completion_lengths": _lengths_row(workload.completion_lengths),
+        "prompt_lengths": _lengths_row(workload.prompt_lengths),
         "dataset": data_row(job.data),
     }

@@ -12,6 +12,8 @@ from autotune.core.answer import PredictedCandidate, Trial
 from autotune.core.measurement import Measurement, Speed
 from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
 
+FITS_IN_WORDS = {True: "fits", False: "does not fit", None: "can't be decided"}
+
 
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return a measured or emulated candidate."""
@@ -73,6 +75,9 @@ def predicted_row(one: PredictedCandidate) -> dict[str, Any]:
             "peak_memory_bytes": interval(prediction.peak_memory_bytes),
             "tokens_per_second": interval(prediction.tokens_per_second, 3),
             "tokens_per_second_at_lengths": interval(prediction.tokens_per_second_at_lengths, 3),
+            "fits": prediction.fits,
+            "peak_memory_bytes_at_lengths": interval(prediction.peak_memory_bytes_at_lengths),
+            "fits_at_lengths": prediction.fits_at_lengths,
             "failure": prediction.failure,
             "depends_on": list(prediction.depends_on),
         },

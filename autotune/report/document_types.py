@@ -58,7 +58,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LengthsRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths of completions that occur, in tokens."""
+    """Lengths of completions or prompts that occur, in tokens."""
 
     source: str = ""
     mean: float | None = None
@@ -115,10 +115,17 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second at typical lengths if known, else at the longest."""
+        """Tokens per second at typical lengths if known, else at the longest; like the recommendation's."""
         if isinstance(self.tokens_per_second, SpeedsRow):
             return self.tokens_per_second.typical or self.tokens_per_second.worst
-        return self.tokens_per_second
+        at_lengths = self.prediction.tokens_per_second_at_lengths if self.basis == "predicted" and self.prediction else None
+        return self.tokens_per_second if at_lengths is None else at_lengths.value
+
+    @property
+    def rate_at_longest(self) -> float | None:
+        """Tokens per second at the longest lengths."""
+        both = self.tokens_per_second
+        return both.worst if isinstance(both, SpeedsRow) else both
 
     @property
     def out_of_memory(self) -> bool:
@@ -254,6 +261,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     budget_seconds: float | None = None
     typical_completion_length: int | None = None
     completion_lengths: LengthsRow | None = None
+    prompt_lengths: LengthsRow | None = None
     dataset: DatasetRow | None = None
 
 

@@ -12,6 +12,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.files import TO_BE_RUN, write_atomically
 from autotune.core.job import Job
 from autotune.frameworks.base import Trainer
+from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.launch_edit import changed_script, changes_of, difference
 from autotune.frameworks.trl.output_files import YAML_NAME, written_settings
 from autotune.frameworks.trl.script_files import PATCH_NAME, advice_for, how_to_apply
@@ -88,11 +89,13 @@ def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path
     launch = workload.launch
     if launch is None:
         return []
-    changed = changed_script(launch, changes_of(workload.stated, workload.defaults, candidate.knobs, trainer.fields()))
+    changes = changes_of(workload.stated, workload.defaults, candidate.knobs, trainer.fields())
+    files, edits = unshare(launch, changes, candidate.settings, folder)
+    changed = changed_script(launch, changes, edits)
     script, patch = folder / f"changed-{Path(launch.path).name}", folder / CHANGES
     write_atomically(script, changed.encode(), mode=TO_BE_RUN)
     patch.write_text(difference(launch, changed), encoding="utf-8")
-    return [script, patch]
+    return [script, patch, *files]
 
 
 def file_section(job: Job, files: Sequence[Path]) -> dict[str, Any] | None:

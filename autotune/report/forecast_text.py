@@ -12,6 +12,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.units import GIB, format_bytes
+from autotune.report.candidate_rows import FITS_IN_WORDS
 from autotune.report.dataset_rows import data_lines
 from autotune.report.line_wrapping import print_line
 from autotune.search.advice import as_flags
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 WIDEST_BAR = 56
 LABEL = 14
 FIGURE = 11
-
-AT_LENGTHS = {True: "fits", False: "does not fit", None: "can't be decided"}
 
 SURE, UNSURE, LIMIT = "█", "░", "│"
 """Bar characters: expected need, upper end of the interval, limit."""
@@ -130,10 +129,9 @@ def _show_verdict(console: Console, prediction: Prediction) -> None:
         console.print(f"can't be decided: {peak} of {limit}")
         for fact in prediction.depends_on:
             console.print(f"  depends on {fact}")
-    if prediction.peak_memory_bytes_at_lengths is not None:
-        console.print(
-            f"At the lengths given: {AT_LENGTHS[prediction.fits_at_lengths]}, {_span(prediction.peak_memory_bytes_at_lengths)}."
-        )
+    shorter = prediction.peak_memory_bytes_at_lengths
+    if shorter is not None:
+        console.print(f"At the lengths given: {FITS_IN_WORDS[prediction.fits_at_lengths]}, {_span(shorter)}.")
     phase = prediction.peak_phase
     if phase is not None:
         counted = prediction.torch_peak_reserved_bytes

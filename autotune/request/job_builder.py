@@ -12,7 +12,7 @@ from autotune import frameworks
 from autotune.catalog import hub_config, model_lookup, space_files
 from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import BadInput, IllegalConfiguration
-from autotune.core.files import sqlite_url
+from autotune.core.files import refuse_special_files, sqlite_url
 from autotune.core.hardware import Hardware
 from autotune.core.job import Job, Mode
 from autotune.core.space import SearchSpace
@@ -106,7 +106,7 @@ def parse_request(flags: Flags) -> ParsedRequest:
         typical_completion_length=typical or (None if lengths is None else max(1, round(lengths.mean))),
         completion_lengths=lengths,
         prompt_lengths=_prompt_lengths(flags),
-        dataset=flags.dataset or (config.dataset if config else None),
+        dataset=_dataset(flags, config),
         config_file=config.path if config else None,
         held=held,
         user_settings=dict(config.rest) if config else {},
@@ -145,6 +145,13 @@ def parse_request(flags: Flags) -> ParsedRequest:
         whole_space=whole,
         pinned=frozenset(parse_holds(flags.hold)),
     )
+
+
+def _dataset(flags: Flags, config: UserConfig | None) -> str | None:
+    named = flags.dataset or (config.dataset if config else None)
+    if named is not None:
+        refuse_special_files(Path(named), way_out="Give the dataset's folder, or its name on the hub.")
+    return named
 
 
 def _lengths(flags: Flags) -> TokenLengths | None:

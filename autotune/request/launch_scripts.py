@@ -17,6 +17,7 @@ from autotune.core.shell_script import commands_of
 from autotune.core.units import MIB
 from autotune.core.user_launch import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, read_document
+from autotune.frameworks.configuration_files import why_unread
 from autotune.frameworks.launch_commands import find_launch, is_known, kind_of, stated_value
 from autotune.frameworks.settings_table import Field
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
@@ -84,6 +85,8 @@ def _config(script: LaunchScript) -> UserConfig:
     kept: list[str] = []
     wrong: list[str] = []
     for name, stated in script.stated.items():
+        if kind.files is not None and (why := why_unread(kind.files, name, stated.text, known)) is not None:
+            raise BadInput(f"{script.path}, line {stated.line}: {why}.", way_out="Leave it out, or use --framework command.")
         if name in kind.follows_hardware or name == kind.model:
             continue
         if name not in known or name.startswith(kind.kept):

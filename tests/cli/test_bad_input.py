@@ -49,6 +49,13 @@ def test_an_argument_that_is_not_text(here: Path) -> None:
     refused(here, "--out", os.fsdecode(b"out-\xff"), says=r"'out-\udcff' is not UTF-8 text", instead="Rename")
 
 
+def test_a_pipe_that_a_library_would_wait_for(here: Path) -> None:
+    os.mkfifo(here / "prompts.jsonl")
+    refused(here, "--dataset", "prompts.jsonl", says="prompts.jsonl is a pipe or a device", instead="dataset's folder")
+    os.mkfifo(here / "model" / "tokenizer.json")
+    refused(here, says="model/tokenizer.json is a pipe or a device", instead="Save or download the model again")
+
+
 def test_an_unknown_gpu(here: Path) -> None:
     refused(here, "--gpus", "2xA101-40G", says="Unknown GPU 'A101-40G'", instead="'A100-40G'")
 

@@ -49,6 +49,18 @@ def test_a_fault_of_ours_is_1_and_keeps_its_traceback(tmp_path: Path) -> None:
     kept.unlink()
 
 
+def test_after_an_interruption_nothing_runs_that_could_take_long(tmp_path: Path) -> None:
+    script = (
+        "import atexit, time, autotune.catalog\n"
+        "atexit.register(time.sleep, 50)\n"
+        "def interrupted(): raise KeyboardInterrupt\n"
+        "autotune.catalog.models = interrupted\n"
+        "from autotune.cli import main; main(['show', 'models'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=40)
+    assert (done.returncode, done.stderr.strip()) == (130, "Error: Interrupted.")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -50,6 +50,32 @@ def test_advice_in_the_logs_own_words(package: str, command: str, framework: str
     )
 
 
+@pytest.mark.parametrize(
+    ("package", "command", "length"),
+    [
+        ("trl/trainer", "trl sft --config sft.yaml", "max_length"),
+        ("transformers", "[rank0]:   File \"/opt/trl/trainer/dpo_trainer.py\", line 9, in compute_loss", "max_length"),
+        ("transformers", "INFO: config: SFTConfig(max_length=4096)", "max_length"),
+        ("transformers", "python trl/scripts/kto.py", "max_length"),
+        ("trl/trainer", "  File \"/opt/trl/trainer/online_dpo_trainer.py\", line 9, in training_step", "max_new_tokens"),
+        ("trl/trainer", "  File \"/opt/trl/trainer/ppo_trainer.py\", line 9, in train", "response_length"),
+        ("swift/trainers", "swift sft --model x", "--max_length"),
+        ("swift/trainers", "swift rlhf --rlhf_type grpo", "--max_completion_length"),
+        ("verl/workers", "RayPPOTrainer.fit", "data.max_response_length"),
+    ],
+)  # fmt: skip
+def test_the_length_is_that_of_the_method(package: str, command: str, length: str) -> None:
+    found = diagnose(log(package, command))
+    assert found.cause == "activations"
+    assert [name for advice in found.remedies for name in advice.change][2] == length
+
+
+def test_a_method_without_generation_is_advised_nothing_about_an_engine() -> None:
+    texts = (log("trl/trainer", command).replace("loss.backward()", "self.optimizer.step()") for command in ("", "trl sft"))
+    with_engine, without = ([name for one in diagnose(text).remedies for name in one.change] for text in texts)
+    assert "vllm_gpu_memory_utilization" in with_engine and without and not any("vllm" in name for name in without)
+
+
 @pytest.mark.parametrize("kind", launch_kinds(), ids=lambda kind: kind.framework)
 def test_every_translated_setting_is_one_of_the_frameworks(kind: LaunchKind) -> None:
     """Outputs are no settings of a candidate: they are in the row's list of what is kept."""

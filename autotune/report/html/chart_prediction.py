@@ -17,7 +17,7 @@ Reading = tuple[Callable[[PredictionRow], IntervalRow | None], Callable[[Candida
 
 READINGS: tuple[Reading, ...] = (
     (lambda one: one.peak_memory_bytes, lambda row: row.peak_memory_bytes if row.fits else None, GIB, "peak, GiB"),
-    (lambda one: one.tokens_per_second, lambda row: row.rate, 1.0, "tokens/s"),
+    (lambda one: one.tokens_per_second, lambda row: row.rate_at_longest, 1.0, "tokens/s"),
 )
 
 
@@ -32,7 +32,7 @@ def predicted_against_measured(answer: AnswerDocument) -> Drawing:
     return Drawing(
         id=NAME,
         title=TITLE if not answer.emulated else "Predicted against emulated",
-        says="On the line, both agree. Bars are the predictions' own intervals.",
+        says="At the longest lengths. On the line, both agree. Bars are the predictions' own intervals.",
         figure=_figure(rows, answer.basis),
         headers=("candidate", "predicted peak GiB", f"{answer.basis} peak GiB", "predicted tokens/s", f"{answer.basis} tokens/s"),
         rows=tuple(_row(row, named(row.knobs, names)) for row in rows),
@@ -47,7 +47,7 @@ def _row(row: CandidateRow, name: str) -> tuple[str, ...]:
         gib(peak.value if peak else None),
         gib(row.peak_memory_bytes),
         rate(speed.value if speed else None),
-        rate(row.rate),
+        rate(row.rate_at_longest),
     )
 
 

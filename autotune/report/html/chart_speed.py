@@ -24,11 +24,13 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
     if not any(row.peak_memory_bytes is not None for row in rows):
         return absent(NAME, TITLE, "No candidate was measured or predicted far enough to have a peak.")
     word = answer.basis
+    lengths = "speed at typical ones" if answer.question.typical_completion_length else "speed as well"
     return Drawing(
         id=NAME,
         title=TITLE,
-        says=f"Each point is a candidate, {word} at the longest lengths. Further up is faster; the dashed line is the limit. "
-        "The stepped line joins the candidates that no other one beats in both. The strip below has the failed ones.",
+        says=f"Each point is a candidate, {word}: memory at the longest lengths, {lengths}. Further up is faster; "
+        "the dashed line is the limit. The stepped line joins the candidates that no other one beats in both. "
+        "The strip below has the failed ones.",
         figure=_figure(answer, rows),
         headers=("candidate", "outcome", "tokens/s", "peak GiB"),
         rows=tuple(

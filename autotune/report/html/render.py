@@ -17,6 +17,7 @@ from autotune.report.html.chart_prediction import predicted_against_measured
 from autotune.report.html.chart_speed import speed_against_memory
 from autotune.report.html.chart_time import search_time, seconds_by_phase
 from autotune.report.html.charts import Drawing, gib, moving_knobs, named, rate
+from autotune.report.html.two_peaks import two_peaks
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -47,6 +48,7 @@ def render(document: Mapping[str, Any]) -> str:
         figures={drawing.id: _figure(drawing) for drawing in drawings if drawing.figure is not None},
         name=lambda knobs: named(knobs, names),
         names=names,
+        peaks=two_peaks(answer),
         headline=headline(answer),
         failures=[row for row in answer.trials if row.outcome not in (None, "ok")],
         style=(_HERE / "page.css").read_text(encoding="utf-8"),

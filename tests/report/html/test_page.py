@@ -215,3 +215,43 @@ def test_the_note_holds_the_settings_as_yaml() -> None:
 def test_the_dashboards_figures_carry_their_titles() -> None:
     titles = {json.loads(figure)["layout"]["title"]["text"] for figure in figures_of(of_a_real_run()).values()}
     assert "Speed against memory" in titles
+
+
+def test_a_prediction_at_given_lengths_shows_both_peaks() -> None:
+    made = of_a_search()
+    assert "two-peaks" not in render(made)
+    made["recommendation"]["prediction"] = _peaks(10, True, 6, True)
+    made["baseline"] |= {"prediction": _peaks(50, False, 9, True)}
+    made["nearest_miss"] = {"knobs": {"use_vllm": True}, "prediction": _peaks(40, None, 30, True)}
+    made["question"]["completion_lengths"] = {"source": "<lengths>.jsonl", "mean": 300.0, "p95": 1700}
+    made["question"]["prompt_lengths"] = {"source": "lognormal:100,200", "mean": 100.0, "p95": 200}
+    text = " ".join(" ".join(_read(render(made)).seen).split())
+    assert "completions of 300 tokens on average, 95% up to 1,700 (<lengths>.jsonl); prompts of 100 tokens" in text
+    assert "recommended fits: 10 GiB (9 GiB to 11 GiB) fits: 6 GiB (5 GiB to 7 GiB)" in text
+    assert "baseline does not fit: 50 GiB (49 GiB to 51 GiB) fits: 9 GiB (8 GiB to 10 GiB)" in text
+    assert "nearest miss can't be decided: 40 GiB (39 GiB to 41 GiB) fits: 30 GiB (29 GiB to 31 GiB)" in text
+
+
+def test_predicted_speeds_are_compared_at_the_same_lengths() -> None:
+    made = of_a_search()
+    speed = {"value": 500.0, "low": 400.0, "high": 600.0}
+    made |= {"basis": "predicted", "trials": [], "advantage": None}
+    made["baseline"] = {
+        "knobs": made["baseline"]["knobs"], "basis": "predicted", "fits": True, "tokens_per_second": 2000.0,
+        "peak_memory_bytes": 2**30, "prediction": {"tokens_per_second_at_lengths": speed},
+    }  # fmt: skip
+    made["recommendation"] |= {"tokens_per_second": {"worst": 4000.0, "typical": 1100.0}, "changed_learning_knobs": {}}
+    made["question"]["typical_completion_length"] = 300
+    page = render(made)
+    assert "1,100 tokens/s at a peak of" in page and "2.20 times the baseline&#39;s speed" in page
+    assert "memory at the longest lengths, speed at typical ones" in page
+
+
+def _peaks(longest: int, fits: bool | None, at_lengths: int, fits_at_lengths: bool | None) -> dict[str, Any]:
+    def around(gib: int) -> dict[str, int]:
+        return {"value": gib * 2**30, "low": (gib - 1) * 2**30, "high": (gib + 1) * 2**30}
+
+    return {
+        "peak_memory_bytes": around(longest), "fits": fits, "peak_memory_bytes_at_lengths": around(at_lengths),
+        "fits_at_lengths": fits_at_lengths,
+    }  # fmt: skip
