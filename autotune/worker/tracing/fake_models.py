@@ -96,10 +96,7 @@ def _as_parameter(tensor: Any, make: Make) -> Any:
     swap = getattr(tensor, "made_on_the_device", None)  # a quantised parameter, which makes its own storages
     if swap is not None:
         return swap(make)
-    source = getattr(tensor, "made_from", None)
-    held = None if source is None else make(source)  # until the tensor that is made from it is there
     real = make(tensor)
-    del held
     return torch.nn.Parameter(real, requires_grad=tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else real
 
 

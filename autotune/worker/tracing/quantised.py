@@ -44,7 +44,6 @@ def quantise(model: Any, spec: Mapping[str, Any]) -> None:
     skipped = _unquantised(model, settings)
     dtype = getattr(torch, settings["dtype"])
     options = dict(settings)
-    ready = getattr(model.config, "quantization_config", None) is not None or kind == "gptq"
     if kind == "gptq":
         options.setdefault("group_size", (getattr(model.config, "quantization_config", None) or {}).get("group_size", GROUP))
     replaced = {
@@ -55,10 +54,7 @@ def quantise(model: Any, spec: Mapping[str, Any]) -> None:
     with _disable_current_modes():  # a fake tensor cannot be a bitsandbytes parameter
         for name, module in replaced.items():
             parent, _, own = name.rpartition(".")
-            packed = _KINDS[kind](module, dtype, options)
-            if not ready:  # transformers puts each weight on the device before it is quantised
-                packed.weight.made_from = module.weight
-            setattr(model.get_submodule(parent), own, packed)
+            setattr(model.get_submodule(parent), own, _KINDS[kind](module, dtype, options))
     _mark_quantised(model, kind)
 
 
