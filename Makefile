@@ -67,7 +67,7 @@ help:
 	@echo "make bench-diagnose  how often diagnose names the right cause, on labelled logs"
 	@echo "make bench-scale   how the search scales with slots, and what the driver itself costs"
 	@echo "make bench-emulated  predicted memory against that of emulated cards, in the environment of test-cuda (hours)"
-	@echo "make bench-emulated-frameworks  GRPO of ms-swift, verl and OpenRLHF with vLLM on emulated cards, beside what is predicted"
+	@echo "make bench-emulated-frameworks  GRPO of ms-swift, verl, OpenRLHF and SkyRL with vLLM on emulated cards, beside what is predicted"
 	@echo "make bench-preflight  how long preflight takes, measured and from the record"
 	@echo "make test-faults   every fault at every place, many times over (long)"
 	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote (FUZZ=9: a million)"
@@ -187,11 +187,12 @@ EMULATED_RAW ?= .emulated.jsonl
 bench-emulated: $(READY) $(CUDA_VENV)/.ready
 	$(BIN)/python benchmarks/emulated.py --python $(CUDA_VENV)/bin/python --raw $(EMULATED_RAW)
 
-# ms-swift, verl and OpenRLHF run in environments of their own, laid over this one: their packages in front, its torch and vLLM
-# below. flash-attn is built without its kernels.
-CUDA_FRAMEWORKS := swift verl openrlhf
-$(CUDA_VENV)-openrlhf/.ready: export FLASH_ATTENTION_SKIP_CUDA_BUILD := TRUE
-$(CUDA_VENV)-openrlhf/.ready: export FLASH_ATTENTION_FORCE_BUILD := TRUE
+# ms-swift, verl, OpenRLHF and SkyRL run in environments of their own, laid over this one: their packages in front, its torch and
+# vLLM below. flash-attn is built without its kernels. SkyRL gives pydantic typing's TypedDict, which it takes from Python 3.12 on.
+CUDA_FRAMEWORKS := swift verl openrlhf skyrl
+$(CUDA_VENV)-openrlhf/.ready $(CUDA_VENV)-skyrl/.ready: export FLASH_ATTENTION_SKIP_CUDA_BUILD := TRUE
+$(CUDA_VENV)-openrlhf/.ready $(CUDA_VENV)-skyrl/.ready: export FLASH_ATTENTION_FORCE_BUILD := TRUE
+$(CUDA_VENV)-skyrl/.ready: AT_START := import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict
 cuda-frameworks: $(CUDA_FRAMEWORKS:%=$(CUDA_VENV)-%/.ready)
 
 bench-emulated-frameworks: $(READY) cuda-frameworks
@@ -201,6 +202,7 @@ $(CUDA_VENV)-%/.ready: .ci/constraints/framework-%.txt $(READY) $(CUDA_VENV)/.re
 	$(CUDA_PYTHON) -m venv --without-pip --clear $(@D)
 	site=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	$(CUDA_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/zz_base.pth"; \
+	echo '$(AT_START)' >> "$$site/zz_base.pth"; \
 	$(PINNED) $< $(addprefix --requirement ,$(wildcard .ci/constraints/cuda-$*.txt)) --quiet --target "$$site"
 	touch $@
 

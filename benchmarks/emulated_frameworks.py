@@ -39,9 +39,11 @@ from autotune.worker.metric_readers import MetricReader, line_source
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "emulated_frameworks.json"
-PACKAGES = ("torch", "vllm", "transformers", "trl", "peft", "ray", "deepspeed", "ms-swift", "verl", "openrlhf")
+PACKAGES = ("torch", "vllm", "transformers", "trl", "peft", "ray", "deepspeed", "ms-swift", "verl", "openrlhf", "skyrl")
 GPUS, MODEL, STEPS = "2xA100-40G", "Qwen2.5-0.5B", 3
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+PADDING_ALONE = {"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
+"""Environment in which flash-attn imports without kernels, which have no wheel: its padding of rows is Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +98,27 @@ SETUPS = (
             "ds.packing_samples=false", "vllm.gpu_memory_utilization=0.4", "vllm.enforce_eager=true",
             "ds.attn_implementation=sdpa",
         ),
-        # flash-attn is imported for the padding of rows, which is Python; its kernels have no wheel.
-        environment={"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"},
+        environment=PADDING_ALONE,
+    ),
+    Setup(
+        name="skyrl",
+        framework="skyrl",
+        tuning="full",
+        global_batch=16,
+        holds=(
+            "trainer.train_batch_size=4", "trainer.policy_mini_batch_size=4", "trainer.micro_train_batch_size_per_gpu=4",
+            "trainer.micro_forward_batch_size_per_gpu=4", "trainer.flash_attn=false", "trainer.remove_microbatch_padding=false",
+            "trainer.placement.colocate_all=true", "generator.inference_engine.gpu_memory_utilization=0.4",
+            "generator.inference_engine.enforce_eager=true", "generator.inference_engine.tensor_parallel_size=1",
+        ),
+        environment=PADDING_ALONE,
     ),
 )  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environments", type=Path, required=True, help="folder with cuda-swift, cuda-verl, cuda-openrlhf")
+    parser.add_argument("--environments", type=Path, required=True, help="folder with cuda-swift, cuda-verl and the others")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("names", nargs="*", help="only these setups; the others stay in the file as they are")
     asked = parser.parse_args()

@@ -121,6 +121,23 @@ class StepStage:
         return sizes
 
 
+def without(usage: TraceUsage, phase: Phase, part: Part) -> TraceUsage:
+    """Return the peaks with a part of the state offloaded in one phase."""
+
+    def reduced(use: PhaseUse) -> PhaseUse:
+        size = use.parts.get(part, 0)
+        return replace(
+            use,
+            requested_bytes=use.requested_bytes - size,
+            allocated_bytes=use.allocated_bytes - size,
+            reserved_bytes=use.reserved_bytes - size,
+            reserved_high_bytes=use.reserved_high_bytes - size,
+            parts={name: held for name, held in use.parts.items() if name != part},
+        )
+
+    return replace(usage, phases=tuple(reduced(use) if use.phase == phase else use for use in usage.phases))
+
+
 def _as_usage(plain: Replay, after_shorter: Mapping[Phase, int]) -> TraceUsage:
     return TraceUsage(
         phases=tuple(_by_phase(plain, after_shorter)),

@@ -14,7 +14,7 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import cpu_memory, device_memory, sglang_engine, throughput, timeline, vllm_engine
+from autotune.estimate import cpu_memory, device_memory, phase_usage, sglang_engine, throughput, timeline, vllm_engine
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.device_memory import whole_bytes
 from autotune.estimate.other_models import other_model_bytes
@@ -105,6 +105,8 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     # 1. The trainer and the other models.
     given = dataclasses.replace(given, stage=stage_of(given))
     composition, used = given.composition, stage_of(given).usage()
+    if "optimizer" in composition.offloaded_in_rollout and composition.sync_gathers is not None:
+        used = phase_usage.without(used, "sync", "optimizer")  # weights are back to be sent, its state is not
     tensor_parallel = composition.engine is not None and composition.engine.tensor_parallel > 1
     # DeepSpeed reduces in a group of its own beside torch's default one.
     zero = composition.sharded_by.startswith("zero")

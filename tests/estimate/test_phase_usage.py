@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.units import MIB
-from autotune.estimate.phase_usage import PhaseUse, StepStage, TraceUsage, usage
+from autotune.estimate.phase_usage import PhaseUse, StepStage, TraceUsage, usage, without
 from autotune.estimate.trace_context import Generation, TraceContext, loaded_once, places_in
 from tests.estimate.synthetic import Book, training
 
@@ -152,3 +152,11 @@ def test_an_offloaded_engine_empties_the_cache_around_its_rollout_alone() -> Non
     found = usage(book.trace(), TraceContext(empties_before_rollout=True))
     assert phase(found, "rollout").reserved_bytes == 40 * MIB  # weights, and a segment of twenty for the inputs
     assert phase(found, "forward").reserved_bytes >= (20 + 200 + 300) * MIB  # the score's cache is still there
+
+
+def test_an_offloaded_part_leaves_one_phase_alone() -> None:
+    found = usage(training(steps=2), TraceContext(merge_bytes=64 * MIB))
+    less = without(found, "sync", "optimizer")
+    assert phase(found, "sync").allocated_bytes - phase(less, "sync").allocated_bytes == 200 * MIB
+    assert "optimizer" not in phase(less, "sync").parts
+    assert [use for use in less.phases if use.phase != "sync"] == [use for use in found.phases if use.phase != "sync"]

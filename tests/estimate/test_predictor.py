@@ -355,3 +355,18 @@ def test_torchs_peak_includes_the_other_models() -> None:
     judge = Resident(role="reward", model="Qwen/Qwen2.5-0.5B", ranks=(0,), dtype="bfloat16", trains=False)
     found, without = predicted(composition=composition(others=(judge,))), predicted()
     assert found.torch_peak_allocated_bytes.value - without.torch_peak_allocated_bytes.value == 2 * 494_032_768
+
+
+def test_an_offloaded_optimizer_is_not_back_while_weights_are_sent() -> None:
+    """Where the sync is modelled by what it gathers."""
+    made = composition(engine=dataclasses.replace(ENGINE, sleep=True), generation="engine")
+    sending = dataclasses.replace(made, sync_gathers="parameter", sync_buffer_bytes=64 * MIB)
+    stays, leaves = (
+        predicted(composition=dataclasses.replace(sending, offloaded_in_rollout=away)) for away in ((), ("optimizer",))
+    )
+
+    def at(found: Prediction, name: str) -> float:
+        return next(phase.peak_bytes.value for phase in found.phases if phase.name == name)
+
+    assert at(stays, "sync") - at(leaves, "sync") == 200 * MIB
+    assert at(stays, "backward") == at(leaves, "backward")
