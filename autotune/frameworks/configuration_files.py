@@ -37,6 +37,7 @@ class FileRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     parts: dict[str, dict[str, bool | int]]  # optional table -> settings that its presence states
     shared: dict[str, tuple[str, ...]]  # setting -> those that have its value unless they are stated
+    turned_on_by: dict[str, str] = {}  # part -> another one that turns it on unless it is left out
     same: dict[str, str] = {}  # setting -> another one that has its value where it is not stated
     values: dict[str, tuple[bool | int | str, ...]] = {}  # setting -> values that can be read
     refused: tuple[str, ...] = ()  # settings and tables that can't be read, whatever their value
@@ -76,6 +77,9 @@ def settings_of(path: str, rules: FileRules, words: Sequence[Word]) -> FileSetti
     values = dict(_leaves(content))
     for table, settings in rules.parts.items():
         _state_part(values, table, settings, _below(content, table))
+    for part, other in rules.turned_on_by.items():
+        if values.get(part) == "false" and values.get(other) != "false":
+            values[part] = "true"
     values.update({name: "{}" for name in rules.refused if isinstance(_below(content, name), Mapping)})
     values.update({name: values[other] for name, other in rules.same.items() if other in values and name not in values})
     for name, targets in rules.shared.items():

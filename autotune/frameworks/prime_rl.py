@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import SplitEngines
 from autotune.core.files import comments
 from autotune.core.probe_plan import ProbePlan
@@ -35,6 +36,13 @@ ABSENT = "None"
 
 
 class PrimeRl(StandIn):
+    def complete(self, knobs: Knobs, task: Task) -> Candidate:
+        """Leave offloading out where there is no checkpointing, unless it is held: its default would turn that on again."""
+        workload, name = task.workload, f"{MODEL}.ac_offloading"
+        free = name not in workload.held or name in {*workload.stated, *workload.defaults}
+        off = {name: False} if free and knobs.get(f"{MODEL}.ac") is False else {}
+        return replace(super().complete({**off, **knobs}, task), knobs=knobs)
+
     def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
         count, gpus = self.table.count, task.hardware.count
         serves = count(settings, "deployment.num_infer_gpus") if "deployment.num_infer_gpus" in settings else max(1, gpus // 2)

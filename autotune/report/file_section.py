@@ -89,7 +89,9 @@ def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path
     launch = workload.launch
     if launch is None:
         return []
-    changes = changes_of(workload.stated, workload.defaults, candidate.knobs, trainer.fields())
+    # A knob that does not apply to this candidate can still need another value than the launch has.
+    searched = {knob.name: candidate.settings[knob.name] for knob in job.space.knobs if knob.name in candidate.settings}
+    changes = changes_of(workload.stated, workload.defaults, {**searched, **candidate.knobs}, trainer.fields())
     files, edits = unshare(launch, changes, candidate.settings, folder)
     changed = changed_script(launch, changes, edits)
     script, patch = folder / f"changed-{Path(launch.path).name}", folder / CHANGES

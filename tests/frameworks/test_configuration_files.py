@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tomllib
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from autotune.report.file_section import _launch_files
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
 from autotune.request.launch_scripts import ParsedLaunch, read_launch
+from autotune.search.loop import legal_candidates
+from tests.frameworks.test_prime_rl import RENDERER, needs_checkout, own_reading
 
 RECIPES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "recipes" / "prime_rl_files.yaml").read_text())
 MODEL = "trainer.model"
@@ -58,30 +61,44 @@ def test_public_files_are_read_or_refused_by_name(recipe: dict[str, Any], tmp_pa
 BASE = {"seq_len": 2048, "model.name": "Qwen/Qwen3-0.6B", f"{MODEL}.lora.rank": 8, "orchestrator.group_size": 16}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("@ base.toml @ over.toml", {"orchestrator.group_size": 4, "orchestrator.batch_size": 64, f"{MODEL}.lora.rank": 8}),
-        ("--trainer @ trainer.toml @ base.toml", {f"{MODEL}.cp": 2, f"{MODEL}.lora.rank": 32}),
-        ("@ base.toml --trainer @trainer.toml --orchestrator.batch-size 32", {f"{MODEL}.cp": 2, "orchestrator.batch_size": 32}),
-        ("--orchestrator.batch-size=32 @ base.toml", {"orchestrator.batch_size": 32, "orchestrator.seq_len": 2048}),
-        ("@ base.toml --seq-len 4096", {f"{MODEL}.seq_len": 4096, "orchestrator.seq_len": 4096}),
-        ("@ base.toml --no-trainer.model.ac", {f"{MODEL}.ac": False}),
-        ("@ base.toml --trainer.model.ac", {f"{MODEL}.ac": True}),
-        ("@ base.toml --no-trainer.model.optim-cpu-offload", {f"{MODEL}.optim_cpu_offload": False}),
-        ("@ base.toml @ absent.toml", {f"{MODEL}.ac_offloading": False, f"{MODEL}.lora.rank": None}),
-        ("@ base.toml --no-trainer.model.lora", {f"{MODEL}.lora.rank": None}),
-        ("@ bare.toml", {f"{MODEL}.lora.rank": 16, f"{MODEL}.ac_offloading": True}),
-    ],
+MERGED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("@ base.toml @ over.toml", {"orchestrator.group_size": 4, "orchestrator.batch_size": 64, f"{MODEL}.lora.rank": 8}),
+    ("--trainer @ trainer.toml @ base.toml", {f"{MODEL}.cp": 2, f"{MODEL}.lora.rank": 32}),
+    ("@ base.toml --trainer @trainer.toml --orchestrator.batch-size 32", {f"{MODEL}.cp": 2, "orchestrator.batch_size": 32}),
+    ("@ base.toml --orchestrator.batch-size=32", {"orchestrator.batch_size": 32, "orchestrator.seq_len": 2048}),
+    ("@ base.toml --seq-len 4096", {f"{MODEL}.seq_len": 4096, "orchestrator.seq_len": 4096}),
+    ("@ base.toml --no-trainer.model.ac", {f"{MODEL}.ac": True}),  # by the offloading's default
+    ("@ base.toml --no-trainer.model.ac --no-trainer.model.ac-offloading", {f"{MODEL}.ac": False}),
+    ("@ base.toml --trainer.model.ac", {f"{MODEL}.ac": True}),
+    ("@ base.toml --no-trainer.model.optim-cpu-offload", {f"{MODEL}.optim_cpu_offload": False}),
+    ("@ base.toml @ absent.toml", {f"{MODEL}.ac_offloading": False, f"{MODEL}.lora.rank": None}),
+    ("@ base.toml --no-trainer.model.lora", {f"{MODEL}.lora.rank": None}),
+    ("@ bare.toml", {f"{MODEL}.lora.rank": 16, f"{MODEL}.ac_offloading": True}),
 )
+FILES: dict[str, dict[str, Any]] = {
+    "base": {**BASE, "deployment.num_train_gpus": 2}, "over": {"orchestrator": {"group_size": 4, "batch_size": 64}},
+    "trainer": {"model": {"cp": 2, "lora": {"rank": 32}}}, "absent": {f"{MODEL}.ac_offloading": "None", f"{MODEL}.lora": "None"},
+    "bare": {"seq_len": 2048, "orchestrator.group_size": 16, f"{MODEL}.lora": {}, f"{MODEL}.ac_offloading": {}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "expected"), MERGED)
 def test_files_and_options_are_merged_as_its_parser_does_it(arguments: str, expected: dict[str, Any], tmp_path: Path) -> None:
-    found = read(
-        tmp_path, arguments, base=BASE, over={"orchestrator": {"group_size": 4, "batch_size": 64}},
-        trainer={"model": {"cp": 2, "lora": {"rank": 32}}}, absent={f"{MODEL}.ac_offloading": "None", f"{MODEL}.lora": "None"},
-        bare={"seq_len": 2048, f"{MODEL}.lora": {}, f"{MODEL}.ac_offloading": {}},
-    )  # fmt: skip
+    found = read(tmp_path, arguments, **FILES)
     assert {name: found.config.settings.get(name) for name in expected} == expected
     assert found.flags.tuning == ("lora" if found.config.settings.get(f"{MODEL}.lora.rank") else "full")
+
+
+@pytest.mark.slow
+@needs_checkout
+@pytest.mark.parametrize("arguments", [arguments for arguments, _ in MERGED])
+def test_its_own_parser_understands_the_same(arguments: str, tmp_path: Path) -> None:
+    found = read(tmp_path, arguments, **FILES).config.settings
+    theirs = own_reading(tmp_path, "rl", *arguments.split(), *RENDERER)
+    for name, value in found.items():
+        their: Any = functools.reduce(lambda one, part: one[part], name.split("."), theirs)
+        assert value == (their is not None if isinstance(value, bool) and not isinstance(their, bool) else their), name
+    assert (theirs["trainer"]["model"]["lora"] is None) == (f"{MODEL}.lora.rank" not in found)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +147,9 @@ def _written(request: ParsedRequest, **changes: Any) -> tuple[str, Path]:
 
 
 def test_a_changed_row_takes_the_shared_length_out_of_its_file(tmp_path: Path) -> None:
-    script, file = _written(
-        _request(tmp_path, "@ rl.toml --wandb.name x"), trainer__model__seq_len=8192, trainer__model__ac=False
-    )
+    script, file = _written(_request(tmp_path, "@ rl.toml --wandb.name x"), trainer__model__seq_len=8192)
     assert '@ "$(dirname -- "$0")"/changed-rl.toml --wandb.name x' in script
-    assert {"--trainer.model.seq-len 8192", "--orchestrator.seq-len 2048", "--no-trainer.model.ac"} == {
+    assert {"--trainer.model.seq-len 8192", "--orchestrator.seq-len 2048"} == {
         line.strip(" \\") for line in script.splitlines()[2:]
     }
     before, after = (tomllib.loads(one.read_text()) for one in (tmp_path / "rl.toml", file))
@@ -145,6 +160,17 @@ def test_a_shared_length_on_the_command_line_is_taken_from_it(tmp_path: Path) ->
     script, file = _written(_request(tmp_path, "@ rl.toml --seq-len 4096"), trainer__model__seq_len=8192)
     assert "--seq-len 4096" not in script.replace("--orchestrator.seq-len 4096", "") and "--orchestrator.seq-len 4096" in script
     assert file.exists(), "the file has the shared length as well"
+
+
+def test_without_checkpointing_its_offloading_is_left_out_too(tmp_path: Path) -> None:
+    """Its default turns checkpointing on again, so that no candidate without it was legal."""
+    request = _request(tmp_path, "@ rl.toml")
+    without = [one for one in legal_candidates(request.job, request.trainer) if one.settings[f"{MODEL}.ac"] is False]
+    assert without and not any(one.settings[f"{MODEL}.ac_offloading"] for one in without)
+    request.job.out.mkdir()
+    _launch_files(request.job, request.trainer, without[0], request.job.out)
+    script = (request.job.out / "changed-run.sh").read_text()
+    assert "--no-trainer.model.ac " in script and "--no-trainer.model.ac-offloading" in script
 
 
 def test_other_changes_leave_the_file_alone(tmp_path: Path) -> None:

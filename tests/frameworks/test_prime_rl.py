@@ -104,8 +104,13 @@ def test_speed_is_read_from_the_trainers_line() -> None:
 def understood(tmp_path: Path, kind: str, text: str, *words: str) -> Any:
     path = tmp_path / "given.toml"
     path.write_text(text.replace(OUT, str(tmp_path)))
+    return own_reading(tmp_path, kind, "@", str(path), *words)
+
+
+def own_reading(tmp_path: Path, kind: str, *words: str) -> Any:
+    """Return what prime-rl's own parser makes of these arguments."""
     done = subprocess.run(
-        [str(CHECKOUT / "bin" / "python"), str(ACCEPTS / "prime_rl_config.py"), kind, "@", str(path), *words],
+        [str(CHECKOUT / "bin" / "python"), str(ACCEPTS / "prime_rl_config.py"), kind, *words],
         capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(CHECKOUT / "repo" / "packages" / "prime-rl-configs" / "src")},
     )  # fmt: skip
