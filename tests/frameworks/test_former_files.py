@@ -170,3 +170,17 @@ def test_a_parallelism_of_one_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text("max_length: 64\nparallelism_config_cp_size: 1\n")
     assert read_user_config(path, "sft").settings == {"max_length": 64}
+
+
+def test_new_names_of_known_keys_are_read_and_listed(tmp_path: Path) -> None:
+    """transformers 5.23 calls gradient checkpointing activation checkpointing; TRL 0.18 had another packing strategy."""
+    (tmp_path / "train.yaml").write_text(
+        "activation_checkpointing: false\nactivation_checkpointing_kwargs: {use_reentrant: true}\npacking_strategy: ffd\n"
+    )
+    config = read_user_config(tmp_path / "train.yaml", "sft")
+    assert config.settings["gradient_checkpointing"] is False and config.settings["packing_strategy"] == "bfd"
+    assert config.rest["gradient_checkpointing_kwargs"] == {"use_reentrant": True}
+    noted = " ".join(config.notes)
+    assert (
+        "activation_checkpointing as gradient_checkpointing" in noted and "packing_strategy=ffd as packing_strategy=bfd" in noted
+    )

@@ -12,14 +12,21 @@ import pytest
 
 from autotune.frameworks.trl.field_list import accelerate_options, fields, listed_versions
 from autotune.frameworks.trl.legality import ENUMERATIONS, LOSSES
+from autotune.frameworks.trl.user_config import former_keys
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "list_trl_fields.py"
+
+
+def known_names(listing: dict[str, Any]) -> dict[str, Any]:
+    """Leave out keys that are read under another name: those of a transformers that is newer than the pinned one."""
+    kept = {name: facts for name, facts in listing["fields"].items() if name not in former_keys().renamed}
+    return {**listing, "fields": kept}
 
 
 @pytest.fixture(scope="module")
 def installed() -> dict[str, Any]:
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True, timeout=120)
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return known_names(json.loads(done.stdout))
 
 
 def test_every_key_of_the_installed_trl_is_listed(installed: dict[str, Any]) -> None:
@@ -49,7 +56,7 @@ def test_the_other_methods_lists_are_the_installed_trls(method: str) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--method", method], capture_output=True, text=True, check=True, timeout=240
     )
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = known_names(json.loads(done.stdout.splitlines()[-1]))
     if found["versions"][0] != listed_versions()[-1]:
         pytest.skip("the newest listed TRL is not the installed one")
     listed = {

@@ -130,6 +130,13 @@ def _refuse_unsupported(script: UserScript) -> None:
                 f"{script.path} sets {name} in its configuration, and autotune shards models through accelerate.",
                 way_out=f"Remove {name} and use --hold sharding=zero3 (or zero1, zero2, fsdp2).",
             )
+    for name in ("activation_checkpointing", "activation_checkpointing_kwargs"):
+        if look.raw.get(name) is not None or name in look.left:
+            former = name.replace("activation", "gradient")
+            raise BadInput(
+                f"{script.path} sets {name}, which outweighs the {former} of a recommendation.",
+                way_out=f"Write {former}: transformers 5 accepts it too.",
+            )
     if look.train_place is not None and (times := most_calls(look.train_place.file, look.train_place.line, "train")) > 1:
         raise BadInput(
             f"{script.path} trains more than once ({look.train_place} is one of {times} calls, or in a loop), and a "

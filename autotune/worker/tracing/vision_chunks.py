@@ -43,7 +43,7 @@ class _ByLength(TorchFunctionMode):  # type: ignore[misc]
     """Splits (1, heads, tokens, width) by lengths into one batch (pieces, heads, length, width) for each
     length, and joins attention's results (pieces, length, heads, width) again.
 
-    The order of the tokens changes, which no allocation depends on.
+    Which tokens share a piece changes, which no allocation depends on: values are not traced.
     """
 
     def __torch_function__(
