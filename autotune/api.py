@@ -255,15 +255,7 @@ def _search(
     """Measure candidates on this machine."""
     from autotune.report import best_so_far_listener
     from autotune.search.executor_choice import open_executor
-    from autotune.search.pipeline import SearchRequest, answer
-
-    search = SearchRequest(
-        job=request.job,
-        trainer=request.trainer,
-        candidates=candidates,
-        whole_space=request.whole_space,
-        pinned=request.pinned,
-    )
+    from autotune.search.pipeline import answer
 
     def written(job: Job, found: Recommendation) -> Mapping[str, Any]:
         if not job.out.exists():
@@ -272,7 +264,7 @@ def _search(
 
     write_best = best_so_far_listener(listener, written)
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
-        found = answer(search, executor, write_best, soak_seconds=soak_seconds)
+        found = answer(request, candidates, executor, write_best, soak_seconds=soak_seconds)
     try:
         document = written(found.job, found.recommendation)
     except BadInput as unwritten:
