@@ -135,7 +135,7 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
         listener(_started(request, (candidate,)))
         listener(CandidatePredicted(candidate=candidate, prediction=prediction))
         # 3. Changes that make it fit.
-        adviser = Adviser(job=job, space=request.whole_space, trainer=request.trainer, foresight=service.of(job))
+        adviser = Adviser(job=job, space=request.whole_space, trainer=request.trainer, service=service.of(job))
         ways = () if prediction.fits else adviser.ways_to_fit(candidate, most.prediction)
     document = prediction_document(job, candidate, prediction, ways, unknown=variants if most.facts else ())
     return PredictAnswer(job=job, candidate=candidate, prediction=prediction, ways=ways, document=document)
@@ -204,7 +204,7 @@ def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
         request = parse_request(flags.replace(mode="predict"))
         job, trainer, candidate = request.job, request.trainer, candidate_of_job(request)
         with contextlib.closing(open_prediction_service(job, trainer)) as service:
-            effects = Effects(job=job, space=request.whole_space, trainer=trainer, foresight=service, candidate=candidate)
+            effects = Effects(job=job, space=request.whole_space, trainer=trainer, service=service, candidate=candidate)
             return effects.on(diagnosis)
     except BadInput as error:
         why = f"nothing could be predicted for {flags.config}: {error}"
