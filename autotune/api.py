@@ -142,16 +142,12 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
 
 
 def emulate_flags(flags: Flags) -> Measurement:
-    """Probe one configuration on emulated GPUs, for parsed flags; see `docs/emulated-gpus.md`."""
+    """Probe one configuration on emulated GPUs, for flags that `check_can_emulate` accepted."""
     from autotune.core.probe_plan import ProbePlan
     from autotune.request.command_job import parse_request
     from autotune.request.job_builder import candidate_of_job
     from autotune.search.executor_choice import open_executor
 
-    if flags.unknown:
-        raise BadInput(
-            "--check emulates one configuration.", way_out="Give each --unknown value with --set, or leave out --check."
-        )
     request = parse_request(flags.replace(mode="emulate"))
     candidate = candidate_of_job(request)
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
@@ -159,14 +155,16 @@ def emulate_flags(flags: Flags) -> Measurement:
 
 
 def check_can_emulate(flags: Flags) -> None:
-    """Raise the error that `emulate_flags` would end with, before anything is traced."""
+    """Raise the error that prevents `emulate_flags`, before anything is traced."""
     from autotune.emulator.build import build
     from autotune.emulator.cards import emulated_machine
     from autotune.emulator.installation import look
     from autotune.machine.environment import interpreter
 
     if flags.unknown:
-        raise BadInput("--check emulates one configuration.", way_out="Give each --unknown value with --set.")
+        raise BadInput(
+            "--check emulates one configuration.", way_out="Give each --unknown value with --set, or leave out --check."
+        )
     emulated_machine(flags.gpus)
     build(look(interpreter(flags.python)))
 
