@@ -135,23 +135,19 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
         listener(_started(request, (candidate,)))
         listener(CandidatePredicted(candidate=candidate, prediction=prediction))
         # 3. Changes that make it fit.
-        adviser = Adviser(job=job, space=request.whole_space, trainer=request.trainer, foresight=service.of(job))
+        adviser = Adviser(job=job, space=request.whole_space, trainer=request.trainer, service=service.of(job))
         ways = () if prediction.fits else adviser.ways_to_fit(candidate, most.prediction)
     document = prediction_document(job, candidate, prediction, ways, unknown=variants if most.facts else ())
     return PredictAnswer(job=job, candidate=candidate, prediction=prediction, ways=ways, document=document)
 
 
 def emulate_flags(flags: Flags) -> Measurement:
-    """Probe one configuration on emulated GPUs, for parsed flags; see `docs/emulated-gpus.md`."""
+    """Probe one configuration on emulated GPUs, for flags that `check_can_emulate` accepted."""
     from autotune.core.probe_plan import ProbePlan
     from autotune.request.command_job import parse_request
     from autotune.request.job_builder import candidate_of_job
     from autotune.search.executor_choice import open_executor
 
-    if flags.unknown:
-        raise BadInput(
-            "--check emulates one configuration.", way_out="Give each --unknown value with --set, or leave out --check."
-        )
     request = parse_request(flags.replace(mode="emulate"))
     candidate = candidate_of_job(request)
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
@@ -159,14 +155,16 @@ def emulate_flags(flags: Flags) -> Measurement:
 
 
 def check_can_emulate(flags: Flags) -> None:
-    """Raise the error that `emulate_flags` would end with, before anything is traced."""
+    """Raise the error that prevents `emulate_flags`, before anything is traced."""
     from autotune.emulator.build import build
     from autotune.emulator.cards import emulated_machine
     from autotune.emulator.installation import look
     from autotune.machine.environment import interpreter
 
     if flags.unknown:
-        raise BadInput("--check emulates one configuration.", way_out="Give each --unknown value with --set.")
+        raise BadInput(
+            "--check emulates one configuration.", way_out="Give each --unknown value with --set, or leave out --check."
+        )
     emulated_machine(flags.gpus)
     build(look(interpreter(flags.python)))
 
@@ -204,7 +202,7 @@ def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
         request = parse_request(flags.replace(mode="predict"))
         job, trainer, candidate = request.job, request.trainer, candidate_of_job(request)
         with contextlib.closing(open_prediction_service(job, trainer)) as service:
-            effects = Effects(job=job, space=request.whole_space, trainer=trainer, foresight=service, candidate=candidate)
+            effects = Effects(job=job, space=request.whole_space, trainer=trainer, service=service, candidate=candidate)
             return effects.on(diagnosis)
     except BadInput as error:
         why = f"nothing could be predicted for {flags.config}: {error}"
@@ -255,15 +253,7 @@ def _search(
     """Measure candidates on this machine."""
     from autotune.report import best_so_far_listener
     from autotune.search.executor_choice import open_executor
-    from autotune.search.pipeline import SearchRequest, answer
-
-    search = SearchRequest(
-        job=request.job,
-        trainer=request.trainer,
-        candidates=candidates,
-        whole_space=request.whole_space,
-        pinned=request.pinned,
-    )
+    from autotune.search.pipeline import answer
 
     def written(job: Job, found: Recommendation) -> Mapping[str, Any]:
         if not job.out.exists():
@@ -272,7 +262,7 @@ def _search(
 
     write_best = best_so_far_listener(listener, written)
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
-        found = answer(search, executor, write_best, soak_seconds=soak_seconds)
+        found = answer(request, candidates, executor, write_best, soak_seconds=soak_seconds)
     try:
         document = written(found.job, found.recommendation)
     except BadInput as unwritten:

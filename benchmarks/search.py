@@ -1,11 +1,11 @@
 """Search benchmark: autotune's search and others, on spaces whose optimum is known.
 
-python benchmarks/search.py                # everything, 30 seeds, in two processes; writes
-benchmarks/results/search.{json,md} python benchmarks/search.py --raw FILE     # the same, every
-study kept in FILE as it ends: started again, it continues there
-python benchmarks/search.py --worse        # cases whose truth contradicts the prediction, 10 seeds, four searchers; writes
-benchmarks/results/search-worse.{json,md}
-python benchmarks/search.py --quick        # a few seeds, nothing written; fails where a structural fact does not hold
+python benchmarks/search.py              # everything, 30 seeds, in two processes
+python benchmarks/search.py --raw FILE   # every study kept in FILE: started again, it continues
+python benchmarks/search.py --worse      # truth contradicts the prediction: 10 seeds, four searchers
+python benchmarks/search.py --quick      # a few seeds; fails where a structural fact does not hold
+
+Writes results/search.{json,md}, with --worse results/search-worse.{json,md}, with --quick nothing.
 """
 
 from __future__ import annotations

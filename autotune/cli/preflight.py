@@ -102,7 +102,7 @@ def _check_command(config: str, words: Sequence[str], tune: bool) -> None:
         raise BadInput(f"COMMAND {words[0]!r} is no program.", way_out="Write what starts the training behind the two dashes.")
     if tune and words and not any(names(word, config) or VARIABLE in word for word in words):
         raise BadInput(
-            f"COMMAND nowhere names {config}, so a tuned file would not reach it.",
+            f"COMMAND does not name {config}, so a tuned file would not reach it.",
             way_out=f"Write -- trl grpo --config {config}, or let a shell read it: -- sh -c '... \"${VARIABLE}\"'.",
         )
 

@@ -71,7 +71,7 @@ def read_bounded(file: Path, *, largest_bytes: int, way_out: str) -> bytes:
         raise BadInput(f"{str(file)!r} can't be read: {error}.", way_out=way_out) from None
     if len(content) > largest_bytes:
         size = f"{largest_bytes // MIB} MiB" if largest_bytes >= MIB else f"{largest_bytes // 1024} KiB"
-        raise BadInput(f"{file} has more than {size}, and is something else.", way_out=way_out)
+        raise BadInput(f"{file} is larger than {size}: not the expected file.", way_out=way_out)
     return content
 
 
@@ -92,7 +92,7 @@ def read_text(file: Path, *, largest_bytes: int, way_out: str) -> str:
     try:
         return read_bounded(file, largest_bytes=largest_bytes, way_out=way_out).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadInput(f"{file} is no UTF-8 text: byte {error.start} has no meaning.", way_out=way_out) from None
+        raise BadInput(f"{file} is not UTF-8 text (byte {error.start}).", way_out=way_out) from None
 
 
 def read_loose_json(file: Path, *, largest_bytes: int, way_out: str) -> Any:
@@ -114,7 +114,7 @@ def read_json(file: Path, kind: type[T], *, largest_bytes: int, way_out: str, mo
     except RecursionError:
         raise _too_deep(file, way_out) from None
     except msgspec.ValidationError as error:
-        raise BadInput(f"{file} holds something else: {error}.", way_out=way_out) from None
+        raise BadInput(f"{file} has unexpected content: {error}.", way_out=way_out) from None
     except ValueError as error:  # DecodeError, undecodable text, integers of thousands of digits
         raise BadInput(f"{file} holds no JSON: {error}.", way_out=way_out) from None
 
@@ -122,7 +122,7 @@ def read_json(file: Path, kind: type[T], *, largest_bytes: int, way_out: str, mo
 def _few_values(file: Path, content: bytes, most: int, way_out: str) -> bytes:
     """Refuse content whose decoded form would be many times larger: `[],[],[]` takes 20 bytes per byte."""
     if sum(map(content.count, (b",", b"[", b"{"))) > most:
-        raise BadInput(f"{file} has more than {most:,} values, and is something else.", way_out=way_out)
+        raise BadInput(f"{file} has more than {most:,} values: not the expected file.", way_out=way_out)
     return content
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 KEEP = "AUTOTUNE_TRACKERS"
-"""Variable that asks for trackers in probes."""
+"""Variable that keeps trackers on in probes."""
 
 _OFF = {
     "WANDB_MODE": "disabled", "WANDB_SILENT": "true",

@@ -296,9 +296,9 @@ def _judge(reported: ExceptionChain) -> _Found:
     judged = [_judge_one(reported, thrown) for thrown in reported.chain]
     known = [found for found in judged if found.tier is _Tier.ROOT and found.finding.row is not None]
     known.sort(
-        key=lambda found: (not _is_memory(found.finding), not _says_what_for(found.finding), _told_by_place_alone(found.finding))
+        key=lambda found: (not _is_memory(found.finding), not _says_what_for(found.finding), _known_by_place_alone(found.finding))
     )
-    if known and not (_told_by_place_alone(known[0].finding) and _began_with_the_user(reported.chain[0], judged[0])):
+    if known and not (_known_by_place_alone(known[0].finding) and _began_with_the_user(reported.chain[0], judged[0])):
         return known[0]
     return sorted(judged, key=lambda found: found.tier is _Tier.WRAPPER)[0]
 
@@ -348,7 +348,7 @@ def _phase_of_row(finding: Finding) -> Phase | None:
     return next((row.phase for row in ROWS if row.name == finding.row), None)
 
 
-def _told_by_place_alone(finding: Finding) -> bool:
+def _known_by_place_alone(finding: Finding) -> bool:
     """Return True if the row matched by its place: other messages of the same chain count for more."""
     return any(row.raised_at is not None for row in ROWS if row.name == finding.row)
 

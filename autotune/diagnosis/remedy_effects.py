@@ -20,7 +20,7 @@ from autotune.core.space import SearchSpace
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.diagnosis.remedy_changes import Change, changes_of
 from autotune.frameworks.base import Trainer
-from autotune.search.forecast_search import Predictor
+from autotune.prediction.service import PredictionService
 
 SECONDS = 120.0
 """Time limit for predictions; the remaining remedies get no figure."""
@@ -35,7 +35,7 @@ class Effects:
     """Space of possible changes, before the configuration held any value."""
 
     trainer: Trainer
-    foresight: Predictor
+    service: PredictionService
     candidate: Candidate
     """Configuration that failed."""
 
@@ -44,7 +44,7 @@ class Effects:
     def on(self, diagnosis: Diagnosis) -> Diagnosis:
         """Return the diagnosis with the prediction for the configuration and for each remedy that has
         one."""
-        before = self.foresight.predict(self.candidate)
+        before = self.service.predict(self.candidate)
         until = self.now() + SECONDS
         remedies = tuple(
             dataclasses.replace(advice, predicted=self._of(advice, before) if self.now() < until else None)
@@ -60,7 +60,7 @@ class Effects:
             best = best if after is None else (change, after)
             if after is not None and after.fits:
                 break
-        return None if best is None else self._told(*best, before)
+        return None if best is None else self._figures_of(*best, before)
 
     def _after(self, change: Change) -> Prediction | None:
         knobs = self.space.with_remedies({**self.candidate.knobs, **change})
@@ -68,12 +68,11 @@ class Effects:
             other = self.trainer.complete(knobs, self.job.task)
             if other == self.candidate or self.trainer.why_illegal(other, self.job.task) is not None:
                 return None
-            return self.foresight.predict(other)
+            return self.service.predict(other)
         except AutotuneError:
-            # One remedy that can't be followed says nothing of the others.
-            return None
+            return None  # the other remedies may still be predicted
 
-    def _told(self, change: Change, after: Prediction, before: Prediction) -> Mapping[str, Any]:
+    def _figures_of(self, change: Change, after: Prediction, before: Prediction) -> Mapping[str, Any]:
         learning = self.space.is_learning(change, self.candidate.settings)
         speeds = before.tokens_per_second, after.tokens_per_second
         ratio = None if learning or speeds[0] is None or speeds[1] is None else speeds[1].value / speeds[0].value

@@ -1,4 +1,4 @@
-"""The training environment as the emulator needs it: its torch, where its CUDA libraries lie, and what is in the way."""
+"""Training environment to emulate GPUs for: its torch, its CUDA libraries, and what prevents emulation."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import importlib.util, json, re, sys
 spec = importlib.util.find_spec("torch")
 folder = None if spec is None else spec.submodule_search_locations[0]
 version = "" if folder is None else open(folder + "/version.py").read()
-told = dict(re.findall(r"^(__version__|cuda)[^=]*= *'?([^'\\n]*)'?", version, re.M))
+stated = dict(re.findall(r"^(__version__|cuda)[^=]*= *'?([^'\\n]*)'?", version, re.M))
 nvidia = importlib.util.find_spec("nvidia")
 wheels = [] if nvidia is None else list(nvidia.submodule_search_locations)
-print(json.dumps({"torch": folder, "told": told, "wheels": wheels, "prefix": sys.prefix}))
+print(json.dumps({"torch": folder, "stated": stated, "wheels": wheels, "prefix": sys.prefix}))
 """
 """Without importing torch, which takes seconds. `version.py` is written by its build. NVIDIA's wheels
 share one package, wherever they are on the path: an environment may be laid over another one."""
@@ -36,7 +36,6 @@ class Installation:
     """Environment with a CUDA build of torch."""
 
     python: Path
-    torch_version: str
     cuda: tuple[int, int]
     libraries: tuple[Path, ...]
     """NVIDIA's that are taken over."""
@@ -44,17 +43,14 @@ class Installation:
     headers: tuple[Path, ...]
     """Folders with NVIDIA's headers, the one of cuda_runtime_api.h first."""
 
-    folders: tuple[Path, ...]
-    """Folders of its shared libraries, for look-ups by name."""
-
 
 def look(python: Path) -> Installation:
     """Return the installation behind this interpreter; TrainingEnvironmentError with the way out where it cannot be emulated."""
-    told = _asked(python)
-    folder = told["torch"]
+    found = _asked(python)
+    folder = found["torch"]
     if folder is None:
         raise TrainingEnvironmentError(f"{python} has no torch. {_install(python)}")
-    version, cuda = str(told["told"].get("__version__", "?")), _version(str(told["told"].get("cuda", "")))
+    version, cuda = str(found["stated"].get("__version__", "?")), _version(str(found["stated"].get("cuda", "")))
     if cuda is None:
         raise TrainingEnvironmentError(
             f"{python} has torch {version}, which is no CUDA build, and only those can be emulated. {_install(python)}"
@@ -64,15 +60,13 @@ def look(python: Path) -> Installation:
             f"{python} has torch {version} for CUDA {cuda[0]}; 12 and 13 can be emulated. {_install(python)}"
         )
     _refuse_a_static_runtime(python, Path(folder), version)
-    wheels = [Path(one) for one in told["wheels"]]
-    libraries = _libraries([*wheels, Path(folder) / "lib", Path(told["prefix"]) / "lib"])
+    wheels = [Path(one) for one in found["wheels"]]
+    libraries = _libraries([*wheels, Path(folder) / "lib", Path(found["prefix"]) / "lib"])
     return Installation(
         python=python,
-        torch_version=version,
         cuda=cuda,
         libraries=libraries,
-        headers=_headers(python, wheels, Path(told["prefix"]), cuda),
-        folders=tuple(dict.fromkeys(library.parent for library in libraries)),
+        headers=_headers(python, wheels, Path(found["prefix"]), cuda),
     )
 
 

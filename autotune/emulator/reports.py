@@ -17,6 +17,9 @@ LIMITATIONS = (
     "Emulated, not measured: memory is accounted for as torch and the driver do it, with a context, kernels and NCCL of typical "
     "size; time, values of large tensors and what a kernel may need are not. See docs/emulated-gpus.md."
 )
+MAX_LISTED = 8
+"""Operators or calls that a sentence names."""
+
 _HEAD = struct.Struct("<IIiiii5q")
 _PEAKS = struct.Struct(f"<{CARDS}q")
 
@@ -158,6 +161,6 @@ def _of_kind(kind: str, lines: set[str]) -> tuple[str, ...]:
     return tuple(sorted(what for line in lines if line.startswith(f"{kind}\t") for _, what in [line.split("\t", 1)]))
 
 
-def _listed(words: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return "; ".join(words[:most]) + more
+def _listed(words: Sequence[str]) -> str:
+    more = f" and {len(words) - MAX_LISTED} more" if len(words) > MAX_LISTED else ""
+    return "; ".join(words[:MAX_LISTED]) + more

@@ -142,7 +142,7 @@ def classify_logged(thrown: LoggedException, phase: Phase | None, device: Device
     longer = classify_exception(ReportedException(chain=((kind, words),), frames=thrown.frames, phase=phase, device=device))
     if longer.row is None or longer.secondary or longer.row in _BY_PLACE:
         return found
-    # Of an echo only memory is believed to be its root: what libraries list behind it are their general remarks.
+    # Behind an echo, only memory counts as its cause: libraries list general remarks there.
     return found if found.secondary and not longer.outcome.is_out_of_memory else longer
 
 
@@ -168,15 +168,15 @@ def ended_from_outside(words: str, ending: ProcessExit) -> Finding:
     return Finding(outcome=Outcome.INTERRUPTED, evidence=f"{words}, {why}", phase=ending.phase, from_outside=True)
 
 
-def read_log(text: str, device: DeviceKind = "cuda") -> Finding | None:
-    """Return the first known failure in a text, None where there is none."""
+def read_log(text: str) -> Finding | None:
+    """Return the first known failure in the log of a run on GPUs, None where there is none."""
     raised = [thrown for reported in _exceptions_in(text) if reported.has_traceback for thrown in reported.chain]
     for thrown in raised:
         found = _first_match([thrown.text], frames=thrown.frames)
         if found is not None:
-            return _finding(*found, ReportedException(chain=(), frames=thrown.frames, device=device))
+            return _finding(*found, ReportedException(chain=(), frames=thrown.frames, device="cuda"))
     found = _first_match([text])
-    return None if found is None else _finding(*found, ReportedException(chain=(), device=device))
+    return None if found is None else _finding(*found, ReportedException(chain=(), device="cuda"))
 
 
 def _exceptions_in(text: str) -> Iterator[ExceptionChain]:
@@ -257,7 +257,7 @@ def _memory(
     cause = (row.cause if row else None) or _cause(phase, frames, numbers)
     if row is not None and row.name == "cuda_other_process":
         cause = "gpu_other_process"
-    # Before the first phase is heard of, what runs is the building of the trainer: part of the load.
+    # Before the first phase is reported, the trainer is under construction: part of the load.
     outcome = Outcome.out_of_memory_in(phase or "load")
     return Finding(
         outcome=outcome, evidence=evidence, cause=cause, phase=phase or "load", numbers=numbers, row=row.name if row else None

@@ -142,7 +142,7 @@ def _method(path: str, kind: LaunchKind, method: str, stated: Mapping[str, State
     if named not in kind.methods:
         line = f", line {chosen.line}" if chosen is not None else ""
         raise BadInput(
-            f"{path}{line}: {kind.chosen_by}={named or 'not given'}: not known of {kind.framework}.",
+            f"{path}{line}: {kind.chosen_by}={named or 'not given'}: unknown to {kind.framework}.",
             way_out=f"Known are {', '.join(kind.methods)}.",
         )
     return kind.methods[named]

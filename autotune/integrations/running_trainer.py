@@ -47,14 +47,14 @@ class Running:
     from_file: bool  # started by `trl ... --config FILE`, so a similar file starts the next run
 
 
-def running(trainer: Any, limit_bytes: int, arguments: Sequence[str] | None = None) -> Running | None:
+def running(trainer: Any, limit_bytes: int) -> Running | None:
     """Return the trainer's configuration; None if the space cannot express it."""
     method = next((METHODS[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in METHODS), None)
     if method is None:
         return None
     try:
         known = trainer_named("trl", method)
-        task = _job(trainer, known, method, limit_bytes, sys.argv[1:] if arguments is None else arguments)
+        task = _job(trainer, known, method, limit_bytes, sys.argv[1:])
         space = load_space(known.space).on(task.hardware.count if task.hardware.kind == "cuda" else 0)
         candidate = known.complete(known.baseline(space, task), task)
     except (AutotuneError, OSError, ValueError, TypeError, AttributeError, AssertionError):

@@ -31,10 +31,10 @@ def hardware(asked: str, here: Sequence[Device] | None = None) -> Hardware:
     if match is None:
         raise BadInput(f"{asked!r} names no hardware.", way_out="Write it like 2xA100-40G, A100-40G, local, cpu or 2xcpu.")
     if len(match[1] or "") > len(str(MAX_DEVICES)) or int(match[1] or 1) > MAX_DEVICES:
-        raise BadInput(f"{asked!r:.60} asks for more than {MAX_DEVICES} devices.", way_out="Ask for fewer, like 8xH100.")
+        raise BadInput(f"{asked!r:.60} is more than {MAX_DEVICES} devices.", way_out="Request fewer, like 8xH100.")
     count, name = int(match[1] or 1), match[2]
     if count < 1:
-        raise BadInput(f"{asked!r} asks for no device at all.", way_out=f"Ask for at least one: --gpus 1x{name}.")
+        raise BadInput(f"{asked!r} is no device at all.", way_out=f"Request at least one: --gpus 1x{name}.")
     if name.lower() == "cpu":
         return _cpu(count)
     if name.lower() == "local":
@@ -130,7 +130,7 @@ def processor() -> str:
 def _cpu(count: int) -> Hardware:
     cores = os.cpu_count() or 1
     if count > max(cores, 2):
-        raise BadInput(f"{count} CPU ranks were asked for on {cores} cores.", way_out=f"Ask for at most {max(cores, 2)}xcpu.")
+        raise BadInput(f"{count} CPU ranks were requested on {cores} cores.", way_out=f"Request at most {max(cores, 2)}xcpu.")
     return Hardware(kind="cpu", name="cpu", count=count, memory_bytes=machine_memory_bytes(), here=True)
 
 
@@ -145,7 +145,7 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
         names = ", ".join(sorted({device.name for device in devices}))
         raise BadInput(f"This machine's GPUs differ ({names}).", way_out=_choices(devices, "index"))
     if count is not None and count > len(devices):
-        raise BadInput(f"{count} GPUs were asked for and {len(devices)} are here.", way_out=f"Type --gpus {len(devices)}xlocal.")
+        raise BadInput(f"{count} GPUs were requested and {len(devices)} are here.", way_out=f"Type --gpus {len(devices)}xlocal.")
     gpu = recognise(devices[0])
     memory = min(device.memory_bytes for device in devices)
     name = gpu.name if gpu else devices[0].name

@@ -14,6 +14,9 @@ from typing import Any
 
 from autotune.core.units import MIB, format_bytes
 
+MAX_CORES = 4096
+"""CPU cores that are looked at for those near a GPU."""
+
 
 class NvmlUnavailable(Exception):
     """NVML cannot be used. `absent`: no NVIDIA driver; otherwise the driver refuses."""
@@ -144,9 +147,9 @@ class Nvml:
         level = self._or_none(lambda: self._call("nvmlDeviceGetTopologyCommonAncestor", *pair))
         return None if level is None else max(int(level), 1)
 
-    def cores_near(self, uuid: str, most: int = 4096) -> frozenset[int] | None:
+    def cores_near(self, uuid: str) -> frozenset[int] | None:
         """Return the CPU cores of the GPU's NUMA node; None if unknown."""
-        words = self._or_none(lambda: self._call("nvmlDeviceGetCpuAffinity", self._handle(uuid), most // 64))
+        words = self._or_none(lambda: self._call("nvmlDeviceGetCpuAffinity", self._handle(uuid), MAX_CORES // 64))
         if words is None:
             return None
         near = {64 * place + bit for place, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1}

@@ -143,7 +143,7 @@ def neighbours_changed(job: Job, then: Trial) -> str | None:
     now = held_by_others(hardware, job.memory_limit_bytes)
     before = tuple(device.others_bytes for device in memory.devices)
     if now is None or not before or None in before:
-        return "it can't be told who else uses these GPUs"
+        return "other users of these GPUs are unknown"
     for index, (held, was) in enumerate(zip(now, before, strict=False)):
         if was is None or abs(held - was) > MIN_REPORTED_BYTES:
             return f"others hold {format_bytes(held)} of GPU {index} now, and held {format_bytes(was or 0)} when it was measured"
@@ -159,10 +159,9 @@ def _machine_is_fuller(peak_bytes: int | None) -> str | None:
     return f"others leave {format_bytes(free)} of this machine's memory, and {format_bytes(peak_bytes or 0)} were needed"
 
 
-def longest_prompt(job: Job, trainer: Trainer, versions: Mapping[str, str], store: Store | None = None) -> int:
+def longest_prompt(job: Job, trainer: Trainer, versions: Mapping[str, str]) -> int:
     """Return the longest prompt of the dataset in tokens, cached per state of its files."""
-    store = Store() if store is None else store
-    key = _lengths_key(job, versions)
+    store, key = Store(), _lengths_key(job, versions)
     known = None if key is None or job.fresh else store.kept(LENGTHS, key, _Longest)
     if known is not None and known.schema == SCHEMA:
         return known.tokens

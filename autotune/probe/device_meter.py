@@ -185,7 +185,7 @@ class DeviceMeter:
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._phase: Phase | None = None
         self._timeline = Timeline()  # Fullest GPU at each moment
-        self.lost: str | None = None  # First GPU that stopped to answer, with the error; None while all do
+        self.lost: str | None = None  # First GPU that stopped answering, with the error; None while all do
         self._peaks: dict[str, DevicePeaks] = {}
         self.mark()
         self._thread = threading.Thread(target=self._run, name="autotune-device-meter", daemon=True)

@@ -33,10 +33,10 @@ def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -
         return tuple(notes)
 
 
-def held_by_others(hardware: Hardware, limit_bytes: int, *, library: object = None) -> tuple[int, ...] | None:
+def held_by_others(hardware: Hardware, limit_bytes: int) -> tuple[int, ...] | None:
     """Return the bytes of other processes by GPU, 0 below MIN_REPORTED_BYTES; None: unknown."""
     try:
-        gpus = Gpus(hardware.count, limit_bytes, Path(sys.executable), library=library)
+        gpus = Gpus(hardware.count, limit_bytes, Path(sys.executable))
     except ProbeError:
         return None
     with contextlib.closing(gpus), contextlib.suppress(NvmlNotSupported, GpuLost):

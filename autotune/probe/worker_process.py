@@ -205,7 +205,7 @@ class WorkerProcess:
         if self.device_meter is not None:
             self.device_meter.look()
             if self.device_meter.lost is not None:
-                raise ProbeError(f"A GPU stopped to answer: {self.device_meter.lost}.")
+                raise ProbeError(f"A GPU stopped answering: {self.device_meter.lost}.")
         if self.gpus is not None:
             self.gpus.check()
 

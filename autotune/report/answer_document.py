@@ -313,20 +313,18 @@ def _progress(trial: Trial) -> tuple[int, int, int]:
 
 
 def _disturbance(found: Disturbance | None) -> dict[str, Any] | None:
-    return (
-        None
-        if found is None
-        else {
-            "beside": found.beside,
-            "tokens_per_second_beside": round(found.tokens_per_second_beside, 2),
-            "tokens_per_second_alone": round(found.tokens_per_second_alone, 2),
-            "slower_share": round(found.slower_share, 4),
-            "uncertainty": None if found.uncertainty is None else round(found.uncertainty, 4),
-            "by_phase": {phase: round(share, 4) for phase, share in found.by_phase.items()},
-            "candidate_id": found.candidate_id,
-            "says": describe_interference(found),
-        }
-    )
+    if found is None:
+        return None
+    return {
+        "beside": found.beside,
+        "tokens_per_second_beside": round(found.tokens_per_second_beside, 2),
+        "tokens_per_second_alone": round(found.tokens_per_second_alone, 2),
+        "slower_share": round(found.slower_share, 4),
+        "uncertainty": None if found.uncertainty is None else round(found.uncertainty, 4),
+        "by_phase": {phase: round(share, 4) for phase, share in found.by_phase.items()},
+        "candidate_id": found.candidate_id,
+        "says": describe_interference(found),
+    }
 
 
 def soak_row(soak: Soak) -> dict[str, Any]:

@@ -120,16 +120,14 @@ def _phase_row(phase: PhasePrediction) -> dict[str, Any]:
 
 
 def _engine_row(engine: EngineFit | None) -> dict[str, Any] | None:
-    return (
-        None
-        if engine is None
-        else {
-            "kv_cache_bytes": interval(engine.kv_cache_bytes),
-            "kv_cache_tokens": engine.kv_cache_tokens,
-            "concurrency": round(engine.concurrency, 2),
-            "longest_length": engine.longest_length,
-        }
-    )
+    if engine is None:
+        return None
+    return {
+        "kv_cache_bytes": interval(engine.kv_cache_bytes),
+        "kv_cache_tokens": engine.kv_cache_tokens,
+        "concurrency": round(engine.concurrency, 2),
+        "longest_length": engine.longest_length,
+    }
 
 
 def middle(estimate: Estimate | None) -> float | int | None:

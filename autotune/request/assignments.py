@@ -95,7 +95,7 @@ def ways_of(flags: Flags) -> tuple[tuple[Mapping[str, KnobValue], Flags], ...]:
     if count > MAX_VARIANTS:
         raise BadInput(
             f"The unknown values combine in {count} ways; at most {MAX_VARIANTS} are predicted.",
-            way_out="Give the least and the largest value of each alone.",
+            way_out="Give only the smallest and the largest value of each.",
         )
     variants = [dict(zip(unknown, values, strict=True)) for values in itertools.product(*unknown.values())]
     return tuple(

@@ -22,6 +22,7 @@ from autotune.request.flags import Flags, option_name
 from autotune.request.job_builder import ParsedRequest, build_job, refuse_resume_and_fresh
 
 EXAMPLE = "autotune run --framework command --metrics metrics.jsonl --search batch=1,2,4 -- torchrun train.py --bs {batch}"
+PATTERN = "'(?P<tokens_per_second>[0-9.]+) tok/s'"
 
 FRAMEWORK_FLAGS = (
     "model", "dataset", "config", "tuning", "lora_rank", "max_prompt_length", "max_completion_length",
@@ -119,7 +120,7 @@ def _refuse_contradictions(flags: Flags) -> None:
         raise BadInput(
             "The source of the command's speed must be given once.",
             way_out="--metrics FILE: JSON lines with tokens_per_second, or tokens and seconds. "
-            "--speed-pattern REGEX: printed lines, like '(?P<tokens_per_second>[0-9.]+) tok/s'.",
+            f"--speed-pattern REGEX: printed lines, like {PATTERN}.",
         )
     if flags.speed_pattern is not None:
         _check_pattern(flags.speed_pattern)
@@ -129,11 +130,13 @@ def _check_pattern(pattern: str) -> None:
     try:
         groups = set(re.compile(pattern).groupindex)
     except re.error as error:
-        raise BadInput(f"--speed-pattern is no regular expression: {error}.", way_out=f"It is {pattern!r}.") from error
+        raise BadInput(
+            f"--speed-pattern {pattern!r}: not a regular expression ({error}).", way_out=f"Example: {PATTERN}"
+        ) from error
     if not groups & {"tokens_per_second", "tokens", "tokens_so_far"}:
         raise BadInput(
             f"--speed-pattern {pattern!r} has no group that names a speed.",
-            way_out=f"Name its groups among {', '.join(GROUPS)}. Example: (?P<tokens_per_second>[0-9.]+).",
+            way_out=f"Name its groups among {', '.join(GROUPS)}. Example: {PATTERN}",
         )
 
 

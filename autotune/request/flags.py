@@ -96,15 +96,16 @@ class RequestOptions(CommonOptions, total=False):
     max_completion_length: Annotated[int | None, Flag(LENGTHS, metavar="N",
         help="Longest completion, in tokens; constant during the search.")]
     image_size: Annotated[str | None, Flag(LENGTHS, metavar="WxH",
-        help="Size of the images in each row, in pixels, for a vision-language model. Prompts and rows count their tokens. "
-        "Example: 448x448.")]
+        help="Size of the images in each row, in pixels, for a vision-language model. The lengths of prompts and rows "
+        "include their tokens. Example: 448x448.")]
     images_per_sample: Annotated[int | None, Flag(LENGTHS, metavar="N", minimum=1, help="Images in each row. [default: 1]")]
     typical_completion_length: Annotated[int | None, Flag(LENGTHS, metavar="N",
         help="Usual completion length, in tokens. Candidates are ranked by speed at this length.")]
     lengths: Annotated[str | None, Flag(LENGTHS, metavar="SOURCE", completes="file",
         help="Completion lengths that occur: lognormal:MEAN,P95, a log of TRL, verl or swift, a W&B export, one number a line, "
-        "a training's or an earlier study's output folder, or TRL's `completions`. With growing: before a log, a folder or "
-        "lognormal:MEAN,P95,MEAN,P95 they change over training. Candidates are ranked by the speed at these lengths.")]
+        "a training's or an earlier study's output folder, or TRL's `completions`. The prefix growing: makes the lengths "
+        "of a log, of a folder or of lognormal:MEAN,P95,MEAN,P95 change over training. Candidates are ranked by the speed at "
+        "these lengths.")]
     prompt_lengths: Annotated[str | None, Flag(LENGTHS, metavar="SOURCE", completes="file",
         help="Prompt lengths that occur, for the memory at the lengths given: lognormal:MEAN,P95, or one number a line. "
         "Without it, prompts have the longest length.")]
@@ -130,7 +131,7 @@ class RunOptions(RequestOptions, total=False):
     """Flags of `autotune run` alone."""
 
     budget: Annotated[str, Flag(SEARCH, metavar="TIME", default="auto",
-        help="Wall-clock time for the search. Example: 1h30m. Default: 20m, or what a usual search is predicted to take.")]
+        help="Wall-clock time for the search; auto: 20m, or what a usual search is predicted to take. Example: 1h30m.")]
     max_probes: Annotated[int, Flag(SEARCH, metavar="N", default=100, minimum=1, help="Maximum number of measured candidates.")]
     mode: Annotated[Mode, Flag(SEARCH, default="auto",
         help="probe: measure on this machine; emulate: real probes on emulated GPUs, with predicted speed; predict: no GPU "

@@ -31,9 +31,7 @@ def _refuse_impossible_values(request: ParsedRequest, legal: Collection[Candidat
         reason = _why_never(request, name, value)
         if legal or reason is not None:
             why = reason or "it only matters together with other settings, which are not so here."
-            raise IllegalConfiguration(
-                f"{name}={value} is possible with no candidate: {why}", way_out=f"Give {name} another value."
-            )
+            raise IllegalConfiguration(f"{name}={value}: no candidate can have it. {why}", way_out=f"Give {name} another value.")
 
 
 def _why_never(request: ParsedRequest, name: str, value: KnobValue) -> str | None:

@@ -1,11 +1,16 @@
 """Search: candidates are measured in an Optuna study until no better one is possible. The only
 package that imports optuna.
 
-pipeline      request -> answer: stored answer, search, wider search, soak loop          keeps every
-executor slot busy: ask, measure, tell study         ask and tell on Optuna's storage; storage,
-atomic_storage, claims, database_retry below it agenda        next measurement or end, a pure
-function of the trials; trial_view, finalists, implications surrogate/    estimates of memory and
-speed: Gaussian processes over the candidate table, acquisition conclusion    trials ->
-Recommendation; relaxation and soak may replace it forecast_search, advice   the answer and the ways
-to fit by prediction alone
+pipeline.py         request -> answer: stored answer, search, wider search, soak
+loop.py             keeps every executor slot busy: ask, measure, tell
+study.py            ask and tell on Optuna's storage
+    storage.py, atomic_storage.py, claims.py, database_retry.py    below it
+agenda.py           next measurement or end, a pure function of the trials
+    trial_view.py, tiers.py, finalists.py, implications.py          what it decides by
+surrogate/          estimates of memory and speed: Gaussian processes over the candidate table
+conclusion.py       trials -> Recommendation; choice.py, the recommended one among those that fit
+relaxation.py, soak.py    may replace the recommendation
+record.py           the user's earlier measurements and answers, kept in measurement_store.py
+forecast_search.py, advice.py    the answer and the ways to fit by prediction alone
+dashboard/          optuna-dashboard over a study
 """

@@ -18,7 +18,7 @@ from autotune.core.job import Job
 from autotune.core.prediction import Prediction
 from autotune.core.space import Knob, SearchSpace
 from autotune.frameworks.base import Trainer
-from autotune.search.forecast_search import Predictor
+from autotune.prediction.service import PredictionService
 
 MAX_WAYS = 5
 
@@ -48,7 +48,7 @@ class Adviser:
     """The space without held knobs."""
 
     trainer: Trainer
-    foresight: Predictor
+    service: PredictionService
     now: Callable[[], float] = time.monotonic
 
     def ways_to_fit(self, candidate: Candidate, prediction: Prediction) -> tuple[WayToFit, ...]:
@@ -120,7 +120,7 @@ class Adviser:
         if other == candidate or self.trainer.why_illegal(other, self.job.task) is not None:
             return None
         try:
-            prediction = self.foresight.predict(other)
+            prediction = self.service.predict(other)
         except (CannotPredict, ProbeError):  # the ways found so far remain valid
             return None
         if not prediction.fits:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
 
 from autotune.catalog.simplicity import complexity
 from autotune.core.answer import Forecast, PredictedCandidate
 from autotune.core.candidate import Candidate
 from autotune.core.job import Job
 from autotune.core.prediction import Prediction
+from autotune.prediction.service import PredictionService
 from autotune.search.conclusion import MAX_RUNNER_UPS, changes_between, relaxed_in
 from autotune.search.tiers import Tier, tiers_of
 
@@ -27,31 +27,19 @@ EQUAL_SPEED_SHARE = 0.05
 phase's error that its candidates do not have in common (`surrogate.throughput_model`)."""
 
 
-class Predictor(Protocol):
-    """Interface of `autotune.prediction.service.PredictionService`."""
-
-    def predict(self, candidate: Candidate) -> Prediction:
-        """Predict one candidate from a trace of its own step."""
-        ...
-
-    def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> Mapping[str, Prediction]:
-        """Predict many candidates at once, by id; as many as the seconds allow."""
-        ...
-
-
-def forecast(job: Job, foresight: Predictor, candidates: Sequence[Candidate], baseline: Candidate | None) -> Forecast:
+def forecast(job: Job, service: PredictionService, candidates: Sequence[Candidate], baseline: Candidate | None) -> Forecast:
     """Return the answer by prediction alone, within the budget's time."""
     began = time.monotonic()
     tiers = tiers_of(job.space, candidates)
     preferred_first = [one for tier in tiers for one in tier.candidates]
-    screened = foresight.screen(preferred_first, seconds=job.budget_seconds)
+    screened = service.screen(preferred_first, seconds=job.budget_seconds)
     predicted = [_by_memory(tier, screened) for tier in tiers]
-    winner, index = _first_confirmed(foresight, predicted, baseline, ends=began + job.budget_seconds)
+    winner, index = _first_confirmed(service, predicted, baseline, ends=began + job.budget_seconds)
     everyone = [one for members in predicted for one in members]
     others = [one for one in _fastest_first(predicted[index], baseline) if one.candidate != winner.candidate] if winner else []
     return Forecast(
         winner=winner,
-        baseline=None if baseline is None else PredictedCandidate(candidate=baseline, prediction=foresight.predict(baseline)),
+        baseline=None if baseline is None else PredictedCandidate(candidate=baseline, prediction=service.predict(baseline)),
         changes=changes_between(job, baseline, winner.candidate) if winner and baseline else (),
         relaxed=relaxed_in(job, winner.candidate) if winner else {},
         runner_ups=tuple(others[:MAX_RUNNER_UPS]),
@@ -94,7 +82,7 @@ def _fastest_first(members: Sequence[PredictedCandidate], baseline: Candidate | 
 
 
 def _first_confirmed(
-    foresight: Predictor, predicted: TierPredictions, baseline: Candidate | None, *, ends: float
+    service: PredictionService, predicted: TierPredictions, baseline: Candidate | None, *, ends: float
 ) -> tuple[PredictedCandidate | None, int]:
     """Return the first candidate that fits by its own trace as well, and its tier; after `ends`,
     the next one untraced."""
@@ -102,7 +90,7 @@ def _first_confirmed(
     for number, (index, one) in enumerate(in_order):
         if number and time.monotonic() > ends:
             return one, index
-        traced = foresight.predict(one.candidate)
+        traced = service.predict(one.candidate)
         if traced.fits:
             return PredictedCandidate(candidate=one.candidate, prediction=traced), index
     return None, 0

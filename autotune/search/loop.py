@@ -67,7 +67,7 @@ def _nothing_legal(space: str, refusals: Counter[str]) -> BadInput:
     """Name the most common reason. If one rule rejects every candidate, its own text is the way
     out."""
     if len(refusals) == 1 and refusals.total() > 1:
-        return BadInput(f"The space {space!r} holds no legal candidate at all:", way_out=next(iter(refusals)))
+        return BadInput(f"The space {space!r} holds no legal candidate:", way_out=next(iter(refusals)))
     common = refusals.most_common(1)[0][0] if refusals else "it has no assignment at all"
     return BadInput(
         f"The space {space!r} holds no legal candidate; most often because {common}",

@@ -13,10 +13,9 @@ from autotune.core.files import sqlite_url
 from autotune.core.job import Job
 from autotune.core.measurement import Outcome
 from autotune.core.prediction import Prediction
-from autotune.core.space import SearchSpace
-from autotune.frameworks.base import Trainer
 from autotune.prediction.service import predict_candidates
 from autotune.probe.executors.base import Executor
+from autotune.request.job_builder import ParsedRequest
 from autotune.search import relaxation
 from autotune.search.conclusion import conclude
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search
@@ -24,20 +23,6 @@ from autotune.search.probe_cost import probe_cost
 from autotune.search.record import Record
 from autotune.search.soak import soak
 from autotune.search.study import Study, open_study
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchRequest:
-    """Job to search, and the space for its relaxation."""
-
-    job: Job
-    trainer: Trainer
-    candidates: tuple[Candidate, ...]
-    whole_space: SearchSpace
-    """The space without held knobs."""
-
-    pinned: frozenset[str] = frozenset()
-    """Knobs pinned with --hold, which are never relaxed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,28 +34,36 @@ class SearchAnswer:
     recommendation: Recommendation
 
 
-def answer(request: SearchRequest, executor: Executor, listener: Listener, *, soak_seconds: float | None = None) -> SearchAnswer:
+def answer(
+    request: ParsedRequest,
+    candidates: Sequence[Candidate],
+    executor: Executor,
+    listener: Listener,
+    *,
+    soak_seconds: float | None = None,
+) -> SearchAnswer:
     """Return the answer to a request: all of `autotune run` between its flags and its files."""
     job = request.job
     clock = Clock(job.budget_seconds)
     # 1. Check the training environment first: if it fails, no study is left behind.
     versions = executor.prepare()
     # 2. Use the stored answer to the same job.
-    found = _stored_answer(request, Record(job, versions), listener)
+    record = Record(job, versions)
+    found = _stored_answer(request, record, listener)
     if found is None:
         if job.storage == sqlite_url(job.out / "study.db"):
             job.out.mkdir(parents=True, exist_ok=True)
         # 3. Search; if nothing fits, search again with relaxed knobs.
-        found = SearchAnswer(job=job, recommendation=_search(request, executor, listener, clock, versions))
+        found = SearchAnswer(job=job, recommendation=_search(request, candidates, executor, listener, clock, versions))
         found = _relaxed(request, found, executor, listener, clock, versions)
-        Record(job, versions).keep_answer(found.recommendation)
+        record.keep_answer(found.recommendation)
     # 4. Soak the winner.
     if soak_seconds is None or found.recommendation.interrupted:
         return found
     return replace(found, recommendation=soak(found.job, found.recommendation, executor, listener, soak_seconds))
 
 
-def _stored_answer(request: SearchRequest, record: Record, listener: Listener) -> SearchAnswer | None:
+def _stored_answer(request: ParsedRequest, record: Record, listener: Listener) -> SearchAnswer | None:
     known = record.answer()
     if known is None or known.from_record is None:
         return None
@@ -83,7 +76,8 @@ def _stored_answer(request: SearchRequest, record: Record, listener: Listener) -
 
 
 def _search(
-    request: SearchRequest,
+    request: ParsedRequest,
+    candidates: Sequence[Candidate],
     executor: Executor,
     listener: Listener,
     clock: Clock,
@@ -93,12 +87,12 @@ def _search(
     job, trainer = request.job, request.trainer
     record = Record(job, versions)
     baseline = baseline_candidate(job, trainer)
-    predictions = predict_candidates(job, trainer, [*request.candidates, *([baseline] if baseline else [])])
+    predictions = predict_candidates(job, trainer, [*candidates, *([baseline] if baseline else [])])
     _show_cost(job, predictions.values(), listener, clock)
     earlier = record.earlier()
     if earlier.unreadable:
         listener(Note(text=f"Skipped {earlier.unreadable} unreadable lines of the record."))
-    study = open_study(job, request.candidates, baseline, predictions, earlier=(*earlier.trials, *known))
+    study = open_study(job, candidates, baseline, predictions, earlier=(*earlier.trials, *known))
     if (others := len(study.agenda.earlier)) and not known:
         listener(Note(text=f"{others} measurements of earlier searches count here as well; --fresh ignores them."))
     listener = record.storing_probes(_announcing_best(listener, job, study, executor, clock))
@@ -131,7 +125,7 @@ def _announcing_best(listener: Listener, job: Job, study: Study, executor: Execu
 
 
 def _relaxed(
-    request: SearchRequest,
+    request: ParsedRequest,
     found: SearchAnswer,
     executor: Executor,
     listener: Listener,
@@ -153,8 +147,8 @@ def _relaxed(
         return found
     names = ", ".join(name for name in wider.job.space.relax if name in wider.job.space)
     listener(Note(text=f"Nothing fits as it was asked. Relaxing learning knobs, in this order: {names}."))
-    again = replace(request, job=wider.job, candidates=legal_candidates(wider.job, request.trainer))
-    second = _search(again, executor, listener, clock, versions, known=first.trials)
+    candidates = legal_candidates(wider.job, request.trainer)
+    second = _search(replace(request, job=wider.job), candidates, executor, listener, clock, versions, known=first.trials)
     both = relaxation.combine(first, second, relaxation.rows_left_out(wider, second, request.trainer))
     if both.winner is not None:
         listener(Note(text=relaxation.describe(both, request.job.space)))

@@ -6,7 +6,7 @@ probe = start of a worker + start of an engine, if there is one + timed and unti
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from autotune.catalog.constants import efficiency
 from autotune.core.prediction import Estimate, Prediction
@@ -42,26 +42,12 @@ class ProbeCost:
 
 def probe_cost(predictions: Iterable[Prediction], short: ProbePlan, long: ProbePlan) -> ProbeCost | None:
     """Return the expected cost; None if no speed is predicted."""
-    found = sorted(
-        (_seconds(cycle, short, one), _seconds(cycle, long, one))
+    costs = [
+        ProbeCost(short=_seconds(cycle, short, one), long=_seconds(cycle, long, one))
         for one in predictions
         if one.fits is not False and (cycle := _cycle(one)) is not None
-    )  # fmt: skip
-    if not found:
-        return None
-    one_short, one_long = found[len(found) // 2]
-    return ProbeCost(short=one_short.estimate, long=one_long.estimate)
-
-
-@dataclass(frozen=True, order=True)
-class _Ordered:
-    value: float
-    low: float
-    high: float
-
-    @property
-    def estimate(self) -> Estimate:
-        return Estimate(value=self.value, low=self.low, high=self.high)
+    ]
+    return sorted(costs, key=lambda cost: (astuple(cost.short), astuple(cost.long)))[len(costs) // 2] if costs else None
 
 
 def _cycle(one: Prediction) -> Estimate | None:
@@ -70,9 +56,9 @@ def _cycle(one: Prediction) -> Estimate | None:
     return sum(known, start=Estimate.exactly(0)) if known else None
 
 
-def _seconds(cycle: Estimate, plan: ProbePlan, one: Prediction) -> _Ordered:
+def _seconds(cycle: Estimate, plan: ProbePlan, one: Prediction) -> Estimate:
     started = as_estimate(efficiency("worker_start_seconds"))
     engine = as_estimate(efficiency("engine_start_seconds")) if one.engine is not None else Estimate.exactly(0)
     total = started + engine + cycle.scaled(plan.warmup_cycles + plan.timed_cycles)
     limit = plan.deadline_seconds
-    return _Ordered(min(total.value, limit), min(total.low, limit), min(total.high, limit))
+    return Estimate(value=min(total.value, limit), low=min(total.low, limit), high=min(total.high, limit))

@@ -127,12 +127,12 @@ def _check_same(study: optuna.Study, job: Job) -> None:
     requested, recorded = plain(job.identity), _question_of(study)
     if recorded != requested:
         raise StudyMismatch(
-            f"The study {job.study_name!r} holds another question ({_difference(recorded, requested)}).",
+            f"The study {job.study_name!r} was made for another request ({_difference(recorded, requested)}).",
             way_out="Give this one a name of its own with --study NAME, or start over with --fresh.",
         )
     if not job.resume and any(trial.state.is_finished() for trial in study.get_trials(deepcopy=False)):
         raise BadInput(
-            f"The study {job.study_name!r} already holds measurements of this very question.",
+            f"The study {job.study_name!r} already holds measurements of this request.",
             way_out="Go on with --resume, or start over with --fresh.",
         )
 
@@ -171,7 +171,7 @@ def _delete_claims_unless_active(storage: BaseStorage, name: str) -> None:
     claims.leave()
     if busy:
         raise BadInput(
-            f"The study {name!r} is being worked on by {busy[0]}, so it can't be deleted.",
+            f"The study {name!r} is in use by {busy[0]}, so it can't be deleted.",
             way_out="Join it with --resume, give this one a name of its own with --study NAME, or end the other first.",
         )
     delete_claims(storage.engine, name)

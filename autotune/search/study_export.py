@@ -130,7 +130,7 @@ def _unpacked(number: int, trial: MovedTrial) -> FrozenTrial:
         )
     except Exception as error:  # Optuna raises several types for inconsistent fields
         raise BadInput(
-            f"Trial {number} of the file makes no sense: {str(error).rstrip('.')}.", way_out="Export the study again."
+            f"Trial {number} of the file is invalid: {str(error).rstrip('.')}.", way_out="Export the study again."
         ) from error
     made.datetime_start, made.datetime_complete = trial.started or made.datetime_start, trial.ended or made.datetime_complete
     return made

@@ -233,7 +233,7 @@ class TrialView:
 
     def fitting_baseline(self) -> Trial | None:
         """Return the baseline's probe if it fits at the learning knobs of the tier of choice, where
-        alone its speed is comparable, and is among the candidates that were asked for."""
+        alone its speed is comparable, and is among the candidates that were requested."""
         tier, baseline = self.tier_of_choice(), self.baseline
         if tier is None or baseline is None or baseline.id not in self._problem.tier_number:
             return None

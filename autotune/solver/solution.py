@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -170,7 +169,7 @@ def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService)
     prediction = service.predict(candidate)
     found = PredictedOffer(offer=offer, candidate=candidate, prediction=prediction)
     if prediction.fits is not True:
-        adviser = Adviser(job=request.job, space=request.whole_space, trainer=request.trainer, foresight=service)
+        adviser = Adviser(job=request.job, space=request.whole_space, trainer=request.trainer, service=service)
         way = next((way for way in adviser.ways_to_fit(candidate, prediction) if not way.learning), None)
         if way is not None:
             knobs = request.whole_space.with_remedies({**candidate.knobs, **way.change})
@@ -185,10 +184,5 @@ def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService)
 
 def _notes(request: ParsedRequest) -> tuple[str, ...]:
     """Return the notes that do not concern one offer's hardware."""
-    return tuple(_without_hardware(request))
-
-
-def _without_hardware(request: ParsedRequest) -> Iterator[str]:
-    for note in request.notes:
-        if str(request.job.task.hardware) not in note and not note.startswith("several GPUs"):
-            yield note
+    hardware = str(request.job.task.hardware)
+    return tuple(note for note in request.notes if hardware not in note and not note.startswith("several GPUs"))

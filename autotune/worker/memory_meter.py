@@ -132,7 +132,7 @@ class CudaMeter:
         outside = self._held() - int(self._cuda.memory_reserved())
         if not self._sleeps:  # below zero where torch's figure is older than the device's
             outside = max(0, outside)
-        # Both of torch's figures include what sleeps, which the difference takes off again.
+        # Both of torch's figures include offloaded memory, which cancels in the difference.
         return max(0, outside + int(self._cuda.memory_allocated()))
 
     def take_torch(self) -> dict[str, int | None] | None:

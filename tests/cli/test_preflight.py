@@ -29,7 +29,7 @@ def a_folder_with_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     [
         (["none.yaml"], "none.yaml is no file", "trl grpo --config"),
         ([CONFIG, "--", "no-such-program", CONFIG], "'no-such-program' is no program", "two dashes"),
-        ([CONFIG, "--tune", "--", "true"], "nowhere names train.yaml", "AUTOTUNE_CONFIG"),
+        ([CONFIG, "--tune", "--", "true"], "does not name train.yaml", "AUTOTUNE_CONFIG"),
         ([CONFIG, "--gpus", "99xcpu", "--", "true", CONFIG], "99 CPU ranks", "at most"),
         ([CONFIG, "--gpus", "8xH100"], "8xH100 is not on this machine", "--gpus local"),
     ],

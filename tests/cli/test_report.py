@@ -29,7 +29,7 @@ def test_a_page_is_made_from_a_folder(tmp_path: Path) -> None:
     [
         (None, "can't be read"),
         ("", "holds no JSON"),
-        ("[]", "holds something else"),
+        ("[]", "has unexpected content"),
         ("{}", "schema"),
         ("\x00\xff", "holds no JSON"),
     ],

@@ -100,10 +100,10 @@ def _broken(tmp_path: Path, change: Any) -> Path:
     ("change", "said"),
     [
         (lambda document: document.update(schema=7), "schema 7"),
-        (lambda document: document.pop("trials"), "something else"),
-        (lambda document: document["trials"][0].update(state="HAPPY"), "makes no sense"),
-        (lambda document: document["trials"][0]["params"].update(batch=1000), "makes no sense"),
-        (lambda document: document["trials"][0]["distributions"].update(batch="{}"), "makes no sense"),
+        (lambda document: document.pop("trials"), "unexpected content"),
+        (lambda document: document["trials"][0].update(state="HAPPY"), "is invalid"),
+        (lambda document: document["trials"][0]["params"].update(batch=1000), "is invalid"),
+        (lambda document: document["trials"][0]["distributions"].update(batch="{}"), "is invalid"),
     ],
 )
 def test_a_broken_file_leaves_no_study_behind(tmp_path: Path, change: Any, said: str) -> None:

@@ -161,7 +161,7 @@ def test_memory_left_on_a_gpu_is_reported_before_the_next_load(tmp_path: Path) -
 def test_a_gpu_that_is_lost_is_no_failure_of_the_candidate(tmp_path: Path) -> None:
     library, candidate = Playback("lost"), toy(*steps())
     with runner(tmp_path, library) as running, meanwhile(lambda rank: library.at(1), running):  # noqa: SIM117
-        with pytest.raises(ProbeError, match="stopped to answer"):
+        with pytest.raises(ProbeError, match="stopped answering"):
             running.open(candidate).measure(candidate, plan())
 
 

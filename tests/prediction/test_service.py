@@ -80,6 +80,16 @@ def space(task: Task, **held: Any) -> list[Candidate]:
     return [trainer.complete(one, task) for one in knobs]
 
 
+def compare_requested(tracer: Tracer, family: Family, request: Any, subject: str) -> None:
+    """Compare the requested bytes of each phase, by the family's model and by a trace of this step."""
+    traced = phase_peaks(tracer.trace(request))
+    (sizes,) = family.model.at([trace_requests.point_of(request)])
+    predicted = phase_peaks(family.model.trace, sizes)
+    assert predicted.keys() == traced.keys()
+    errors = [(predicted[phase] - traced[phase]) / max(traced.values()) for phase in traced]
+    assert min(errors) >= -WITHIN and max(errors) <= ABOVE, subject
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "knobs"),
@@ -101,12 +111,7 @@ def test_screened_peaks_equal_those_of_each_trace(tracer: Tracer, what: dict[str
     trainer = frameworks.trainer("trl", task.workload.method)
     seed = random.randrange(10**6)
     for one in random.Random(seed).sample(candidates, 2):
-        request = trainer.trace_request(one, task)
-        traced = phase_peaks(tracer.trace(request))
-        predicted = family.requested(trace_requests.point_of(request))
-        assert predicted.keys() == traced.keys()
-        errors = [(predicted[phase] - traced[phase]) / max(traced.values()) for phase in traced]
-        assert min(errors) >= -WITHIN and max(errors) <= ABOVE, f"seed {seed}: {dict(one.knobs)}"
+        compare_requested(tracer, family, trainer.trace_request(one, task), f"seed {seed}: {dict(one.knobs)}")
         direct = service.predict(one)
         allocated = screened[one.id].torch_peak_allocated_bytes.value
         # In a small model the blocks that torch does not split, up to 1 MiB too large each, are percents of the total.
@@ -130,14 +135,7 @@ def test_a_family_reuses_the_formulas_of_another(tracer: Tracer, gpus: str) -> N
     trainer = frameworks.trainer("trl", task.workload.method)
     seed = random.randrange(10**6)
     for one in random.Random(seed).sample(other, 2):
-        request = trainer.trace_request(one, task)
-        traced, predicted = (
-            phase_peaks(tracer.trace(request)),
-            family_of(service, one).requested(trace_requests.point_of(request)),
-        )
-        assert predicted.keys() == traced.keys()
-        errors = [(predicted[phase] - traced[phase]) / max(traced.values()) for phase in traced]
-        assert min(errors) >= -WITHIN and max(errors) <= ABOVE, f"seed {seed}: {dict(one.knobs)}"
+        compare_requested(tracer, family_of(service, one), trainer.trace_request(one, task), f"seed {seed}: {dict(one.knobs)}")
         direct, seen = service.predict(one), screened[one.id]
         # Blocks that torch does not split are counted as in the reference, which has half as many of them.
         assert seen.torch_peak_allocated_bytes.value == pytest.approx(

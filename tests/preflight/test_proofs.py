@@ -129,7 +129,7 @@ def test_other_users_of_the_gpu_are_a_miss(driver: Playback, used: int) -> None:
 def test_unknown_other_processes_are_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     prove(job())
     monkeypatch.setattr(room, "held_by_others", lambda *_: None)
-    assert missed(job()) == "it can't be told who else uses these GPUs"
+    assert missed(job()) == "other users of these GPUs are unknown"
 
 
 def test_a_few_mebibytes_of_others_are_no_change(driver: Playback) -> None:

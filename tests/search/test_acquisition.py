@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from autotune.search.implications import Implications
 from autotune.search.surrogate.acquisition import promising
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import Posterior
@@ -22,8 +21,7 @@ def believed(speeds: Sequence[float], deviation: float, fits: Sequence[float], *
     doubts = np.array([*[math.hypot(deviation, in_common)] * len(speeds), in_common])
     speed = Posterior(np.log(np.array([*speeds, BEST])), doubts, 0.01, lambda index: np.full(count, in_common**2))
     need, none = Posterior(np.zeros(count), np.ones(count), 0.01), np.zeros(count, dtype=bool)
-    implications = Implications(impossible=none, possible=none)
-    return Estimates(implications=implications, need=need, speed=speed, fits=np.array([*fits, 1.0]), refused=none)
+    return Estimates(need=need, speed=speed, fits=np.array([*fits, 1.0]), refused=none)
 
 
 def is_promising(estimates: Estimates) -> list[bool]:

@@ -110,7 +110,7 @@ def _advice(tmp_path: Path, limit: int, **knobs: object) -> tuple[Candidate, Mac
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     asked = trainer.complete({**trainer.baseline(job.space, job.task), **knobs}, job.task)  # type: ignore[dict-item]
-    adviser = Adviser(job=job, space=job.space, trainer=trainer, foresight=oracle)
+    adviser = Adviser(job=job, space=job.space, trainer=trainer, service=oracle)
     ways = adviser.ways_to_fit(asked, oracle.predict(asked))
     return asked, machine, [{"change": dict(way.change), "learning": way.learning, "ratio": way.speed_ratio} for way in ways]
 
@@ -145,7 +145,7 @@ def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
     machine, trainer = Machine(limit_bytes=600 * MIB), Syncing()
     job, oracle = toy_job(tmp_path, toy_space(), machine.limit_bytes), Peaking(machine=machine)
     asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    adviser = Adviser(job=job, space=job.space, trainer=trainer, foresight=oracle)
+    adviser = Adviser(job=job, space=job.space, trainer=trainer, service=oracle)
     assert adviser.ways_to_fit(asked, oracle.predict(asked))[0].change == first
 
 
@@ -166,7 +166,7 @@ def test_an_untraceable_change_is_no_advice_and_stops_none(tmp_path: Path) -> No
 
     oracle = Losing(machine=machine)
     asked = trainer.complete({**trainer.baseline(job.space, job.task), "batch": 8}, job.task)
-    adviser = Adviser(job=job, space=job.space, trainer=trainer, foresight=oracle)
+    adviser = Adviser(job=job, space=job.space, trainer=trainer, service=oracle)
     ways = adviser.ways_to_fit(asked, oracle.predict(asked))
     assert ways and all("batch" not in way.change for way in ways)
 
@@ -181,7 +181,7 @@ def test_a_kind_whose_strongest_does_not_fit_is_left_at_once(tmp_path: Path) -> 
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     prediction = oracle.predict(asked)
-    Adviser(job=job, space=job.space, trainer=trainer, foresight=oracle).ways_to_fit(asked, prediction)
+    Adviser(job=job, space=job.space, trainer=trainer, service=oracle).ways_to_fit(asked, prediction)
     batches = [one.knobs["batch"] for one in oracle.predicted[1:] if one.knobs == {**asked.knobs, "batch": one.knobs["batch"]}]
     assert set(batches) == {1}, "2 and 4 need no look where 1 does not fit"
 
@@ -192,7 +192,7 @@ def test_looking_ends_when_time_is_up(tmp_path: Path) -> None:
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     clock = iter(range(0, 10_000, 50))
-    adviser = Adviser(job=job, space=job.space, trainer=trainer, foresight=oracle, now=lambda: next(clock))
+    adviser = Adviser(job=job, space=job.space, trainer=trainer, service=oracle, now=lambda: next(clock))
     ways = adviser.ways_to_fit(asked, oracle.predict(asked))
     assert len(ways) == 1, "what was found by then is told"
 

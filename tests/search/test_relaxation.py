@@ -14,8 +14,10 @@ from autotune.core.job import Job
 from autotune.core.measurement import Outcome
 from autotune.core.space import Knob, SearchSpace
 from autotune.core.task import Task
+from autotune.frameworks.base import Trainer
+from autotune.request.job_builder import ParsedRequest
 from autotune.search.loop import legal_candidates
-from autotune.search.pipeline import SearchAnswer, SearchRequest, answer
+from autotune.search.pipeline import SearchAnswer, answer
 from autotune.search.relaxation import describe, relaxed
 from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
@@ -74,17 +76,19 @@ def test_quantisation_comes_last_and_only_then_is_a_knob() -> None:
     assert found is not None and found.job.space["load_in_4bit"].choices == (False, True)
 
 
-def _asked(folder: Path, limit_mib: int, *, pinned: frozenset[str] = frozenset()) -> tuple[SearchRequest, Machine]:
+def _asked(folder: Path, limit_mib: int, *, pinned: frozenset[str] = frozenset()) -> tuple[ParsedRequest, Machine]:
     """Requested: 64 tokens and 8 generations, at least 244 MiB. 4 generations need 204 MiB, 32 tokens 212 MiB."""
     whole = toy_space()
     job = toy_job(folder, toy_space(num_generations=(8,), max_completion_length=(64,)), limit_mib * MIB)
-    trainer = ToyTrainer()
-    asked = SearchRequest(job=job, trainer=trainer, candidates=legal_candidates(job, trainer), whole_space=whole, pinned=pinned)
-    return asked, Machine(limit_bytes=limit_mib * MIB)
+    return _request(job, ToyTrainer(), whole, pinned), Machine(limit_bytes=limit_mib * MIB)
 
 
-def _answer(asked: SearchRequest, machine: Machine, events: list[Event]) -> SearchAnswer:
-    return answer(asked, Prepared(machine.measure), events.append)  # type: ignore[arg-type]
+def _request(job: Job, trainer: Trainer, whole: SearchSpace, pinned: frozenset[str] = frozenset()) -> ParsedRequest:
+    return ParsedRequest(job=job, trainer=trainer, assumed=(), notes=(), named={}, whole_space=whole, pinned=pinned)
+
+
+def _answer(asked: ParsedRequest, machine: Machine, events: list[Event]) -> SearchAnswer:
+    return answer(asked, legal_candidates(asked.job, asked.trainer), Prepared(machine.measure), events.append)  # type: ignore[arg-type]
 
 
 def test_the_first_that_fits_is_reported_with_its_changes(tmp_path: Path) -> None:
@@ -139,8 +143,7 @@ def test_rows_that_go_are_counted(tmp_path: Path) -> None:
 
     job, trainer = toy_job(tmp_path, space, 700 * MIB), WithDataset()
     trainer.baseline = lambda space, task: ToyTrainer.baseline(trainer, space, task) | {"max_prompt_length": 512}  # type: ignore[method-assign]
-    asked = SearchRequest(job=job, trainer=trainer, candidates=legal_candidates(job, trainer), whole_space=space)
-    found = _answer(asked, Longer(limit_bytes=700 * MIB), []).recommendation
+    found = _answer(_request(job, trainer, space), Longer(limit_bytes=700 * MIB), []).recommendation
     assert found.relaxed == {"max_prompt_length": 400} and found.rows_left_out == 50
     assert "50 rows" in describe(found, space)
 
@@ -148,8 +151,9 @@ def test_rows_that_go_are_counted(tmp_path: Path) -> None:
 def test_crashes_do_not_relax_learning_knobs(tmp_path: Path) -> None:
     asked, machine = _asked(tmp_path, 220)
     events: list[Event] = []
-    first = asked.candidates[0]
-    machine.outcomes = {one.id: Outcome.CRASH for one in asked.candidates if one.knobs["batch"] == first.knobs["batch"]}
+    candidates = legal_candidates(asked.job, asked.trainer)
+    first = candidates[0]
+    machine.outcomes = {one.id: Outcome.CRASH for one in candidates if one.knobs["batch"] == first.knobs["batch"]}
     found = _answer(asked, machine, events)
     assert found.recommendation.winner is None and found.job == asked.job
     assert any("not relaxed" in event.text for event in events if isinstance(event, Note))

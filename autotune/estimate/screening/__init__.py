@@ -126,10 +126,6 @@ class Family:
         known, asked = zip(*(one.row for one in self.points), strict=True), zip(*(one.row for one in points), strict=True)
         return all(min(ours) <= min(theirs) and max(theirs) <= max(ours) for ours, theirs in zip(known, asked, strict=True))
 
-    def requested(self, point: Point) -> dict[Phase, int]:
-        """Return the peak of requested bytes in each phase of a point's step, before sharding."""
-        return phase_peaks(self.model.trace, self.model.at([point])[0])
-
     def traces(self, points: Sequence[Point]) -> Iterator[tuple[Point, Trace, Integers]]:
         """Yield each point's trace and sizes; those in the trace are the first point's."""
         work, extra = self.model.work.at(rows_of(points)), self.model.sizes.high_extra_bytes(points)

@@ -112,8 +112,8 @@ def encoded(message: object) -> bytes:
     return msgspec.json.encode(message, enc_hook=lambda value: str(value) if isinstance(value, Path) else dict(value))
 
 
-def environment_to_send(ours: Mapping[str, str] = os.environ) -> dict[str, str]:
-    return {name: value for name, value in ours.items() if name.startswith(TRAINING_VARIABLES)}
+def environment_to_send() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(TRAINING_VARIABLES)}
 
 
 def inspect_node() -> bytes:

@@ -48,7 +48,6 @@ REFUSED_CHANCE = 0.01
 class Estimates:
     """Estimates by row of the table."""
 
-    implications: Implications
     need: Posterior
     """log(peak / limit): a candidate below 0 fits."""
 
@@ -105,7 +104,7 @@ class SurrogateModel:
         fits = np.where(self._rejected, np.minimum(memory.fits, REFUSED_CHANCE), memory.fits)
         fits = np.where(implications.impossible, 0.0, np.where(implications.possible, 1.0, fits))
         refused = self.predicted & ((memory.lower > 0) | self._rejected) & ~implications.possible & self.options.screen
-        return Estimates(implications=implications, need=memory.peak, speed=speed, fits=fits, refused=refused)
+        return Estimates(need=memory.peak, speed=speed, fits=fits, refused=refused)
 
 
 class _CycleModel:

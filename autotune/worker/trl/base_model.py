@@ -28,7 +28,7 @@ def folder_for(model: Mapping[str, Any], scratch: Path) -> Path:
     if given is not None and any((given / name).is_file() for name in TOKENIZER_FILES):
         return given
     if model["weights"] == "real":
-        raise FileNotFoundError(f"real weights were asked for, but {given} holds no tokenizer to train them with.")
+        raise FileNotFoundError(f"real weights were requested, but {given} holds no tokenizer to train them with.")
     config = model.get("config") or json.loads((given / "config.json").read_text() if given else "{}")
     return synthetic.write_model_folder(scratch / "model", config)
 
