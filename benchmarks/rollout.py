@@ -13,6 +13,7 @@ down. Writes results/rollout.json and results/rollout.md.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -59,6 +60,8 @@ DRAWS = (
     (96, 12, 24, 70, 1.4),
 )
 REPEATS = 3
+DRAW = ("requests", "group", "prompt", "mean_completion")
+"""Facts that lines of one draw share."""
 
 EQUAL = ((64, 40), (200, 30), (32, 60))
 """Prompts and completions of the runs that the cost of a pass is fitted to."""
@@ -212,7 +215,7 @@ def losses_of_predicted_best(lines: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return, for each draw, how much slower the engine predicted to be the fastest is than the fastest."""
     sets: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
-        sets.setdefault(tuple(line[name] for name in ("requests", "group", "prompt", "mean_completion")), []).append(line)
+        sets.setdefault(tuple(line[name] for name in DRAW), []).append(line)
     found = []
     for members in sets.values():
         chosen = min(members, key=lambda line: line["predicted_seconds"])
@@ -224,6 +227,21 @@ def without_the_fastest(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str,
     """Leave out the engine that is the fastest of most draws: the others are closer to each other."""
     first = asdict(ENGINES[0])
     return [line for line in lines if line["engine"] != first]
+
+
+def twins(lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the ratios of measured seconds of two engines that made the same passes: larger limits that neither reached."""
+    found = []
+    for one, other in itertools.combinations(lines, 2):
+        same = all(one[name] == other[name] for name in (*DRAW, "measured_passes"))
+        if (
+            same
+            and one["engine"]["max_num_seqs"] == other["engine"]["max_num_seqs"]
+            and not (one["preemptions"] or other["preemptions"])
+        ):
+            ratio = one["measured_seconds"] / other["measured_seconds"]
+            found.append(round(max(ratio, 1 / ratio), 4))
+    return found
 
 
 def _share_within(losses: Sequence[float]) -> float:
@@ -252,6 +270,7 @@ def readable(document: Mapping[str, Any]) -> str:
         f"draws, at most {max(losses):.1%} slower. The first engine has room for all and wins each; of the others the predicted",
         f"one is within {BEST_WITHIN:.0%} in {sum(loss <= BEST_WITHIN for loss in others)} of {len(others)} draws, at most",
         f"{max(others):.1%} slower.",
+        *_twins_line(document["rows"]),
         "",
         "| engine | requests, group, prompt | mean, longest | predicted s | measured s | error | passes | preempted |",
         "|---|---|---|---|---|---|---|---|",
@@ -264,6 +283,17 @@ def readable(document: Mapping[str, Any]) -> str:
         passes = f"{row['predicted_passes']}, {row['measured_passes']}"
         lines.append(f"| {limits} | {drawn} | {seconds} | {passes} | {row['preemptions']} |")
     return "\n".join(lines) + "\n"
+
+
+def _twins_line(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    ratios = twins(lines)
+    if not ratios:
+        return []
+    low, high = (f"{each - 1:.0%}" for each in (min(ratios), max(ratios)))
+    return [
+        f"Engines of the same sequences that made exactly the same passes differ by {low} to {high} of measured time",
+        f"({len(ratios)} pairs): each ran in a process of its own. A choice within {BEST_WITHIN:.0%} is finer than that.",
+    ]
 
 
 def _arguments() -> argparse.Namespace:
