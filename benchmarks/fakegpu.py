@@ -171,6 +171,9 @@ def readable(document: Mapping[str, Any]) -> str:
         f"| autotune | {found['compared']} | {found['median']:.3%} | {found['worst']:.3%} | {found['nearer']} |",
         f"| FakeGPU, static | {found['compared']} | {found['fakegpu_median']:.3%} | {found['fakegpu_worst']:.3%} | |",
         "",
+        "With an adapter most rows are 0.008 GiB high: the size of one cuBLAS workspace (8,320 KiB), of which the prediction",
+        "counts one for the forward pass and one for autograd's thread. For the smallest models that decides which is nearer.",
+        "",
         "| model | method | GPUs | recomputed | accumulation | tokens | measured GiB | predicted | error | FakeGPU | FakeCUDA |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
