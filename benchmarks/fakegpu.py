@@ -132,7 +132,10 @@ def compared(run: Run, answer: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "error" in answer:
         return {**line, "error": answer["error"]}
-    found = predicted.prediction(run, msgspec.convert(answer["trace"], Trace), 0)
+    try:
+        found = predicted.prediction(run, msgspec.convert(answer["trace"], Trace), 0)
+    except ValueError as error:
+        return {**line, "error": str(error)}
     # The load is not part of the published peak.
     return {**line, "predicted_gib": round(found.torch_peak_allocated_bytes.value / GIB, 4)}
 
