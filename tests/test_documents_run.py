@@ -123,7 +123,7 @@ QUICK = {
     "autotune completion fish > ~/.config/fish/completions/autotune.fish": Run(),
     **{
         f"make {target}": Run(instead={f"make {target}": f"make -C {ROOT} --dry-run {target}"}, says="python")
-        for target in ("test", "test-all", "bench-gpu")
+        for target in ("test", "test-all", "test-long", "bench-gpu")
     },
 }
 """Commands that take a second or two. For targets that run for hours, make prints their commands;

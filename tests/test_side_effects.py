@@ -12,6 +12,7 @@ import pytest
 from autotune.core.side_effects import KEEP, without_side_effects
 from autotune.emulator.launch import INJECTED
 from autotune.frameworks.trl import script_inspection
+from autotune.machine.hardware_detection import hardware
 from autotune.probe import spawn
 
 ONLINE = {
@@ -42,7 +43,7 @@ def test_an_inspected_script_is_quiet(tmp_path: Path, monkeypatch: pytest.Monkey
     program = tmp_path / "python"
     program.write_text('#!/bin/sh\necho "{\\"wandb\\": \\"$WANDB_MODE\\", \\"uri\\": \\"$MLFLOW_TRACKING_URI\\"}"\n')
     program.chmod(0o755)
-    answer, _ = script_inspection._run("train.py", (), program, None, 60.0)
+    answer, _ = script_inspection._run("train.py", (), program, hardware("cpu"), None, 60.0)
     assert answer["wandb"] == "disabled" and not answer["uri"].startswith("http")
 
 

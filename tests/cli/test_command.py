@@ -31,7 +31,7 @@ TRAIN = (sys.executable, str(SCRIPT), "--bs", "{bs}")
         (("--speed-pattern", SPEED), (), "needs a command"),
         (("--search", "bs=1,2"), TRAIN, "--speed-pattern"),
         (("--speed-pattern", SPEED, "--metrics", "m.jsonl", "--search", "bs=1"), TRAIN, "given once"),
-        (("--speed-pattern", "(", "--search", "bs=1"), TRAIN, "no regular expression"),
+        (("--speed-pattern", "(", "--search", "bs=1"), TRAIN, "not a regular expression"),
         (("--speed-pattern", "tok/s", "--search", "bs=1"), TRAIN, "has no group"),
         (("--speed-pattern", SPEED), TRAIN, "--search bs=1,2,4"),
         (("--speed-pattern", SPEED, "--search", "sb=1", "--hold", "bs=1"), TRAIN, "it has {bs}. Write {sb}"),

@@ -57,8 +57,15 @@ with interruptible():
 """
 
 
+def _unignored() -> None:
+    """Undo what a shell does for its background jobs, which may be what runs the tests."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _stopped(program: str, *numbers: signal.Signals) -> tuple[int, str, str]:
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_unignored
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         for number in numbers:
             process.send_signal(number)
