@@ -65,7 +65,7 @@ class EngineSettings:
 
 
 SyncGathers = Literal["parameter", "shards", "layer", "model"]
-"""What a rank holds while it sends sharded weights: one gathered parameter; copies of all its shards as
+"""Memory of a rank while it sends sharded weights: one gathered parameter; copies of all its shards as
 well, made layer by layer (FSDP1's sharded state dict); one gathered layer; the whole gathered model."""
 
 Overlap = Literal["none", "batch", "stream"]

@@ -99,9 +99,9 @@ def read_loose_json(file: Path, *, largest_bytes: int, way_out: str) -> Any:
     """Decode a JSON file as Python's parser does, which accepts NaN and Infinity."""
     content = _few_values(file, read_bounded(file, largest_bytes=largest_bytes, way_out=way_out), MAX_VALUES, way_out)
     try:
-        return _shallow(file, json.loads(content), way_out)
+        return shallow(file, json.loads(content), way_out)
     except RecursionError:
-        raise _too_deep(file, way_out) from None
+        raise too_deep(file, way_out) from None
     except ValueError as error:
         raise BadInput(f"{file} cannot be read: {error}.", way_out=way_out) from None
 
@@ -110,9 +110,9 @@ def read_json(file: Path, kind: type[T], *, largest_bytes: int, way_out: str, mo
     """Decode a JSON file into `kind`; any obstacle becomes a BadInput."""
     content = _few_values(file, read_bounded(file, largest_bytes=largest_bytes, way_out=way_out), most_values, way_out)
     try:
-        return _shallow(file, msgspec.json.decode(content, type=kind), way_out)
+        return shallow(file, msgspec.json.decode(content, type=kind), way_out)
     except RecursionError:
-        raise _too_deep(file, way_out) from None
+        raise too_deep(file, way_out) from None
     except msgspec.ValidationError as error:
         raise BadInput(f"{file} has unexpected content: {error}.", way_out=way_out) from None
     except ValueError as error:  # DecodeError, undecodable text, integers of thousands of digits
@@ -126,14 +126,14 @@ def _few_values(file: Path, content: bytes, most: int, way_out: str) -> bytes:
     return content
 
 
-def _shallow(file: Path, decoded: T, way_out: str) -> T:
+def shallow(file: Path, decoded: T, way_out: str) -> T:
     """Refuse deep nesting, on which later stages would recurse."""
     level: list[Any] = [decoded]
     for _ in range(MAX_DEPTH):
         level = [inner for one in level for inner in _parts(one)]
         if not level:
             return decoded
-    raise _too_deep(file, way_out)
+    raise too_deep(file, way_out)
 
 
 def _parts(value: Any) -> list[Any]:
@@ -145,7 +145,7 @@ def _parts(value: Any) -> list[Any]:
     return [one for one in inner if isinstance(one, Mapping | list | tuple | msgspec.Struct)]
 
 
-def _too_deep(file: Path, way_out: str) -> BadInput:
+def too_deep(file: Path, way_out: str) -> BadInput:
     return BadInput(f"{file} is nested more than {MAX_DEPTH} levels deep.", way_out=way_out)
 
 
