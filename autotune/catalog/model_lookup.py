@@ -23,7 +23,9 @@ REAL_CONFIG = "Give the config.json of a real model."
 LARGEST_SIZES = {
     "num_hidden_layers": 2_000, "n_layer": 2_000, "hidden_size": 2**20, "n_embd": 2**20, "intermediate_size": 2**24,
     "num_attention_heads": 2**14, "n_head": 2**14, "num_key_value_heads": 2**14, "vocab_size": 2**28,
-    "decoder_sparse_step": 2_000, "sliding_window_pattern": 2_000, "patch_size": 2**14, "image_size": 2**14,
+    "decoder_sparse_step": 2_000, "sliding_window_pattern": 2_000, "full_attention_interval": 2_000,
+    "interleave_moe_layer_step": 2_000, "depth": 2_000, "num_heads": 2**14, "patch_size": 2**14, "image_size": 2**14,
+    "temporal_patch_size": 2**14, "spatial_merge_size": 2**14, "pooling_kernel_size": 2**14,
     "max_position_embeddings": 2**30,
 }  # fmt: skip
 """Field of a config.json -> largest value; the smallest is 1."""
