@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autotune.core.measurement import PHASES
-from autotune.report.document_types import AnswerDocument, CandidateRow, PredictionRow
+from autotune.report.candidate_types import CandidateRow, PredictionRow
+from autotune.report.document_types import AnswerDocument
 from autotune.report.html.charts import COLOURS, GIB, Drawing, absent, gib, laid_out, moving_knobs, named
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from autotune.report.document_types import AnswerDocument, CandidateRow, IntervalRow, PredictionRow
+from autotune.report.candidate_types import CandidateRow, IntervalRow, PredictionRow
+from autotune.report.document_types import AnswerDocument
 from autotune.report.html.charts import COLOURS, GIB, Drawing, absent, gib, laid_out, moving_knobs, named, rate
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from autotune.report.document_types import AnswerDocument, CandidateRow
+from autotune.report.candidate_types import CandidateRow
+from autotune.report.document_types import AnswerDocument
 from autotune.report.html.charts import COLOURS, GIB, Drawing, absent, gib, laid_out, moving_knobs, named, rate
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autotune.core.measurement import PHASES
-from autotune.report.document_types import AnswerDocument, CandidateRow
+from autotune.report.candidate_types import CandidateRow
+from autotune.report.document_types import AnswerDocument
 from autotune.report.html.charts import COLOURS, PHASE_COLOURS, Drawing, absent, laid_out, moving_knobs, named
 
 if TYPE_CHECKING:

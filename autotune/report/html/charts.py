@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import setting_text
-from autotune.report.document_types import AnswerDocument, CandidateRow
+from autotune.report.candidate_types import CandidateRow
+from autotune.report.document_types import AnswerDocument
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

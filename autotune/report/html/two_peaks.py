@@ -8,7 +8,8 @@ from typing import Any
 
 from autotune.core.units import format_bytes
 from autotune.report.candidate_rows import FITS_IN_WORDS
-from autotune.report.document_types import AnswerDocument, IntervalRow, LengthsRow, PredictionRow
+from autotune.report.candidate_types import IntervalRow, PredictionRow
+from autotune.report.document_types import AnswerDocument, LengthsRow
 from autotune.report.html.charts import moving_knobs, named
 
 

@@ -14,7 +14,7 @@ from autotune.core.errors import BadInput
 from autotune.core.interference import Disturbance
 from autotune.core.units import format_bytes
 from autotune.report import document, figures_of, markdown, render
-from autotune.report.document_types import CandidateRow
+from autotune.report.candidate_types import CandidateRow
 from autotune.report.html import read_answer
 from autotune.report.html.chart_speed import frontier
 from tests.report.answers import answered
