@@ -29,8 +29,8 @@ def block(language: str) -> str:
 
 
 @pytest.fixture
-def plain() -> Trainer:
-    scope: dict[str, Any] = {}
+def plain(tmp_path: Path) -> Trainer:
+    scope: dict[str, Any] = {"__file__": str(tmp_path / "plain.py")}
     exec(compile(block("python"), str(PAGE), "exec"), scope)
     (trainer,) = scope["TRAINERS"]
     return trainer  # type: ignore[no-any-return]
@@ -42,7 +42,7 @@ def test_it_is_short() -> None:
 
 def test_its_space_is_read_and_its_rule_is_told(plain: Trainer, tmp_path: Path) -> None:
     (tmp_path / "plain.yaml").write_text(block("yaml"))
-    space, task = space_files.load_space(str(tmp_path / "plain.yaml")), make_task()
+    space, task = space_files.load_space(plain.space), make_task()
     assert plain.baseline(space, task) == {"bs": 2}
     assert "at most" in (plain.why_illegal(plain.complete({"bs": 10**6}, task), task) or "")
 
