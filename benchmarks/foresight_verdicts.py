@@ -360,16 +360,7 @@ def _composition(row: Mapping[str, Any], reading: Reading, spec: Mapping[str, An
             Resident(role=role, model=reading.model, ranks=everywhere, dtype=dtype, trains=role == "critic", sharding=parameters)
         )  # type: ignore[arg-type]
     if reading.engine is not None:
-        residents.append(
-            Resident(
-                role="engine",
-                model=reading.model,
-                ranks=everywhere,
-                dtype=dtype,
-                trains=False,
-                claims_share=reading.engine.utilization,
-            )
-        )
+        residents.append(Resident(role="engine", model=reading.model, ranks=everywhere, dtype=dtype, trains=False))
     return Composition(
         residents=tuple(residents),
         ranks=reading.ranks,

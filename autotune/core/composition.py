@@ -31,7 +31,6 @@ class Resident:
     shares_weights_with: Role | None = None
     """Owner of the weights, which count once (reference: policy without adapter)."""
 
-    claims_share: float | None = None  # share of the device reserved at start (rollout engines)
     awake: tuple[Phase, ...] | None = None  # phases with its memory on the device; None: all
     weight_bytes: int | None = None  # per rank; None: same as the policy, or unknown
     state_bytes_per_weight: int = 8

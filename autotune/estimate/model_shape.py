@@ -100,11 +100,6 @@ class Shape:
         """Parameters that one token uses, its embedding row excluded."""
         return self.head + self.final_norm + sum(layer.active for layer in self.layers)
 
-    @property
-    def cached_per_token(self) -> int:
-        """Cache elements per token over all layers, windows ignored."""
-        return sum(layer.cached for layer in self.layers)
-
 
 _recent: list[tuple[dict[str, object], Shape]] = []
 

@@ -18,7 +18,7 @@ from autotune.frameworks.base import Settings
 from autotune.frameworks.stand_in import StandIn
 
 TENSOR, PIPELINE, CONTEXT = (f"{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context"))
-ENGINE_GPUS, STEP = "rollout_num_gpus_per_engine", "global_batch_size"
+STEP = "global_batch_size"
 FROM_CONFIG = {
     "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "ffn_hidden_size": "intermediate_size",
     "num_attention_heads": "num_attention_heads", "num_query_groups": "num_key_value_heads", "kv_channels": "head_dim",

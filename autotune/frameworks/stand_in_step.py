@@ -194,6 +194,6 @@ def _residents(spec: StandInSpec, task: Task) -> Iterator[Resident]:
     if spec.engine is not None:
         yield Resident(
             role="engine", model=model, ranks=ranks, dtype=spec.engine_dtype, trains=False,
-            sharding="tensor" if spec.engine.tensor_parallel > 1 else "none", claims_share=spec.engine.utilization,
+            sharding="tensor" if spec.engine.tensor_parallel > 1 else "none",
             awake=("rollout", "sync") if spec.engine.sleep else None,
         )  # fmt: skip

@@ -52,7 +52,7 @@ MAX_TRACED_ALONE = 3
 class PredictionService:
     """Predicts the candidates of one job; tracing starts at the first cache miss."""
 
-    def __init__(self, *, task: Task, trainer: Trainer, limit_bytes: int, tracer: Tracer | TracerPool) -> None:
+    def __init__(self, *, task: Task, trainer: Trainer, limit_bytes: int, tracer: TracerPool) -> None:
         self._job, self._trainer, self._limit_bytes, self._tracer = task, trainer, limit_bytes, tracer
         self._gpu = hardware_detection.gpu_of(task.hardware)
         self._predictions: dict[str, Prediction] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -93,9 +93,6 @@ class Tracer:
             trace = self._compute(specification)
             self._cache.put(key, trace)
         return trace
-
-    def expect(self, specifications: Iterable[Mapping[str, object]]) -> None:
-        """Do nothing: one process cannot work ahead. See `TracerPool.expect`."""
 
     def cancel(self) -> None:
         """End the running request from another thread; its `trace` raises at once."""

@@ -41,7 +41,7 @@ def test_a_token_uses_few_experts() -> None:
 
 
 def test_cache_per_token_equals_the_formula() -> None:
-    assert shape(config_of("Qwen/Qwen2.5-7B")).cached_per_token == 28 * 2 * 4 * 128
+    assert [layer.cached for layer in shape(config_of("Qwen/Qwen2.5-7B")).layers] == 28 * [2 * 4 * 128]
     latent = shape(config_of("deepseek-ai/DeepSeek-V2-Lite"))
     assert {layer.cached for layer in latent.layers} == {512 + 64}
 

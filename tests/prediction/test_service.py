@@ -24,6 +24,7 @@ from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import PredictionService
 from autotune.prediction.trace_cache import TraceCache
 from autotune.prediction.tracer import Tracer
+from autotune.prediction.tracer_pool import TracerPool
 
 CONFIG: dict[str, object] = {
     "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
@@ -39,9 +40,11 @@ points."""
 
 
 @pytest.fixture(name="tracer", scope="module")
-def one_tracer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
-    with Tracer(Path(sys.executable), cache=TraceCache(tmp_path_factory.mktemp("traces"))) as tracer:
-        yield tracer
+def one_tracer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TracerPool]:
+    cache = TraceCache(tmp_path_factory.mktemp("traces"))
+    tracers = TracerPool(lambda versions: Tracer(Path(sys.executable), cache=cache, versions=versions), most=1)
+    yield tracers
+    tracers.close()
 
 
 def task_of(method: str = "grpo", gpus: str = "A100-40G", tuning: str = "lora", **config: object) -> Task:
@@ -50,7 +53,7 @@ def task_of(method: str = "grpo", gpus: str = "A100-40G", tuning: str = "lora", 
     return Task(workload=workload, hardware=hardware(gpus))
 
 
-def service_of(task: Task, tracer: Tracer) -> PredictionService:
+def service_of(task: Task, tracer: TracerPool) -> PredictionService:
     trainer = frameworks.trainer("trl", task.workload.method)
     return PredictionService(task=task, trainer=trainer, limit_bytes=task.hardware.memory_bytes, tracer=tracer)
 
@@ -80,7 +83,7 @@ def space(task: Task, **held: Any) -> list[Candidate]:
     return [trainer.complete(one, task) for one in knobs]
 
 
-def compare_requested(tracer: Tracer, family: Family, request: Any, subject: str) -> None:
+def compare_requested(tracer: TracerPool, family: Family, request: Any, subject: str) -> None:
     """Compare the requested bytes of each phase, by the family's model and by a trace of this step."""
     traced = phase_peaks(tracer.trace(request))
     (sizes,) = family.model.at([trace_requests.point_of(request)])
@@ -101,7 +104,7 @@ def compare_requested(tracer: Tracer, family: Family, request: Any, subject: str
     ],
     ids=str,
 )
-def test_screened_peaks_equal_those_of_each_trace(tracer: Tracer, what: dict[str, Any], knobs: dict[str, Any]) -> None:
+def test_screened_peaks_equal_those_of_each_trace(tracer: TracerPool, what: dict[str, Any], knobs: dict[str, Any]) -> None:
     task = task_of(**what)
     service = service_of(task, tracer)
     candidates = space(task, **knobs)
@@ -123,7 +126,7 @@ def test_screened_peaks_equal_those_of_each_trace(tracer: Tracer, what: dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus", ["A100-40G", "2xA100-40G"])
-def test_a_family_reuses_the_formulas_of_another(tracer: Tracer, gpus: str) -> None:
+def test_a_family_reuses_the_formulas_of_another(tracer: TracerPool, gpus: str) -> None:
     task = task_of(gpus=gpus)
     service = service_of(task, tracer)
     reference, other = (space(task, gradient_checkpointing=on) for on in (True, False))
@@ -146,7 +149,7 @@ def test_a_family_reuses_the_formulas_of_another(tracer: Tracer, gpus: str) -> N
 
 
 @pytest.mark.slow
-def test_a_time_limit_omits_the_families_not_reached(tracer: Tracer) -> None:
+def test_a_time_limit_omits_the_families_not_reached(tracer: TracerPool) -> None:
     task = task_of()
     several = [one for on in (True, False) for one in space(task, gradient_checkpointing=on)]
     some, every = service_of(task, tracer).screen(several, seconds=0), service_of(task, tracer).screen(several)
@@ -154,14 +157,14 @@ def test_a_time_limit_omits_the_families_not_reached(tracer: Tracer) -> None:
     assert all(every[name].fits == one.fits for name, one in some.items())
 
 
-def test_nothing_is_predicted_on_a_cpu(tracer: Tracer) -> None:
+def test_nothing_is_predicted_on_a_cpu(tracer: TracerPool) -> None:
     task = task_of(gpus="2xcpu")
     service = service_of(task, tracer)
     assert service.predict_all(space(task)) == {}
 
 
 @pytest.mark.slow
-def test_a_screened_family_is_not_traced_again(tracer: Tracer) -> None:
+def test_a_screened_family_is_not_traced_again(tracer: TracerPool) -> None:
     service = service_of(task_of(), tracer)
     candidates = space(task_of(), gradient_checkpointing=True)
     service.screen(candidates)
@@ -171,14 +174,14 @@ def test_a_screened_family_is_not_traced_again(tracer: Tracer) -> None:
 
 
 @pytest.mark.slow
-def test_an_untraceable_model_is_refused_by_name(tracer: Tracer) -> None:
+def test_an_untraceable_model_is_refused_by_name(tracer: TracerPool) -> None:
     task = task_of(model_type="no_such_architecture")
     with pytest.raises(CannotPredict, match="no_such_architecture"):
         service_of(task, tracer).predict(space(task)[0])
 
 
 @pytest.mark.slow
-def test_zero_stages_share_a_trace_while_modules_keep_their_weights(tracer: Tracer) -> None:
+def test_zero_stages_share_a_trace_while_modules_keep_their_weights(tracer: TracerPool) -> None:
     task = task_of(gpus="2xA100-40G")
     trainer = frameworks.trainer("trl", "grpo")
     plain = {"max_prompt_length": 64, "max_completion_length": 64, "num_generations": 2}

@@ -89,7 +89,6 @@ def _residents(candidate: Candidate, task: Task, generation: Generation) -> Iter
         yield Resident(
             role="engine", model=model, ranks=ranks, dtype=engine_dtype(task.workload.model.config), trains=False,
             sharding="tensor" if settings.get("vllm_tensor_parallel_size", 1) != 1 else "none",
-            claims_share=share_of(settings, "vllm_gpu_memory_utilization") or None,
             awake=("rollout", "sync") if settings.get("vllm_enable_sleep_mode") else None,
         )  # fmt: skip
 
