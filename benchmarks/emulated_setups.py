@@ -13,7 +13,7 @@ from autotune.request.flags import Flags
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One configuration on one machine."""
+    """Configuration on one machine."""
 
     model: str
     gpus: str = "A100-80G"

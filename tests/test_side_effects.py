@@ -1,4 +1,4 @@
-"""Nothing that predicts, probes or rehearses reports to a tracker, whatever the user's environment says."""
+"""Predictions, probes and rehearsals report to no tracker, whatever the user's environment requests."""
 
 from __future__ import annotations
 

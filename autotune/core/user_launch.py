@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class StatedSetting:
-    """One setting of the command line, as expanded."""
+    """Setting of the command line, as expanded."""
 
     text: str | None  # None: a switch without a value
     line: int
@@ -20,7 +20,7 @@ class StatedSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSetting:
-    """One place of a setting whose value others have; while it is stated, they can't have another one."""
+    """Place of a setting whose value others share: while it is stated, they can't have another value."""
 
     name: str
     targets: tuple[str, ...]

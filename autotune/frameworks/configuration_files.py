@@ -33,7 +33,7 @@ FILE_SIGN = "@"
 
 
 class FileRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a framework reads its files: a part of a row of `launch_commands.yaml`."""
+    """Form of the files that a framework reads: a part of a row of `launch_commands.yaml`."""
 
     parts: dict[str, dict[str, bool | int]]  # optional table -> settings that its presence states
     shared: dict[str, tuple[str, ...]]  # setting -> those that have its value unless they are stated

@@ -24,7 +24,7 @@ MODULE = re.compile(r"[\w./-]+")
 
 
 class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
-    """One framework's command: a row of `launch_commands.yaml`."""
+    """Command of a framework: a row of `launch_commands.yaml`."""
 
     framework: str
     model: str

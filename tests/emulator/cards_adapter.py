@@ -51,7 +51,7 @@ def _take(mib):
 
 
 def _meet(request, stage):
-    """All ranks but `absent` meet; `killed` ends by a signal instead."""
+    """Synchronise all ranks but `absent`; `killed` ends by a signal instead."""
     import torch
 
     if stage.rank == request.get("killed"):

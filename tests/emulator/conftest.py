@@ -1,4 +1,4 @@
-"""Every test that takes `python` runs once for each CUDA environment that is named, and is skipped where none is."""
+"""CUDA environments: a test that takes `python` runs once for each that is named, and is skipped without any."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from autotune.emulator.installation import Installation, look
 from autotune.emulator.reports import RunReport
 
 VARIABLE = "AUTOTUNE_CUDA_PYTHON"
-"""One interpreter, or several with a colon between them: a torch for CUDA 12 beside one for CUDA 13."""
+"""Interpreter, or several separated by colons: a torch for CUDA 12 beside one for CUDA 13."""
 
 GIB, MIB = 2**30, 2**20
 
@@ -48,13 +48,13 @@ class Ran:
 
     code: int
     said: str
-    """What it printed, errors among it."""
+    """Printed text, errors included."""
 
     report: RunReport
 
     @property
     def told(self) -> Any:
-        """What it printed last as JSON; torch may warn after it."""
+        """Last printed JSON object; torch may warn after it."""
         for line in reversed(self.said.strip().splitlines()):
             with contextlib.suppress(ValueError):
                 return json.loads(line)
@@ -100,6 +100,6 @@ def cards(python: str, machine: EmulatedMachine | str) -> Iterator[Cards]:
 
 
 def run(python: str, machine: EmulatedMachine | str, program: str, **environment: str) -> Ran:
-    """One program on a machine of its own."""
+    """Run one program on a machine of its own."""
     with cards(python, machine) as stand:
         return stand.run(program, **environment)

@@ -1,4 +1,4 @@
-"""What is put into training processes: any Python from 3.9 on, and nothing where no card is emulated."""
+"""Code inserted into training processes: it runs under any Python from 3.9 on, and does nothing without emulated cards."""
 
 from __future__ import annotations
 

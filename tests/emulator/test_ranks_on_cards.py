@@ -172,7 +172,7 @@ dist.destroy_process_group()
 
 
 def test_fsdp1_holds_copies_for_a_state_dict_and_the_whole_model_for_its_parameters(python: str, tmp_path: Path) -> None:
-    """What `sync_gathers` of a composition counts: `shards` and `model`."""
+    """Bytes that `sync_gathers` of a composition counts: `shards` and `model`."""
     program = """
 from functools import partial
 from torch.distributed.device_mesh import init_device_mesh

@@ -358,7 +358,7 @@ def test_torchs_peak_includes_the_other_models() -> None:
 
 
 def test_an_offloaded_optimizer_is_not_back_while_weights_are_sent() -> None:
-    """Where the sync is modelled by what it gathers."""
+    """Setups whose sync is modelled by the gathered bytes."""
     made = composition(engine=dataclasses.replace(ENGINE, sleep=True), generation="engine")
     sending = dataclasses.replace(made, sync_gathers="parameter", sync_buffer_bytes=64 * MIB)
     stays, leaves = (

@@ -250,7 +250,7 @@ MODELS = (
 
 @pytest.mark.parametrize(("name", "logged"), [("Qwen/Qwen3-Next-80B-A3B-Instruct", 544), ("Qwen/Qwen3.6-27B", 784)])
 def test_attention_pages_grow_to_the_state_of_recurrent_layers(name: str, logged: int) -> None:
-    """As vLLM 0.11 and 0.19 log it: "Setting attention block size to 784 tokens ..." with 0.13% of padding."""
+    """Log line of vLLM 0.11 and 0.19: "Setting attention block size to 784 tokens ..." with 0.13% of padding."""
     found = shape(config_of(name))
     paged = pages(found, element_bytes=2, tensor_parallel=1, max_num_batched_tokens=4096)
     assert paged.block_tokens == logged

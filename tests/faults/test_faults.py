@@ -18,7 +18,7 @@ SEED = 100
 ROWS = [(fault, place) for place in PLACES for fault in FAULTS if place in fault.places]
 
 RAY_IN_EVERY_RUN = ("probe killed", "driver killed", "node's actor killed", "node lost", "Ray's head lost")
-"""What differs on Ray. Its other rows are as long and go the same way as the local ones: `make test-long`."""
+"""Rows that differ on Ray. The others take as long and have the same path as the local ones: `make test-long`."""
 
 
 def row(fault: Fault, place: ExecutorKind) -> ParameterSet:

@@ -55,7 +55,7 @@ def world_of(ranks: int) -> Iterator[None]:
 
 
 def refusal_of_trl(settings: dict[str, Any], ranks: int) -> str | None:
-    """What the real GRPOConfig says to these settings at the current world size; None where it takes them."""
+    """Return the refusal of the real GRPOConfig at the current world size; None if it accepts the settings."""
     from trl import GRPOConfig
 
     try:

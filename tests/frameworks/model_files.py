@@ -1,4 +1,4 @@
-"""What a model's file says of it, without loading it."""
+"""Shapes and dtypes in a model's file, read without loading it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is rendered is accepted by the real packages' own parsers, Hydra composition and configuration classes.
+"""Rendered commands are accepted by the real packages' own parsers, Hydra composition and configuration classes.
 
 Each framework in an environment of its own, as `make frameworks` makes them, without what only a GPU machine has.
 """
@@ -64,7 +64,7 @@ def accepted(environment: str, program: str, *arguments: str, **variables: str) 
 
 
 def read_back(trainer: StandIn, candidate: Candidate, lines: list[str]) -> dict[str, Any]:
-    """What a probe would read of its settings, out of what the framework printed."""
+    """Return the settings that a probe reads in the printed output of the framework."""
     assert trainer.facts.reported_settings is not None
     settings = LaunchedSettings(asdict(trainer.facts.reported_settings), str)
     for line in lines:
@@ -152,7 +152,7 @@ def test_verls_composition_and_validation(method: str, plan: ProbePlan | None, t
 
 
 LISTS_AND_PATHS = {"prompt_data", "save_path", "ckpt_path", "tensorboard_log_dir"}
-"""Of Open-Reasoner-Zero's experiment, those that its table of settings leaves out."""
+"""Attributes of Open-Reasoner-Zero's experiment that its table of settings leaves out."""
 
 
 @needs_environments
@@ -189,7 +189,7 @@ def test_open_reasoner_zeros_experiment(method: str, plan: ProbePlan | None) -> 
 
 
 def figures_of(framework: str) -> dict[str, Any]:
-    """What a probe of it reads its speed by, as it crosses to the training environment."""
+    """Return the source of the speed, in the form that is sent to the training environment."""
     trainer, candidate, task = asked(framework, "grpo", num_generations=8)
     assert isinstance(trainer, StandIn)
     request = probe_request(trainer.launch(candidate, task, ProbePlan()), ProbePlan())

@@ -1,4 +1,4 @@
-"""What every trainer must answer, whatever its framework."""
+"""Contract of every trainer, whatever its framework."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def asked(request: pytest.FixtureRequest) -> tuple[Trainer, Candidate, Task]:
 
 
 def plainly(value: object) -> Any:
-    """As it crosses to another process."""
+    """Return the value in the form that is sent to another process."""
     return json.loads(json.dumps(value))
 
 

@@ -1,4 +1,4 @@
-"""What is given on the command line holds in every framework's own words, or is refused by name."""
+"""Values given on the command line reach every framework under its own names, or are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the rows of supervised fine-tuning are, on real tokenizers and datasets, and what is told of them."""
+"""Lengths of rows of supervised fine-tuning, on real tokenizers and datasets, and their report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a probe of a launched framework says of its models, held against their files' shapes: its own classes, its own Python.
+"""Model bytes that a probe of a launched framework reports, compared with the shapes in their files.
 
-Of verl, OpenRLHF and Open-Reasoner-Zero as much as can be made without a GPU: what had to be left out stands in `sees/`.
+The classes are the framework's own, under its own Python; verl, OpenRLHF and Open-Reasoner-Zero as far as
+they run without a GPU: `sees/` states what had to be left out.
 ms-swift is probed whole in test_swift.py.
 """
 
@@ -59,7 +60,7 @@ def run(framework: str, environment: str, program: str, model: Path, folder: Pat
 
 
 def measured(folder: Path) -> list[dict[str, int]]:
-    """As the measurement tells it, rank after rank."""
+    """Bytes as the measurement reports them, rank after rank."""
     found = models_of({0: {"models": inside("watched_run").found(folder)}})
     assert [one.rank for one in found] == list(RANKS)
     return [dict(one.bytes) for one in found]
@@ -77,7 +78,7 @@ def in_zero3(model: Path, *, more: Shapes = (), buffers: int = 0, gradient: int 
 
 
 def untrained(model: Path, *, more: Shapes = ()) -> int:
-    """Nothing has gathered its weights for a step."""
+    """Model before its weights were gathered for a step."""
     return 2 * (sum(-(-math.prod(shape) // 2) for shape in (*shapes(model), *more)) + FREQUENCIES)
 
 

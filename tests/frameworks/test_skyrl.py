@@ -148,7 +148,7 @@ def test_its_checks_refuse_what_is_refused_and_take_what_is_taken() -> None:
 @needs_environments
 @pytest.mark.slow
 def test_its_printed_configuration_is_read_back() -> None:
-    """By the worker's reader, under SkyRL's own Python, whose OmegaConf reads YAML."""
+    """Read with the worker's reader, under SkyRL's own Python, whose OmegaConf reads YAML."""
     trainer, candidate, _ = asked("skyrl", "grpo", **LENGTHS)
     assert isinstance(trainer, StandIn) and trainer.facts.reported_settings is not None
     lines = printed("skyrl", "skyrl_config.py", *rendered("skyrl", "grpo", ProbePlan()))

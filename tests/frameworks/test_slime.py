@@ -26,7 +26,7 @@ def words(plan: ProbePlan | None = None, **about: Any) -> list[str]:
 
 
 def understood(folder: Path, given: list[str]) -> subprocess.CompletedProcess[str]:
-    """What its parser and `slime_validate_args` say; weights are an empty folder."""
+    """Return the result of its parser and `slime_validate_args`; weights are an empty folder."""
     local = [str(folder) if word == "Qwen/Qwen2.5-7B" else word for word in given]
     command = [sys.executable, str(ACCEPTS), str(REPOSITORY), *local]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

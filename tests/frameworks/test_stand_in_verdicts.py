@@ -36,7 +36,7 @@ SHARED: dict[str, dict[str, object]] = {
         "actor.gradient_checkpointing_enable": True, "algo.kl.use_loss": True,
     },
 }  # fmt: skip
-"""What several reports have in common."""
+"""Settings that several reports have in common."""
 
 
 def foreseen(report: dict[str, Any]) -> Prediction:

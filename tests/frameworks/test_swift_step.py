@@ -1,4 +1,4 @@
-"""What ms-swift's settings mean: who trains where, how its weights are spread, and what goes over to vLLM."""
+"""Meaning of ms-swift's settings: ranks that train, sharding of the weights, transfer to vLLM."""
 
 from __future__ import annotations
 

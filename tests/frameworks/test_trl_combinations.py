@@ -1,4 +1,4 @@
-"""What goes together under TRL and what does not: each refusal names its reason and what works."""
+"""Legal and illegal combinations under TRL: each refusal names its reason and an alternative."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_four_bits_and_vllm_are_refused_exactly_where_vllm_lacks_them() -> None:
 
 
 def test_peft_has_no_merge_for_gptq() -> None:
-    """What the refusal of GPTQ with vLLM rests on."""
+    """Reason for the refusal of GPTQ with vLLM."""
     from peft.tuners.lora.gptq import GPTQLoraLinear
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -101,7 +101,7 @@ KNOBS = {
 
 
 def run_for_two_steps(command: list[str], place: Path) -> list[dict[str, Any]]:
-    """What each rank's trainer says of itself after two steps of the real thing."""
+    """Return the settings of each rank's real trainer after two steps."""
     out = place / "said"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()

@@ -85,7 +85,7 @@ def written(folder: Path, scripts: dict[str, str]) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def looks(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, tuple[Path, Any]]:
-    """By name: the script and what the look at it answered; one import of the framework for all."""
+    """Scripts and their inspections by name; one import of the framework for all."""
     files = written(tmp_path_factory.mktemp("scripts"), {**{name: row[0] for name, row in REFUSED.items()}, **TAKEN})
     files |= {name: OWN / f"{name}.py" for name in ("plain", "own_class", "rows", "parsed")}
     parsed = [

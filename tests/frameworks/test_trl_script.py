@@ -33,7 +33,7 @@ def written(folder: Path, **knobs: Any) -> Path:
 
 
 def started(folder: Path, **environment: str) -> list[str]:
-    """What the script runs, by a `trl` that writes down how it was called."""
+    """Return the command that the script runs, recorded by a substitute `trl`."""
     recorder, seen = folder / "trl", folder / "seen"
     recorder.write_text(RECORDER)
     recorder.chmod(recorder.stat().st_mode | stat.S_IXUSR)

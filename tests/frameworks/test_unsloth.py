@@ -35,7 +35,7 @@ def asked(
 
 
 def constants(trainer: Unsloth, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> dict[str, Any]:
-    """What stands in the script, which is parsed on the way."""
+    """Return the settings in the script, which is parsed on the way."""
     tree = ast.parse(trainer.launch(candidate, task, plan).files["train.py"])
     assigned = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)]
     named = {node.targets[0].id: node.value for node in assigned if isinstance(node.targets[0], ast.Name)}

@@ -1,4 +1,4 @@
-"""One study and several drivers on a real PostgreSQL server that stops and restarts."""
+"""Study with several drivers on a real PostgreSQL server that stops and restarts."""
 
 from __future__ import annotations
 

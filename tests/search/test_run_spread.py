@@ -67,7 +67,7 @@ def test_the_prior_is_that_of_the_committed_measurements() -> None:
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("known", [0, 3])
 def test_the_intervals_of_two_real_runs_of_one_candidate_overlap(name: str, known: int) -> None:
-    """With the prior alone, and after three candidates were measured repeatedly."""
+    """Intervals with the prior alone, and after three candidates were measured repeatedly."""
     groups = _table(name)
     spread = learn_run_spread([runs if place < known else runs[:1] for place, runs in enumerate(groups)])
     pairs = [pair for runs in groups for pair in itertools.combinations(runs, 2)]

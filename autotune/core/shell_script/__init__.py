@@ -23,7 +23,7 @@ _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One simple command: its words, and the variables set for it or before it."""
+    """Simple command: its words, and the variables set for it or before it."""
 
     words: tuple[Word, ...]
     environment: Mapping[str, str]

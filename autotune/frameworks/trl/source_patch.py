@@ -94,7 +94,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _edited(source: bytes, node: ast.Call, changes: Changes) -> bytes:
-    """From the end to the beginning, so that positions stay valid."""
+    """Applied from the end to the beginning, so that positions stay valid."""
     starts = _line_starts(source)
     edits: list[tuple[int, int, bytes]] = []
     added = dict(changes)

@@ -157,10 +157,10 @@ LEAST_VALUES, MOST_VALUES = 16, 256
 """Values per thread below and above which `Reduce.cuh` divides the inputs over fewer or more blocks."""
 
 MULTIPROCESSORS = {(7, 0): 80, (7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
-"""Of the largest common card of each capability."""
+"""Compute capability -> multiprocessors of its largest common card."""
 
 RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
-"""Of a multiprocessor; 2,048 for the other capabilities."""
+"""Compute capability -> threads that a multiprocessor holds; 2,048 for the others."""
 
 
 def _reduction(args: Any, kwargs: Any, out: Any) -> int:

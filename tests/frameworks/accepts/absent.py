@@ -34,9 +34,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is in it."""
+        """Empty module."""
 
 
 def stand_in() -> None:
-    """For those of them that are not installed, and for those that would look for a GPU."""
+    """Replace packages that are not installed, or that would look for a GPU."""
     sys.meta_path.insert(0, _Finder())

@@ -1,4 +1,4 @@
-"""What Hydra makes of `exp.key=value`, as Open-Reasoner-Zero's `BaseExp.set_cfg` asks it. Prints that as JSON.
+"""Print as JSON how Hydra reads `exp.key=value`, called as in Open-Reasoner-Zero's `BaseExp.set_cfg`.
 
 Run by a Python that has hydra; arguments are the overrides. Needs nothing of the repository.
 """

@@ -1,4 +1,4 @@
-"""What unsloth's own source takes: the arguments of its two functions, and the fields that it adds to TRL's configurations.
+"""Signatures in unsloth's own source: the arguments of its two functions, and the fields that it adds to TRL's configurations.
 
 Read from the source and not imported: unsloth does not start without a GPU. Run by a Python that has unsloth.
 """

@@ -54,7 +54,7 @@ def strategy_of(args: Any) -> Any:
 
 
 def optimizer_of(args: Any, which: Any) -> dict[str, Any]:
-    """As `init_model_from_pretrained` words it."""
+    """Message in the words of `init_model_from_pretrained`."""
     return {
         "optim": which.optim, "muon": vars(which.muon), "adam": vars(which.adam), "lr_scheduler": which.lr_scheduler,
         "lr_warmup_ratio": which.lr_warmup_ratio, "min_lr_ratio": which.min_lr_ratio, "max_norm": which.max_norm,

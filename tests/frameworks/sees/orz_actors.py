@@ -48,7 +48,7 @@ def strategy() -> Any:
 
 
 def step(engine: Any) -> None:
-    """On any function of its weights: DeepSpeed gathers them when a layer runs."""
+    """Step on any function of its weights: DeepSpeed gathers them when a layer runs."""
     import torch
 
     out = engine(input_ids=torch.ones((1, 8), dtype=torch.long))
