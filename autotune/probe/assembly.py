@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
 from autotune.core.errors import ProbeError
 from autotune.core.hardware import DeviceKind
@@ -21,6 +21,7 @@ from autotune.failures import (
     ended_from_outside,
 )
 from autotune.probe.command_exchange import CommandReply
+from autotune.probe.message_validation import RankResult, RankSpeed, rank_result
 from autotune.worker.protocol import LOST, Message
 
 EXCERPT_CHARACTERS = 4096
@@ -137,47 +138,48 @@ def _failure(finding: Finding, message: Message, reply: CommandReply) -> Failure
     )  # fmt: skip
 
 
-def merge_speeds(speeds: Sequence[Mapping[str, Any]]) -> Speed | None:
+def merge_speeds(speeds: Sequence[RankSpeed | None]) -> Speed | None:
     """Merge the ranks' speeds: cycle seconds = max over ranks, loss tokens = sum over ranks."""
-    if not speeds or not all(speed["cycle_seconds"] for speed in speeds):
+    known = [speed for speed in speeds if speed is not None]
+    if not known or not all(speed.cycle_seconds for speed in known):
         return None
-    slowest = max(speeds, key=lambda speed: sum(speed["cycle_seconds"]))
-    seconds = tuple(map(max, zip(*(speed["cycle_seconds"] for speed in speeds), strict=False)))
+    slowest = max(known, key=lambda speed: sum(speed.cycle_seconds))
+    seconds = tuple(map(max, zip(*(speed.cycle_seconds for speed in known), strict=False)))
     # The slowest rank's phases; waiting for the others in single cycles is `other`.
-    phases = {name: float(spent) for name, spent in slowest.get("phase_seconds", {}).items() if name != "other"}
+    phases = {name: spent for name, spent in slowest.phase_seconds.items() if name != "other"}
     return Speed(
-        completion_tokens=int(slowest["completion_tokens"]),
+        completion_tokens=slowest.completion_tokens,
         cycle_seconds=seconds,
-        cycle_loss_tokens=tuple(map(sum, zip(*(speed["cycle_loss_tokens"] for speed in speeds), strict=False))),
-        prompt_tokens=sum(int(speed["prompt_tokens"]) for speed in speeds),
+        cycle_loss_tokens=tuple(map(sum, zip(*(speed.cycle_loss_tokens for speed in known), strict=False))),
+        prompt_tokens=sum(speed.prompt_tokens for speed in known),
         phase_seconds={**phases, "other": max(0.0, sum(seconds) - sum(phases.values()))},
-        user_reward_seconds=float(slowest.get("user_reward_seconds", 0.0)),
-        cut_short=any(speed.get("cut_short", False) for speed in speeds),
-        borrowed_seconds=float(slowest.get("borrowed_seconds", 0.0)),
-        drawn=bool(slowest.get("drawn", False)),
+        user_reward_seconds=slowest.user_reward_seconds,
+        cut_short=any(speed.cut_short for speed in known),
+        borrowed_seconds=slowest.borrowed_seconds,
+        drawn=slowest.drawn,
     )
 
 
-def activity_of(bodies: Sequence[Mapping[str, Any]]) -> LoopActivity | None:
+def activity_of(results: Sequence[RankResult]) -> LoopActivity | None:
     """Merge the ranks' activity: the least of every count and length, the worst of every cycle."""
-    reported = [body["exercised"] for body in bodies if body.get("exercised")]
+    reported = [result.exercised for result in results if result.exercised is not None]
     if not reported:
         return None
     names = {one.name for one in fields(LoopActivity)} - {"cycles", "seconds"}
-    known = {name: [one[name] for one in reported if one.get(name) is not None] for name in names}
+    known = {name: [value for one in reported if (value := getattr(one, name)) is not None] for name in names}
     return LoopActivity(
         **{name: min(values) for name, values in known.items() if values},
-        seconds=max(float(one.get("seconds") or 0.0) for one in reported),
-        cycles=tuple(_worst_cycle(cycle) for cycle in zip(*(one.get("cycles") or () for one in reported), strict=False)),
+        seconds=max(one.seconds for one in reported),
+        cycles=tuple(map(_worst_cycle, zip(*(one.cycles for one in reported), strict=False))),
     )
 
 
-def _worst_cycle(cycle: Sequence[Mapping[str, Any]]) -> CycleMemory:
+def _worst_cycle(cycle: Sequence[CycleMemory]) -> CycleMemory:
     return CycleMemory(
-        steps=int(cycle[0]["steps"]),
-        seconds=max(float(one["seconds"]) for one in cycle),
-        peak_bytes=max(int(one["peak_bytes"]) for one in cycle),
-        held_bytes=max(int(one["held_bytes"]) for one in cycle),
+        steps=cycle[0].steps,
+        seconds=max(one.seconds for one in cycle),
+        peak_bytes=max(one.peak_bytes for one in cycle),
+        held_bytes=max(one.held_bytes for one in cycle),
     )
 
 
@@ -206,47 +208,42 @@ def tree_peaks(reply: CommandReply, meter_peak: int, meter_phases: Mapping[str, 
         # The ranks' peaks need not coincide: the cgroup's ceiling may be lower than the sum.
         return total if ceiling_bytes is None else min(total, max(ceiling_bytes, meter_peak))
 
-    bodies = [_body(report) for report in reports]
-    exact = combined(body.get("peak_bytes") for body in bodies)
+    results = [rank_result(report) for report in reports]
+    exact = combined(result.peak_bytes for result in results)
     phases = dict(meter_phases)
     lost = any(report.get("event") == LOST for report in reports)
-    for phase in {name for body in bodies for name in body.get("phase_peak_bytes") or {}}:
-        figure = combined((body.get("phase_peak_bytes") or {}).get(phase) for body in bodies)
+    by_phase = [result.phase_peak_bytes or {} for result in results]
+    for phase in {phase for peaks in by_phase for phase in peaks}:
+        figure = combined(peaks.get(phase) for peaks in by_phase)
         if figure is not None:
             # A lost rank reports nothing: the meter's sample of the tree may be higher.
             phases[phase] = max(figure, phases.get(phase, 0)) if lost else figure
     return Peaks(peak_bytes=max(meter_peak, exact or 0) or None, phase_peak_bytes=phases)
 
 
-def worst(bodies: Iterable[Mapping[str, Any]], name: str) -> int | None:
+def worst(results: Iterable[RankResult], name: str) -> int | None:
     """Return the largest of the ranks' figures; None where no rank has one."""
-    known = [int(body[name]) for body in bodies if body.get(name) is not None]
-    return max(known, default=None)
+    return max((figure for result in results if (figure := getattr(result, name)) is not None), default=None)
 
 
-def models_of(bodies: Mapping[int, Mapping[str, Any]]) -> tuple[ModelMemory, ...]:
+def models_of(results: Mapping[int, RankResult]) -> tuple[ModelMemory, ...]:
     """Return the bytes of each rank's models, never inferred from another rank.
 
     A training rank reports its own; a rank that launched a run reports those of the run's ranks.
     """
-    own = {rank: body["model_bytes"] for rank, body in bodies.items() if body.get("model_bytes")}
-    started = {int(one["rank"]): one["bytes"] for body in bodies.values() for one in body.get("models") or ()}
-    return tuple(ModelMemory(rank=rank, bytes=dict(parts)) for rank, parts in sorted({**own, **started}.items()))
+    own = [ModelMemory(rank=rank, bytes=result.model_bytes) for rank, result in results.items() if result.model_bytes]
+    found = own + [one for result in results.values() for one in result.models or ()]
+    return tuple(sorted({one.rank: one for one in found}.values(), key=lambda one: one.rank))
 
 
-def bodies_of(reply: CommandReply) -> list[Mapping[str, Any]]:
+def results_of(reply: CommandReply) -> list[RankResult]:
     """Return the results in rank order, then the partial results of failed ranks."""
-    return [_body(report) for report in _reports(reply)]
+    return [rank_result(report) for report in _reports(reply)]
 
 
-def bodies_by_rank(reply: CommandReply) -> dict[int, Mapping[str, Any]]:
-    return {int(report["rank"]): _body(report) for report in _reports(reply) if report.get("rank") is not None}
+def results_by_rank(reply: CommandReply) -> dict[int, RankResult]:
+    return {int(report["rank"]): rank_result(report) for report in _reports(reply) if report.get("rank") is not None}
 
 
 def _reports(reply: CommandReply) -> list[Message]:
     return [*(reply.results[rank] for rank in sorted(reply.results)), *reply.failures]
-
-
-def _body(report: Message) -> Mapping[str, Any]:
-    body = report.get("result") or report.get("partial") or {}
-    return {**body, **body.get("memory", {})} if isinstance(body, dict) else {}

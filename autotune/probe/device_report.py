@@ -6,25 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from autotune import failures
 from autotune.core.measurement import DeviceMemory, TorchMemory
 from autotune.core.units import MIB, format_bytes
 from autotune.machine.nvml import in_words, named
 from autotune.probe.device_meter import DevicePeaks
 from autotune.probe.gpu_set import Gpus, GpuSlot
+from autotune.probe.message_validation import RankResult
 
 MIN_TAKEN_BYTES = 256 * MIB  # Growth of other processes during a probe that may have caused its lack of memory
 UNLISTED = "NVML lists none of the probe's processes here"
 UNSEEN_PEAK = "torch's figures mislead under vLLM's sleep mode"
 
 
-def device_memories(
-    gpus: Gpus, peaks: Mapping[str, DevicePeaks], by_rank: Mapping[int, Mapping[str, Any]]
-) -> tuple[DeviceMemory, ...]:
+def device_memories(gpus: Gpus, peaks: Mapping[str, DevicePeaks], by_rank: Mapping[int, RankResult]) -> tuple[DeviceMemory, ...]:
     """Return one entry per GPU: peak = max(sampled peak, torch's peak), as samples miss peaks."""
-    return tuple(_memory(gpus, slot, peaks.get(slot.visible), by_rank.get(slot.number, {})) for slot in gpus.slots)
+    return tuple(_memory(gpus, slot, peaks.get(slot.visible), by_rank.get(slot.number, RankResult())) for slot in gpus.slots)
 
 
 def higher_of_each(load: Sequence[DeviceMemory], now: Sequence[DeviceMemory]) -> tuple[DeviceMemory, ...]:
@@ -46,12 +43,12 @@ def worst_phases(devices: Iterable[DeviceMemory]) -> dict[str, int]:
     return phases
 
 
-def torch_by_phase(bodies: Iterable[Mapping[str, Any]]) -> dict[str, TorchMemory]:
+def torch_by_phase(results: Iterable[RankResult]) -> dict[str, TorchMemory]:
     """Merge torch's figures over ranks: max of the peaks, sum of the counts."""
     found: dict[str, TorchMemory] = {}
-    for body in bodies:
-        for phase, figures in (body.get("torch_by_phase") or {}).items():
-            found[phase] = _add(found.get(phase), msgspec.convert(figures, TorchMemory))
+    for result in results:
+        for phase, figures in (result.torch_by_phase or {}).items():
+            found[phase] = _add(found.get(phase), figures)
     return found
 
 
@@ -66,10 +63,10 @@ def taken_meanwhile(gpus: Gpus, peaks: Mapping[str, DevicePeaks]) -> str | None:
     return None
 
 
-def on_another_device(gpus: Gpus, by_rank: Mapping[int, Mapping[str, Any]]) -> str | None:
+def on_another_device(gpus: Gpus, by_rank: Mapping[int, RankResult]) -> str | None:
     """Describe a rank that ran on another GPU than the metered one; None where there is none."""
     for slot in gpus.slots:
-        used = by_rank.get(slot.number, {}).get("device_uuid")
+        used = by_rank.get(slot.number, RankResult()).device_uuid
         if used is not None and slot.device is not None and slot.device.slice_of is None and used != slot.visible:
             return f"Rank {slot.number} ran on {used}, but {slot.visible} was metered. Set CUDA_DEVICE_ORDER=PCI_BUS_ID."
     return None
@@ -104,9 +101,9 @@ def without_neighbours(text: Any) -> Any:
     return [without_neighbours(value) for value in text] if isinstance(text, list) else text
 
 
-def _memory(gpus: Gpus, slot: GpuSlot, seen: DevicePeaks | None, body: Mapping[str, Any]) -> DeviceMemory:
+def _memory(gpus: Gpus, slot: GpuSlot, seen: DevicePeaks | None, result: RankResult) -> DeviceMemory:
     device = slot.device
-    own, phases = body.get("peak_bytes"), body.get("phase_peak_bytes") or {}
+    own, phases = result.peak_bytes, dict[str, int]((result.phase_peak_bytes or {}).items())
     shared = DeviceMemory(
         index=slot.number if device is None or device.index is None else device.index,
         uuid=device.uuid if device else None, name=device.name if device else None,
@@ -114,15 +111,15 @@ def _memory(gpus: Gpus, slot: GpuSlot, seen: DevicePeaks | None, body: Mapping[s
         others_bytes=slot.others_bytes, others=slot.others_in_words(gpus.nvml), ballast_bytes=slot.ballast_bytes,
     )  # fmt: skip
     if seen is None:
-        misled = body.get("torch_reserved_why") is not None
+        misled = result.torch_reserved_why is not None
         return replace(shared, peak_bytes=None, phase_peak_bytes={}, why=f"{gpus.why_not}; {UNSEEN_PEAK}") if misled else shared
     by_list = seen.why is None and seen.listed_peak_bytes is not None
     if seen.newcomers:  # the rank's own figure (total - free) would include their memory
         own, phases = None, {}
     # Others that left hide growth of the probe from every difference; torch's own figure counts it alone.
-    reserved = {phase: one.get("reserved_bytes") or 0 for phase, one in (body.get("torch_by_phase") or {}).items()}
+    reserved = {phase: one.reserved_bytes or 0 for phase, one in (result.torch_by_phase or {}).items()}
     phases = _by_phase(phases, reserved)
-    own = max(own or 0, body.get("torch_reserved_bytes") or 0, seen.listed_peak_bytes or 0)
+    own = max(own or 0, result.torch_reserved_bytes or 0, seen.listed_peak_bytes or 0)
     return replace(
         shared,
         peak_bytes=max(seen.peak_bytes, own),

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from autotune.core.decoding import read_by_threads
-from autotune.core.measurement import Count, LoopActivity, Phase, Seconds, TorchMemory
+from autotune.core.measurement import Count, LoopActivity, ModelMemory, Phase, Seconds, TorchMemory
 from autotune.core.secrets import Secrets
 from autotune.worker import protocol
 from autotune.worker.protocol import Message
@@ -35,7 +35,9 @@ class _Link(msgspec.Struct):
     text: _Text
 
 
-class _Speed(msgspec.Struct):
+class RankSpeed(msgspec.Struct):
+    """Timed cycles of one rank, with the fields of `protocol.Speed`."""
+
     completion_tokens: Count
     cycle_seconds: list[Seconds]
     cycle_loss_tokens: list[Count]
@@ -53,7 +55,7 @@ class _Speed(msgspec.Struct):
             raise ValueError("cycle_seconds must be positive")
 
 
-class _Figures(msgspec.Struct):
+class _Memory(msgspec.Struct):
     peak_bytes: Count | None = None
     phase_peak_bytes: dict[Phase, Count] | None = None
     torch_by_phase: dict[str, TorchMemory] | None = None
@@ -66,18 +68,22 @@ class _Figures(msgspec.Struct):
     model_bytes: dict[_Part, Count] | None = None
 
 
-class _Body(_Figures):
-    """A result, complete or partial; `memory` may hold the figures too."""
+@read_by_threads
+class RankResult(_Memory):
+    """Result of one rank, complete or partial, with the fields of `protocol.Result`."""
 
-    memory: _Figures = msgspec.field(default_factory=_Figures)
-    worst: _Speed | None = None
-    typical: _Speed | None = None
+    memory: _Memory = msgspec.field(default_factory=_Memory)
+    """The same figures in a message of some adapters; `rank_result` moves them up."""
+
+    worst: RankSpeed | None = None
+    typical: RankSpeed | None = None
     optimizer_steps: Count | None = None
     effective: dict[str, Any] | None = None
     exercised: LoopActivity | None = None
     setup_seconds: Seconds | None = None
     loop_seconds: Seconds | None = None
     world_size: Count | None = None
+    models: list[ModelMemory] | None = None
 
 
 @read_by_threads
@@ -91,8 +97,8 @@ class _Received(msgspec.Struct):
     base_bytes: Count | None = None
     stays: bool = True
     error: _Error | None = None
-    result: _Body | None = None
-    partial: _Body | None = None
+    result: RankResult | None = None
+    partial: RankResult | None = None
     versions: dict[str, str] | None = None
     afresh: _Text | None = None
 
@@ -104,6 +110,12 @@ _REQUIRED_FIELD = {protocol.FAILED: "error", protocol.UNREADY: "error", protocol
 def valid_messages(messages: list[Message], secrets: Secrets) -> list[Message]:
     """Return the valid messages, secrets masked; a malformed reply becomes its rank's failure."""
     return [secrets.hide_all(message) for received in messages if (message := _checked(_as_text(received))) is not None]
+
+
+def rank_result(message: Message) -> RankResult:
+    """Return the result in a valid message; an empty one if it has none."""
+    fields = message.get("result") or message.get("partial") or {}
+    return msgspec.convert({**fields, **fields.get("memory", {})}, RankResult)
 
 
 def _as_text(value: Any) -> Any:

@@ -15,16 +15,17 @@ from autotune.probe.assembly import (
     KernelReport,
     Peaks,
     activity_of,
-    bodies_by_rank,
-    bodies_of,
     end_of,
     failure_of,
     merge_speeds,
     models_of,
+    results_by_rank,
+    results_of,
     tree_peaks,
     worst,
 )
 from autotune.probe.command_exchange import CommandExchange, CommandReply
+from autotune.probe.message_validation import RankResult
 from autotune.probe.process_meter import concatenated
 from autotune.probe.worker_process import WorkerProcess
 
@@ -124,14 +125,14 @@ class _Probe:
         return reply
 
     def _succeeded(self, reply: CommandReply) -> Measurement:
-        bodies = bodies_of(reply)
-        self._check_world_size(bodies)
+        results = results_of(reply)
+        self._check_world_size(results)
         if not all(message.get("stays", True) for message in reply.results.values()):
             self._runner.close()  # a rank that could not free its memory would distort the next measurement
         return replace(
             self._facts(reply, Outcome.OK),
-            worst=merge_speeds([body["worst"] for body in bodies if body.get("worst")]),
-            typical=merge_speeds([body["typical"] for body in bodies if body.get("typical")]),
+            worst=merge_speeds([result.worst for result in results]),
+            typical=merge_speeds([result.typical for result in results]),
         )
 
     def _failed(self, reply: CommandReply) -> Measurement:
@@ -163,11 +164,11 @@ class _Probe:
         return measurement
 
     def _facts(self, reply: CommandReply, outcome: Outcome) -> Measurement:
-        worker, bodies = self._worker, bodies_of(reply)
+        worker, results = self._worker, results_of(reply)
         devices = device_report.higher_of_each(self._runner.load_devices, self._devices(reply))
         peaks = self._with_load(reply, devices)
         seconds = time.monotonic() - self._started
-        first = bodies[0] if bodies else {}
+        first = results[0] if results else RankResult()
         return Measurement(
             candidate_id=self._candidate.id,
             outcome=outcome,
@@ -177,25 +178,25 @@ class _Probe:
                 bound_by=worker.bound_by,
                 phase_peak_bytes=peaks.phase_peak_bytes,
                 devices=devices,
-                torch_by_phase=device_report.torch_by_phase(bodies),
-                torch_allocated_bytes=worst(bodies, "torch_allocated_bytes"),
-                torch_reserved_bytes=worst(bodies, "torch_reserved_bytes"),
-                torch_reserved_why=next((str(why) for body in bodies if (why := body.get("torch_reserved_why"))), None),
-                allocation_retries=worst(bodies, "allocation_retries"),
-                allocation_failures=worst(bodies, "allocation_failures"),
-                models=models_of(bodies_by_rank(reply)),
+                torch_by_phase=device_report.torch_by_phase(results),
+                torch_allocated_bytes=worst(results, "torch_allocated_bytes"),
+                torch_reserved_bytes=worst(results, "torch_reserved_bytes"),
+                torch_reserved_why=next((why for result in results if (why := result.torch_reserved_why)), None),
+                allocation_retries=worst(results, "allocation_retries"),
+                allocation_failures=worst(results, "allocation_failures"),
+                models=models_of(results_by_rank(reply)),
                 timeline=concatenated(self._load_timeline, worker.timeline(), self._load_seconds),
             ),
             cost=Cost(
                 total_seconds=seconds,
                 device_seconds=None if worker.gpus is None else seconds * len(worker.gpus.slots),
                 load_seconds=self._load_seconds,
-                setup_seconds=max((float(body.get("setup_seconds") or 0) for body in bodies), default=0.0),
-                loop_seconds=max((float(body.get("loop_seconds") or 0) for body in bodies), default=0.0),
+                setup_seconds=max((result.setup_seconds or 0.0 for result in results), default=0.0),
+                loop_seconds=max((result.loop_seconds or 0.0 for result in results), default=0.0),
             ),
-            optimizer_steps=int(first.get("optimizer_steps") or 0),
-            exercised=activity_of(bodies),
-            effective=dict(first.get("effective") or {}),
+            optimizer_steps=first.optimizer_steps or 0,
+            exercised=activity_of(results),
+            effective=first.effective or {},
             versions=dict(worker.versions),
             printed=end_of(worker.printed_since(self._output_mark)),
             caveats=self._caveats(),
@@ -226,7 +227,7 @@ class _Probe:
         if gpus is None:
             return ()
         first = 0 if self._worker.span is None else self._worker.span.first
-        by_rank = {number - first: body for number, body in bodies_by_rank(reply).items()}
+        by_rank = {number - first: result for number, result in results_by_rank(reply).items()}
         mismatch = device_report.on_another_device(gpus, by_rank)
         if mismatch is not None:
             raise ProbeError(mismatch)
@@ -242,10 +243,10 @@ class _Probe:
             mostly_own=worker.filled_the_machine(),
         )
 
-    def _check_world_size(self, bodies: list[Mapping[str, object]]) -> None:
-        seen = {body["world_size"] for body in bodies if body.get("world_size") is not None}
+    def _check_world_size(self, results: list[RankResult]) -> None:
+        seen = {result.world_size for result in results if result.world_size is not None}
         world = self._runner.ranks if self._worker.span is None else self._worker.span.world
-        if seen - {world} or len(bodies) != self._runner.ranks:
+        if seen - {world} or len(results) != self._runner.ranks:
             raise ProbeError(
                 f"The trainer ran with a world size of {sorted(map(str, seen))}, but {world} ranks were started: "
                 "the measurement is of another job."

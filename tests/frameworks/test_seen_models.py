@@ -19,6 +19,7 @@ import pytest
 
 from autotune import frameworks
 from autotune.probe.assembly import models_of
+from autotune.probe.message_validation import rank_result
 from tests.frameworks.model_files import shapes
 from tests.worker.drive import inside
 
@@ -61,7 +62,7 @@ def run(framework: str, environment: str, program: str, model: Path, folder: Pat
 
 def measured(folder: Path) -> list[dict[str, int]]:
     """Bytes as the measurement reports them, rank after rank."""
-    found = models_of({0: {"models": inside("watched_run").found(folder)}})
+    found = models_of({0: rank_result({"result": {"models": inside("watched_run").found(folder)}})})
     assert [one.rank for one in found] == list(RANKS)
     return [dict(one.bytes) for one in found]
 

@@ -22,11 +22,11 @@ from autotune.probe.assembly import (
     KernelReport,
     Peaks,
     activity_of,
-    bodies_by_rank,
-    bodies_of,
     failure_of,
     merge_speeds,
     models_of,
+    results_by_rank,
+    results_of,
     tree_peaks,
 )
 from autotune.probe.command_exchange import CommandReply
@@ -147,14 +147,14 @@ def _hear(message: Message) -> None:
             answer.results[heard["rank"]] = heard
         elif heard["event"] in ("failed", "lost"):
             answer.failures.append(heard)
-    bodies = bodies_of(answer)
-    merge_speeds([body["worst"] for body in bodies if body.get("worst")])
-    activity_of(bodies)
-    torch_by_phase(bodies)
-    models_of(bodies_by_rank(answer))
+    results = results_of(answer)
+    merge_speeds([result.worst for result in results])
+    activity_of(results)
+    torch_by_phase(results)
+    models_of(results_by_rank(answer))
     peaks = tree_peaks(answer, 5, {}, None)
     assert isinstance(peaks, Peaks) and (peaks.peak_bytes is None or peaks.peak_bytes >= 0)
-    assert all(float(body.get("setup_seconds") or 0) >= 0 for body in bodies)
+    assert all((result.setup_seconds or 0) >= 0 for result in results)
     if answer.failures:
         failure_of(answer, KernelReport(out_of_memory=False, own_limit=False, full=False), "cpu", 1.0)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.core.measurement import CycleMemory, LoopActivity, ModelMemory
 from autotune.probe.assembly import EXCERPT_CHARACTERS, activity_of, end_of, merge_speeds, models_of
+from autotune.probe.message_validation import RankResult, rank_result
 
 FIRST: dict[str, Any] = {
     "optimizer_steps": 4, "generations": 4, "borrowed_generations": 0, "weight_syncs": 4, "sleeps": None, "wakes": None,
@@ -16,8 +17,12 @@ FIRST: dict[str, Any] = {
 }  # fmt: skip
 
 
+def reported(**result: Any) -> RankResult:
+    return rank_result({"event": "measured", "result": result})
+
+
 def test_one_rank_is_reported_unchanged() -> None:
-    merged = activity_of([{"exercised": FIRST}])
+    merged = activity_of([reported(exercised=FIRST)])
     assert merged == LoopActivity(
         optimizer_steps=4, generations=4, weight_syncs=4, checkpoint_saves=1, shortest_prompt=64, longest_prompt=64,
         shortest_completion=128, longest_completion=128, seconds=3.0,
@@ -31,19 +36,21 @@ def test_one_rank_is_reported_unchanged() -> None:
 def test_several_ranks_give_the_least_counts_and_the_worst_peak() -> None:
     other = {**FIRST, "checkpoint_saves": 0, "shortest_completion": 100, "seconds": 4.0,
              "cycles": [{"steps": 1, "seconds": 1.5, "peak_bytes": 30, "held_bytes": 1}]}  # fmt: skip
-    merged = activity_of([{"exercised": FIRST}, {"exercised": other}])
+    merged = activity_of([reported(exercised=FIRST), reported(exercised=other)])
     assert merged is not None
     assert (merged.checkpoint_saves, merged.shortest_completion, merged.seconds) == (0, 100, 4.0)
     assert merged.cycles == (CycleMemory(steps=1, seconds=1.5, peak_bytes=30, held_bytes=5),)
 
 
 def test_no_report_is_unknown() -> None:
-    assert activity_of([{}, {"exercised": None}]) is None
+    assert activity_of([reported(), reported(exercised=None)]) is None
 
 
 def test_model_memory_is_listed_by_rank() -> None:
-    bodies = {1: {"model_bytes": {"weights": 7}}, 0: {"model_bytes": {"weights": 5, "reference_weights": 5}}, 2: {}}
-    assert models_of(bodies) == (
+    results = {
+        1: reported(model_bytes={"weights": 7}), 0: reported(model_bytes={"weights": 5, "reference_weights": 5}), 2: reported(),
+    }  # fmt: skip
+    assert models_of(results) == (
         ModelMemory(rank=0, bytes={"weights": 5, "reference_weights": 5}), ModelMemory(rank=1, bytes={"weights": 7}),
     )  # fmt: skip
 
@@ -56,7 +63,7 @@ def test_reused_rollouts_are_reported() -> None:
         "prompt_tokens": 4,
         "borrowed_seconds": 1.5,
     }
-    merged = merge_speeds([speed])
+    merged = merge_speeds([reported(worst=speed).worst])
     assert merged is not None
     assert merged.borrowed_seconds == 1.5
 

@@ -10,6 +10,7 @@ from autotune.core.measurement import DeviceMemory, TorchMemory
 from autotune.probe import device_report
 from autotune.probe.device_meter import DevicePeaks, Reading
 from autotune.probe.gpu_set import Gpus
+from autotune.probe.message_validation import RankResult
 from tests.probe.nvml_playback import Playback
 
 MIB = 2**20
@@ -28,8 +29,8 @@ def seen(**given: Any) -> DevicePeaks:
 
 def test_a_peak_between_two_samples_is_taken_from_the_rank(gpus: Gpus) -> None:
     peaks = seen(peak_bytes=900, phase_peak_bytes={"backward": 900, "rollout": 500}, listed_peak_bytes=880)
-    body = {"peak_bytes": 1000, "phase_peak_bytes": {"backward": 1000, "load": 100}}
-    (device,) = device_report.device_memories(gpus, {UUID: peaks}, {0: body})
+    result = RankResult(peak_bytes=1000, phase_peak_bytes={"backward": 1000, "load": 100})
+    (device,) = device_report.device_memories(gpus, {UUID: peaks}, {0: result})
     assert device.peak_bytes == 1000
     assert device.phase_peak_bytes == {"backward": 1000, "rollout": 500, "load": 100}
     assert (device.measured_by, device.why, device.processes_peak_bytes) == ("nvml-processes", None, 880)
@@ -38,15 +39,15 @@ def test_a_peak_between_two_samples_is_taken_from_the_rank(gpus: Gpus) -> None:
 
 def test_growth_of_others_invalidates_a_ranks_own_figure(gpus: Gpus) -> None:
     peaks = seen(peak_bytes=900, listed_peak_bytes=880, newcomers={7: 300})
-    (device,) = device_report.device_memories(gpus, {UUID: peaks}, {0: {"peak_bytes": 1200}})
+    (device,) = device_report.device_memories(gpus, {UUID: peaks}, {0: RankResult(peak_bytes=1200)})
     assert device.peak_bytes == 900
 
 
 def test_others_that_left_do_not_hide_what_torch_reserved(gpus: Gpus) -> None:
     """Without a list, memory of others that becomes free looks like memory that the probe did not take."""
-    figures = {"allocated_bytes": 1, "reserved_bytes": 1500, "retries": 0, "out_of_memory": 0}
-    body = {"peak_bytes": 900, "torch_reserved_bytes": 1500, "torch_by_phase": {"backward": figures}}
-    (device,) = device_report.device_memories(gpus, {UUID: seen(peak_bytes=900, why="hidden")}, {0: body})
+    figures = TorchMemory(allocated_bytes=1, reserved_bytes=1500, retries=0, out_of_memory=0)
+    result = RankResult(peak_bytes=900, torch_reserved_bytes=1500, torch_by_phase={"backward": figures})
+    (device,) = device_report.device_memories(gpus, {UUID: seen(peak_bytes=900, why="hidden")}, {0: result})
     assert (device.peak_bytes, device.phase_peak_bytes) == (1500, {"backward": 1500})
 
 
@@ -58,8 +59,10 @@ def test_unusable_list_is_reported(gpus: Gpus) -> None:
 
 def test_without_nvml_ranks_report_except_under_sleep_mode() -> None:
     blind = Gpus(2, MIB, Path(sys.executable), library=Playback("library_not_found"), variable="0,1")
-    bodies = {0: {"peak_bytes": 5, "phase_peak_bytes": {"load": 4}}, 1: {"peak_bytes": 7, "torch_reserved_why": "sleeps"}}
-    first, second = device_report.device_memories(blind, {}, bodies)
+    results = {
+        0: RankResult(peak_bytes=5, phase_peak_bytes={"load": 4}), 1: RankResult(peak_bytes=7, torch_reserved_why="sleeps"),
+    }  # fmt: skip
+    first, second = device_report.device_memories(blind, {}, results)
     assert (first.peak_bytes, first.measured_by, first.others_bytes) == (5, "torch", None)
     assert first.why == "NVML: NVML Shared Library Not Found"
     assert second.peak_bytes is None and "sleep mode" in str(second.why)
@@ -89,15 +92,15 @@ def test_peak_of_a_load_is_included() -> None:
 
 
 def test_torchs_figures_by_phase_are_the_worst_ranks_and_the_counts_all_ranks() -> None:
-    def rank(reserved: int | None, retries: int) -> dict[str, Any]:
-        figures = {"allocated_bytes": 10 + retries, "reserved_bytes": reserved, "retries": retries, "out_of_memory": 1}
-        return {"torch_by_phase": {"backward": figures}}
+    def rank(reserved: int | None, retries: int) -> RankResult:
+        figures = TorchMemory(allocated_bytes=10 + retries, reserved_bytes=reserved, retries=retries, out_of_memory=1)
+        return RankResult(torch_by_phase={"backward": figures})
 
     assert device_report.torch_by_phase([rank(20, 1), rank(30, 2)]) == {
         "backward": TorchMemory(allocated_bytes=12, reserved_bytes=30, retries=3, out_of_memory=2)
     }
     assert device_report.torch_by_phase([rank(20, 1), rank(None, 2)])["backward"].reserved_bytes is None
-    assert device_report.torch_by_phase([{}]) == {}
+    assert device_report.torch_by_phase([RankResult()]) == {}
 
 
 def test_processes_with_large_growth_are_named(gpus: Gpus) -> None:
@@ -107,9 +110,9 @@ def test_processes_with_large_growth_are_named(gpus: Gpus) -> None:
 
 
 def test_rank_on_another_gpu_is_detected(gpus: Gpus) -> None:
-    assert device_report.on_another_device(gpus, {0: {"device_uuid": UUID}}) is None
-    assert device_report.on_another_device(gpus, {0: {}}) is None
-    words = device_report.on_another_device(gpus, {0: {"device_uuid": "GPU-x"}})
+    assert device_report.on_another_device(gpus, {0: RankResult(device_uuid=UUID)}) is None
+    assert device_report.on_another_device(gpus, {0: RankResult()}) is None
+    words = device_report.on_another_device(gpus, {0: RankResult(device_uuid="GPU-x")})
     assert words is not None and "CUDA_DEVICE_ORDER=PCI_BUS_ID" in words
 
 

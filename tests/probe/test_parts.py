@@ -16,6 +16,7 @@ import pytest
 from autotune.machine.cgroups import place_of
 from autotune.probe.assembly import merge_speeds
 from autotune.probe.limits import CgroupV1, Rlimit, best_limit
+from autotune.probe.message_validation import RankSpeed
 from autotune.probe.output_log import MAX_LOG_BYTES, OutputLog
 from autotune.probe.process_meter import ProcessMeter, TreeMemory
 from autotune.probe.spawn import WorkFolder, environment, marked
@@ -212,15 +213,15 @@ def test_started_processes_are_found_by_their_mark(tmp_path: Path) -> None:
 
 
 def test_ranks_are_merged_by_the_slowest_of_each_cycle() -> None:
-    def rank(seconds: tuple[float, float], rollout: float) -> dict[str, object]:
-        return {
-            "completion_tokens": 8,
-            "cycle_seconds": list(seconds),
-            "cycle_loss_tokens": [10, 10],
-            "prompt_tokens": 8,
-            "phase_seconds": {"rollout": rollout, "other": 0.0},
-            "user_reward_seconds": 0.1,
-        }
+    def rank(seconds: tuple[float, float], rollout: float) -> RankSpeed:
+        return RankSpeed(
+            completion_tokens=8,
+            cycle_seconds=list(seconds),
+            cycle_loss_tokens=[10, 10],
+            prompt_tokens=8,
+            phase_seconds={"rollout": rollout, "other": 0.0},
+            user_reward_seconds=0.1,
+        )
 
     merged = merge_speeds([rank((1.0, 2.0), 3.0), rank((1.5, 1.0), 2.5)])
     assert merged is not None
