@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from autotune.catalog import Gpu
 from autotune.core.composition import Composition, EngineSettings
@@ -162,25 +163,22 @@ def _fitted(
     settings = settings or given.composition.engine
     assert settings is not None
     dtype = dtype or given.composition["engine"].dtype
-    if settings.kind == "sglang":
-        return sglang_engine.fit(
-            given.config,
-            settings,
-            dtype=dtype,
-            gpu=given.gpu,
-            device_memory_bytes=given.hardware.memory_bytes,
-            other_bytes=other_bytes,
+    fit: Callable[..., EngineUse] = sglang_engine.fit
+    if settings.kind == "vllm":
+        adapter_rank = given.composition.syncs_adapter_only and given.composition["policy"].adapter_rank
+        fit = partial(
+            vllm_engine.fit,
+            vllm=given.trace.versions.get("vllm"),
+            on_cpu=given.hardware.kind == "cpu",
+            adapter_rank=adapter_rank or 0,
         )
-    return vllm_engine.fit(
+    return fit(
         given.config,
         settings,
         dtype=dtype,
         gpu=given.gpu,
         device_memory_bytes=given.hardware.memory_bytes,
         other_bytes=other_bytes,
-        vllm=given.trace.versions.get("vllm"),
-        on_cpu=given.hardware.kind == "cpu",
-        adapter_rank=(given.composition.syncs_adapter_only and given.composition["policy"].adapter_rank) or 0,
     )
 
 
