@@ -47,19 +47,23 @@ class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StatedValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Values of settings, or names of sizes, for the case that every condition holds."""
+    """Values of settings that hold if every condition of `when` does."""
 
     settings: dict[str, KnobValue]
+    """Setting -> value, or the name of a size that is its value."""
+
     when: dict[str, Condition] = {}
 
 
 class StepBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Setting of `--global-batch`, the completions of an optimizer step."""
+    """Setting behind `--global-batch`, the completions of one optimizer step."""
 
     setting: str
     counts: Literal["completions", "prompts"]
+    """Unit of the setting."""
+
     steps: str | None = None
-    """Setting of the optimizer steps that share the batch; None: it is of one."""
+    """Setting with the number of optimizer steps that share the batch; None: one step."""
 
 
 class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,12 +92,16 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """autotune's flag -> setting."""
 
     step_batch: StepBatch | None = None
+    """None: the global batch follows from micro-batch and accumulation, as in transformers' trainers."""
+
     equivalent_settings: dict[str, tuple[str, ...]] = {}
+    """Knob -> settings that together determine its value."""
+
     adjusts: tuple[str, ...] = ()
     """Knobs that take their first legal choice if the default does not suit the hardware."""
 
     core: tuple[str, ...]
-    """Settings that every candidate states."""
+    """Settings that every candidate states, with the framework's default unless another is given."""
 
     untraced: tuple[Untraced, ...] = ()
     refused_tunings: dict[str, str] = {}
@@ -103,16 +111,16 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings that must be above zero."""
 
     rules: tuple[StatedRule, ...] = ()
-    """The framework's own checks, by messages for what they refuse."""
+    """The framework's own checks: the condition under which it refuses, and the message."""
 
     notes: tuple[StatedRule, ...] = ()
-    """Assumptions of the stand-in step, for the reader."""
+    """Assumptions of the stand-in step that a prediction prints."""
 
     step: dict[str, KnobValue] = {}
     """Field of `StandInSpec` -> setting, or its fixed value."""
 
     one_row: tuple[StatedValues, ...] = ()
-    """Settings with one row per micro-batch, where rows are packed. None applies: rows are padded."""
+    """Settings with one row per micro-batch, for packed rows. If no condition holds, rows are padded."""
 
     adapter: dict[str, str] = {}
     """Setting of TRL's adapter -> setting."""
@@ -124,15 +132,17 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of a probe, which ends early and neither saves nor evaluates."""
 
     data: dict[str, str]
-    """Settings that name the user's data."""
+    """Settings that name the data, `{dataset}` in their values."""
 
     rows: str
-    """Setting with the number of prompts of one step."""
+    """Setting with the number of prompts of one step: as many synthetic rows are written."""
 
     row: Any
-    """Synthetic row of `rows_file`."""
+    """Template of a synthetic row, `{prompt}` in its values."""
 
     rows_file: str = "rows.jsonl"
+    """File of the synthetic rows: JSON lines, or a JSON list if it ends in `.json`."""
+
     prompt_overhead: int = 0
     """Upper bound of the tokens that the framework adds to a prompt."""
 

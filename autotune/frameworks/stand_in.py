@@ -52,7 +52,7 @@ ENGINE_READERS, STEP_READERS = _readers(EngineSettings), _readers(StandInSpec)
 
 
 class StandIn(Launched):
-    """Method of a framework that is predicted by a stand-in step. A YAML file has its facts."""
+    """Method of a framework that is predicted by a stand-in step. `NAME.yaml` has its facts."""
 
     trace_adapter = STAND_IN
 
@@ -77,14 +77,15 @@ class StandIn(Launched):
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
         """Return numbers that follow from settings and hardware.
 
-        Those with the name of a field of `StandInSpec` are its values; stated rules may name all. The
-        settings may be illegal: a divisor must be at least 1."""
+        A number with the name of a field of `StandInSpec` becomes that field; rules in the YAML file
+        may name every number. The settings may be illegal: a divisor must be at least 1."""
 
     @abstractmethod
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
         """Return the fields of the `StandInSpec` that need more than a setting or a size."""
 
     def step(self, settings: Settings, task: Task) -> StandInSpec:
+        """Assemble the specification: facts of the YAML file, then `sizes`, then `composition`."""
         sizes, (prompt, completion) = self.sizes(settings, task), self.lengths(settings)
         spec: dict[str, Any] = {
             "adapter": self.adapter_settings(settings),
@@ -100,7 +101,7 @@ class StandIn(Launched):
         return tuple(texts_that_apply(rules, self.method, self._lookup(settings, task)))
 
     def _lookup(self, settings: Settings, task: Task) -> Lookup:
-        """Return the values of sizes, of given settings and of defaults by name."""
+        """Return a function from a name in a rule to its value: a size, a given setting or its default."""
         longest, gpus = sum(self.lengths(settings)), task.hardware.count
         sizes: Settings = {"gpus": gpus, "longest": longest, "version": self.table.version, **self.sizes(settings, task)}
 

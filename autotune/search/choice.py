@@ -1,8 +1,8 @@
 """Choice of the recommended candidate among those that fit.
 
-Speeds that lie within the spread between runs are no reason to change anything: the baseline is kept
-where the fastest is not measurably faster, or was not confirmed. Among confirmed candidates that
-can't be told apart the simplest is taken.
+The baseline is kept unless the fastest candidate is faster by more than the spread between runs, and
+a longer probe confirmed it. Among confirmed candidates with the same speed within that spread, the
+simplest is taken.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def evidence(trial: Trial, view: TrialView) -> Speed | None:
 
 
 def _simplest(fastest: Trial, view: TrialView, baseline: Trial | None = None) -> Trial:
-    """Return the simplest confirmed candidate that can't be told apart from the fastest but is
+    """Return the simplest confirmed candidate that is as fast as the fastest within the spread, and
     measurably faster than the baseline."""
     confirmed = [trial for trial in as_fast_as(fastest, view) if trial.candidate.id in view.confirmations]
     alike = [trial for trial in confirmed if baseline is None or _is_faster(trial, baseline, view)]
@@ -74,7 +74,7 @@ def _simplest(fastest: Trial, view: TrialView, baseline: Trial | None = None) ->
 
 
 def as_fast_as(fastest: Trial, view: TrialView) -> list[Trial]:
-    """Return the other trials of the tier that can't be told apart from the fastest confirmed one."""
+    """Return the other trials of the tier that are as fast as the fastest confirmed one within the spread."""
     tier = view.tier_of_choice()
     if tier is None or fastest.candidate.id not in view.confirmations:
         return []

@@ -1,5 +1,5 @@
-"""Search loop: ask for candidates, measure them in the executor's slots, tell the results, and
-conclude.
+"""Search loop: ask the study for candidates, measure them in the executor's slots, tell it the
+results, and conclude.
 
 All state is in the study, so an interrupted run continues at the same point.
 """
@@ -135,7 +135,7 @@ def run_search(job: Job, *, study: Study, executor: Executor, listener: Listener
 
 
 class Search:
-    """Concurrent probes, one per slot. One thread asks and tells; the others measure."""
+    """Concurrent probes, one per slot. One thread talks to the study; a thread per slot measures."""
 
     def __init__(self, job: Job, study: Study, executor: Executor, listener: Listener, clock: Clock) -> None:
         self._job, self._study, self._listener, self._clock = job, study, listener, clock

@@ -1,7 +1,8 @@
-"""Quantised models without weights: the storages and products of the real modules.
+"""Quantised models without weights: the storages and matrix products of the real modules.
 
-Each frozen linear layer becomes one that holds the packed weight and its scales, and computes as
-its library does on a GPU: unpack the weight, multiply, free it, and again in the backward pass.
+Each frozen linear layer is replaced by one with the packed weight and its scales. It computes as its
+library does on a GPU: unpack the weight, multiply, free the unpacked weight; the same in the backward
+pass.
 Sources: bitsandbytes `autograd/_functions.py` (`MatMul4Bit`, `MatMul8bitLt`) and `functional.py`
 (`QuantState`); GPTQModel and AutoGPTQ `triton_utils/dequant.py` (`QuantLinearFunction` of the
 second Triton kernel, also used by fms-acceleration's accelerated-peft).
@@ -36,7 +37,7 @@ GROUP = 128
 
 
 def quantise(model: Any, spec: Mapping[str, Any]) -> None:
-    """Replace the linear layers that the library would, on meta and before adapters."""
+    """Replace the linear layers that the library quantises, on meta and before adapters."""
     settings = spec["model"]
     kind = kind_of(settings)
     if kind is None:
@@ -82,7 +83,7 @@ def kind_of(settings: Mapping[str, Any]) -> str | None:
 
 
 def _unquantised(model: Any, settings: Mapping[str, Any]) -> list[str]:
-    """Return modules in full precision: the output embedding and those that share its weight."""
+    """Return the modules that stay in full precision: the output embedding and those that share its weight."""
     skipped = settings.get("llm_int8_skip_modules")
     if skipped:
         return list(skipped)
@@ -111,7 +112,8 @@ def _mark_quantised(model: Any, kind: str) -> None:
 
 
 class _Product(torch.autograd.Function):  # type: ignore[misc]
-    """Unpack, multiply, free; only the packed weight is saved, which is live anyway."""
+    """Unpack, multiply, free. Nothing is saved for the backward pass but the packed weight, which is
+    live anyway."""
 
     @staticmethod
     def forward(ctx: Any, values: Any, layer: Any, bias: Any) -> Any:
@@ -160,9 +162,9 @@ def _frozen(tensor: Any) -> Any:
 
 
 class _Quantised(torch.nn.Module):  # type: ignore[misc]
-    """Linear layer that computes as its kind does."""
+    """Linear layer with a packed weight; `kind` selects how it multiplies."""
 
-    kind = ""
+    kind = ""  # `4bit`, `8bit` or `gptq`
 
     def forward(self, x: Any) -> Any:
         return getattr(self, f"_{self.kind}")(x)
