@@ -55,6 +55,14 @@ print(seen)
     assert start(tmp_path, program).splitlines()[-1] == "['torch']"
 
 
+@pytest.mark.parametrize("order", [(INJECTED, WORKER / "startup"), (WORKER / "startup", INJECTED)], ids=["emulator", "watch"])
+def test_each_sitecustomize_runs_once(order: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('of the environment')")
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*order, tmp_path)))}
+    done = subprocess.run([sys.executable, "-c", "print('begun')"], env=known, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("of the environment\nbegun\n", "")
+
+
 @pytest.mark.parametrize("first", ["emulator", "watch"])
 def test_the_hook_that_watches_a_frameworks_models_runs_beside_it(first: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("")
