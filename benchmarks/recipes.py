@@ -1,7 +1,8 @@
 """Public recipes from end to end: `python benchmarks/recipes.py [NAME ...]`.
 
 Every recipe is predicted as it is, on GPUs that it was written for. TRL's are then really run with a tiny
-model and short rows on this machine's CPU, as one probe: their own settings, no model or data of the hub.
+model and short rows on this machine's CPU, the others on emulated cards, as one probe: their own settings, no
+model or data of the hub.
 Results are in benchmarks/results/recipes.json; `--table` prints them as Markdown.
 """
 
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from autotune.core.units import format_bytes  # noqa: E402
+from autotune.worker.synthetic import tiny_config, write_model_folder  # noqa: E402
+from benchmarks import emulated_recipes  # noqa: E402
 from benchmarks.machine import facts  # noqa: E402
+from tests.counted_memory.image_cases import MODELS  # noqa: E402
 from tests.frameworks.test_launch_scripts import script_of  # noqa: E402
 
 RECIPES = ROOT / "tests" / "frameworks" / "recipes"
@@ -40,7 +44,9 @@ GPUS_OF = {"run_qwen2_5-3b_gsm8k_grpo_lora.sh": "2xH100"}
 MORE = {"swift grpo_7b.sh": ("--hold", "server_gpus=2")}
 """What a script has outside its training command: six of eight GPUs train, by NPROC_PER_NODE."""
 
-SECONDS = 600
+SECONDS = 1200
+
+VISION = dict(MODELS["qwen2.5-vl"])
 
 QUICKSTART = """\
 from datasets import Dataset
@@ -123,24 +129,37 @@ def predicted(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return _answered(words, folder, ("fits", "peak_memory_bytes", "limit_bytes", "basis"))
 
 
-def probed(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
-    """Run the recipe's settings once with a tiny model; None: its framework needs a GPU."""
-    if recipe.framework != "trl" or "VL" in str(recipe.settings.get("model_name_or_path")):
-        return None
+def emulated(recipe: Recipe, folder: Path, environments: Path) -> dict[str, Any]:
+    """Run the script's settings once with tiny shapes, by its own framework on emulated cards."""
+    settings = emulated_recipes.shrunk(recipe.framework, recipe.method, recipe.settings)
+    script = folder / "tiny.sh"
+    script.write_text(script_of({"framework": recipe.framework, "method": recipe.method, "settings": settings}))
+    words = emulated_recipes.words(recipe.framework, script, folder, environments)
+    changed = sorted(name for name, value in settings.items() if recipe.settings.get(name) != value)
+    return {**_first_probe(words, folder), "basis": "emulated", "gpus": emulated_recipes.GPUS, "changed": changed}
+
+
+def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Run the recipe's settings once with a tiny model on a CPU."""
     settings = {
         name: value for name, value in recipe.settings.items() if not name.startswith((*NOT_ON_A_CPU, "model_name", "use_vllm"))
     }
     settings |= {"gradient_accumulation_steps": 1, "reward_funcs": None, "reward_weights": None}
     settings |= {"per_device_train_batch_size": 4, "num_generations": 4} if recipe.method == "grpo" else {}
     settings = {name: value for name, value in settings.items() if value is not None}
-    model = tiny_model(folder)
+    images = ["--image-size", "140x84", "--max-prompt-length", "64"] if "VL" in str(recipe.settings.get("model_name_or_path")) else []
+    model = tiny_model(folder, VISION if images else None)
     if recipe.kind == "script":
         file = folder / "train.py"
         file.write_text(QUICKSTART.replace("MODEL", str(model)))
         words = ["--script", str(file), "--gpus", "cpu", "--memory-limit", "4G", "--max-probes", "1", "--budget", "5m"]
     else:
-        words = [*_given(recipe, folder, settings), "--model", str(model), *TINY, *SHORT[recipe.method]]
-    answer = _answered(["run", "--out", str(folder / "out"), "--json", *words], folder, ("status", "trials"))
+        words = [*_given(recipe, folder, settings), "--model", str(model), *TINY, *SHORT[recipe.method], *images]
+    return _first_probe(["run", "--out", str(folder / "out"), "--json", *words], folder)
+
+
+def _first_probe(words: list[str], folder: Path) -> dict[str, Any]:
+    answer = _answered(words, folder, ("status", "trials"))
     trials = answer.pop("trials", None) or []
     first = trials[0] if trials else {}
     return {**answer, **{name: first.get(name) for name in ("outcome", "peak_memory_bytes", "evidence")}}
@@ -161,14 +180,9 @@ def _given(recipe: Recipe, folder: Path, settings: dict[str, Any]) -> list[str]:
     return ["--from-command", str(file), *MORE.get(recipe.name, ())]
 
 
-def tiny_model(folder: Path) -> Path:
+def tiny_model(folder: Path, config: Mapping[str, Any] | None) -> Path:
     """Return a tiny model with its tokenizer."""
-    subprocess.run(
-        [sys.executable, str(ROOT / "autotune" / "worker" / "synthetic.py"), str(folder / "model")],
-        check=True,
-        capture_output=True,
-    )
-    return folder / "model"
+    return write_model_folder(folder / "model", config or tiny_config(), weights=config is None)
 
 
 def _environment() -> dict[str, str]:
@@ -201,7 +215,7 @@ def _answered(words: list[str], folder: Path, names: tuple[str, ...]) -> dict[st
 
 def table(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
-    lines = ["| recipe | GPUs | predicted | really run, tiny, on a CPU |", "|---|---|---|---|"]
+    lines = ["| recipe | GPUs | predicted | really run, with tiny shapes |", "|---|---|---|---|"]
     for row in results["rows"]:
         one = row["predicted"]
         if one.get("peak_memory_bytes"):
@@ -215,11 +229,10 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _probe_text(probe: dict[str, Any] | None) -> str:
-    if probe is None:
-        return "needs a GPU"
+def _probe_text(probe: dict[str, Any]) -> str:
     if probe.get("outcome") == "ok":
-        return f"ran, {format_bytes(probe['peak_memory_bytes'])} measured"
+        where = f"emulated on {probe['gpus']}" if probe.get("basis") == "emulated" else "measured on a CPU"
+        return f"ran, {format_bytes(probe['peak_memory_bytes'])} {where}"
     return str(probe.get("evidence") or probe.get("error") or probe.get("outcome"))[:160]
 
 
@@ -230,6 +243,8 @@ def _versions() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="recipes to run; default: all")
+    parser.add_argument("--environments", type=Path, default=ROOT / ".venvs", help="folder with cuda-verl and cuda-swift")
+    parser.add_argument("--probe-only", action="store_true", help="keep the stored predictions")
     parser.add_argument("--table", action="store_true", help="print the stored results")
     arguments = parser.parse_args()
     stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": []}
@@ -243,7 +258,11 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory(prefix="recipe-") as folder:
             row = {"name": recipe.name, "source": recipe.source, "gpus": recipe.gpus}
-            row |= {"predicted": predicted(recipe, Path(folder)), "probed": probed(recipe, Path(folder))}
+            known = rows[recipe.name]["predicted"] if arguments.probe_only and recipe.name in rows else None
+            row["predicted"] = known or predicted(recipe, Path(folder))
+            launched = recipe.framework in emulated_recipes.FRAMEWORKS
+            place = Path(folder)
+            row["probed"] = emulated(recipe, place, arguments.environments) if launched else probed(recipe, place)
         rows[recipe.name] = row
         print(json.dumps(row), flush=True)
         kept = [rows[one.name] for one in everyone if one.name in rows]

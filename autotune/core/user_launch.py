@@ -43,3 +43,5 @@ class LaunchScript:
     environment: Mapping[str, str] = field(default_factory=dict)
     in_files: bool = False  # settings in configuration files; options are `--name value`, `--name` and `--no-name`
     shared: tuple[SharedSetting, ...] = ()
+    former: Mapping[str, str] = field(default_factory=dict)
+    """Setting -> its flag, where the command has flags of an earlier release."""

@@ -23,6 +23,14 @@ MODULE = re.compile(r"[\w./-]+")
 """A module or a file after `python -m`, `python` and the like."""
 
 
+class NotRead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another entry point of a framework, told by a word of its module: why it is not read, and what to do instead."""
+
+    words: tuple[str, ...]
+    because: str
+    instead: str
+
+
 class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     """Command of a framework: a row of `launch_commands.yaml`."""
 
@@ -31,13 +39,14 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     modules: dict[str, tuple[str, ...]] = {}
     words: dict[str, tuple[str, ...]] = {}
     packages: tuple[str, ...] = ()  # beginnings of the modules of a training, for the error about another one
+    not_read: tuple[NotRead, ...] = ()
     dotted: bool = False
     chosen_by: str | None = None  # setting that names the method
     methods: dict[str, str] = {}
     method_default: str | None = None
     adapter: str | None = None  # setting of an adapter's rank
     tuner: str | None = None  # setting that names the kind of tuning
-    former: dict[str, str] = {}
+    former: dict[str, str] = {}  # flag of earlier releases -> setting; of several for one setting, the first is the usual one
     follows_hardware: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()  # prefixes of outputs, trackers and data: never part of a probe
     in_logs: tuple[str, ...] = ()  # lower-case words that only this framework's logs contain
@@ -46,7 +55,11 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     remedies: dict[str, str | None] = {}  # setting of a remedy -> the framework's own; null: there is none
     remedy_values: dict[str, str] = {}  # setting of a remedy -> direction or value, where it differs
     remedy_reasons: dict[str, str] = {}  # setting of a remedy -> its reason, where it differs
-    former_flags: dict[str, str] = {}  # setting -> its flag in earlier releases
+
+    @property
+    def former_flags(self) -> dict[str, str]:
+        """Setting -> its flag in earlier releases."""
+        return {name: flag for flag, name in reversed(self.former.items())}
 
 
 @cache
@@ -84,7 +97,7 @@ def find_launch(path: str, text: str, commands: Sequence[Command]) -> LaunchScri
     return LaunchScript(
         path=path, text=text, framework=kind.framework, method=_method(path, kind, method, stated), line=command.line,
         end=command.end, dotted=kind.dotted, stated=stated, environment=command.environment,
-        in_files=kind.files is not None, shared=settings.shared,
+        in_files=kind.files is not None, shared=settings.shared, former=_former_in(kind, command.words[start:]),
     )  # fmt: skip
 
 
@@ -100,12 +113,18 @@ def _nothing_known(path: str, commands: Sequence[Command]) -> BadInput:
                     f"{path}, line {word.line}: {kind.framework}'s training is inside a quoted command.",
                     way_out="Write it into a script of its own, without the shell around it.",
                 )
-            if MODULE.fullmatch(word.text) and word.text.startswith(kind.packages):
+            if MODULE.fullmatch(word.text) and word.text.replace("/", ".").startswith(kind.packages):
+                if (other := _not_read(kind, word.text)) is not None:
+                    return BadInput(f"{path}, line {word.line}: {word.text} {other.because}.", way_out=other.instead)
                 return BadInput(
                     f"{path}, line {word.line}: {word.text} is no training of {kind.framework} that can be read.",
                     way_out=f"Known are {', '.join(known)}. {way_out}",
                 )
     return BadInput(f"{path} starts no training of {', '.join(kind.framework for kind in kinds)}.", way_out=way_out)
+
+
+def _not_read(kind: LaunchKind, module: str) -> NotRead | None:
+    return next((other for other in kind.not_read if any(word in module for word in other.words)), None)
 
 
 def _launcher_file(words: Sequence[Word]) -> Word | None:
@@ -189,6 +208,12 @@ def _options(kind: LaunchKind, words: Sequence[Word]) -> Iterator[tuple[str, Sta
         text = " ".join(one.text for one in values) if values else None
         span = values[0].span if len(values) == 1 else None
         yield name, StatedSetting(text=text, line=word.line, span=span, option=word.span)
+
+
+def _former_in(kind: LaunchKind, words: Sequence[Word]) -> Mapping[str, str]:
+    """Return every setting's flag of earlier releases if the command uses one of them: added flags must be of its release."""
+    flags = {word.text[2:].partition("=")[0].replace("-", "_") for word in words if word.text.startswith("--")}
+    return kind.former_flags if flags & kind.former.keys() else {}
 
 
 def _unquoted(value: str) -> str:

@@ -53,7 +53,7 @@ def _edit(launch: LaunchScript, name: str, stated: StatedSetting, value: KnobVal
     if stated.span is not None:
         return (*stated.span, shlex.quote(as_word(value)))
     if stated.option is not None and stated.text is not None and launch.text[slice(*stated.option)].find("=") > 0:
-        return (*stated.option, f"--{name}={shlex.quote(as_word(value))}")
+        return (*stated.option, f"--{launch.former.get(name, name)}={shlex.quote(as_word(value))}")
     return None
 
 
@@ -63,6 +63,7 @@ def _words(launch: LaunchScript, name: str, value: KnobValue, stated: StatedSett
     if launch.in_files:
         flag = name.replace("_", "-")
         return f"--{flag}" if value is True else f"--no-{flag}" if value is False else f"--{flag} {shlex.quote(as_word(value))}"
+    name = launch.former.get(name, name)
     if launch.framework == "openrlhf" and isinstance(value, bool):
         return f"--{name}" if value else ""
     return f"--{name} {shlex.quote(as_word(value))}"

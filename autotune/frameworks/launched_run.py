@@ -203,7 +203,9 @@ class Launched(ABC):
 
     def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
         known = self.fields()
-        plain = {knob.name: known[knob.name].default for knob in space.knobs if knob.name in known.keys() - stated.keys()}
+        implied = {name for name, others in self.equivalent_settings.items() if all(other in stated for other in others)}
+        unstated = known.keys() - stated.keys() - implied
+        plain = {knob.name: known[knob.name].default for knob in space.knobs if knob.name in unstated}
         return {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str)}
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:

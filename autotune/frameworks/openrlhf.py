@@ -35,7 +35,7 @@ class OpenRlhf(StandIn):
         table, gpus = self.table, task.hardware.count
         parallel, engines = max(1, table.count(settings, "vllm.tensor_parallel_size")), table.count(settings, "vllm.num_engines")
         trains = gpus
-        if table.truth(settings, "train.async_enable"):
+        if not self._together(settings):
             engines = engines or max(1, gpus // 2 // parallel)
             trains = max(1, gpus - engines * parallel)
         found: dict[str, KnobValue] = {
@@ -88,6 +88,7 @@ class OpenRlhf(StandIn):
             "score_passes": samples // max(1, score_rows),
             "row_tokens": -(-count(settings, "data.max_len") // ring),
             "longest_row": count_of(settings, "max_prompt_length") + count(settings, "rollout.max_new_tokens"),
+            "policy": self._policy_gpus(settings),
             "serves": (serves := count(settings, "vllm.num_engines") * count(settings, "vllm.tensor_parallel_size")),
             "uses": ranks + serves,
         }
@@ -142,8 +143,10 @@ class OpenRlhf(StandIn):
     def _trains_on(self, settings: Settings, task: Task) -> int:
         if self._together(settings):
             return task.hardware.count
-        nodes = self.table.count(settings, "actor.num_nodes") or 1
-        return max(1, nodes * self.table.count(settings, "actor.num_gpus_per_node"))
+        return max(1, self._policy_gpus(settings))
+
+    def _policy_gpus(self, settings: Settings) -> int:
+        return (self.table.count(settings, "actor.num_nodes") or 1) * self.table.count(settings, "actor.num_gpus_per_node")
 
     def _others(self, settings: Settings, task: Task, stage: int, *, offloads: bool) -> Iterator[OtherModel]:
         """Yield the models on the policy's devices: all with colocate_all, the reference with

@@ -91,8 +91,8 @@ class RequestOptions(CommonOptions, total=False):
         help="Trained parameters: all (full), a LoRA adapter (lora), or a LoRA adapter on 4-bit weights (qlora). Default: as "
         "in --config, else the search space's.")]
     lora_rank: Annotated[int | None, Flag(MODEL, metavar="N", help="Rank of the LoRA adapter. Example: 16.")]
-    dataset: Annotated[Name | None, Flag(CONFIGURATION, metavar="NAME|FOLDER", completes="file",
-        help="Prompts or rows, as the framework loads them. Default: synthetic prompts of the longest length.")]
+    dataset: Annotated[Name | None, Flag(CONFIGURATION, metavar="NAME|PATH", completes="file",
+        help="Prompts or rows: a name on the hub, a folder or a file. Default: synthetic prompts of the longest length.")]
     max_completion_length: Annotated[int | None, Flag(LENGTHS, metavar="N",
         help="Longest completion, in tokens; constant during the search.")]
     image_size: Annotated[str | None, Flag(LENGTHS, metavar="WxH",

@@ -11,8 +11,9 @@ from typing import Any, cast
 from autotune import frameworks
 from autotune.catalog import hub_config, model_lookup, space_files
 from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.dataset_files import refuse_unreadable
 from autotune.core.errors import BadInput, IllegalConfiguration
-from autotune.core.files import refuse_special_files, sqlite_url
+from autotune.core.files import sqlite_url
 from autotune.core.hardware import Hardware
 from autotune.core.job import Job, Mode
 from autotune.core.space import SearchSpace
@@ -150,7 +151,7 @@ def parse_request(flags: Flags) -> ParsedRequest:
 def _dataset(flags: Flags, config: UserConfig | None) -> str | None:
     named = flags.dataset or (config.dataset if config else None)
     if named is not None:
-        refuse_special_files(Path(named), way_out="Give the dataset's folder, or its name on the hub.")
+        refuse_unreadable(named)
     return named
 
 

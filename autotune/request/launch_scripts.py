@@ -80,7 +80,9 @@ def _tuning(script: LaunchScript) -> str:
 
 def _config(script: LaunchScript) -> UserConfig:
     """Return the settings that the framework's table has; the others stay in the script."""
-    known, kind = frameworks.trainer(script.framework, script.method).fields(), kind_of(script.framework)
+    trainer, kind = frameworks.trainer(script.framework, script.method), kind_of(script.framework)
+    own = trainer.canonical.keys() & set(kind.former.values()) - trainer.fields().keys()  # earlier releases had flags for them
+    known = {**trainer.fields(), **{name: Field(kinds=("int",), default=None) for name in own}}
     settings: dict[str, KnobValue] = {}
     kept: list[str] = []
     wrong: list[str] = []
@@ -100,6 +102,11 @@ def _config(script: LaunchScript) -> UserConfig:
     if wrong:
         raise BadInput(f"{script.path}: {'; '.join(wrong)}.", way_out="Write its value, or give it with --hold NAME=VALUE.")
     notes = [f"read from {script.path}, line {script.line}: {len(settings)} settings of {script.framework} {script.method}"]
+    if script.former:
+        today = frameworks.trainer(script.framework, script.method).requires
+        notes.append(
+            f"flags of an earlier {script.framework} are read as those of {', '.join(today.values())}, which is modelled"
+        )
     if kept:
         notes.append(f"kept in the script, and not considered: {', '.join(kept)}")
     return UserConfig(path=Path(script.path), settings=settings, rest={}, notes=tuple(notes))

@@ -34,9 +34,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     column = next((name for name in COLUMNS if name in (rows.column_names or ())), None)
     if column is None or number == 0:
         return {"rows": number, "looked_at": 0, "sizes": []}
-    sample = _undecoded(rows.select_columns([column]), column)
+    sample = undecoded(rows.select_columns([column]), column)
     sample = sample.take(MAX_FETCHED_ROWS) if number is None else sample.select(range(0, number, -(-number // MAX_ROWS)))
-    sizes = [[size_of(image) for image in itertools.islice(_listed(row[column]), MAX_IMAGES)] for row in sample]
+    sizes = [[size_of(image) for image in itertools.islice(listed(row[column]), MAX_IMAGES)] for row in sample]
     return {"rows": number, "looked_at": len(sizes), "sizes": sizes}
 
 
@@ -51,7 +51,7 @@ def _training_rows(named: dict[str, Any]) -> tuple[Any, int | None]:
     return rows, len(rows)
 
 
-def _undecoded(rows: Any, column: str) -> Any:
+def undecoded(rows: Any, column: str) -> Any:
     """Return the rows with images as bytes or paths: decoding would read every pixel."""
     from datasets import Image
 
@@ -65,7 +65,7 @@ def _undecoded(rows: Any, column: str) -> Any:
     return rows
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 

@@ -116,7 +116,9 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname not in self._patches:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        # Only those behind this one: another hook of this kind would ask this one again, without end.
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        others = (finder for finder in behind if hasattr(finder, "find_spec"))
         spec = next((one for finder in others if (one := finder.find_spec(fullname, path, target)) is not None), None)
         if spec is None or spec.loader is None:
             return spec

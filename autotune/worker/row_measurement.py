@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .prompt_measurement import BATCH, percentile, print_answer
+from .prompt_measurement import BATCH, load_splits, percentile, print_answer
 
 PERCENTILES = (50, 75, 90, 95, 99, 100)
 MAX_ROWS = 20_000
@@ -30,6 +30,8 @@ def load_rows(named: dict[str, Any]) -> Any:
     """Load the training split of a file, a folder or a dataset of the hub."""
     from datasets import load_dataset
 
+    if named.get("datasets"):
+        return load_splits(named)["train"]
     place, split = str(named["dataset_name"]), named.get("dataset_train_split") or "train"
     if Path(place).is_file():
         return load_dataset(KINDS.get(Path(place).suffix, "json"), data_files=place, split="train")

@@ -56,6 +56,12 @@ def test_a_pipe_that_a_library_would_wait_for(here: Path) -> None:
     refused(here, says="model/tokenizer.json is a pipe or a device", instead="Save or download the model again")
 
 
+def test_a_dataset_file_that_is_missing_or_holds_no_rows(here: Path) -> None:
+    refused(here, "--dataset", "data/rows.jsonl", says="Dataset data/rows.jsonl: there is no such file", instead="full one")
+    (here / "rows.txt").write_text("a row\n")
+    refused(here, "--dataset", "rows.txt", says="Dataset rows.txt: not a file of rows (.json,", instead=".jsonl")
+
+
 def test_an_unknown_gpu(here: Path) -> None:
     refused(here, "--gpus", "2xA101-40G", says="Unknown GPU 'A101-40G'", instead="'A100-40G'")
 

@@ -14,6 +14,8 @@ from autotune.emulator import launch
 from autotune.emulator.build import Built
 from autotune.emulator.launch import INJECTED, Stand
 
+WORKER = Path(launch.__file__).parents[1] / "worker"
+
 
 @pytest.mark.parametrize("file", sorted(INJECTED.glob("*.py")), ids=lambda file: file.name)
 def test_the_oldest_python_reads_it(file: Path) -> None:
@@ -51,6 +53,33 @@ kept(torch)
 print(seen)
 """
     assert start(tmp_path, program).splitlines()[-1] == "['torch']"
+
+
+@pytest.mark.parametrize("order", [(INJECTED, WORKER / "startup"), (WORKER / "startup", INJECTED)], ids=["emulator", "watch"])
+def test_each_sitecustomize_runs_once(order: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('of the environment')")
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*order, tmp_path)))}
+    done = subprocess.run([sys.executable, "-c", "print('begun')"], env=known, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("of the environment\nbegun\n", "")
+
+
+@pytest.mark.parametrize("first", ["emulator", "watch"])
+def test_the_hook_that_watches_a_frameworks_models_runs_beside_it(first: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    program = f"""
+import sys
+sys.path.insert(0, {str(WORKER)!r})
+import emulator_start, model_watch
+seen = []
+hooks = [
+    emulator_start._TorchImportHook({{"torch": lambda module: seen.append("emulator")}}),
+    model_watch._AfterImport({{"torch": [lambda module: seen.append("watch")]}}),
+]
+sys.meta_path[:0] = hooks if "{first}" == "emulator" else hooks[::-1]
+import torch
+print(sorted(seen))
+"""
+    assert start(tmp_path, program).splitlines()[-1] == "['emulator', 'watch']"
 
 
 def test_a_running_ray_cluster_is_not_joined(tmp_path: Path) -> None:

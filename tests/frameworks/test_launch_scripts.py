@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -187,7 +188,7 @@ def test_open_reasoner_zero_is_recognised() -> None:
         ("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=remax\n", "adv_estimator=remax"),
         ("swift sft --model m --max_length $(nproc)\n", "max_length is the output of a command"),
         ("trl grpo --learning_rat 1\n", "learning_rat"),
-        ("deepspeed --module openrlhf.cli.train_sft --x 1\n", "line 1: openrlhf.cli.train_sft is no training of openrlhf"),
+        ("deepspeed --module openrlhf.cli.serve_rm --x 1\n", "line 1: openrlhf.cli.serve_rm is no training of openrlhf"),
         ('srun bash -c "ray start && swift sft --model m"\n', "line 1: swift's training is inside a quoted command"),
         ("accelerate launch --config_file fsdp.json swift/cli/sft.py --model m\n", "sharding of fsdp.json is the launcher's"),
     ],
@@ -210,3 +211,43 @@ def test_gpus_of_a_vllm_server_do_not_train(tmp_path: Path) -> None:
     request = parse_request(Flags(from_command=str(path), gpus="8xH100", mode="predict"))
     assert request.job.task.workload.global_batch == 28
     assert candidate_of_job(request).settings["gradient_accumulation_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "instead"),
+    [
+        ("torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=a", "is SFT, and verl's GRPO", "--method sft"),
+        ("torchrun -m verl.trainer.sft_trainer data.train_files=a", "is SFT, and verl's GRPO", "--method sft"),
+        ("python3 -m recipe.one_step_off_policy.main_ppo a=b", "is an asynchronous trainer", "--space verl-async"),
+        ("python3 -m verl.experimental.fully_async_policy.fully_async_main a=b", "asynchronous", "separate_async"),
+        ("deepspeed --module openrlhf.cli.train_sft --pretrain a", "trains on given rows", "--method sft"),
+        ("deepspeed --module openrlhf.cli.train_dpo --pretrain a", "trains on given rows", "--framework command"),
+    ],
+)
+def test_another_entry_point_of_a_framework_is_told_what_to_do(command: str, said: str, instead: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(said)) as refused:
+        find_launch("run.sh", command, commands_of(command))
+    assert instead in str(refused.value)
+
+
+def test_flags_of_openrlhf_before_its_dotted_ones_are_read_and_kept(tmp_path: Path) -> None:
+    """Public scripts of three years have them; a changed script stays one of its own release."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-7B --advantage_estimator rloo \\\n"
+        "  --micro_train_batch_size 4 --train_batch_size=64 --rollout_batch_size 64 --n_samples_per_prompt 4 --zero_stage 3 \\\n"
+        "  --prompt_max_len 1024 --generate_max_len 3072 --colocate_all_models --vllm_num_engines 4 --actor_num_gpus_per_node 4\n"
+    )
+    request = parse_request(Flags(from_command=str(script), gpus="4xA100-80G"))
+    settings = candidate_of_job(request).settings
+    assert request.job.task.workload.model.name == "Qwen/Qwen2.5-7B" and request.job.task.workload.method == "grpo"
+    assert (settings["train.micro_batch_size"], settings["ds.zero_stage"], settings["data.max_len"]) == (4, 3, 4096)
+    assert settings["rollout.n_samples_per_prompt"] == 4 and settings["train.colocate_all"] is True
+    assert any("flags of an earlier openrlhf" in note for note in request.notes)
+    launch = request.job.task.workload.launch
+    assert launch is not None
+    text = changed_script(
+        launch, {"train.micro_batch_size": 2, "train.batch_size": 32, "ds.adam_offload": True, "rollout.micro_batch_size": 8}
+    )
+    assert "--micro_train_batch_size 2" in text and "--train_batch_size=32" in text
+    assert "--adam_offload" in text and "--micro_rollout_batch_size 8" in text and "ds." not in text

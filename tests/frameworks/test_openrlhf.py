@@ -33,7 +33,9 @@ def test_lengths_make_the_longest_row() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"vllm.num_engines": 3}, "must be the 8 GPUs, and is 3 x 1"),
+        ({"vllm.num_engines": 3}, "8 by --gpus: the policy has 8 (actor.num_nodes x actor.num_gpus_per_node) and vLLM 3 ("),
+        ({"actor.num_gpus_per_node": 16}, "8 by --gpus: the policy has 16"),
+        ({"train.colocate_all": False, "actor.num_gpus_per_node": 4, "vllm.num_engines": 6}, "4 + 6 of 8 by --gpus"),
         ({"rollout.n_samples_per_prompt": 1}, "must be above 1"),
         ({"train.micro_batch_size": 5}, "not divisible by"),
         ({"train.micro_batch_size": 0}, "not above zero"),
@@ -105,11 +107,16 @@ def test_an_asynchronous_run_has_vllm_on_gpus_of_its_own_whatever_is_colocated()
     assert (partial.split.gpus, partial.split.overlap, partial.split.at_sync) == (4, "stream", "pause")
 
 
+def test_engines_of_their_own_leave_the_policy_the_other_gpus() -> None:
+    found = composed(settings={"train.colocate_all": False, "vllm.num_engines": 4})
+    assert (found.ranks, found.split.gpus) == (4, 4)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"train.partial_rollout_enable": True}, "requires train.async_enable"),
-        ({"train.async_enable": True, "vllm.num_engines": 8}, "need GPUs of their own"),
+        ({"train.async_enable": True, "vllm.num_engines": 8}, "have GPUs of their own"),
         ({"train.async_enable": True, "vllm.enable_sleep": True}, "excludes vllm.enable_sleep"),
     ],
 )

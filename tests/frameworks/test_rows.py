@@ -11,8 +11,11 @@ from autotune import frameworks
 from autotune.core.errors import BadInput
 from autotune.core.task import Task
 from autotune.core.workload import Model
+from autotune.frameworks.trl.requests import dataset_of
 from autotune.report.dataset_rows import data_lines, data_row
+from autotune.worker.prompt_measurement import load_splits
 from autotune.worker.synthetic import tiny_config, write_model_folder
+from autotune.worker.trl.training_data import user_dataset
 from tests.frameworks.conftest import make_task
 
 ROWS: list[dict[str, object]] = [{"text": "word " * (10 * number)} for number in range(1, 101)]
@@ -77,3 +80,19 @@ def test_it_is_told_in_lines_and_in_the_document(model: Path, tmp_path: Path) ->
     told, row = "\n".join(data_lines(found)), data_row(found)
     assert "100 rows" in told and "10.0% of rows" in told
     assert row is not None and row["percentiles"][2]["share"] == 90 and row["percentiles"][2]["rows_longer"] == 10
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
+def test_a_file_of_rows_is_loaded_by_probes_and_by_trl(suffix: str, tmp_path: Path) -> None:
+    """`load_dataset` takes the path of a file for a name on the hub."""
+    from datasets import Dataset
+
+    path = tmp_path / f"rows.{suffix}"
+    rows = Dataset.from_list(ROWS)
+    {"csv": rows.to_csv, "parquet": rows.to_parquet}.get(suffix, rows.to_json)(str(path))
+    held = {"dataset_config": "main", "dataset_train_split": "train_sft"}
+    task = make_task(method="grpo", dataset=str(path), user_settings=held)
+    named = dataset_of(task)
+    assert named is not None and "dataset_name" not in named
+    assert user_dataset(named)["text"] == [row["text"] for row in ROWS]
+    assert load_splits(dict(named))["train"].num_rows == len(ROWS)

@@ -49,8 +49,9 @@ class _TorchImportHook(importlib.abc.MetaPathFinder):
     def _found_by_others(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> importlib.machinery.ModuleSpec | None:
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
+        # Only those behind this one: another hook of this kind would ask this one again, without end.
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            if hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)
                 if spec is not None:
                     return spec

@@ -12,7 +12,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def hand_on() -> None:
-    elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
+    # A folder of `ran` is not searched again: the hook of a watched run hands on as well.
+    ran = sys.__dict__.setdefault("autotune_sitecustomize", set())
+    ran.add(HERE)
+    elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() not in ran]
     found = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if found is not None and found.loader is not None:
         found.loader.exec_module(importlib.util.module_from_spec(found))

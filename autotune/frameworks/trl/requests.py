@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 from autotune.core.candidate import Candidate
+from autotune.core.dataset_files import FILE_LOADERS
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.task import Task
 from autotune.frameworks.stand_in_step import gptq_bits
@@ -53,7 +55,20 @@ def dataset_of(task: Task) -> Mapping[str, object] | None:
     named = {name: task.workload.user_settings[name] for name in DATASET_KEYS if name in task.workload.user_settings}
     if task.workload.dataset is not None:
         named = {**{name: value for name, value in named.items() if name != "datasets"}, "dataset_name": task.workload.dataset}
+        loader = FILE_LOADERS.get(Path(task.workload.dataset).suffix)
+        if loader is not None:
+            return _one_file(loader, Path(task.workload.dataset), named)
     return named if named.get("dataset_name") or named.get("datasets") else None
+
+
+def _one_file(loader: str, path: Path, named: Mapping[str, object]) -> Mapping[str, object]:
+    """Return one file of rows as TRL takes it: `load_dataset` takes a file's path for a name on the hub."""
+    streaming = named.get("dataset_streaming") or named.get("streaming")
+    return {
+        "datasets": [{"path": loader, "data_files": str(path.expanduser().resolve())}],
+        "dataset_train_split": "train",
+        **({"streaming": True} if streaming else {}),
+    }
 
 
 def evaluation_request(task: Task) -> Mapping[str, object] | None:

@@ -24,8 +24,10 @@ def watch() -> None:
 
 
 def run_next() -> None:
-    """Run the `sitecustomize` that this one hides."""
-    elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
+    """Run the `sitecustomize` that this one hides, unless it ran already: that of emulated cards does the same."""
+    ran = sys.__dict__.setdefault("autotune_sitecustomize", set())
+    ran.add(HERE)
+    elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() not in ran]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -32,12 +32,12 @@ class OfflineRun(TrainerRun):
         return training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
 
     def _rows(self, *, rows: int, group: int, seed: int) -> Any:
-        """Return the first rows of the user's dataset, or synthetic ones."""
+        """Return rows of the user's dataset, or synthetic ones."""
         from datasets import Dataset
 
         source = training_data.user_dataset(self.request.get("dataset"))
         if source is not None:
-            return training_data.exactly(source, rows=rows, group=group)
+            return self._of_dataset(source, rows=rows, group=group, limit=self._words)
         if self.request.get("images"):
             return self._rows_with_images(rows, "messages", self._words, generates=False)
         draw = random.Random(seed)

@@ -139,7 +139,7 @@ class ScriptRun(TrainerRun):
         return {name: value for name in names if (value := getattr(config, name)) != default_of(config, name)}
 
     def _rows(self, *, rows: int, group: int, seed: int) -> Any:
-        return training_data.exactly(self.captured.given["train_dataset"], rows=rows, group=group)
+        return self._of_dataset(self.captured.given["train_dataset"], rows=rows, group=group, limit=None)
 
     def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
         given = self.captured.given

@@ -18,6 +18,7 @@ from . import (
     engine,
     hooks,
     image_inputs,
+    image_rows,
     rollout_reuse,
     seams,
     step_timer,
@@ -108,13 +109,21 @@ class TrainerRun:
         return self._rows(rows=batch * plan.rounds_of_prompts, group=group, seed=config.seed)
 
     def _rows(self, *, rows: int, group: int, seed: int) -> Any:
-        """Return the first prompts of the user's dataset, or synthetic ones."""
-        if self.request.get("images") and training_data.user_dataset(self.request.get("dataset")) is None:
-            return self._rows_with_images(rows, "prompt", self.lengths.prompt or DEFAULT_PROMPT_TOKENS, generates=True)
-        return training_data.prompts(
-            self.request.get("dataset"), rows=rows, group=group, tokenizer=self.loaded.tokenizer,
-            tokens=self.lengths.prompt or DEFAULT_PROMPT_TOKENS, seed=seed,
-        )  # fmt: skip
+        """Return prompts of the user's dataset, or synthetic ones."""
+        from datasets import Dataset
+
+        source, tokens = training_data.user_dataset(self.request.get("dataset")), self.lengths.prompt or DEFAULT_PROMPT_TOKENS
+        if source is not None:
+            return self._of_dataset(source, rows=rows, group=group, limit=self.lengths.prompt)
+        if self.request.get("images"):
+            return self._rows_with_images(rows, "prompt", tokens, generates=True)
+        return Dataset.from_list(training_data.synthetic_prompts(rows, self.loaded.tokenizer, tokens, seed))
+
+    def _of_dataset(self, source: Any, *, rows: int, group: int, limit: int | None) -> Any:
+        """Return the first rows, which get the forced length, or the longest ones if they have images."""
+        if self.request.get("images"):
+            return image_rows.longest(source, self.processing, limit=limit, rows=rows, group=group)
+        return training_data.exactly(source, rows=rows, group=group)
 
     @functools.cached_property
     def processing(self) -> Any:

@@ -83,32 +83,26 @@ def _reward(name: str) -> Callable[..., Any]:
     return getattr(library, name)  # type: ignore[no-any-return]
 
 
-def prompts(script: Mapping[str, Any] | None, *, rows: int, group: int, tokenizer: Any, tokens: int, seed: int) -> Any:
-    """Return a dataset of exactly `rows` rows, so that a run is one epoch without a remainder.
+def exactly(source: Any, *, rows: int, group: int) -> Any:
+    """Return the first `rows` rows of a dataset, repeated if it has fewer, so that a run is one epoch without a remainder.
 
     `group` rows are one generation batch; the real run cannot make a batch from a shorter dataset
     either.
     """
     from datasets import Dataset
 
-    source = user_dataset(script)
-    if source is None:
-        return Dataset.from_list(synthetic_prompts(rows, tokenizer, tokens, seed))
-    return exactly(source, rows=rows, group=group)
-
-
-def exactly(source: Any, *, rows: int, group: int) -> Any:
-    """Return the first `rows` rows of a dataset, repeated if it has fewer."""
-    from datasets import Dataset
-
     if not hasattr(source, "select"):  # a stream
         source = Dataset.from_list(list(itertools.islice(source, rows)))
+    refuse_few_rows(source, group)
+    return source.select([index % len(source) for index in range(rows)])
+
+
+def refuse_few_rows(source: Any, group: int) -> None:
     if len(source) < group:
         raise ValueError(
             f"the training split has {len(source)} rows, and one generation batch takes {group} different prompts: "
             "no batch could be made. Use a larger split, more num_generations or a smaller batch."
         )
-    return source.select([index % len(source) for index in range(rows)])
 
 
 def user_dataset(script: Mapping[str, Any] | None) -> Any:
