@@ -99,6 +99,9 @@ class Trace:
     returns: Mapping[int, int] = field(default_factory=dict)
     """Allocation freed while another stream reads it -> first one that may reuse its block."""
 
+    products: tuple[int, ...] = ()
+    """Latest allocation at the first matrix product of each thread; empty: unknown."""
+
     notes: tuple[str, ...] = ()  # approximations of the trace, for the reader
     high_extra_bytes: int = 0  # possible increase that depends on data (expert imbalance)
     effective: Mapping[str, object] = field(default_factory=dict)  # reported by the trainer

@@ -21,6 +21,7 @@ class Ledger:
         self.streams: dict[int, int] = {}
         self.current_stream: Callable[[], int] | None = None
         """Number of the stream that a block is requested on; None: all are torch's default, 0."""
+        self.products: dict[bool, int] = {}
         self.marks: list[dict[str, Any]] = []
         self.live = 0
         self.peak = 0
@@ -56,6 +57,11 @@ class Ledger:
         self.events.append(-(number + 1))
         self.live -= self.sizes[number]
 
+    def note_product(self) -> None:
+        """Note the latest allocation at the first matrix product of each thread: autograd has its own."""
+        if self.phase in ("score", "forward", "backward") and self.sizes:
+            self.products.setdefault(self.phase == "backward", len(self.sizes) - 1)
+
     def set_part(self, number: int, part: str) -> None:
         """Correct the part of an allocation."""
         self.parts[number] = _NUMBER[part]
@@ -67,5 +73,5 @@ class Ledger:
     def as_json(self) -> dict[str, Any]:
         return {
             "sizes": self.sizes, "parts": self.parts, "part_names": list(PARTS), "events": self.events, "marks": self.marks,
-            "streams": self.streams,
+            "streams": self.streams, "products": [self.products[one] for one in sorted(self.products)],
         }  # fmt: skip
