@@ -102,6 +102,8 @@ class Trace:
     products: tuple[int, ...] = ()
     """Latest allocation at the first matrix product of each thread; empty: unknown."""
 
+    emptied: tuple[int, ...] = ()  # allocations before which the cache is emptied; each is the first of a stretch
+
     notes: tuple[str, ...] = ()  # approximations of the trace, for the reader
     high_extra_bytes: int = 0  # possible increase that depends on data (expert imbalance)
     effective: Mapping[str, object] = field(default_factory=dict)  # reported by the trainer

@@ -152,7 +152,8 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
 
 def _loaded_weights(trace: Trace) -> int:
     """Return the weights held after loading; adapters, made later, excluded."""
-    end = next((span.stop for mark, span in trace.stretches() if mark.phase == "load"), 0)
+    first = next((mark.event for mark in trace.marks if mark.phase != "load"), len(trace.events))
+    end = first if any(mark.phase == "load" for mark in trace.marks) else 0
     return trace.live_parts_at(end - 1).get("weights", 0) if end else 0
 
 
@@ -232,6 +233,7 @@ def _pieces(size: int) -> list[int]:
 
 def emptied(whole: Trace, context: TraceContext) -> Iterator[int]:
     """Yield the events before which the cache is emptied."""
+    yield from (whole.events.index(number + 1) for number in whole.emptied)
     previous: Phase | None = None
     begun: set[int] = set()
     for mark, span in whole.stretches():

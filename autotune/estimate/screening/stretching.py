@@ -142,7 +142,8 @@ class _Stretching:
             marks=tuple(self.marks),
             streams={new: longer.streams[b] for new, (b, _, _) in enumerate(self.sources) if b in longer.streams},
             returns=self._returns(),
-            products=self._products(),
+            products=self._first_copies(self.longer.trace.products),
+            emptied=self._first_copies(self.longer.trace.emptied),
             usage=self._usage(),
         )
         _require_consistent(trace)
@@ -302,11 +303,11 @@ class _Stretching:
                 found[new] = self._passed(copy, offset, extra, theirs[b])
         return found
 
-    def _products(self) -> tuple[int, ...]:
+    def _first_copies(self, numbers: Sequence[int]) -> tuple[int, ...]:
         first: dict[int, int] = {}
         for new, (b, _, _) in enumerate(self.sources):
             first.setdefault(b, new)
-        return tuple(first[b] for b in self.longer.trace.products if b in first)
+        return tuple(first[b] for b in numbers if b in first)
 
     def _passed(self, copy: BlockCopy, offset: int, extra: int, before: int) -> int:
         if before >= len(self.longer.trace.sizes):

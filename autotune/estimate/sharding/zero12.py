@@ -104,6 +104,7 @@ class Zero12(Zero):
     def loaded(self) -> None:
         """Move the weights into one flat tensor, then make this rank's float32 masters."""
         part: Part = "weights" if self._trains_all else "adapters"
+        self.book.empty_cache()
         self.book.allocate(self.partition * self.sharding.ranks * self.width, part)
         for index in self.trained:
             self.give_up(self.usage.parameters[index].number)
@@ -111,6 +112,8 @@ class Zero12(Zero):
         if not self.sharding.offload_optimizer:
             self.book.allocate(self.partition * MASTER_BYTES, "optimizer")
             self.book.free(cloned)
+            if self._trains_all:
+                self.book.empty_cache()  # before the group of norms and biases
             self.book.passing(self.partition * MASTER_BYTES, "gradients")
             return
         self.book.free(cloned)
