@@ -5,7 +5,8 @@ make bench-emulated
 No GPU, no weights, no network. The environment has a CUDA build of torch, TRL, and what the setups
 need of vLLM, DeepSpeed, bitsandbytes. Each setup runs in the product's own probe worker on emulated
 cards (docs/emulated-gpus.md), and is predicted from a trace in the same environment. The two share
-the rendering of settings and nothing else. Writes results/emulated.json and results/emulated.md.
+the rendering of settings and nothing else. Writes results/emulated.json and results/emulated.md after
+each row. What was emulated before is not emulated again, and predicted anew.
 
 Figures of the emulator are emulated, not measured.
 """
@@ -15,10 +16,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +62,25 @@ def main() -> int:
     versions = {name: version for name, version in environment.versions(python, PACKAGES).items() if version}
     facts = machine.facts(versions)
     print(json.dumps(facts), file=sys.stderr)
-    if not asked.no_emulation:
-        _emulate_all(chosen, python, raw, str(facts["commit"]))
-    chosen = [one for one in chosen if raw.of(one)]
-    with contextlib.closing(Predictor(python)) as predictor:
-        rows = [report.row(one, raw.of(one), _said(one, predictor.predict(one))) for one in chosen]
-    facts |= {"seconds": round(time.monotonic() - began)}
-    document = report.document(rows, facts)
+    rows: dict[str, Line] = {}
+    with contextlib.closing(Worker(python)) as worker, contextlib.closing(Predictor(python)) as predictor:
+        for setup in sorted(chosen, key=lambda one: not raw.of(one)):
+            if not asked.no_emulation and time.monotonic() - began < asked.minutes * 60:
+                _emulate(setup, worker, raw, str(facts["commit"]))
+            if raw.of(setup):
+                rows[setup.name] = report.row(setup, raw.of(setup), _said(setup, predictor.predict(setup)))
+                facts["seconds"] = round(time.monotonic() - began)
+                document = report.document([rows[one.name] for one in chosen if one.name in rows], facts)
+                if not asked.names:
+                    _write(document, asked.out)
     print(report.readable(document))
-    if not asked.names:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "emulated.json").write_text(json.dumps(document, indent=1) + "\n")
-        (asked.out / "emulated.md").write_text(report.readable(document))
     return 0
+
+
+def _write(document: Mapping[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "emulated.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "emulated.md").write_text(report.readable(document))
 
 
 def _arguments() -> argparse.Namespace:
@@ -81,23 +89,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--raw", type=Path, required=True, help="JSON lines, one for each run: what is there is not run again")
     parser.add_argument("--no-emulation", action="store_true", help="emulate nothing: compare what --raw has")
     parser.add_argument("--earlier", type=Path, help="an earlier emulated.json: what --raw lacks of its rows is not run again")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="emulate nothing new after this time")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("names", nargs="*", help="only setups whose name contains one of these words, and no table is written")
     return parser.parse_args()
 
 
-def _emulate_all(chosen: Sequence[Setup], python: Path, raw: Raw, commit: str) -> None:
-    """Emulate what `raw` lacks; successive setups on the same machine share its worker's imports."""
-    missing = [
-        (one, late) for one in chosen for late in ((False, True) if one.late else (False,)) if _kind(late) not in raw.of(one)
-    ]
-    with contextlib.closing(Worker(python)) as worker:
-        for setup, late in missing:
-            began = time.monotonic()
-            line = worker.emulate(setup, late=late)
-            seconds = round(time.monotonic() - began, 1)
-            raw.add({"setup": setup.name, "kind": _kind(late), "commit": commit, **line, "seconds": seconds})
-            _said(setup, line)
+def _emulate(setup: Setup, worker: Worker, raw: Raw, commit: str) -> None:
+    """Emulate what `raw` lacks of a setup."""
+    for late in (False, True) if setup.late else (False,):
+        if _kind(late) in raw.of(setup):
+            continue
+        began = time.monotonic()
+        line = worker.emulate(setup, late=late)
+        seconds = round(time.monotonic() - began, 1)
+        raw.add({"setup": setup.name, "kind": _kind(late), "commit": commit, **line, "seconds": seconds})
+        _said(setup, line)
 
 
 def _kind(late: bool) -> str:

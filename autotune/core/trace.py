@@ -99,6 +99,11 @@ class Trace:
     returns: Mapping[int, int] = field(default_factory=dict)
     """Allocation freed while another stream reads it -> first one that may reuse its block."""
 
+    products: tuple[int, ...] = ()
+    """Latest allocation at the first matrix product of each thread; empty: unknown."""
+
+    emptied: tuple[int, ...] = ()  # allocations before which the cache is emptied; each is the first of a stretch
+
     notes: tuple[str, ...] = ()  # approximations of the trace, for the reader
     high_extra_bytes: int = 0  # possible increase that depends on data (expert imbalance)
     effective: Mapping[str, object] = field(default_factory=dict)  # reported by the trainer

@@ -121,7 +121,7 @@ class CachingAllocator:
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # stream -> (large, small)
         self._in_use: dict[int, tuple[AllocatorBlock, int]] = {}
         self._deferred: dict[int, AllocatorBlock] = {}
-        self._next_address = 0
+        self._lowest_address = ADDRESS_SPACE_BYTES
         self._max_split = self.settings.max_split_bytes or (1 << 62)
 
     def malloc(self, number: int, size: int, stream: int = 0) -> None:
@@ -207,9 +207,9 @@ class CachingAllocator:
             self._count_retry()
             if not self._take(segment):
                 raise self._out_of_memory(size)
-        block = AllocatorBlock(self._next_address, segment, FREE, pool)
-        self._next_address += segment
-        return block
+        # The driver hands out addresses downwards, which decides between free blocks of one size.
+        self._lowest_address -= segment
+        return AllocatorBlock(self._lowest_address, segment, FREE, pool)
 
     def _has_room(self, size: int) -> bool:
         return self.capacity_bytes is None or self.reserved + size <= self.capacity_bytes

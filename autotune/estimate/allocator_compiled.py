@@ -91,6 +91,7 @@ def _replay(arrays: EventArrays, sizes: Integers, rows: int, most: int, capacity
     pools = 2 * (1 + int(arrays.streams.max(initial=0)))
     blocks, lists = np.zeros((most, 6), dtype=np.int64), np.zeros((POOLS + pools, max(most, pools)), dtype=np.int64)
     lists[TOTALS, SPARES], lists[TOTALS, CAPACITY] = most, capacity
+    lists[TOTALS, ADDRESSES] = rules.ADDRESS_SPACE_BYTES
     lists[SPARE, :most] = np.arange(most)
     holder = np.full(len(sizes), NONE, dtype=np.int64)
     waiting = np.zeros(len(sizes) if arrays.waits.max(initial=NONE) > NONE else 0, dtype=np.int64)
@@ -274,9 +275,8 @@ def _fresh(heap: Heap, holder: Integers, waiting: Integers, pool: int, size: int
             lists[TOTALS, REFUSED] = size
             return NONE
     lists[TOTALS, RESERVED] += segment
-    block = _new_block(heap, lists[TOTALS, ADDRESSES], segment, pool)
-    lists[TOTALS, ADDRESSES] += segment
-    return block
+    lists[TOTALS, ADDRESSES] -= segment
+    return _new_block(heap, lists[TOTALS, ADDRESSES], segment, pool)
 
 
 @compiled

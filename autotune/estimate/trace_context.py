@@ -136,8 +136,12 @@ def _cycles(trace: Trace) -> Iterator[tuple[int, int]]:
 def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
     if context.loads_at_once and places.loaded_bytes:
         yield Insertion(event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load")
-    for event in places.multiplying if context.cublas_workspace_bytes else ():
-        yield Insertion(event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,))
+    products: list[tuple[int, Phase | None]] = [(event, None) for event in places.multiplying]
+    if context.generation is not None and places.cycles and products:
+        products[0] = (places.cycles[0][0], "rollout")
+    for event, phase in products if context.cublas_workspace_bytes else ():
+        workspace = (context.cublas_workspace_bytes,)
+        yield Insertion(event=event, sizes=workspace, parts=("workspaces",), order=(1,), phase=phase)
     for event, step in places.cycles:
         if context.merge_bytes:
             merged, part = (context.merge_bytes,), context.merge_part
@@ -148,12 +152,16 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
 
 def _loaded_weights(trace: Trace) -> int:
     """Return the weights held after loading; adapters, made later, excluded."""
-    end = next((span.stop for mark, span in trace.stretches() if mark.phase == "load"), 0)
+    first = next((mark.event for mark in trace.marks if mark.phase != "load"), len(trace.events))
+    end = first if any(mark.phase == "load" for mark in trace.marks) else 0
     return trace.live_parts_at(end - 1).get("weights", 0) if end else 0
 
 
 def _first_products(trace: Trace) -> Iterator[int]:
-    """Yield the first product of each cuBLAS thread: the forward pass's and autograd's."""
+    """Yield the event after the first product of each cuBLAS thread: the forward pass's and autograd's."""
+    if trace.products:
+        yield from (trace.events.index(number + 1) + 1 for number in trace.products)
+        return
     for phases in (("score", "forward"), ("backward",)):
         first = next((span for mark, span in trace.stretches() if mark.phase in phases and len(span)), None)
         if first is not None:
@@ -225,6 +233,7 @@ def _pieces(size: int) -> list[int]:
 
 def emptied(whole: Trace, context: TraceContext) -> Iterator[int]:
     """Yield the events before which the cache is emptied."""
+    yield from (whole.events.index(number + 1) for number in whole.emptied)
     previous: Phase | None = None
     begun: set[int] = set()
     for mark, span in whole.stretches():

@@ -135,7 +135,7 @@ class Tracer:
         if answer["event"] == "failed":
             raise _refusal(answer, specification)
         try:
-            trace = msgspec.convert(answer["result"], Trace)
+            trace = msgspec.convert(answer["result"], Trace, str_keys=True)
         except msgspec.ValidationError as error:
             raise ProbeError(f"The adapter {self._adapter} returned an invalid trace: {error}.") from error
         self.traced += 1

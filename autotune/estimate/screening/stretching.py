@@ -142,6 +142,8 @@ class _Stretching:
             marks=tuple(self.marks),
             streams={new: longer.streams[b] for new, (b, _, _) in enumerate(self.sources) if b in longer.streams},
             returns=self._returns(),
+            products=self._first_copies(self.longer.trace.products),
+            emptied=self._first_copies(self.longer.trace.emptied),
             usage=self._usage(),
         )
         _require_consistent(trace)
@@ -300,6 +302,12 @@ class _Stretching:
             if b in theirs:
                 found[new] = self._passed(copy, offset, extra, theirs[b])
         return found
+
+    def _first_copies(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        first: dict[int, int] = {}
+        for new, (b, _, _) in enumerate(self.sources):
+            first.setdefault(b, new)
+        return tuple(first[b] for b in numbers if b in first)
 
     def _passed(self, copy: BlockCopy, offset: int, extra: int, before: int) -> int:
         if before >= len(self.longer.trace.sizes):

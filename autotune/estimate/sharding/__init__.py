@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autotune.core.trace import Inventory, Trace
+from autotune.estimate.replay import replay
 from autotune.estimate.sharding.ddp import Ddp
 from autotune.estimate.sharding.fsdp1 import Fsdp1
 from autotune.estimate.sharding.sharding_options import Kind, Sharding
@@ -44,11 +45,11 @@ def apply(trace: Trace, sharding: Sharding) -> Sharded:
 
 
 def worst_rank(trace: Trace, sharding: Sharding) -> Sharded:
-    """Return the higher of first and last rank; with `begins_on_meta`, the last."""
+    """Return the rank that reserves more, of first and last; with `begins_on_meta`, the last."""
     if sharding.begins_on_meta and sharding.ranks > 1:
         return apply(trace, replace(sharding, rank=sharding.ranks - 1))
     both = [apply(trace, replace(sharding, rank=rank)) for rank in sorted({0, sharding.ranks - 1})]
-    return max(both, key=lambda one: one.trace.peak_bytes)
+    return max(both, key=lambda one: (replay(one.trace).reserved_bytes, one.trace.peak_bytes)) if len(both) > 1 else both[0]
 
 
 def gather_for_generation_bytes(inventory: Inventory, sharding: Sharding, *, whole: bool, bytes_per_parameter: float) -> int:

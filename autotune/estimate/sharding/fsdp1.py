@@ -354,12 +354,11 @@ class Fsdp1(Rewriter):
 
 
 def _broadcasts(sizes: list[int]) -> Iterator[int]:
-    """Yield the sizes of buckets that are flattened and broadcast together."""
-    filled = 0
-    for size in sizes:
-        filled += size
-        if filled >= BROADCAST_BYTES:
-            yield filled
-            filled = 0
-    if filled:
-        yield filled
+    """Yield the copies that are broadcast: of tensors that fill a bucket together. One that fills it alone is sent itself."""
+    bucket: list[int] = []
+    for at, size in enumerate(sizes):
+        bucket.append(size)
+        if sum(bucket) >= BROADCAST_BYTES or at == len(sizes) - 1:
+            if len(bucket) > 1:
+                yield sum(bucket)
+            bucket = []

@@ -50,6 +50,7 @@ class Writer:
         self.events: list[int] = []
         self.marks: list[Mark] = []
         self.streams: dict[int, int] = {}
+        self.emptied: list[int] = []
         self._returned: list[tuple[int, list[int]]] = []
 
     def allocate(self, size: int, part: Part, stream: int = 0) -> int:
@@ -69,6 +70,11 @@ class Writer:
     def passing(self, size: int, part: Part) -> None:
         """Allocate and free at once."""
         self.free(self.allocate(size, part))
+
+    def empty_cache(self) -> None:
+        """Empty the cache before the next allocation."""
+        self.emptied.append(len(self.sizes))
+        self.marks.append(replace(self.marks[-1], event=len(self.events)))
 
     def delete_event(self, event: int) -> None:
         del self.events[event]
@@ -94,6 +100,7 @@ class Writer:
             marks=tuple(self.marks),
             streams=self.streams,
             returns=returns,
+            emptied=tuple(self.emptied),
             usage=None,
         )
 

@@ -85,6 +85,10 @@ class Zero12(Zero):
         self._boundary = _boundaries(trace, usage)
         self._passes = -1
 
+    @property
+    def _trains_all(self) -> bool:
+        return len(self.trained) == len(self.usage.parameters)
+
     def _partition(self) -> tuple[int, list[Slice]]:
         """Divide the concatenated trainable parameters into equal, padded partitions."""
         ranks, rank = self.sharding.ranks, self.sharding.rank
@@ -99,7 +103,8 @@ class Zero12(Zero):
 
     def loaded(self) -> None:
         """Move the weights into one flat tensor, then make this rank's float32 masters."""
-        part: Part = "weights" if len(self.trained) == len(self.usage.parameters) else "adapters"
+        part: Part = "weights" if self._trains_all else "adapters"
+        self.book.empty_cache()
         self.book.allocate(self.partition * self.sharding.ranks * self.width, part)
         for index in self.trained:
             self.give_up(self.usage.parameters[index].number)
@@ -107,6 +112,8 @@ class Zero12(Zero):
         if not self.sharding.offload_optimizer:
             self.book.allocate(self.partition * MASTER_BYTES, "optimizer")
             self.book.free(cloned)
+            if self._trains_all:
+                self.book.empty_cache()  # before the group of norms and biases
             self.book.passing(self.partition * MASTER_BYTES, "gradients")
             return
         self.book.free(cloned)
@@ -182,12 +189,18 @@ class Zero12(Zero):
         for piece in self.owned.values():
             self.book.passing(piece.count * NORM_BYTES, "workspaces")
         gradients = self._gradients_to_masters(self.partition)
-        self.book.free(self.kept)
-        self.kept = None
+        if not self._trains_all:
+            self._release_kept()
         if self.state is None:
             self.state = self._allocate_state(self.partition)
         self.book.passing(self.partition * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
         self.book.free(gradients)
+        # Norms and biases are a group without weight decay, whose turn comes last. Its gradients are in the same block.
+        self._release_kept()
+
+    def _release_kept(self) -> None:
+        self.book.free(self.kept)
+        self.kept = None
 
 
 def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:

@@ -45,22 +45,43 @@ def process_group(spec: Mapping[str, Any], *, rank: int = 0) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def shard(model: Any, spec: Mapping[str, Any], tracker: Any) -> Any:
-    """Return the model sharded by accelerate; whole tensors leave the ledger."""
+def shard(model: Any, spec: Mapping[str, Any], tracker: Any, *, scores: bool = False) -> Any:
+    """Return the model sharded by accelerate; whole tensors leave the ledger. `scores`: a model that
+    only scores, such as TRL's reference."""
     if not wanted(spec):
         return _cast_whole(model, spec)
     _hide_shape_propagation(tracker)
     _mark_communication()
     # Sharded parameters replace the whole ones, which are freed with their last reference.
-    model = prepare(model, spec)
+    model = _prepare_scoring(model, spec) if scores else prepare(model, spec)
     gc.collect()
     if spec.get("device") == "cuda":
         _remove_freed(tracker.ledger)
+        tracker.ledger.current_stream = _streams_in_order()
     else:
         tracker._workspaces.update(_gloo_workspaces())
     if any(not parameter.requires_grad for parameter in model.parameters()):
         tracker.set_part([parameter for parameter in model.parameters() if parameter.requires_grad], "adapters")
     return model
+
+
+def _streams_in_order() -> Callable[[], int]:
+    """Return a function that numbers the current stream in the order of first use; 0 is the default.
+
+    FSDP2 enters its streams on every device. Those of the CPU do nothing, so that a fake CPU rank tells
+    on which one a CUDA rank requests each block.
+    """
+    numbers = {id(torch.cpu.current_stream()): 0}
+    kept: list[Any] = []  # an id is another object's once its own is freed
+
+    def number() -> int:
+        stream = torch.cpu.current_stream()
+        if id(stream) not in numbers:
+            numbers[id(stream)] = len(numbers)
+            kept.append(stream)
+        return numbers[id(stream)]
+
+    return number
 
 
 def _gloo_workspaces() -> dict[Any, Any]:
@@ -90,6 +111,15 @@ def prepare(model: Any, spec: Mapping[str, Any]) -> Any:
         model = fsdp2_apply_ac(_accelerator(plugin, spec), model)
     _upcast_trainable(model, spec)
     return fsdp2_prepare_model(_accelerator(plugin, spec), model)
+
+
+def _prepare_scoring(model: Any, spec: Mapping[str, Any]) -> Any:
+    """Shard a reference model as this TRL does: by its own function, where it is one unit that is gathered whole."""
+    try:
+        from trl.models.utils import prepare_fsdp
+    except ImportError:
+        return prepare(model, spec)
+    return prepare_fsdp(model, _accelerator(_plugin(model, spec), spec))
 
 
 def mixed_precision(spec: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 PARTS = (
@@ -17,6 +18,10 @@ class Ledger:
         self.sizes: list[int] = []
         self.parts: list[int] = []
         self.events: list[int] = []
+        self.streams: dict[int, int] = {}
+        self.current_stream: Callable[[], int] | None = None
+        """Number of the stream that a block is requested on; None: all are torch's default, 0."""
+        self.products: dict[bool, int] = {}
         self.marks: list[dict[str, Any]] = []
         self.live = 0
         self.peak = 0
@@ -40,6 +45,8 @@ class Ledger:
         self.sizes.append(size)
         self.parts.append(_NUMBER[part])
         self.events.append(number + 1)
+        if self.current_stream is not None and (stream := self.current_stream()):
+            self.streams[number] = stream
         self.live += size
         self.peak = max(self.peak, self.live)
         return number
@@ -50,6 +57,11 @@ class Ledger:
         self.events.append(-(number + 1))
         self.live -= self.sizes[number]
 
+    def note_product(self) -> None:
+        """Note the latest allocation at the first matrix product of each thread: autograd has its own."""
+        if self.phase in ("score", "forward", "backward") and self.sizes:
+            self.products.setdefault(self.phase == "backward", len(self.sizes) - 1)
+
     def set_part(self, number: int, part: str) -> None:
         """Correct the part of an allocation."""
         self.parts[number] = _NUMBER[part]
@@ -59,4 +71,7 @@ class Ledger:
         self.closed = True
 
     def as_json(self) -> dict[str, Any]:
-        return {"sizes": self.sizes, "parts": self.parts, "part_names": list(PARTS), "events": self.events, "marks": self.marks}
+        return {
+            "sizes": self.sizes, "parts": self.parts, "part_names": list(PARTS), "events": self.events, "marks": self.marks,
+            "streams": self.streams, "products": [self.products[one] for one in sorted(self.products)],
+        }  # fmt: skip

@@ -40,7 +40,7 @@ VIEWS = frozenset(
 class _OperationInfo:
     """Properties of one operation, looked up once: a step has tens of thousands of calls."""
 
-    __slots__ = ("accumulates", "flops", "launches", "query", "workspace", "written")
+    __slots__ = ("accumulates", "flops", "launches", "multiplies", "query", "workspace", "written")
 
     def __init__(self, func: Any, workspace: Workspace | None) -> None:
         packet = getattr(func, "_overloadpacket", None)
@@ -53,6 +53,7 @@ class _OperationInfo:
         nothing = schema is not None and not schema.returns
         self.written = tuple(at for at, one in enumerate(arguments) if nothing and one.alias_info and one.alias_info.is_write)
         self.accumulates = func in _ACCUMULATING
+        self.multiplies = packet in _PRODUCTS
         self.workspace = workspace
 
 
@@ -164,6 +165,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             return out
         for tensor in _plain(out):
             self._book(tensor)
+        if info.multiplies:
+            self.ledger.note_product()
         if info.workspace is not None:
             self._book_workspace(info.workspace(args, kwargs, out))
         return out
@@ -172,7 +175,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         blocks = [
             self.ledger.allocate(size, "workspaces") for size in ((sizes,) if isinstance(sizes, int) else sizes) if size > 0
         ]
-        for number in blocks:
+        for number in reversed(blocks):  # local tensors of a C++ function
             self.ledger.free(number)
 
     def _know(self, func: Any) -> _OperationInfo:
@@ -318,6 +321,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
             return False
         operand = args[0]
+        if operand._base is not None:
+            return False  # a view holds its base, so that the sum has not the last reference to the memory
         if func is not aten.add.Tensor and operand.untyped_storage().nbytes() != operand.numel() * operand.element_size():
             return False
         return _called_by_engine()
@@ -348,6 +353,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
 
 _QUERIES: Mapping[Any, Callable[[Any], Any]] = getattr(fake_tensor, "_DISPATCH_META_HANDLERS", {})
 """Queries of a fake tensor, such as its device: more than half of all calls, and without effect."""
+
+_PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm})
+"""Operations of cuBLAS."""
 
 _ACCUMULATING = frozenset({aten.add.Tensor, aten.scatter_add.default, aten.index_put.default})
 

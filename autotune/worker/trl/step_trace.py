@@ -95,7 +95,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
                 fake_models.materialise(model, fake_models.empty_on("cpu"))
             annotator.mark_model(trainer.model)
             for model in models_of(trainer):
-                fsdp2.shard(model, spec, tracker)
+                fsdp2.shard(model, spec, tracker, scores=model is not trainer.model)
             annotator.mark_layers(trainer.model)
             log = parameter_uses.of(spec, ledger)
             if parameter_uses.wanted(spec):
