@@ -147,7 +147,9 @@ def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:
     settings |= {"gradient_accumulation_steps": 1, "reward_funcs": None, "reward_weights": None}
     settings |= {"per_device_train_batch_size": 4, "num_generations": 4} if recipe.method == "grpo" else {}
     settings = {name: value for name, value in settings.items() if value is not None}
-    images = ["--image-size", "140x84", "--max-prompt-length", "64"] if "VL" in str(recipe.settings.get("model_name_or_path")) else []
+    images = (
+        ["--image-size", "140x84", "--max-prompt-length", "64"] if "VL" in str(recipe.settings.get("model_name_or_path")) else []
+    )
     model = tiny_model(folder, VISION if images else None)
     if recipe.kind == "script":
         file = folder / "train.py"
