@@ -50,6 +50,15 @@ def test_a_phase_that_does_not_exist_makes_a_message_void() -> None:
     assert answer["error"]["type"] == "MalformedAnswer" and "phase" not in answer
 
 
+def test_models_of_a_launched_run_need_a_rank_and_bytes() -> None:
+    measured = {"event": protocol.MEASURED, "id": 1, "rank": 0}
+    good = {**measured, "result": {"models": [{"rank": 1, "bytes": {"weights": 7}}]}}
+    bad = {**measured, "result": {"models": [{"rank": "first", "bytes": {"weights": 7}}]}}
+    kept, refused = message_validation.valid_messages([good, bad], Secrets({}))
+    assert kept == good
+    assert refused["error"]["type"] == "MalformedAnswer" and "rank" in refused["error"]["text"]
+
+
 def test_a_norm_that_overflowed_is_unknown() -> None:
     """A figure that is not finite would make the whole reply void."""
     pytest.importorskip("torch")
