@@ -13,6 +13,7 @@ from autotune.core.files import sqlite_url
 from autotune.core.job import Job
 from autotune.core.measurement import Outcome
 from autotune.core.prediction import Prediction
+from autotune.frameworks.base import Trainer
 from autotune.prediction.service import predict_candidates
 from autotune.probe.executors.base import Executor
 from autotune.request.job_builder import ParsedRequest
@@ -54,8 +55,8 @@ def answer(
         if job.storage == sqlite_url(job.out / "study.db"):
             job.out.mkdir(parents=True, exist_ok=True)
         # 3. Search; if nothing fits, search again with relaxed knobs.
-        found = SearchAnswer(job=job, recommendation=_search(request, candidates, executor, listener, clock, versions))
-        found = _relaxed(request, found, executor, listener, clock, versions)
+        search = _Searcher(trainer=request.trainer, executor=executor, listener=listener, clock=clock, versions=versions)
+        found = search.relaxed(request, search.run(job, candidates))
         record.keep_answer(found.recommendation)
     # 4. Soak the winner.
     if soak_seconds is None or found.recommendation.interrupted:
@@ -75,28 +76,69 @@ def _stored_answer(request: ParsedRequest, record: Record, listener: Listener) -
     return SearchAnswer(job=wider.job if wider else request.job, recommendation=known)
 
 
-def _search(
-    request: ParsedRequest,
-    candidates: Sequence[Candidate],
-    executor: Executor,
-    listener: Listener,
-    clock: Clock,
-    versions: Mapping[str, str],
-    known: Sequence[Trial] = (),
-) -> Recommendation:
-    job, trainer = request.job, request.trainer
-    record = Record(job, versions)
-    baseline = baseline_candidate(job, trainer)
-    predictions = predict_candidates(job, trainer, [*candidates, *([baseline] if baseline else [])])
-    _show_cost(job, predictions.values(), listener, clock)
-    earlier = record.earlier()
-    if earlier.unreadable:
-        listener(Note(text=f"Skipped {earlier.unreadable} unreadable lines of the record."))
-    study = open_study(job, candidates, baseline, predictions, earlier=(*earlier.trials, *known))
-    if (others := len(study.agenda.earlier)) and not known:
-        listener(Note(text=f"{others} measurements of earlier searches count here as well; --fresh ignores them."))
-    listener = record.storing_probes(_announcing_best(listener, job, study, executor, clock))
-    return run_search(job, study=study, executor=executor, listener=listener, clock=clock)
+@dataclass(frozen=True, kw_only=True)
+class _Searcher:
+    """Searches of one command, which share slots, budget and listener."""
+
+    trainer: Trainer
+    executor: Executor
+    listener: Listener
+    clock: Clock
+    versions: Mapping[str, str]
+
+    def run(self, job: Job, candidates: Sequence[Candidate], known: Sequence[Trial] = ()) -> Recommendation:
+        record = Record(job, self.versions)
+        baseline = baseline_candidate(job, self.trainer)
+        predictions = predict_candidates(job, self.trainer, [*candidates, *([baseline] if baseline else [])])
+        _show_cost(job, predictions.values(), self.listener, self.clock)
+        earlier = record.earlier()
+        if earlier.unreadable:
+            self._note(f"Skipped {earlier.unreadable} unreadable lines of the record.")
+        study = open_study(job, candidates, baseline, predictions, earlier=(*earlier.trials, *known))
+        if (others := len(study.agenda.earlier)) and not known:
+            self._note(f"{others} measurements of earlier searches count here as well; --fresh ignores them.")
+        listener = record.storing_probes(self._announcing_best(job, study))
+        return run_search(job, study=study, executor=self.executor, listener=listener, clock=self.clock)
+
+    def relaxed(self, request: ParsedRequest, first: Recommendation) -> SearchAnswer:
+        """Return the answer to the wider job if nothing fits for lack of memory; otherwise `first`."""
+        found = SearchAnswer(job=request.job, recommendation=first)
+        crashed = [trial for trial in first.trials if trial.measurement.outcome is Outcome.CRASH]
+        ended = first.proven in ("no better candidate possible", "not proven infeasible")
+        lacked_memory = first.counts.out_of_memory > 0 and ended
+        if first.winner is not None or first.interrupted or not lacked_memory or not self.clock.left:
+            return found
+        if crashed:
+            why = crashed[-1].measurement.failure.evidence if crashed[-1].measurement.failure else "no reason was given"
+            self._note(f"Learning knobs are not relaxed: {len(crashed)} probes crashed, not for lack of memory ({why}).")
+            return found
+        wider = relaxation.relaxed(request.job, request.whole_space, request.pinned, self.trainer)
+        if wider is None:
+            return found
+        names = ", ".join(name for name in wider.job.space.relax if name in wider.job.space)
+        self._note(f"Nothing fits as it was asked. Relaxing learning knobs, in this order: {names}.")
+        second = self.run(wider.job, legal_candidates(wider.job, self.trainer), known=first.trials)
+        both = relaxation.combine(first, second, relaxation.rows_left_out(wider, second, self.trainer))
+        if both.winner is not None:
+            self._note(relaxation.describe(both, request.job.space))
+        return SearchAnswer(job=wider.job, recommendation=both)
+
+    def _announcing_best(self, job: Job, study: Study) -> Listener:
+        """Wrap the listener to send, with every new best, the answer as if the search ended there."""
+        best: Candidate | None = None
+
+        def receive(event: Event) -> None:
+            nonlocal best
+            self.listener(event)
+            if isinstance(event, ProbeEnded) and event.best is not None and event.best.candidate != best:
+                best = event.best.candidate
+                so_far = conclude(study.view, job, proven=None, loads=self.executor.loads, elapsed_seconds=self.clock.elapsed)
+                self.listener(BestChanged(job=job, answer=so_far))
+
+        return receive
+
+    def _note(self, text: str) -> None:
+        self.listener(Note(text=text))
 
 
 def _show_cost(job: Job, predictions: Iterable[Prediction], listener: Listener, clock: Clock) -> None:
@@ -107,49 +149,3 @@ def _show_cost(job: Job, predictions: Iterable[Prediction], listener: Listener, 
     if job.budget_adapts:
         clock.budget_seconds = max(clock.budget_seconds, cost.search_seconds)
     listener(Note(text=cost.text(clock.budget_seconds)))
-
-
-def _announcing_best(listener: Listener, job: Job, study: Study, executor: Executor, clock: Clock) -> Listener:
-    """Wrap the listener to send, with every new best, the answer as if the search ended there."""
-    best: Candidate | None = None
-
-    def receive(event: Event) -> None:
-        nonlocal best
-        listener(event)
-        if isinstance(event, ProbeEnded) and event.best is not None and event.best.candidate != best:
-            best = event.best.candidate
-            so_far = conclude(study.view, job, proven=None, loads=executor.loads, elapsed_seconds=clock.elapsed)
-            listener(BestChanged(job=job, answer=so_far))
-
-    return receive
-
-
-def _relaxed(
-    request: ParsedRequest,
-    found: SearchAnswer,
-    executor: Executor,
-    listener: Listener,
-    clock: Clock,
-    versions: Mapping[str, str],
-) -> SearchAnswer:
-    """Return the answer to the wider job if nothing fits for lack of memory; otherwise `found`."""
-    first = found.recommendation
-    crashed = [trial for trial in first.trials if trial.measurement.outcome is Outcome.CRASH]
-    lacked_memory = first.counts.out_of_memory > 0 and first.proven in ("no better candidate possible", "not proven infeasible")
-    if first.winner is not None or first.interrupted or not lacked_memory or not clock.left:
-        return found
-    if crashed:
-        why = crashed[-1].measurement.failure.evidence if crashed[-1].measurement.failure else "no reason was given"
-        listener(Note(text=f"Learning knobs are not relaxed: {len(crashed)} probes crashed, not for lack of memory ({why})."))
-        return found
-    wider = relaxation.relaxed(request.job, request.whole_space, request.pinned, request.trainer)
-    if wider is None:
-        return found
-    names = ", ".join(name for name in wider.job.space.relax if name in wider.job.space)
-    listener(Note(text=f"Nothing fits as it was asked. Relaxing learning knobs, in this order: {names}."))
-    candidates = legal_candidates(wider.job, request.trainer)
-    second = _search(replace(request, job=wider.job), candidates, executor, listener, clock, versions, known=first.trials)
-    both = relaxation.combine(first, second, relaxation.rows_left_out(wider, second, request.trainer))
-    if both.winner is not None:
-        listener(Note(text=relaxation.describe(both, request.job.space)))
-    return SearchAnswer(job=wider.job, recommendation=both)

@@ -59,18 +59,18 @@ class Record:
         return both
 
     def keep_answer(self, answer: Recommendation) -> None:
-        """Store the answer for the same job. An interrupted or empty one is not stored."""
-        if answer.interrupted or not answer.trials or answer.from_record is not None:
+        """Store a conclusive answer for the same job; an interrupted or empty one is not stored."""
+        concluded = answer.winner is not None or answer.proven == "no better candidate possible"
+        if not concluded or answer.proven == "not all measured" or answer.interrupted:
+            return
+        if not answer.trials or answer.from_record is not None:
             return
         job = self._job
         known = StoredAnswer(
             schema=SCHEMA, when=_now(), where=platform.node(), facts=self.here.facts, budget_seconds=job.budget_seconds,
             max_probes=job.max_probes, answer=answer,
         )  # fmt: skip
-        if answer.proven == "not all measured":
-            return
-        if answer.winner is not None or answer.proven == "no better candidate possible":
-            self._store.keep(ANSWERS, self.here.job_key, known)
+        self._store.keep(ANSWERS, self.here.job_key, known)
 
 
 def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
