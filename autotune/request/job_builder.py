@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -119,23 +119,10 @@ def parse_request(flags: Flags) -> ParsedRequest:
         seed=flags.seed,
     )
     workload, image_notes = with_images(flags, workload, hardware, trainer)
-    notes += [*exported, *image_notes]
-    notes += () if lengths is None else (length_sources.description(lengths),)
-    notes += scripted.notes if scripted else config.notes if config else ()
-    if config is not None and config.processes not in (None, hardware.count):
-        notes.append(f"{hardware.count} ranks, by --gpus; the file of the launcher has num_processes {config.processes}")
-    if hardware.emulated:
-        notes.append(f"{hardware}: memory is emulated, speed is predicted, nothing is measured (docs/emulated-gpus.md)")
-    elif not hardware.here:
-        notes.append(f"{hardware} is not on this machine: everything that follows is predicted, nothing is measured")
-    elif mode == "predict" and flags.mode == "auto":
-        notes.append(f"{trainer.method} with {trainer.name} is not measured yet: everything that follows is predicted")
-    if hardware.kind == "cuda" and hardware.count > MAX_VERIFIED_GPUS and not hardware.emulated:
-        notes.append(SEVERAL_GPUS)
     subject = workload.model.name.rstrip("/").split("/")[-1]
     job = build_job(f"{subject}-{flags.method}", flags, Task(workload=workload, hardware=hardware), space, mode)
-    if mode == "probe":
-        notes.extend(gpu_notes(hardware, job.memory_limit_bytes))
+    stated_notes = scripted.notes if scripted else config.notes if config else ()
+    notes += [*exported, *image_notes, *_notes(flags, job, trainer, config, stated_notes)]
     _refuse_illegal_config(job, trainer, from_file)
     return ParsedRequest(
         job=job,
@@ -146,6 +133,26 @@ def parse_request(flags: Flags) -> ParsedRequest:
         whole_space=whole,
         pinned=frozenset(parse_holds(flags.hold)),
     )
+
+
+def _notes(flags: Flags, job: Job, trainer: Trainer, config: UserConfig | None, stated_notes: Iterable[str]) -> Iterator[str]:
+    """Yield the deviations from what one would expect; `stated_notes` are about the user's own file."""
+    hardware, lengths = job.task.hardware, job.task.workload.completion_lengths
+    if lengths is not None:
+        yield length_sources.description(lengths)
+    yield from stated_notes
+    if config is not None and config.processes not in (None, hardware.count):
+        yield f"{hardware.count} ranks, by --gpus; the file of the launcher has num_processes {config.processes}"
+    if hardware.emulated:
+        yield f"{hardware}: memory is emulated, speed is predicted, nothing is measured (docs/emulated-gpus.md)"
+    elif not hardware.here:
+        yield f"{hardware} is not on this machine: everything that follows is predicted, nothing is measured"
+    elif job.mode == "predict" and flags.mode == "auto":
+        yield f"{trainer.method} with {trainer.name} is not measured yet: everything that follows is predicted"
+    if hardware.kind == "cuda" and hardware.count > MAX_VERIFIED_GPUS and not hardware.emulated:
+        yield SEVERAL_GPUS
+    if job.mode == "probe":
+        yield from gpu_notes(hardware, job.memory_limit_bytes)
 
 
 def _dataset(flags: Flags, config: UserConfig | None) -> str | None:
