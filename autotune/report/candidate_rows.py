@@ -12,6 +12,12 @@ from autotune.core.answer import PredictedCandidate, Trial
 from autotune.core.measurement import Measurement, Speed
 from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
 
+LISTED = (
+    "peak_memory_bytes", "tokens_per_second", "tokens_per_second_at_lengths", "fits", "peak_memory_bytes_at_lengths",
+    "fits_at_lengths", "failure", "depends_on",
+)  # fmt: skip
+"""Fields of a prediction in lists of candidates."""
+
 FITS_IN_WORDS = {True: "fits", False: "does not fit", None: "can't be decided"}
 
 
@@ -63,7 +69,7 @@ def rate(speed: Speed | None) -> float | None:
 
 def predicted_row(one: PredictedCandidate) -> dict[str, Any]:
     """Return a predicted candidate."""
-    prediction = one.prediction
+    prediction, whole = one.prediction, prediction_row(one.prediction)
     return {
         "knobs": dict(one.candidate.knobs),
         "basis": "predicted",
@@ -71,16 +77,7 @@ def predicted_row(one: PredictedCandidate) -> dict[str, Any]:
         "fits": prediction.fits,
         "tokens_per_second": middle(prediction.tokens_per_second),
         "peak_memory_bytes": middle(prediction.peak_memory_bytes),
-        "prediction": {
-            "peak_memory_bytes": interval(prediction.peak_memory_bytes),
-            "tokens_per_second": interval(prediction.tokens_per_second, 3),
-            "tokens_per_second_at_lengths": interval(prediction.tokens_per_second_at_lengths, 3),
-            "fits": prediction.fits,
-            "peak_memory_bytes_at_lengths": interval(prediction.peak_memory_bytes_at_lengths),
-            "fits_at_lengths": prediction.fits_at_lengths,
-            "failure": prediction.failure,
-            "depends_on": list(prediction.depends_on),
-        },
+        "prediction": {name: whole[name] for name in LISTED},
     }
 
 
