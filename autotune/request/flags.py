@@ -117,8 +117,8 @@ class RequestOptions(CommonOptions, total=False):
     script: Annotated[Name | None, Flag(CONFIGURATION, metavar="FILE", completes="file",
         help="Your own TRL training script: the baseline. Its arguments go after two dashes: --script train.py -- --lr 1e-6.")]
     from_command: Annotated[Name | None, Flag(CONFIGURATION, metavar="FILE", completes="file",
-        help="Your launch script of trl, verl, swift, openrlhf, open-reasoner-zero or skyrl: the baseline. It is read as bash "
-        "expands it, and not run. Its arguments go after two dashes.")]
+        help="Your launch script of trl, verl, swift, openrlhf, open-reasoner-zero, skyrl or prime-rl: the baseline. It is "
+        "read as bash expands it, and not run. Its arguments go after two dashes.")]
     rewards: Annotated[Rewards, Flag(CONFIGURATION, default="real",
         help="With --script: call its reward functions (real), or call none (skip).")]
     hold: Annotated[Values, Flag(CONFIGURATION, metavar="K=V",
