@@ -5,9 +5,10 @@ from autotune.report.answer_document import document, prediction_document
 from autotune.report.certificate import certificate_lines, certificate_row
 from autotune.report.check_text import check_document, show_check
 from autotune.report.file_section import FinalFiles, show_file
+from autotune.report.folder_claim import claimed_folder
 from autotune.report.forecast_text import show_forecast, show_prediction, show_ways
 from autotune.report.html import PAGE, figures_of, markdown, read_document, render, write_page
-from autotune.report.output_folder import DOCUMENT, best_so_far_listener, check_folder, claimed_folder, head_lines, publish
+from autotune.report.output_folder import DOCUMENT, best_so_far_listener, check_folder, head_lines, publish
 from autotune.report.progress import Progress
 from autotune.report.terminal import show_answer, show_job
 from autotune.report.trackers import check_tracker, log_answer

@@ -162,7 +162,7 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
     return {
         "status": "ok" if winner else "nothing_fits" if infeasible else "undecided",
         "baseline": answer.baseline and predicted_row(answer.baseline),
-        "trade_offs": [{"change": _difference(winner, one), **predicted_row(one)} for one in answer.trade_offs],
+        "trade_offs": [{"change": differing_knobs(winner, one), **predicted_row(one)} for one in answer.trade_offs],
         "undecided": answer.undecided and predicted_row(answer.undecided),
         "nearest_miss": answer.nearest_miss and predicted_row(answer.nearest_miss),
         "counts": counts,
@@ -232,7 +232,7 @@ def _predicted_winner(job: Job, winner: PredictedCandidate) -> dict[str, Any]:
     }
 
 
-def _difference(winner: Trial | PredictedCandidate | None, other: Trial | PredictedCandidate) -> dict[str, Any]:
+def differing_knobs(winner: Trial | PredictedCandidate | None, other: Trial | PredictedCandidate) -> dict[str, Any]:
     """Return the other candidate's values of the knobs in which it differs from the winner."""
     chosen: Mapping[str, object] = winner.candidate.knobs if winner else {}
     return {name: value for name, value in other.candidate.knobs.items() if chosen.get(name) != value}
@@ -243,9 +243,8 @@ def caveats_of(answer: Recommendation) -> tuple[str, ...]:
     proof = answer.certificate or answer.winner
     trials = answer.trials if proof is None else (proof,)
     missing = without_result(answer.trials)
-    names = [
-        " ".join(f"{name}={setting_text(value)}" for name, value in _difference(answer.winner, one).items()) for one in missing
-    ]
+    changes = [differing_knobs(answer.winner, one) for one in missing]
+    names = [" ".join(f"{name}={setting_text(value)}" for name, value in change.items()) for change in changes]
     few = "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     lost = [f"Every probe was ended from outside, so there is no result: {few}. --fresh measures again."] if missing else []
     return tuple(dict.fromkeys([*(caveat for trial in trials for caveat in trial.measurement.caveats), *lost]))
@@ -253,7 +252,7 @@ def caveats_of(answer: Recommendation) -> tuple[str, ...]:
 
 def _measured_trade_off(answer: Recommendation, trial: Trial) -> dict[str, Any]:
     return {
-        "change": _difference(answer.winner, trial),
+        "change": differing_knobs(answer.winner, trial),
         "basis": trial.measurement.basis,
         "tokens_per_second": rate(trial.measurement.ranking_speed),
         "peak_memory_bytes": trial.measurement.memory.peak_bytes,

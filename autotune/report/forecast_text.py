@@ -12,6 +12,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.units import GIB, format_bytes
+from autotune.report.answer_document import differing_knobs
 from autotune.report.candidate_rows import FITS_IN_WORDS
 from autotune.report.dataset_rows import data_lines
 from autotune.report.line_wrapping import print_line
@@ -48,10 +49,7 @@ def show_prediction(
     for note in (*data_lines(job.data), *(f"note     {note}" for note in notes)):
         print_line(console, note)
     console.print()
-    _show_verdict(console, prediction)
-    _show_picture(console, prediction)
-    _show_speed(console, prediction)
-    _show_engine(console, prediction)
+    _show_figures(console, prediction)
 
 
 def show_forecast(console: Console, job: Job, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str) -> None:
@@ -94,14 +92,10 @@ def _show_winner(console: Console, answer: Forecast, winner: PredictedCandidate)
         learning = ", changes what is learned" if change.effect == "learning" else ""
         console.print(f"  {change.name}: {change.baseline} -> {change.recommended}{learning} ({change.why})")
     console.print()
-    _show_verdict(console, winner.prediction)
-    _show_picture(console, winner.prediction)
-    _show_speed(console, winner.prediction)
-    _show_engine(console, winner.prediction)
-    for other in answer.runner_ups:
-        console.print(f"next best    {_summary(other.prediction)}: {_difference(winner, other)}")
-    for other in answer.trade_offs:
-        console.print(f"trade-off    {_summary(other.prediction)}: {_difference(winner, other)}")
+    _show_figures(console, winner.prediction)
+    for label, others in (("next best", answer.runner_ups), ("trade-off", answer.trade_offs)):
+        for other in others:
+            console.print(f"{label}    {_summary(other.prediction)}: {_knobs(differing_knobs(winner, other))}")
 
 
 def _show_no_winner(console: Console, answer: Forecast) -> None:
@@ -112,6 +106,13 @@ def _show_no_winner(console: Console, answer: Forecast) -> None:
         console.print()
         _show_verdict(console, answer.nearest_miss.prediction)
         _show_picture(console, answer.nearest_miss.prediction)
+
+
+def _show_figures(console: Console, prediction: Prediction) -> None:
+    _show_verdict(console, prediction)
+    _show_picture(console, prediction)
+    _show_speed(console, prediction)
+    _show_engine(console, prediction)
 
 
 def _show_verdict(console: Console, prediction: Prediction) -> None:
@@ -238,16 +239,6 @@ def _consequences(way: WayToFit) -> Iterator[str]:
         yield f"{way.speed_ratio:.2f} times the speed"
     if way.learning:
         yield "changes what is learned"
-
-
-def _difference(winner: PredictedCandidate, other: PredictedCandidate) -> str:
-    names = {**winner.candidate.knobs, **other.candidate.knobs}
-    differing = {
-        name: other.candidate.knobs.get(name)
-        for name in names
-        if winner.candidate.knobs.get(name) != other.candidate.knobs.get(name)
-    }
-    return _knobs({name: value for name, value in differing.items() if name in other.candidate.knobs})
 
 
 def _summary(prediction: Prediction) -> str:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
-import os
-import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +17,7 @@ from autotune.core.files import comments
 from autotune.core.job import Job
 from autotune.core.units import MIB, format_bytes
 from autotune.report.certificate import certificate_lines
+from autotune.report.folder_claim import unwritable
 from autotune.report.html import PAGE
 
 MIN_FREE_BYTES = 32 * MIB
@@ -46,9 +41,7 @@ def check_folder(out: Path) -> None:
         with tempfile.TemporaryFile(dir=base) as trial:
             trial.write(b"\0" * 4096)
     except OSError as error:
-        raise BadInput(
-            f"--out {out} can't be written: {error.strerror}.", way_out="Give another folder: --out ~/autotune-out."
-        ) from None
+        raise unwritable(out, error) from None
     if free < MIN_FREE_BYTES:
         raise BadInput(
             f"--out {out} has {free // MIB} MiB left; {MIN_FREE_BYTES // MIB} MiB are required.",
@@ -72,7 +65,7 @@ def publish(
     try:
         names = _relative(writer(staging, out.resolve()), staging) if writer else []
         described = dict(describe([str(out / name) for name in names]))
-        (staging / DOCUMENT).write_bytes(_json(described))
+        (staging / DOCUMENT).write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n")
         (staging / PAGE).write_text(page(described), encoding="utf-8")
         for name in [*_top_level(names), PAGE, DOCUMENT]:
             _move_in(staging / name, out / name)
@@ -92,12 +85,6 @@ def annotate(files: list[Path], lines: Sequence[str]) -> list[Path]:
         if file.stem == RECOMMENDED and file.suffix in (".yaml", ".yml"):
             file.write_text(comments(lines) + file.read_text(encoding="utf-8"), encoding="utf-8")
     return files
-
-
-def _json(described: Mapping[str, Any]) -> bytes:
-    import msgspec.json
-
-    return msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n"
 
 
 def _relative(files: list[Path], folder: Path) -> list[str]:
@@ -155,100 +142,3 @@ def head_lines(job: Job, answer: Recommendation) -> tuple[str, ...]:
         f"BEST SO FAR, after {answer.counts.probed} probes: one short probe at the longest lengths fitted{memory}.",
         "The search continued from here, or was ended; the longer probe that confirms a recommendation is still missing.",
     )
-
-
-CLAIM = ".running"
-"""File name of the claim. The kernel releases its lock however the run ends."""
-
-MAX_CLAIM_BYTES = 4096
-
-
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """Run that works in a folder."""
-
-    pid: int
-    host: str
-    since: str
-
-
-@contextlib.contextmanager
-def claimed_folder(out: Path) -> Iterator[None]:
-    """Create the folder and claim it; BadInput if another run works in it.
-
-    On exit the claim is removed, and so are the folders created here, if they are still empty.
-    """
-    created = _create(out)
-    try:
-        descriptor = _lock(out / CLAIM, out)
-        try:
-            yield
-        finally:
-            _release(out / CLAIM, descriptor)
-    finally:
-        for folder in created:
-            with contextlib.suppress(OSError):  # not empty, or deleted
-                folder.rmdir()
-
-
-def _create(out: Path) -> list[Path]:
-    """Create the folder with its parents; return those that did not exist, deepest first."""
-    missing = [folder for folder in (out.absolute(), *out.absolute().parents) if not folder.exists()]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(out, error) from error
-    return missing
-
-
-def _lock(file: Path, out: Path) -> int:
-    while True:
-        try:
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise _unwritable(out, error) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                busy = _busy(out, descriptor)
-                os.close(descriptor)
-                raise busy from None
-            # This file system has no locks: nothing to rely on.
-        if _is_same(file, descriptor):
-            break
-        os.close(descriptor)  # the former owner removed the file between the two calls
-    owner = Owner(pid=os.getpid(), host=platform.node(), since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
-    with contextlib.suppress(OSError):  # a full disk: the lock counts without a name
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, msgspec.json.encode(owner), 0)
-    return descriptor
-
-
-def _release(file: Path, descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        if _is_same(file, descriptor):
-            file.unlink()
-    os.close(descriptor)
-
-
-def _is_same(file: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(file.stat(), os.fstat(descriptor))
-    except OSError:
-        return False
-
-
-def _busy(out: Path, descriptor: int) -> BadInput:
-    try:
-        owner = msgspec.json.decode(os.pread(descriptor, MAX_CLAIM_BYTES, 0), type=Owner)
-        whose = f"process {owner.pid} on {owner.host}, since {owner.since}"
-    except (OSError, msgspec.MsgspecError):
-        whose = "another run"
-    return BadInput(
-        f"--out {out} is in use by {whose}.",
-        way_out="Give this run a folder of its own: --out FOLDER. Runs may share a study by --storage and --resume.",
-    )
-
-
-def _unwritable(out: Path, error: OSError) -> BadInput:
-    return BadInput(f"--out {out} can't be written: {error.strerror}.", way_out="Give another folder: --out ~/autotune-out.")

@@ -11,7 +11,8 @@ import pytest
 
 from autotune.core.errors import BadInput
 from autotune.core.files import write_atomically
-from autotune.report.output_folder import CLAIM, check_folder, claimed_folder, publish
+from autotune.report.folder_claim import CLAIM, claimed_folder
+from autotune.report.output_folder import check_folder, publish
 
 
 def _writer(folder: Path, destination: Path) -> list[Path]:
