@@ -89,7 +89,8 @@ class _PreflightDisplay(Terminal):
 
     def show(self, event: JobStarted) -> None:
         if len(event.candidates) > 1:
-            super().show(event)
+            super().show(event)  # with its notes
+            return
         for note in event.notes:
             self.words.print(f"note     {note}")
 

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.preflight import names, with_file
+from autotune.cli.preflight import _PreflightDisplay, names, with_file
+from autotune.core.events import JobStarted
+from autotune.search.loop import legal_candidates
 from tests.cli.command import autotune
+from tests.simulated import MIB, ToyTrainer, toy_job, toy_space
 
 CONFIG = "train.yaml"
 
@@ -22,6 +25,14 @@ def a_folder_with_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     (tmp_path / CONFIG).write_text("model_name_or_path: model\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["one configuration", "a search"])
+def test_a_note_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
+    job = toy_job(tmp_path, toy_space(num_generations=(8,)), 900 * MIB)
+    candidates = legal_candidates(job, ToyTrainer())[:count]
+    _PreflightDisplay(to_stderr=True)(JobStarted(job=job, candidates=candidates, assumed=(), notes=("half of it is unknown",)))
+    assert capsys.readouterr().err.count("half of it is unknown") == 1
 
 
 @pytest.mark.parametrize(
