@@ -14,7 +14,7 @@ import yaml
 
 from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
-from autotune.core.shell_script import UNKNOWN, Command, Word
+from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word
 from autotune.core.user_launch import LaunchScript, StatedSetting
 from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, FileSettings, settings_of
 from autotune.frameworks.settings_table import Field
@@ -72,7 +72,7 @@ def kind_of(framework: str) -> LaunchKind:
     return next(kind for kind in launch_kinds() if kind.framework == framework)
 
 
-def find_launch(path: str, text: str, commands: Sequence[Command]) -> LaunchScript:
+def find_launch(path: str, text: str, commands: Sequence[SimpleCommand]) -> LaunchScript:
     """Return the one training command among these. Raises BadInput without one, and for several."""
     found = [(command, *match) for command in commands if (match := _matched(command)) is not None]
     if not found:
@@ -101,7 +101,7 @@ def find_launch(path: str, text: str, commands: Sequence[Command]) -> LaunchScri
     )  # fmt: skip
 
 
-def _nothing_known(path: str, commands: Sequence[Command]) -> BadInput:
+def _nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
     """Return the error about a script without a training that can be read: the nearest miss in it, if any."""
     way_out = "For your own trainer: --script train.py; for any other program: --framework command -- COMMAND."
     kinds = [kind for kind in launch_kinds() if kind.modules or kind.words]
@@ -135,7 +135,7 @@ def _launcher_file(words: Sequence[Word]) -> Word | None:
     return next((after for word, after in itertools.pairwise(words) if word.text == "--config_file"), None)
 
 
-def _matched(command: Command) -> tuple[LaunchKind, str, int] | None:
+def _matched(command: SimpleCommand) -> tuple[LaunchKind, str, int] | None:
     """Return the framework, the method (or `any`) and the number of the first argument."""
     words = [word.text for word in command.words]
     for index, word in enumerate(words):

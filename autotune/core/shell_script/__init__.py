@@ -16,13 +16,13 @@ from autotune.core.shell_script.conditions import HEADED, Blocks, test_outcome
 from autotune.core.shell_script.expansion import NAME, UNKNOWN, Expansion, Value, Word
 from autotune.core.shell_script.tokens import ASSIGNMENT, Token, simple_commands, tokens_of
 
-__all__ = ["UNKNOWN", "Command", "Word", "commands_of"]
+__all__ = ["UNKNOWN", "SimpleCommand", "Word", "commands_of"]
 
 _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class SimpleCommand:
     """Simple command: its words, and the variables set for it or before it."""
 
     words: tuple[Word, ...]
@@ -32,7 +32,7 @@ class Command:
     certain: bool
 
 
-def commands_of(text: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> list[Command]:
+def commands_of(text: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> list[SimpleCommand]:
     """Return the commands that a run of the script would reach, in order."""
     return _Run(text, arguments, environment or {}).commands()
 
@@ -43,8 +43,8 @@ class _Run:
         self.exported: dict[str, str] = {}
         self.expansion = Expansion(arguments, {"PWD": str(Path.cwd()), **environment})
 
-    def commands(self) -> list[Command]:
-        found: list[Command] = []
+    def commands(self) -> list[SimpleCommand]:
+        found: list[SimpleCommand] = []
         blocks = Blocks()
         joined = ""  # `&&` or `||` before this command
         status: bool | None = True  # of the command before
@@ -74,7 +74,7 @@ class _Run:
                 found.append(made)
         return found
 
-    def _command(self, tokens: Sequence[Token], certain: bool) -> Command | None:
+    def _command(self, tokens: Sequence[Token], certain: bool) -> SimpleCommand | None:
         """Expand one command; assignments take effect here."""
         own: dict[str, str] = {}
         rest = list(tokens)
@@ -99,7 +99,9 @@ class _Run:
             self.expansion.arguments = self.expansion.arguments[1:]
         if not words:
             return None
-        return Command(words=words, environment={**self.exported, **own}, line=rest[0].line, end=rest[-1].end, certain=certain)
+        return SimpleCommand(
+            words=words, environment={**self.exported, **own}, line=rest[0].line, end=rest[-1].end, certain=certain
+        )
 
     def _assigned(self, token: Token, certain: bool) -> tuple[str, Value]:
         match = ASSIGNMENT.match(token.raw)
