@@ -14,10 +14,12 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from ..tracing.patching import attribute
 
 # Methods, with the prefix of their class names.
 METHODS: Mapping[str, str] = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward"}
@@ -116,13 +118,8 @@ class Capture:
             reached.append({name: value for name, value in bound.arguments.items() if name != "self"})
             raise CaptureDone
 
-        base.__init__ = record
-        try:
+        with attribute(base, "__init__", record), contextlib.suppress(CaptureDone):
             trainer_class.__init__(object.__new__(trainer_class), *args, **kwargs)
-        except CaptureDone:
-            pass
-        finally:
-            base.__init__ = real
         if not reached:
             raise ScriptFailed("odd_trainer", f"{trainer_class.__name__} never calls {base.__name__}.__init__")
         return reached[0]
@@ -185,34 +182,18 @@ def patched(capture: Capture) -> Iterator[None]:
         with contextlib.suppress(ModuleNotFoundError):  # older releases have no KTO outside of trl.experimental
             classes[method] = classes_of(method)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_refused_construction(Trainer))
+        stack.enter_context(_constructed_by(Trainer, _refuse))
         for method, (trainer, _) in classes.items():
-            stack.enter_context(_captured_construction(trainer, method, capture))
+            stack.enter_context(_constructed_by(trainer, _capturing(method, capture)))
         for config in (TrainingArguments, *(config for _, config in classes.values())):
             if "__post_init__" in vars(config):
-                stack.enter_context(_recorded_completion(config, capture))
+                stack.enter_context(attribute(config, "__post_init__", _recording(config.__post_init__, capture)))
         yield
 
 
 @contextmanager
-def _refused_construction(trainer: Any) -> Iterator[None]:
-    """Let no other trainer be built: it would load its model, and train."""
-
-    def refuse(cls: Any, *_: Any, **__: Any) -> Any:
-        raise ScriptFailed("other_trainer", cls.__name__)
-
-    trainer.__new__ = refuse
-    try:
-        yield
-    finally:
-        trainer.__new__ = lambda cls, *_, **__: object.__new__(cls)
-
-
-@contextmanager
-def _captured_construction(trainer: Any, method: str, capture: Capture) -> Iterator[None]:
-    def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return capture.construct(cls, method, args, kwargs)
-
+def _constructed_by(trainer: Any, construct: Callable[..., Any]) -> Iterator[None]:
+    """Replace the construction of a class and its subclasses."""
     trainer.__new__ = construct
     try:
         yield
@@ -222,20 +203,27 @@ def _captured_construction(trainer: Any, method: str, capture: Capture) -> Itera
         trainer.__new__ = lambda cls, *_, **__: object.__new__(cls)
 
 
-@contextmanager
-def _recorded_completion(config: Any, capture: Capture) -> Iterator[None]:
-    real = config.__post_init__
+def _refuse(cls: Any, *_: Any, **__: Any) -> Any:
+    """Let no other trainer be built: it would load its model, and train."""
+    raise ScriptFailed("other_trainer", cls.__name__)
+
+
+def _capturing(method: str, capture: Capture) -> Callable[..., Any]:
+    def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return capture.construct(cls, method, args, kwargs)
+
+    return construct
+
+
+def _recording(complete: Callable[..., None], capture: Capture) -> Callable[..., None]:
+    """Return a `__post_init__` that records the configuration before and after `complete`."""
 
     def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
         capture.begin_config(self)
-        real(self, *args, **kwargs)
+        complete(self, *args, **kwargs)
         capture.complete_config(self)
 
-    config.__post_init__ = recorded
-    try:
-        yield
-    finally:
-        config.__post_init__ = real
+    return recorded
 
 
 def catch(script: str, arguments: Sequence[str], method: str | None = None) -> CapturedTrainer:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import memory_meter
+from ..tracing.patching import attribute
 from . import grpo_probe, methods, rank_environment, training_arguments, training_data
 from .grpo_probe import release as release
 from .grpo_probe import supported as supported
@@ -174,17 +175,14 @@ class ScriptRun(TrainerRun):
         def with_ours(trainer: Any, *inner: Any, **named: Any) -> None:
             real(trainer, **{**dict(zip(names, inner, strict=False)), **named, **arguments})
 
-        base.__init__ = with_ours
-        try:
+        with attribute(base, "__init__", with_ours):
             return trainer_class(*args, **kwargs)
-        finally:
-            base.__init__ = real
 
 
 def _with_rank(peft_config: Any, adapter: Mapping[str, Any]) -> Any:
     """Return a copy of the script's adapter, with another rank if that is searched."""
     made = copy.deepcopy(peft_config)
-    for name, attribute in (("lora_r", "r"), ("lora_alpha", "lora_alpha")):
-        if adapter.get(name) is not None and getattr(made, attribute, None) not in (None, adapter[name]):
-            setattr(made, attribute, adapter[name])
+    for name, own in (("lora_r", "r"), ("lora_alpha", "lora_alpha")):
+        if adapter.get(name) is not None and getattr(made, own, None) not in (None, adapter[name]):
+            setattr(made, own, adapter[name])
     return made

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..tracing.patching import attribute
 from ..tracing.step_annotator import NullAnnotator, within
 
 # Traced chunks of a batch that is scored in chunks: first, middle and last contain all transitions.
@@ -99,11 +100,8 @@ def traced(
             self.accelerator.clip_grad_norm_ = self._clipping(self.accelerator.clip_grad_norm_)
 
         def _without_autocast(self, prepare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            before, self.accelerator.native_amp = self.accelerator.native_amp, False
-            try:
+            with attribute(self.accelerator, "native_amp", False):
                 return prepare(*args, **kwargs)
-            finally:
-                self.accelerator.native_amp = before
 
         def _clipping(self, clip: Callable[..., Any]) -> Callable[..., Any]:
             def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
