@@ -81,5 +81,5 @@ def words(framework: str, script: Path, folder: Path, environments: Path) -> lis
     python = environments / FRAMEWORKS[framework].environment / "bin" / "python"
     return [
         "run", "--mode", "emulate", "--from-command", str(script), "--model", str(folder / "model"), "--gpus", GPUS,
-        "--python", str(python), "--max-probes", "1", "--budget", "15m", "--fresh", "--json", "--out", str(folder / "out"),
+        "--python", str(python), "--max-probes", "1", "--budget", "40m", "--fresh", "--json", "--out", str(folder / "out"),
     ]  # fmt: skip

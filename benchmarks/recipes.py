@@ -44,7 +44,7 @@ GPUS_OF = {"run_qwen2_5-3b_gsm8k_grpo_lora.sh": "2xH100"}
 MORE = {"swift grpo_7b.sh": ("--hold", "server_gpus=2")}
 """What a script has outside its training command: six of eight GPUs train, by NPROC_PER_NODE."""
 
-SECONDS = 1200
+SECONDS = 2700
 
 VISION = dict(MODELS["qwen2.5-vl"])
 

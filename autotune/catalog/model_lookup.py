@@ -40,9 +40,20 @@ LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types")
 """Fields of a config.json with one entry per layer."""
 
 
+HUB_PAGE = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<id>[\w.-]+/[\w.-]+)"
+    r"(?:/(?:(?:tree|blob|resolve|raw)/main(?:/.*)?)?)?(?:[?#].*)?"
+)
+"""Address of a model's page, or of a file of its main revision."""
+
+
 def find_model(text: str) -> Model:
     """Find a model: local folder, hub cache (original config), catalogue, then the hub's config.json."""
+    page = HUB_PAGE.fullmatch(text)
+    text = page["id"] if page is not None else text
     folder = Path(text).expanduser()
+    if folder.name == "config.json" and folder.is_file():
+        text, folder = str(folder.parent), folder.parent
     if folder.is_dir():
         return _local(text, folder)
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:

@@ -176,7 +176,7 @@ def _settings(path: str, kind: LaunchKind, words: Sequence[Word], start: int) ->
 def _stated(kind: LaunchKind, words: Sequence[Word], start: int) -> Iterator[tuple[str, StatedSetting]]:
     """Yield each setting; words before `start` are the launcher's."""
     if kind.framework == "trl":
-        yield from _options(kind, words[:start])
+        yield from _options(kind, words[: start - 1], values=1)  # without the script, which may follow an option's value
     arguments = words[start:]
     if not kind.dotted:
         yield from _options(kind, arguments)
@@ -189,8 +189,9 @@ def _stated(kind: LaunchKind, words: Sequence[Word], start: int) -> Iterator[tup
             yield plain, StatedSetting(text=_unquoted(value), line=word.line, span=word.span, prefix=prefix)
 
 
-def _options(kind: LaunchKind, words: Sequence[Word]) -> Iterator[tuple[str, StatedSetting]]:
-    index = 0
+def _options(kind: LaunchKind, words: Sequence[Word], values: int | None = None) -> Iterator[tuple[str, StatedSetting]]:
+    """Yield each option with its values, at most so many."""
+    most, index = len(words) if values is None else values, 0
     while index < len(words):
         word = words[index]
         index += 1
@@ -201,12 +202,12 @@ def _options(kind: LaunchKind, words: Sequence[Word]) -> Iterator[tuple[str, Sta
         if equals:
             yield name, StatedSetting(text=value, line=word.line, span=None, option=word.span)
             continue
-        values = []
-        while index < len(words) and not words[index].text.startswith("--"):
-            values.append(words[index])
+        found: list[Word] = []
+        while index < len(words) and len(found) < most and not words[index].text.startswith("--"):
+            found.append(words[index])
             index += 1
-        text = " ".join(one.text for one in values) if values else None
-        span = values[0].span if len(values) == 1 else None
+        text = " ".join(one.text for one in found) if found else None
+        span = found[0].span if len(found) == 1 else None
         yield name, StatedSetting(text=text, line=word.line, span=span, option=word.span)
 
 

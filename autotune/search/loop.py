@@ -36,6 +36,9 @@ SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3, reus
 LONG_PROBE = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=5, save_checkpoint=True, evaluate=True)
 """Probe of one confirmation round."""
 
+EMULATED_DEADLINE_S = 1800.0
+"""Wall seconds of a probe on emulated cards: the host's few cores compile and start what a GPU machine's many do."""
+
 PRUNE_SHARE = 0.95
 """Share of the tier's best speed below which a probe is stopped early. A closer one may turn out
 better."""
@@ -203,7 +206,7 @@ class Search:
             raise found
         else:
             self._faults[finished.slot.number] = 0
-            measurement = _without_budget_timeout(replace(found, beside=finished.beside), finished.plan)
+            measurement = _without_budget_timeout(replace(found, beside=finished.beside), finished.plan, self._deadline_seconds)
             self._tell(request, measurement)
             self._budget_ended_probe = measurement.outcome is Outcome.INTERRUPTED and not self._clock.left
 
@@ -236,7 +239,7 @@ class Search:
             while self._pending and (finished := self._probes.wait(0.0)) is not None:
                 if isinstance(finished.found, Measurement) and finished.ticket is not None:
                     measurement = replace(finished.found, beside=finished.beside)
-                    self._tell(finished.ticket, _without_budget_timeout(measurement, finished.plan))
+                    self._tell(finished.ticket, _without_budget_timeout(measurement, finished.plan, self._deadline_seconds))
             for request in list(self._pending.values()):
                 self._return(request, "interrupted")
             self._study.leave()
@@ -256,13 +259,17 @@ class Search:
         self.disturbance = None if alone is None else measure_interference(alone, crowded.measurement)
 
     def _measure_alone(self, candidate: Candidate) -> Measurement | None:
-        plan = replace(SHORT_PROBE, reuse_rollouts=False, deadline_seconds=min(SHORT_PROBE.deadline_seconds, self._clock.left))
+        plan = replace(SHORT_PROBE, reuse_rollouts=False, deadline_seconds=min(self._deadline_seconds, self._clock.left))
         self._probes.begin(None, candidate, plan)  # not a trial of the study
         while (finished := self._probes.wait(WAIT_SECONDS)) is None:
             self._study.catch_up()
         if isinstance(finished.found, BaseException) and not isinstance(finished.found, ProbeError):
             raise finished.found
         return finished.found if isinstance(finished.found, Measurement) else None
+
+    @property
+    def _deadline_seconds(self) -> float:
+        return EMULATED_DEADLINE_S if self._job.task.hardware.emulated else SHORT_PROBE.deadline_seconds
 
     def _plan(self, request: TrialRequest) -> ProbePlan:
         clock, view = self._clock, self._study.view
@@ -272,7 +279,7 @@ class Search:
         rivals = view.same_tier_contenders(request.candidate) if pruned else []
         return replace(
             SHORT_PROBE,
-            deadline_seconds=min(SHORT_PROBE.deadline_seconds, clock.left),
+            deadline_seconds=min(self._deadline_seconds, clock.left),
             stop_below_tokens_per_second=PRUNE_SHARE * speed_of(rivals[0]) if rivals else None,
             cycle_spread=max(view.cycle_spread() or 0.0, SHORT_PROBE.cycle_spread),
         )
@@ -282,10 +289,10 @@ class Search:
         return RemainingBudget(seconds=self._clock.left, probes=probes, live=self._probes.live)
 
 
-def _without_budget_timeout(measurement: Measurement, plan: ProbePlan) -> Measurement:
+def _without_budget_timeout(measurement: Measurement, plan: ProbePlan, whole_seconds: float) -> Measurement:
     """Mark a probe that the budget ended as interrupted: it is no result, and a resumed study
     may repeat it."""
-    if measurement.outcome is Outcome.TIMEOUT and plan.deadline_seconds < SHORT_PROBE.deadline_seconds:
+    if measurement.outcome is Outcome.TIMEOUT and plan.deadline_seconds < whole_seconds:
         return replace(measurement, outcome=Outcome.INTERRUPTED)
     return measurement
 

@@ -28,6 +28,19 @@ def test_short_names_and_hub_ids_in_any_case(text: str) -> None:
     assert found.config["num_hidden_layers"] == 28
 
 
+@pytest.mark.parametrize("rest", ["", "/", "/tree/main", "/blob/main/config.json", "/resolve/main/config.json?download=true"])
+def test_the_address_of_a_page_is_its_models_hub_id(rest: str) -> None:
+    for host in ("https://huggingface.co", "http://www.huggingface.co", "hf.co"):
+        assert find_model(f"{host}/Qwen/Qwen2.5-7B{rest}").name == "Qwen/Qwen2.5-7B"
+    with pytest.raises(BadInput, match=r"There is no folder .*other/config\.json"):
+        find_model("https://huggingface.co/Qwen/Qwen2.5-7B/blob/other/config.json")
+
+
+def test_a_config_file_stands_for_its_folder(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "model", num_hidden_layers=2)
+    assert find_model(str(folder / "config.json")) == find_model(str(folder))
+
+
 @pytest.mark.parametrize(
     ("text", "choice"), [("Mistral-7B", "Mistral-7B-v0.3"), ("Qwen3", "Qwen3-8B"), ("SmolLM2", "SmolLM2-135M")]
 )

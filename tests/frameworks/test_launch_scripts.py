@@ -251,3 +251,10 @@ def test_flags_of_openrlhf_before_its_dotted_ones_are_read_and_kept(tmp_path: Pa
     )
     assert "--micro_train_batch_size 2" in text and "--train_batch_size=32" in text
     assert "--adam_offload" in text and "--micro_rollout_batch_size 8" in text and "ds." not in text
+
+
+@pytest.mark.parametrize("program", ["trl/scripts/grpo.py", "-m trl.scripts.grpo", "src/open_r1/grpo.py"])
+def test_a_launchers_option_before_the_script_has_one_value(program: str) -> None:
+    text = f"accelerate launch --config_file fsdp.yaml {program} --learning_rate 1e-6\n"
+    stated = find_launch("run.sh", text, commands_of(text)).stated
+    assert {name: setting.text for name, setting in stated.items()} == {"config_file": "fsdp.yaml", "learning_rate": "1e-6"}

@@ -18,7 +18,15 @@ from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Outcome
 from autotune.core.probe_plan import ProbePlan
 from autotune.report.answer_document import caveats_of
-from autotune.search.loop import LONG_PROBE, SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search
+from autotune.search.loop import (
+    EMULATED_DEADLINE_S,
+    LONG_PROBE,
+    SHORT_PROBE,
+    Clock,
+    baseline_candidate,
+    legal_candidates,
+    run_search,
+)
 from autotune.search.study import open_study
 from tests.inline_executor import InlineExecutor
 from tests.search.test_claims import fill
@@ -351,3 +359,12 @@ def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) ->
     plain = run(toy_job(tmp_path / "plain", toy_space(), machine.limit_bytes), Machine(limit_bytes=450 * MIB))
     assert plain.winner is not None and machine.speed(plain.winner.candidate) == machine.speed(answer.winner.candidate)
     assert answer.counts.out_of_memory < plain.counts.out_of_memory
+
+
+@pytest.mark.parametrize(("emulated", "seconds"), [(True, EMULATED_DEADLINE_S), (False, SHORT_PROBE.deadline_seconds)])
+def test_a_probe_on_emulated_cards_has_the_time_that_a_few_cores_need(emulated: bool, seconds: float, tmp_path: Path) -> None:
+    machine = Machine(limit_bytes=900 * MIB)
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes, budget_seconds=36_000.0, max_probes=2)
+    hardware = replace(job.task.hardware, kind="cuda", emulated=emulated)
+    run(replace(job, task=replace(job.task, hardware=hardware)), machine)
+    assert machine.asked[0][1].deadline_seconds == seconds
