@@ -136,18 +136,16 @@ def _cycles(trace: Trace) -> Iterator[tuple[int, int]]:
 def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
     if context.loads_at_once and places.loaded_bytes:
         yield Insertion(event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load")
-    products: list[tuple[int, Phase | None]] = [(event, None) for event in places.multiplying]
-    if context.generation is not None and places.cycles and products:
-        products[0] = (places.cycles[0][0], "rollout")
-    for event, phase in products if context.cublas_workspace_bytes else ():
-        workspace = (context.cublas_workspace_bytes,)
-        yield Insertion(event=event, sizes=workspace, parts=("workspaces",), order=(1,), phase=phase)
-    for event, step in places.cycles:
+    # The first product of the main thread is one of the first rollout, where the trainer generates.
+    generates = context.generation is not None and bool(places.cycles)
+    for event in places.multiplying[generates:] if context.cublas_workspace_bytes else ():
+        yield Insertion(event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,))
+    for number, (event, step) in enumerate(places.cycles):
         if context.merge_bytes:
             merged, part = (context.merge_bytes,), context.merge_part
             yield Insertion(event=event, sizes=merged, parts=(part,), order=(1, -1), phase="sync", step=step)
         if context.generation is not None:
-            yield _rollout(context.generation, event, step)
+            yield _rollout(context.generation, event, step, context.cublas_workspace_bytes if number == 0 else 0)
 
 
 def _loaded_weights(trace: Trace) -> int:
@@ -182,7 +180,7 @@ GROWTH_LENGTHS = 64  # lengths at which a growing cache is replayed: steps of a 
 PIECES = 8  # allocations that stand for a sum whose parts are unknown
 
 
-def _rollout(generation: Generation, event: int, step: int) -> Insertion:
+def _rollout(generation: Generation, event: int, step: int, workspace_bytes: int) -> Insertion:
     """Return a rollout: prompts in one pass, then a cache that grows by `cat` per token.
 
     Keys or values of one layer at length l: kv_cache · l / (prompt + completion) / (2 · layers).
@@ -193,17 +191,19 @@ def _rollout(generation: Generation, event: int, step: int) -> Insertion:
     gathered, passing = _pieces(generation.gathered_bytes), _pieces(generation.prefill_bytes)
     longest = generation.prompt_length + generation.completion_length
     # Sizes in the order of `_growth_events`.
-    sizes: list[int] = [*gathered, *passing]
+    sizes: list[int] = [*gathered, *passing, *([workspace_bytes] if workspace_bytes else [])]
     for at in range(lengths + 1):
         length = generation.prompt_length + at / lengths * generation.completion_length
         sizes += [int(generation.kv_cache_bytes * length / longest) // tensors] * tensors
         sizes += (generation.logits_bytes, generation.decode_bytes) if at else ()
-    parts, order = _growth_events(tensors, lengths, len(gathered), len(passing))
+    parts, order = _growth_events(tensors, lengths, len(gathered), len(passing), workspace_bytes > 0)
     return Insertion(event=event, sizes=tuple(sizes), parts=parts, order=order, phase="rollout", step=step)
 
 
 @cache
-def _growth_events(tensors: int, lengths: int, gathered: int, passing: int) -> tuple[tuple[Part, ...], tuple[int, ...]]:
+def _growth_events(
+    tensors: int, lengths: int, gathered: int, passing: int, workspace: bool
+) -> tuple[tuple[Part, ...], tuple[int, ...]]:
     """Return a rollout's parts and events; thousands of them, the same for all sizes."""
     parts: list[Part] = []
     order: list[int] = []
@@ -216,6 +216,7 @@ def _growth_events(tensors: int, lengths: int, gathered: int, passing: int) -> t
 
     others = make(gathered, "communication")
     temporary = make(passing, "activations")
+    make(int(workspace), "workspaces")
     held = make(tensors, "kv_cache")
     order.extend(-one for one in temporary)
     for _ in range(lengths):
