@@ -101,12 +101,24 @@ class TraceContext:
 
 
 def loaded_once(trace: Trace) -> Trace:
-    """Assign work that is marked as loading between two phases to the phase before it."""
+    """Assign work that is marked as loading between two phases, or as a forward pass after the last
+    backward pass, to the phase before it."""
     marks: list[Mark] = []
     for mark in trace.marks:
         before = next((one.phase for one in reversed(marks) if one.phase != "load"), None)
         marks.append(mark if mark.phase != "load" or before is None else dataclasses.replace(mark, phase=before))
-    return dataclasses.replace(trace, marks=tuple(marks))
+    return dataclasses.replace(trace, marks=tuple(_without_late_forward(marks)))
+
+
+def _without_late_forward(marks: Sequence[Mark]) -> Iterator[Mark]:
+    """Yield the marks; what lies between the last backward pass and the optimizer's step, such as
+    clipping, is no forward pass."""
+    found: list[Mark] = []
+    late = False
+    for mark in reversed(marks):
+        late = mark.phase == "optimizer" or (late and mark.phase == "forward")
+        found.append(dataclasses.replace(mark, phase="backward") if late and mark.phase == "forward" else mark)
+    return reversed(found)
 
 
 @dataclass(frozen=True, kw_only=True)

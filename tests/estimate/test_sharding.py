@@ -115,7 +115,8 @@ def test_every_kind_writes_a_consistent_trace(kind: str, device: str) -> None:
     trace = plain(device)
     sharded = apply(trace, Sharding.of({"kind": kind, "ranks": 3, "options": {"reduce_bucket_size": 1500}})).trace
     assert balanced(sharded)
-    assert [(mark.phase, mark.step) for mark in sharded.marks] == [(mark.phase, mark.step) for mark in trace.marks]
+    ours, theirs = ([(mark.phase, mark.step) for mark in one.marks if mark.phase != "load"] for one in (sharded, trace))
+    assert ours == theirs
     assert [mark.event for mark in sharded.marks] == sorted(mark.event for mark in sharded.marks)
     assert sharded.marks[-1].event <= len(sharded.events)
 
@@ -337,10 +338,13 @@ def loaded(trace: Trace) -> int:
 
 
 def large() -> Trace:
-    """The same with parameters of 40 MB."""
+    """The same with parameters of 40 MB, two in each layer: one alone would be broadcast without a copy."""
     trace, times = plain(layers=16), 20_000
     assert trace.usage is not None
-    parameters = tuple(replace(one, count=one.count * times, size=one.size * times) for one in trace.usage.parameters)
+    parameters = tuple(
+        replace(one, count=one.count * times, size=one.size * times, layer=None if one.layer is None else one.layer // 2)
+        for one in trace.usage.parameters
+    )
     sizes = tuple(size * times for size in trace.sizes)
     return replace(trace, sizes=sizes, usage=replace(trace.usage, parameters=parameters))
 
