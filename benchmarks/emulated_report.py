@@ -19,6 +19,9 @@ BLOCK_TOKENS = 16
 DRIVER_PHASES = {"rollout": "rollout", "weight sync": "sync", "backward": "backward", "optimizer": "optimizer"}
 """Phases that the emulated driver sees as the probe does. Its figures are exact under sleep mode, where torch's mislead."""
 
+BESIDE_SLEEPING = ("reward", "score", "forward", "backward", "optimizer")
+"""Phases beside an engine that sleeps, where it has sleep mode."""
+
 REASONS = (
     "What differed, and which side was wrong:",
     "",
@@ -170,9 +173,19 @@ def _phases(memory: Mapping[str, Any], driver: Mapping[str, Any], prediction: Ma
     for theirs, ours in DRIVER_PHASES.items():
         if theirs in driver["phase_peak_bytes"] and ours in emulated:
             emulated[ours] = driver["phase_peak_bytes"][theirs]
-    found = {phase["name"]: phase["peak_bytes"] for phase in prediction["phases"]}
+    found = {phase["name"]: _charged(phase) for phase in prediction["phases"]}
     both = {name: _beside(found[name], emulated[name]) for name in found if emulated.get(name)}
     return {name: one for name, one in both.items() if one is not None}
+
+
+def _charged(phase: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the peak of a phase without what a sleeping engine keeps.
+
+    CUDA graphs and vLLM's memory outside torch are the driver's own, which the emulated one does not have.
+    """
+    parts, peak = phase["parts"], phase["peak_bytes"]
+    asleep = parts.get("engine", 0) if phase["name"] in BESIDE_SLEEPING and "kv_cache" not in parts else 0
+    return {end: peak[end] - asleep for end in ("value", "low", "high")}
 
 
 def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:

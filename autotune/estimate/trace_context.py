@@ -101,12 +101,24 @@ class TraceContext:
 
 
 def loaded_once(trace: Trace) -> Trace:
-    """Assign work that is marked as loading between two phases to the phase before it."""
+    """Assign work that is marked as loading between two phases, or as a forward pass after the last
+    backward pass, to the phase before it."""
     marks: list[Mark] = []
     for mark in trace.marks:
         before = next((one.phase for one in reversed(marks) if one.phase != "load"), None)
         marks.append(mark if mark.phase != "load" or before is None else dataclasses.replace(mark, phase=before))
-    return dataclasses.replace(trace, marks=tuple(marks))
+    return dataclasses.replace(trace, marks=tuple(_without_late_forward(marks)))
+
+
+def _without_late_forward(marks: Sequence[Mark]) -> Iterator[Mark]:
+    """Yield the marks; what lies between the last backward pass and the optimizer's step, such as
+    clipping, is no forward pass."""
+    found: list[Mark] = []
+    late = False
+    for mark in reversed(marks):
+        late = mark.phase == "optimizer" or (late and mark.phase == "forward")
+        found.append(dataclasses.replace(mark, phase="backward") if late and mark.phase == "forward" else mark)
+    return reversed(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,18 +148,16 @@ def _cycles(trace: Trace) -> Iterator[tuple[int, int]]:
 def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
     if context.loads_at_once and places.loaded_bytes:
         yield Insertion(event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load")
-    products: list[tuple[int, Phase | None]] = [(event, None) for event in places.multiplying]
-    if context.generation is not None and places.cycles and products:
-        products[0] = (places.cycles[0][0], "rollout")
-    for event, phase in products if context.cublas_workspace_bytes else ():
-        workspace = (context.cublas_workspace_bytes,)
-        yield Insertion(event=event, sizes=workspace, parts=("workspaces",), order=(1,), phase=phase)
-    for event, step in places.cycles:
+    # The first product of the main thread is one of the first rollout, where the trainer generates.
+    generates = context.generation is not None and bool(places.cycles)
+    for event in places.multiplying[generates:] if context.cublas_workspace_bytes else ():
+        yield Insertion(event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,))
+    for number, (event, step) in enumerate(places.cycles):
         if context.merge_bytes:
             merged, part = (context.merge_bytes,), context.merge_part
             yield Insertion(event=event, sizes=merged, parts=(part,), order=(1, -1), phase="sync", step=step)
         if context.generation is not None:
-            yield _rollout(context.generation, event, step)
+            yield _rollout(context.generation, event, step, context.cublas_workspace_bytes if number == 0 else 0)
 
 
 def _loaded_weights(trace: Trace) -> int:
@@ -182,7 +192,7 @@ GROWTH_LENGTHS = 64  # lengths at which a growing cache is replayed: steps of a 
 PIECES = 8  # allocations that stand for a sum whose parts are unknown
 
 
-def _rollout(generation: Generation, event: int, step: int) -> Insertion:
+def _rollout(generation: Generation, event: int, step: int, workspace_bytes: int) -> Insertion:
     """Return a rollout: prompts in one pass, then a cache that grows by `cat` per token.
 
     Keys or values of one layer at length l: kv_cache · l / (prompt + completion) / (2 · layers).
@@ -193,17 +203,19 @@ def _rollout(generation: Generation, event: int, step: int) -> Insertion:
     gathered, passing = _pieces(generation.gathered_bytes), _pieces(generation.prefill_bytes)
     longest = generation.prompt_length + generation.completion_length
     # Sizes in the order of `_growth_events`.
-    sizes: list[int] = [*gathered, *passing]
+    sizes: list[int] = [*gathered, *passing, *([workspace_bytes] if workspace_bytes else [])]
     for at in range(lengths + 1):
         length = generation.prompt_length + at / lengths * generation.completion_length
         sizes += [int(generation.kv_cache_bytes * length / longest) // tensors] * tensors
         sizes += (generation.logits_bytes, generation.decode_bytes) if at else ()
-    parts, order = _growth_events(tensors, lengths, len(gathered), len(passing))
+    parts, order = _growth_events(tensors, lengths, len(gathered), len(passing), workspace_bytes > 0)
     return Insertion(event=event, sizes=tuple(sizes), parts=parts, order=order, phase="rollout", step=step)
 
 
 @cache
-def _growth_events(tensors: int, lengths: int, gathered: int, passing: int) -> tuple[tuple[Part, ...], tuple[int, ...]]:
+def _growth_events(
+    tensors: int, lengths: int, gathered: int, passing: int, workspace: bool
+) -> tuple[tuple[Part, ...], tuple[int, ...]]:
     """Return a rollout's parts and events; thousands of them, the same for all sizes."""
     parts: list[Part] = []
     order: list[int] = []
@@ -216,6 +228,7 @@ def _growth_events(tensors: int, lengths: int, gathered: int, passing: int) -> t
 
     others = make(gathered, "communication")
     temporary = make(passing, "activations")
+    make(int(workspace), "workspaces")
     held = make(tensors, "kv_cache")
     order.extend(-one for one in temporary)
     for _ in range(lengths):

@@ -66,6 +66,17 @@ def test_the_smallest_sufficient_block_is_taken() -> None:
     assert allocator.reserved == 600 * MIB
 
 
+def test_of_free_blocks_of_one_size_the_newest_segments_is_taken() -> None:
+    allocator = CachingAllocator()
+    for number in range(2):
+        allocator.malloc(number, 12 * MIB)
+    newest = allocator._in_use[1][0]
+    for number in range(2):
+        allocator.free(number)
+    allocator.malloc(2, 12 * MIB)
+    assert allocator._in_use[2][0] is newest
+
+
 def test_free_neighbours_merge() -> None:
     allocator = CachingAllocator()
     allocator.malloc(0, 90 * MIB)

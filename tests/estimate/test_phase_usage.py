@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.core.units import MIB
@@ -23,6 +25,29 @@ def test_cublas_workspaces_come_with_the_first_forward_and_the_first_backward_pa
     assert phase(found, "forward").parts["workspaces"] == 2 * WORKSPACE  # of the second step, which is higher
     plain = usage(training())
     assert phase(found, "forward").requested_bytes - phase(plain, "forward").requested_bytes == 2 * WORKSPACE
+
+
+def test_a_workspace_comes_with_the_first_product_where_the_trace_notes_it() -> None:
+    book = Book()
+    book.enter("load")
+    book.make(20 * MIB, "weights")
+    book.enter("forward")
+    book.make(30 * MIB, "activations")
+    product = book.make(40 * MIB, "activations")
+    book.make(50 * MIB, "activations")
+    assert places_in(book.trace()).multiplying == (2,)
+    noted = replace(book.trace(), products=(product - 1,))
+    assert places_in(noted).multiplying == (book.events.index(product) + 1,) == (3,)
+
+
+def test_clipping_after_the_backward_pass_is_no_forward_pass() -> None:
+    book = Book()
+    for phase_name, size in (("load", 20), ("forward", 100), ("backward", 200), ("forward", 300), ("optimizer", 10)):
+        book.enter(phase_name)
+        book.drop(book.make(size * MIB, "activations"))
+    found = usage(book.trace())
+    assert phase(found, "forward").reserved_bytes == 120 * MIB
+    assert phase(found, "backward").reserved_bytes >= 300 * MIB
 
 
 def test_a_phase_has_the_peak_of_its_highest_step() -> None:

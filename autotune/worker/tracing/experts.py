@@ -8,6 +8,7 @@ the interval extends from the balanced share to all tokens at the same experts.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -78,7 +79,10 @@ def _grouped_products_of_all_types() -> Iterator[None]:
         groups = [right.shape[0]] if left.dim() == right.dim() == 3 else [offs.shape[0]] if left.dim() == right.dim() else []
         return torch.empty([*groups, left.shape[-2], right.shape[-1]], dtype=out_dtype or left.dtype, device=left.device)
 
-    with torch_kernels(lambda library: library.impl("_grouped_mm", described, "Meta")):
+    # torch before 2.13 refuses a second Python kernel, unless told.
+    known_to_impl = inspect.signature(torch.library.Library.impl).parameters
+    override = {"allow_override": True} if "allow_override" in known_to_impl else {}
+    with torch_kernels(lambda library: library.impl("_grouped_mm", described, "Meta", **override)):
         yield
 
 
