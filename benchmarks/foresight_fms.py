@@ -135,6 +135,7 @@ def with_kernels(model: Any, wanted: Any) -> Any:
     plugin = FastKernelsAccelerationPlugin({"training": {"fused_ops_and_kernels": settings}})
     if wanted["quantised"]:
         model.quantization_method = wanted["quantised"]
+    ModelPatcher.rules.clear()  # a mixture is traced twice, and a rule may be registered once
     plugin.augmentation(model, SimpleNamespace(bf16=True, fp16=False), modifiable_args=(None,))
     for name, module in list(sys.modules.items()):
         if name.startswith("fms_acceleration_foak"):
