@@ -5,7 +5,8 @@ make bench-foresight
 
 No GPU, no weights, no network: the training step of each row is traced on tensors without memory,
 with the installed code of the versions that the row was measured with where that can be installed,
-and compared by kind of peak. Writes results/foresight.json and results/foresight.md.
+and compared by kind of peak. Writes results/foresight.json and results/foresight.md; `--set second`
+reads the models that were added later and writes results/foresight-second.json and .md.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ CURRENT = "current"
 BESIDE = "liger"
 """Overlay with packages that rows of current versions need and the environment lacks."""
 
+NAMES = {"first": "foresight", "second": "foresight-second"}
+"""Set of rows -> name of its results."""
+
 PARALLEL = 2
 TRACE_SECONDS = 600.0
 """Wall seconds per specification. On a shared machine the longest takes fifty times as long as alone.
@@ -48,14 +52,19 @@ Task = tuple[str, Path, Mapping[str, Any]]
 def main() -> int:
     asked = _arguments()
     choice = json.loads(ROWS.read_text())
-    rows = choice["rows"]
+    rows = [row for row in choice["rows"] if row.get("set", "first") == asked.set]
     chosen = [row for row in rows if not asked.ids or row["id"] in asked.ids]
     began = time.monotonic()
     cases = [express.fms(row) for row in chosen if row["class"] == "fms"]
     verdict_cases = [verdicts.express(row) for row in chosen if row["class"] == "verdict"]
     traces = follow_all([*cases, *(one for several in verdict_cases for one in several.cases)], asked.environments, asked.keep)
-    compared = [calculators.beside(case, predicted.compare(case, traces.get(case.key), _beside(choice, case))) for case in cases]
+    ended = [case for case in cases if "outcome" in case.row["measured"]]
+    measured = [case for case in cases if case not in ended]
+    compared = [
+        calculators.beside(case, predicted.compare(case, traces.get(case.key), _beside(choice, case))) for case in measured
+    ]
     decided = [verdicts.decide(case, traces) for case in verdict_cases]
+    decided += [predicted.decide(case, traces.get(case.key)) for case in ended]
     kept = sum(answer.get("kept", False) for answer in traces.values())
     facts = {
         **machine.facts(report.versions(traces.values())),
@@ -67,8 +76,8 @@ def main() -> int:
     print(report.readable(document))
     if not asked.ids:
         asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "foresight.json").write_text(json.dumps(document, indent=1) + "\n")
-        (asked.out / "foresight.md").write_text(report.readable(document))
+        (asked.out / f"{NAMES[asked.set]}.json").write_text(json.dumps(document, indent=1) + "\n")
+        (asked.out / f"{NAMES[asked.set]}.md").write_text(report.readable(document))
     return 0 if document["bars_met"] else 1
 
 
@@ -84,6 +93,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, help="folder of traces: what is there is not followed again, what is new is put there at once"
     )
+    parser.add_argument("--set", choices=list(NAMES), default="first", help="rows added later are a set of their own")
     parser.add_argument("ids", nargs="*", help="only these rows, and nothing is written")
     return parser.parse_args()
 

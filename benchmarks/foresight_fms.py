@@ -19,6 +19,9 @@ import torch
 KERNELS = {"fast_loss": True, "fast_rms_layernorm": True, "fast_rope_embeddings": True}
 """`foak-fast-kernels` in its sample configuration."""
 
+ROUTER = "block_sparse_moe.gate"
+"""Layer that AutoGPTQ leaves unquantised in Mixtral."""
+
 UNUSED = ("datasets",)
 
 CHECKPOINTING = {"use_reentrant": True}
@@ -97,7 +100,10 @@ def stand_in_for_a_gpu() -> None:
     torch.cuda.device_count = lambda: 1  # type: ignore[method-assign]
     for name in (
         "fms_acceleration_foak.framework_plugin_fast_kernels",
+        "fms_acceleration_foak.models.granite",
+        "fms_acceleration_foak.models.llama",
         "fms_acceleration_foak.models.mistral",
+        "fms_acceleration_foak.models.mixtral",
         "fms_acceleration_foak.models.gpt_bigcode",
         "fms_acceleration_peft.gptqmodel.nn_modules.qlinear.qlinear_tritonv2",
         "fms_acceleration_peft.gptqmodel.utils.peft",
@@ -129,6 +135,7 @@ def with_kernels(model: Any, wanted: Any) -> Any:
     plugin = FastKernelsAccelerationPlugin({"training": {"fused_ops_and_kernels": settings}})
     if wanted["quantised"]:
         model.quantization_method = wanted["quantised"]
+    ModelPatcher.rules.clear()  # a mixture is traced twice, and a rule may be registered once
     plugin.augmentation(model, SimpleNamespace(bf16=True, fp16=False), modifiable_args=(None,))
     for name, module in list(sys.modules.items()):
         if name.startswith("fms_acceleration_foak"):
@@ -145,7 +152,7 @@ def with_gptq(model: Any, wanted: Any) -> Any:
 
     for layer in model.model.layers:
         for name, module in list(layer.named_modules()):
-            if isinstance(module, torch.nn.Linear):
+            if isinstance(module, torch.nn.Linear) and not name.endswith(ROUTER):
                 with torch.device("meta"):
                     made = QuantLinear(4, wanted["group_size"], module.in_features, module.out_features, module.bias is not None)
                 if wanted["sharded"]:

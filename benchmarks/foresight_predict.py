@@ -15,7 +15,7 @@ from autotune.core.composition import Composition, Resident
 from autotune.core.hardware import Hardware
 from autotune.core.prediction import Prediction
 from autotune.core.trace import Trace
-from autotune.core.units import MIB
+from autotune.core.units import GIB, MIB
 from autotune.estimate import constant_estimates, sharding
 from autotune.estimate.predictor import PredictionInput, predict
 
@@ -41,6 +41,24 @@ def compare(case: Case, answer: Mapping[str, Any] | None, beside_mib: float = 0)
     except (ValueError, NotImplementedError) as error:
         return {**line, "error": f"{type(error).__name__}: {error}"}
     return {**line, "trace_seconds": answer["trace"]["seconds"], **_kinds(case, found, beside_mib * MIB)}
+
+
+def decide(case: Case, answer: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the predicted verdict of a row whose run ended out of memory: fits (True), does not (False), undecided (None)."""
+    line = {"id": case.row["id"], "outcome": case.row["measured"]["outcome"], "depends_on": []}
+    if answer is None or "error" in answer:
+        return {**line, "verdict": None, "depends_on": [(answer or {}).get("error", "not followed")]}
+    peaks = [one.peak_memory_bytes for one in predictions(case, msgspec.convert(answer["trace"], Trace))]
+    room = gpu_named(case.row["gpu"]).memory_mib * MIB
+    low, high = max(one.low for one in peaks), max(one.high for one in peaks)
+    verdict = None if low <= room < high else high <= room
+    figures = f"{low / GIB:.1f} to {high / GIB:.1f} GiB of {room / GIB:.0f}"
+    return {**line, "verdict": verdict, "depends_on": [f"{_label(case)}: {figures}"]}
+
+
+def _label(case: Case) -> str:
+    row = case.row
+    return f"{row['model'].split('/')[-1]}, {row['gpus']} GPUs, {row['framework_config']}, {row['micro_batch']} rows"
 
 
 def predictions(case: Case, trace: Trace) -> list[Prediction]:

@@ -5,7 +5,7 @@ make bench-speed
 
 The training step of each row is traced as `foresight.py` does, without a GPU. Half of the rows were
 held back while the throughput model was developed; a hash of their ids, fixed before, selects them.
-Writes results/speed.json and results/speed.md.
+Writes results/speed.json and results/speed.md; `--set second` reads the models that were added later.
 """
 
 from __future__ import annotations
@@ -33,31 +33,34 @@ from autotune.estimate.throughput import roofline
 
 HERE = Path(__file__).resolve().parent
 
+NAMES = {"first": "speed", "second": "speed-second"}
+"""Set of rows -> name of its results."""
+
 
 def main() -> int:
     options = _arguments()
-    rows = json.loads(foresight.ROWS.read_text())["rows"]
+    rows = [row for row in json.loads(foresight.ROWS.read_text())["rows"] if row.get("set", "first") == options.set]
     cases = [express.fms(row) for row in rows if "tokens_per_s_per_gpu" in row.get("measured", {})]
     traces = foresight.follow_all(cases, options.environments, options.keep)
     lines = [compared(case, traces[case.key]) for case in cases]
     document = report.document(lines, machine.facts(foresight_report.versions(traces.values())))
     print(report.readable(document))
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "speed.json").write_text(json.dumps(document, indent=1) + "\n")
-    (options.out / "speed.md").write_text(report.readable(document))
+    (options.out / f"{NAMES[options.set]}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (options.out / f"{NAMES[options.set]}.md").write_text(report.readable(document))
     return 0 if document["bars_met"] else 1
 
 
-def held_back(row_id: str) -> bool:
-    """Return True for the half of the rows that was not looked at during development."""
-    return hashlib.sha256(row_id.encode()).digest()[0] % 2 == 1
+def held_back(row: Mapping[str, Any]) -> bool:
+    """Return True for rows that were not looked at during development: half of the first set, and all of the second."""
+    return row.get("set") == "second" or hashlib.sha256(row["id"].encode()).digest()[0] % 2 == 1
 
 
 def compared(case: express.Case, answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the predicted and the measured tokens per second and GPU of a row."""
     row = case.row
     facts = ("id", "url", "environment", "model", "gpus", "tuning", "framework_config", "micro_batch", "length")
-    line: dict[str, Any] = {name: row[name] for name in facts} | {"class": case.label, "held_back": held_back(row["id"])}
+    line: dict[str, Any] = {name: row[name] for name in facts} | {"class": case.label, "held_back": held_back(row)}
     if "error" in answer:
         return {**line, "error": answer["error"]}
     step = step_seconds(case, msgspec.convert(answer["trace"], Trace))
@@ -88,6 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environments", type=Path, default=foresight.ENVIRONMENTS)
     parser.add_argument("--out", type=Path, default=foresight.RESULTS)
+    parser.add_argument("--set", choices=list(NAMES), default="first", help="rows added later are a set of their own")
     parser.add_argument("--keep", type=Path, help="folder of traces, read and extended")
     return parser.parse_args()
 

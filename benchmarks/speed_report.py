@@ -29,7 +29,8 @@ def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
     development = [row for row in known if not row["held_back"]]
     held_back = [row for row in known if row["held_back"]]
     figures = {"all": summary(known), "development": summary(development), "held_back": summary(held_back)}
-    calibrated = one_row_calibration(held_back, development, SAME_JOB)
+    calibrating = development or held_back
+    calibrated = one_row_calibration(held_back, calibrating, SAME_JOB)
     found = figures["held_back"]
     met = {
         "median": found["median"] <= BARS["median"],
@@ -44,7 +45,7 @@ def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
         "source": "fms-acceleration, scripts/benchmarks/refs: 100 steps of sft_trainer on A100-80G, packed rows",
         "figures": figures,
         "calibrated_by_one_row": calibrated,
-        "calibrated_by_one_row_of_the_model": one_row_calibration(held_back, development, ("model",)),
+        "calibrated_by_one_row_of_the_model": one_row_calibration(held_back, calibrating, ("model",)),
         "repeated_rows": repeated(known),
         "bars": {**BARS, "met": met},
         "bars_met": all(met.values()) and len(known) == len(rows),
@@ -85,11 +86,11 @@ def order(rows: Sequence[Row], distinct: float = DISTINCT, facts: Sequence[str] 
 
 
 def one_row_calibration(rows: Sequence[Row], calibrating: Sequence[Row], facts: Sequence[str]) -> dict[str, Any]:
-    """Errors of `rows`, each corrected by the ratio of every calibrating row that shares the given facts."""
+    """Errors of `rows`, each corrected by the ratio of every other calibrating row that shares the given facts."""
     before, after = [], []
     for row in rows:
         for other in calibrating:
-            if all(other[fact] == row[fact] for fact in facts):
+            if other is not row and all(other[fact] == row[fact] for fact in facts):
                 corrected = row["predicted"] * other["measured"] / other["predicted"]
                 before.append(abs(row["error"]))
                 after.append(abs(corrected / row["measured"] - 1))
@@ -120,7 +121,7 @@ def readable(document: Mapping[str, Any]) -> str:
         "",
         f"Measured: {document['source']} (each row's link). ",
         f"Predicted: traces without a GPU, {ran.get('date')}, commit {ran.get('commit')}, {ran.get('cpu')}; {versions}.",
-        "Half of the rows was held back during development, by a hash of the id. Error: predicted / measured - 1.",
+        f"{held['rows']} of {len(document['rows'])} rows were held back during development. Error: predicted / measured - 1.",
         "",
         "| rows | count | median error | within 20 % | worst | order of two right | inside the interval | interval, high/low |",
         "|---|---|---|---|---|---|---|---|",
@@ -142,17 +143,24 @@ def readable(document: Mapping[str, Any]) -> str:
 
 
 def _calibration_lines(document: Mapping[str, Any]) -> list[str]:
-    job, model, twice = (
-        document[name] for name in ("calibrated_by_one_row", "calibrated_by_one_row_of_the_model", "repeated_rows")
-    )
+    job, model = (document[name] for name in ("calibrated_by_one_row", "calibrated_by_one_row_of_the_model"))
     if not job["pairs"]:
         return ["No row could calibrate another."]
     after, before = (f"{job[name]:.1%}" for name in ("median", "median_before"))
+    kind = "development" if document["figures"]["development"]["rows"] else "other"
     return [
-        "Calibrated by one development row of the same model, number of GPUs and method, which all candidates of a job share,",
+        f"Calibrated by one {kind} row of the same model, number of GPUs and method, which all candidates of a job share,",
         f"the median error of the rows held back is {after} ({before} before; {job['pairs']} pairs).",
         f"A row of the same model alone does not help: {model['median']:.1%}, {model['median_before']:.1%} before.",
         *_order_lines(document["figures"]["held_back"]),
+        *_repeated_lines(document["repeated_rows"]),
+    ]
+
+
+def _repeated_lines(twice: Mapping[str, Any]) -> list[str]:
+    if not twice["pairs"]:
+        return []
+    return [
         f"{twice['pairs']} rows were measured twice, with other releases, and differ by {twice['median']:.1%} in the median and",
         f"{twice['worst']:.1%} at most.",
     ]
