@@ -7,18 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.core.prediction import Estimate
 from autotune.core.yaml_document import packaged_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
-    """Figure with its range and sources."""
+class Constant(Estimate):
+    """Estimate from public sources."""
 
     name: str
     unit: str
-    low: float
-    value: float
-    high: float
     why: str  # observation, and the reason for the spread
     sources: tuple[str, ...]  # public pages
 

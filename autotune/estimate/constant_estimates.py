@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from autotune.catalog import Gpu
-from autotune.catalog.constants import Constant, constant
+from autotune.catalog.constants import constant
 from autotune.core.prediction import Estimate
 from autotune.core.units import MIB
 
 HOPPER = 9  # compute capability, major
-
-
-def as_estimate(known: Constant) -> Estimate:
-    return Estimate(value=known.value, low=known.low, high=known.high)
 
 
 def estimate(name: str, unit: float = MIB) -> Estimate:

@@ -20,7 +20,6 @@ from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import GIB, MIB
 from autotune.estimate import model_shape, vllm_engine
-from autotune.estimate.constant_estimates import as_estimate
 from autotune.estimate.model_shape import Shape, dtype_bytes
 from autotune.estimate.vllm_engine import NOTHING, EngineUse
 
@@ -67,7 +66,7 @@ def fit(
     # 2. What the rest holds.
     sequences = min(captured, settings.max_num_seqs)
     graphs = NOTHING if settings.eager else vllm_engine.graph_bytes(shape, size, ranks, sequences, chunk)
-    workspace = as_estimate(efficiency("sglang_workspace_mib")).scaled(MIB)
+    workspace = efficiency("sglang_workspace_mib").scaled(MIB)
     table = table_bytes(shape, settings.max_num_seqs)
     activations = vllm_engine.activation_bytes(shape, size, ranks, chunk, settings.max_num_seqs)
     # 3. Together.

@@ -20,7 +20,6 @@ from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
 from autotune.estimate import model_shape, vision_encoder
-from autotune.estimate.constant_estimates import as_estimate
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.vllm_blocks import Pages, gib, pages
 
@@ -242,9 +241,9 @@ def captured_sizes(sequences: int, tokens: int, *, ceiling: int = 512) -> list[i
 @lru_cache(MAX_CACHED)
 def outside_torch_bytes(tensor_parallel: int) -> Estimate:
     """Memory outside torch beyond that of the process itself."""
-    known = as_estimate(constant("vllm_non_torch_mib"))
+    known: Estimate = constant("vllm_non_torch_mib")
     if tensor_parallel > 1:
-        known = known + as_estimate(efficiency("engine_non_torch_per_peer_mib"))
+        known = known + efficiency("engine_non_torch_per_peer_mib")
     return known.scaled(MIB)
 
 

@@ -12,7 +12,6 @@ from autotune.catalog.constants import efficiency
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.units import format_seconds
-from autotune.estimate.constant_estimates import as_estimate
 
 SHORT_PROBES, LONG_PROBES = 10, 3
 """Probes after which a search is near its optimum, and confirmations (benchmarks/results/search-autotune.md)."""
@@ -57,8 +56,8 @@ def _cycle(one: Prediction) -> Estimate | None:
 
 
 def _seconds(cycle: Estimate, plan: ProbePlan, one: Prediction) -> Estimate:
-    started = as_estimate(efficiency("worker_start_seconds"))
-    engine = as_estimate(efficiency("engine_start_seconds")) if one.engine is not None else Estimate.exactly(0)
+    started = efficiency("worker_start_seconds")
+    engine = efficiency("engine_start_seconds") if one.engine is not None else Estimate.exactly(0)
     total = started + engine + cycle.scaled(plan.warmup_cycles + plan.timed_cycles)
     limit = plan.deadline_seconds
     return Estimate(value=min(total.value, limit), low=min(total.low, limit), high=min(total.high, limit))

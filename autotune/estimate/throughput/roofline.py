@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from autotune.catalog import Gpu
 from autotune.catalog.constants import Constant, efficiency
 from autotune.core.prediction import Estimate
-from autotune.estimate.constant_estimates import as_estimate
 
 GB = 10**9
 TERA = 10**12
@@ -66,17 +65,17 @@ def compute_seconds(flops: Mapping[str, float], device: Ceilings) -> Estimate:
 def _share(device: Ceilings, dtype: str, *, attention: bool) -> Estimate:
     """Return the share of the peak that arithmetic in this dtype reaches."""
     if attention:
-        return as_estimate(efficiency("attention_share"))
+        return efficiency("attention_share")
     if device.flops.get(dtype, device.flops["float32"]) == device.flops["float32"]:
-        return as_estimate(efficiency("matmul_share_float32"))
-    of_best, known = as_estimate(efficiency("matmul_share")), device.best_matmul_share
-    best = as_estimate(efficiency("best_matmul_share")) if known is None else Estimate.exactly(known)
+        return efficiency("matmul_share_float32")
+    of_best, known = efficiency("matmul_share"), device.best_matmul_share
+    best = efficiency("best_matmul_share") if known is None else Estimate.exactly(known)
     return Estimate(value=best.value * of_best.value, low=best.low * of_best.low, high=best.high * of_best.high)
 
 
 def memory_seconds(count: float, device: Ceilings, *, share: str = "memory_share") -> Estimate:
     """Reading or writing: bytes / (bandwidth · share)."""
-    return _over(count / device.bytes_per_second, as_estimate(efficiency(share)))
+    return _over(count / device.bytes_per_second, efficiency(share))
 
 
 def link_seconds(count: float, device: Ceilings) -> Estimate | None:
@@ -84,12 +83,12 @@ def link_seconds(count: float, device: Ceilings) -> Estimate | None:
     if device.link_bytes_per_second is None:
         return None
     share = efficiency("link_share_pcie" if device.link == "pcie" else "link_share")
-    return _over(count / device.link_bytes_per_second, as_estimate(share))
+    return _over(count / device.link_bytes_per_second, share)
 
 
 def overhead_seconds(count: float, known: Constant, unit: float) -> Estimate:
     """Overhead: count · constant · unit."""
-    return as_estimate(known).scaled(count * unit)
+    return known.scaled(count * unit)
 
 
 def _over(seconds: float, share: Estimate) -> Estimate:
