@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from autotune.core.candidate import KnobValue
@@ -131,14 +130,12 @@ class OpenRlhf(StandIn):
         engines, parallel = (self.table.count(settings, f"vllm.{name}") for name in ("num_engines", "tensor_parallel_size"))
         if not engines:
             return None
-        engine = replace(self.engine_settings(settings), sleep=False)
-        split = SplitEngines(gpus=engines * parallel, engine=engine, dtype="bfloat16")
         if not self.table.truth(settings, "train.async_enable"):
-            return split
+            return self.engines_apart(settings, engines * parallel)
         if not self.table.truth(settings, "train.partial_rollout_enable"):
-            return replace(split, overlap="batch")
+            return self.engines_apart(settings, engines * parallel, overlap="batch")
         ahead = float(self.table.count(settings, "train.async_queue_size"))
-        return replace(split, overlap="stream", at_sync="pause", batches_ahead=ahead)
+        return self.engines_apart(settings, engines * parallel, overlap="stream", at_sync="pause", batches_ahead=ahead)
 
     def _trains_on(self, settings: Settings, task: Task) -> int:
         if self._together(settings):

@@ -136,9 +136,8 @@ class PrimeRl(StandIn):
 
     def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
-        basis = "measured" if task.hardware.basis == "measured" else f"{task.hardware.basis}, not measured"
         lines = [
-            f"GRPO with prime-rl for {task.workload.model.name} on {task.hardware}: {basis}.",
+            self.title(task),
             f"Written for prime-rl {self.table.version}. Start: rl @ yours.toml @ recommended.toml; yours names environments.",
             "Delete a seq_len at the top of yours: prime-rl refuses it beside the two that it stands for.",
         ]

@@ -19,11 +19,9 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.composition import SplitEngines
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, as_word
 from autotune.frameworks.hydra_values import without_references
@@ -100,7 +98,8 @@ class SkyRl(StandIn):
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
         table, count, truth = self.table, self.table.count, self.table.truth
         together = truth(settings, f"{PLACEMENT}.colocate_all")
-        beside = bool(self.sizes(settings, task)["references"])
+        sizes = self.sizes(settings, task)
+        beside = bool(sizes["references"])
         states = ("optimizer",) if truth(settings, f"{POLICY}.optimizer_config.offload_after_step") else ()
         cuts, size = (table.value(settings, f"{POLICY}.fsdp_config.{name}") for name in ("reshard_after_forward", "fsdp_size"))
         return {
@@ -118,7 +117,8 @@ class SkyRl(StandIn):
             "others": (OtherModel(role="reference", model=task.workload.model.name, awake=()),) if beside else (),
             "generation": "engine" if together else "server",
             "engine": self.engine_settings(settings) if together else None,
-            "split": None if together else self._split(settings, task),
+            # Training waits for their completions.
+            "split": None if together else self.engines_apart(settings, sizes["serves"]),
             "token_budget": count(settings, BUDGET) > 0,
             "processes": 1 + beside + together,
             "offloaded_in_rollout": ("weights", "adapters", *states) if together else (),
@@ -130,11 +130,6 @@ class SkyRl(StandIn):
         request: Mapping[str, Any] = super().trace_request(candidate, task)
         untied = {**request["model"]["config"], "tie_word_embeddings": False}
         return {**request, "model": {**request["model"], "config": untied}}
-
-    def _split(self, settings: Settings, task: Task) -> SplitEngines:
-        """Return vLLM on GPUs of its own: training waits for its completions."""
-        engine = replace(self.engine_settings(settings), sleep=False)
-        return SplitEngines(gpus=self.sizes(settings, task)["serves"], engine=engine, dtype="bfloat16")
 
     def _has_reference(self, settings: Settings) -> bool:
         return any(self.table.truth(settings, f"trainer.algorithm.{name}") for name in ("use_kl_loss", "use_kl_in_reward"))

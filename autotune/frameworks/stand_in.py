@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue, fingerprint
-from autotune.core.composition import EngineSettings
+from autotune.core.composition import EngineSettings, SplitEngines
 from autotune.core.errors import CannotPredict
 from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.probe_plan import ProbePlan
@@ -278,13 +278,16 @@ class StandIn(Launched):
         folder.mkdir(parents=True, exist_ok=True)
         data = self.data(task.workload.dataset) if task.workload.dataset is not None else {}
         lines = [self.facts.launcher, *self.arguments({**candidate.settings, **data}, task)]
-        run = f"{self.method.upper()} with {self.name} for {task.workload.model.name} on {task.hardware}"
-        basis = "measured" if task.hardware.basis == "measured" else f"{task.hardware.basis}, not measured"
         missing = "your reward" if data else "your data and your reward"
-        head = comments([f"{run}: {basis}.", f"Written for {self.name} {self.table.version}. Add {missing}."])
+        head = comments([self.title(task), f"Written for {self.name} {self.table.version}. Add {missing}."])
         path = folder / "recommended.sh"
         write_atomically(path, ("#!/bin/sh\n" + head + " \\\n  ".join(lines) + ' "$@"\n').encode(), mode=TO_BE_RUN)
         return [path]
+
+    def title(self, task: Task) -> str:
+        """Return the first line of a written file."""
+        basis = "measured" if task.hardware.basis == "measured" else f"{task.hardware.basis}, not measured"
+        return f"{self.method.upper()} with {self.name} for {task.workload.model.name} on {task.hardware}: {basis}."
 
     def lora_rank(self, settings: Settings, task: Task) -> int:
         """Return the adapter's rank as given, or the default of --tuning."""
@@ -314,3 +317,8 @@ class StandIn(Launched):
         found["max_model_length"] = found["max_model_length"] or sum(self.lengths(settings))
         found["tensor_parallel"] = found["tensor_parallel"] or 1
         return EngineSettings(**{**found, **computed})
+
+    def engines_apart(self, settings: Settings, gpus: int, **schedule: Any) -> SplitEngines:
+        """Return engines on GPUs of their own; `schedule`: how they overlap with training."""
+        engine = dataclasses.replace(self.engine_settings(settings), sleep=False)
+        return SplitEngines(gpus=gpus, engine=engine, dtype="bfloat16", **schedule)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from autotune.core.candidate import KnobValue
@@ -166,14 +165,9 @@ class Verl(StandIn):
 
     def _split(self, settings: Settings) -> SplitEngines:
         """Return the engines of `separate_async`. New weights interrupt them; what was generated is read again."""
-        return SplitEngines(
-            gpus=self.table.count(settings, f"{ROLLOUT}.nnodes") * self.table.count(settings, f"{ROLLOUT}.n_gpus_per_node"),
-            engine=replace(self.engine_settings(settings), sleep=False),
-            dtype="bfloat16",
-            overlap="stream",
-            at_sync="recompute",
-            batches_ahead=self.table.share(settings, f"{SEPARATE}.num_warmup_batches"),
-        )
+        gpus = self.table.count(settings, f"{ROLLOUT}.nnodes") * self.table.count(settings, f"{ROLLOUT}.n_gpus_per_node")
+        ahead = self.table.share(settings, f"{SEPARATE}.num_warmup_batches")
+        return self.engines_apart(settings, gpus, overlap="stream", at_sync="recompute", batches_ahead=ahead)
 
     def _rows(self, settings: Settings, task: Task, name: str) -> int:
         """Return a micro-batch per GPU. The older setting counts over all GPUs."""
