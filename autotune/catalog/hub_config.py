@@ -1,4 +1,4 @@
-"""A model's config.json from the hub, where the network allows and nobody asked to stay offline."""
+"""A model's config.json from the hub, unless the network is absent or --offline was given."""
 
 from __future__ import annotations
 

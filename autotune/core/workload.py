@@ -56,7 +56,7 @@ class Workload:
 
     stated: Mapping[str, object] = field(default_factory=dict)  # what the configuration file itself states
     defaults: Mapping[str, KnobValue] = field(default_factory=dict)
-    """Part of `held` that nobody stated: the framework's defaults, with which the user's file trains."""
+    """Part of `held` that neither flags nor file state: the framework's defaults, with which the file trains."""
 
     launch: LaunchScript | None = None  # the user's shell script, in place of a configuration file
     script: UserScript | None = None  # the user's training script, in place of a configuration file

@@ -1,7 +1,7 @@
 """Short excerpts, as people paste them: a message without its traceback, or frames without their message.
 
 In a log of a run, most words of a failure count only in an error line or behind a traceback, because runs print many
-warnings. A text of a few lines has been chosen by somebody, so each of its lines may be the message.
+warnings. A person chose the few lines of an excerpt, so each of them may be the message.
 """
 
 from __future__ import annotations

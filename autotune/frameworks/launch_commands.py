@@ -24,7 +24,7 @@ MODULE = re.compile(r"[\w./-]+")
 
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Another entry point of a framework, told by a word of its module: why it is not read, and what to do instead."""
+    """Entry point of a framework that is not read, recognised by a word of its module: the reason, and an alternative."""
 
     words: tuple[str, ...]
     because: str

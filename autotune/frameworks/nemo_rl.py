@@ -113,8 +113,8 @@ class NemoRl(StandIn):
         }
 
     def _split(self, settings: Settings, task: Task) -> SplitEngines:
-        """Return the engines. Asynchronous: completions are generated up to so many steps ahead, and
-        weights wait for their end unless they are updated in flight."""
+        """Return the engines. Asynchronous: completions are generated up to `max_trajectory_age_steps` steps
+        ahead, and weights wait for their end unless they are updated in flight."""
         truth, ahead = self.table.truth, self.table.count(settings, f"{ASYNC}.max_trajectory_age_steps")
         in_flight, again = (truth(settings, f"{ASYNC}.{name}") for name in IN_FLIGHT)
         return served(

@@ -131,7 +131,7 @@ class DevicePeaks:
     """Highest used bytes since the last list, by phase: others may have taken a part since then."""
 
     def take(self, used_bytes: int, phase: Phase | None) -> int:
-        """Record a sample and return the probe's own bytes in it, as far as the last list tells."""
+        """Record a sample and return the probe's own bytes in it, by the latest list of processes."""
         self.unattributed[phase] = max(used_bytes, self.unattributed.get(phase, 0))
         return max(0, used_bytes - self.foreign_bytes)
 

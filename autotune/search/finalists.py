@@ -95,8 +95,8 @@ def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
 
 
 def _simpler_rival(view: TrialView) -> Candidate | None:
-    """Return the simplest candidate that can't be told apart from the fastest confirmed one, if its
-    own confirmation would make it the choice."""
+    """Return the simplest candidate as fast as the fastest confirmed one within the spread, if its own
+    confirmation would make it the choice."""
     fastest = view.best()
     rivals = [] if fastest is None else [fastest, *as_fast_as(fastest, view)]
     simplest = min((trial.candidate for trial in rivals), key=lambda one: complexity(one, view.baseline), default=None)

@@ -142,7 +142,7 @@ class _Searcher:
 
 
 def _show_cost(job: Job, predictions: Iterable[Prediction], listener: Listener, clock: Clock) -> None:
-    """Report what a probe is expected to cost; extend a budget that nobody stated."""
+    """Report the expected cost of a probe; extend the default budget if it is too small."""
     cost = None if job.task.hardware.emulated else probe_cost(predictions, SHORT_PROBE, LONG_PROBE)
     if cost is None:
         return

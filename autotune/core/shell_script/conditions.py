@@ -17,7 +17,7 @@ _IGNORED = {"{", "}", "do", "!", "time"}
 
 
 class Blocks:
-    """Open `if`, loop, `case` and function blocks around a command. None: only a run can tell."""
+    """Open `if`, loop, `case` and function blocks around a command. None: known only by executing the script."""
 
     def __init__(self) -> None:
         self.in_condition = False
@@ -68,7 +68,7 @@ def _both(one: bool | None, other: bool | None) -> bool | None:
 
 
 def test_outcome(texts: Sequence[str]) -> bool | None:
-    """Return the result of a test; None: only a run can tell."""
+    """Return the result of a test; None: known only by executing the script."""
     words = list(texts)
     if words[0] == "true" or words[0] == "false":
         return words[0] == "true"

@@ -42,7 +42,7 @@ STRUCTURES = ((0.9, 0.08, 0.015, 0.005), (0.7, 0.25, 0.04, 0.01), (0.4, 0.45, 0.
 
 CLIFF_FACTOR = 3.0
 """Measured / predicted seconds, and standard deviations, beyond which a phase is an outlier of
-its load (a cache that holds one sequence at a time, for example) that says nothing about other
+its load (a cache that holds one sequence at a time, for example), without evidence about other
 loads."""
 
 NOISE = (0.01, 0.03, 0.07)
@@ -126,7 +126,7 @@ class ThroughputModel:
         return _Cycle(index, _split(speed, self._tokens[index] / speed.tokens_per_second), deviation)
 
     def _level(self, cycles: Collection[_Cycle]) -> float:
-        """Return the expected common error l of the phases; outliers of a load say nothing about it.
+        """Return the expected common error l of the phases; outliers of a load are no evidence for it.
 
         e_g = l + d_g, l ~ N(0, τ²), d_g ~ N(0, s_g²):  E[l] = Σ e_g / s_g² / (1 / τ² + Σ 1 / s_g²)
         """

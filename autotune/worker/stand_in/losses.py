@@ -14,8 +14,8 @@ vocabularies:
 
 Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to
 float32 first), `copied` (of a copy of the logits, as when rows are cut out of padded ones), `entropy` (the
-entropy over the same logits: `softmax`, or by torch.compile: `compiled`), `entropy_chunk` (in float32 and in
-parts of so many tokens), `entropy_frozen` (without a gradient), `entropy_widened` (a softmax under autocast,
+entropy over the same logits: `softmax`, or by torch.compile: `compiled`), `entropy_chunk` (in float32, in
+chunks of this many tokens), `entropy_frozen` (without a gradient), `entropy_widened` (a softmax under autocast,
 which computes it in float32), `each_row` (rows are slices of one packed row, so that each row's gradient has
 the size of all logits), `kernel_package` with `kernel_user` (the module with the kernel, and the framework that
 uses it: where the second is installed and the first is not, `logprobs_kernel` is `logprobs_tokens`).
