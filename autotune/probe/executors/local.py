@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import os
 import platform
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
@@ -35,8 +34,7 @@ class LocalExecutor:
         places: Sequence[SlotPlace] = (SlotPlace(),),
         open_gpus: Callable[[], Gpus] | None = None,
     ) -> None:
-        self._loads, self._counting = 0, threading.Lock()
-        self._slots = [LocalSlot(settings, place, requests, self._count_load, open_gpus) for place in places]
+        self._slots = [LocalSlot(settings, place, requests, open_gpus) for place in places]
         self._owner = os.getpid()
         hosts = frozenset({platform.node()})
         self.slots = tuple(Slot(number=number, hosts=hosts, words=place.words) for number, place in enumerate(places))
@@ -50,7 +48,7 @@ class LocalExecutor:
 
     @property
     def loads(self) -> int:
-        return self._loads
+        return sum(slot.loads for slot in self._slots)
 
     @property
     def worker_pid(self) -> int | None:
@@ -75,10 +73,6 @@ class LocalExecutor:
             self.interrupt()  # all at once, so that they end concurrently
             for slot in self._slots:
                 slot.close()
-
-    def _count_load(self) -> None:
-        with self._counting:
-            self._loads += 1
 
 
 @atexit.register

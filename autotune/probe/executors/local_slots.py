@@ -189,14 +189,14 @@ class LocalSlot:
         settings: RunnerSettings,
         place: SlotPlace,
         requests: RequestBuilders,
-        on_load: Callable[[], None],
         open_gpus: Callable[[], Gpus] | None = None,
     ) -> None:
         """`open_gpus` replaces the search by NVML and CUDA_VISIBLE_DEVICES."""
         if open_gpus is None and settings.device_kind == "cuda":
             count = settings.devices or settings.ranks
             open_gpus = partial(Gpus, count, settings.limit_bytes, settings.python, variable=place.visible)
-        self._ranks, self._requests, self._on_load = settings.ranks, requests, on_load
+        self._ranks, self._requests = settings.ranks, requests
+        self.loads = 0  # models loaded so far
         self.worker = WorkerProcess(settings, open_gpus=open_gpus, cores=place.cores)
         self._runner: ProcessRunner | None = None
 
@@ -212,7 +212,7 @@ class LocalSlot:
             ranks = candidate.load.get("ranks")
             self._runner = ProcessRunner(
                 load_key=candidate.load_key, worker=self.worker, ranks=ranks if isinstance(ranks, int) else self._ranks,
-                requests=self._requests, on_load=self._on_load,
+                requests=self._requests, on_load=self._count_load,
             )  # fmt: skip
         return self._runner
 
@@ -228,3 +228,6 @@ class LocalSlot:
     def close(self) -> None:
         self._runner = None
         self.worker.close()
+
+    def _count_load(self) -> None:
+        self.loads += 1

@@ -137,10 +137,9 @@ class NodeSlot:
         os.environ.update(settings.environment)
         index, count = settings.share
         cores = shares_of(available_cores(), count)[index] if count > 1 else None
-        self._loads = 0
         self._order: ProbeOrder
         requests = RequestBuilders(load=lambda _: self._order.load_request, probe=lambda *_: self._order.probe_request)
-        self._slot = LocalSlot(settings.runner, SlotPlace(words=platform.node(), cores=cores), requests, self._count_load)
+        self._slot = LocalSlot(settings.runner, SlotPlace(words=platform.node(), cores=cores), requests)
         self._closing = threading.Lock()
 
     def prepare(self) -> bytes:
@@ -160,15 +159,15 @@ class NodeSlot:
 
     def measure(self, encoded_order: bytes) -> bytes:
         self._order = order = msgspec.json.decode(encoded_order, type=ProbeOrder)
-        before = self._loads
+        before = self._slot.loads
         try:
             self._slot.worker.span = order.span
             measurement = self._slot.open(order.candidate).measure(order.candidate, order.plan)
-            reply = NodeReply(measurement=measurement, loads=self._loads - before)
+            reply = NodeReply(measurement=measurement, loads=self._slot.loads - before)
         except TrainingEnvironmentError as error:
             reply = NodeReply(environment=f"{platform.node()}: {error}")
         except AutotuneError as fault:
-            reply = NodeReply(fault=str(fault), loads=self._loads - before)
+            reply = NodeReply(fault=str(fault), loads=self._slot.loads - before)
         return msgspec.json.encode(reply)
 
     def unload(self) -> None:
@@ -181,9 +180,6 @@ class NodeSlot:
         """Close the slot. A second call returns after the first: then this process may be killed."""
         with self._closing:
             self._slot.close()
-
-    def _count_load(self) -> None:
-        self._loads += 1
 
 
 def _own_address() -> str:
