@@ -57,7 +57,7 @@ FRAMEWORKS: Mapping[str, Shrunk] = {
         environment="cuda-swift",
         settings={
             "per_device_train_batch_size": "4", "num_generations": "4", "gradient_accumulation_steps": "1",
-            "max_completion_length": "32", "max_length": "96", "vllm_max_model_len": "256", "vllm_mode": "colocate",
+            "max_completion_length": "32", "max_length": "96", "vllm_max_model_len": "1024", "vllm_mode": "colocate",
             "generation_batch_size": "8", "steps_per_generation": "1",
         },
         added={"model_type": "qwen2", "template": "qwen2_5"},
