@@ -53,10 +53,9 @@ class _Run:
             # 1. Keywords open and close blocks.
             words = list(simple)
             while words and words[0].kind == "word" and blocks.keyword(words[0].raw, status):
-                if words[0].raw in HEADED:
-                    words = words[-1:] if len(words) > 1 and words[-1].raw == "{" else []  # `function name {`
-                else:
-                    words = words[1:]
+                head, *behind = words
+                brace = [one for one in behind[-1:] if one.raw == "{"]  # of `function name {`
+                words = brace if head.raw in HEADED else behind
             # 2. The blocks and `&&`, `||` decide what is reached.
             runs = blocks.reached()
             if joined == "&&" and status is not True:
