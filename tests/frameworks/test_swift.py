@@ -137,7 +137,11 @@ def in_float32(model: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("held", "reason"),
-    [({"teacher_model": "Qwen/Qwen3.5-9B"}, "another model"), ({"sequence_parallel_size": 2}, "divides a row")],
+    [
+        ({"teacher_model": "Qwen/Qwen3.5-9B"}, "another model"),
+        ({"sequence_parallel_size": 2}, "divides a row"),
+        ({"use_liger_kernel": True}, "without logits"),
+    ],
 )
 def test_what_the_stand_in_step_lacks_is_refused_by_name(held: dict[str, Any], reason: str) -> None:
     with pytest.raises(CannotPredict, match=f"{next(iter(held))}.*{reason}"):
@@ -155,6 +159,9 @@ def test_expert_parallelism_reaches_the_engine_that_serves() -> None:
     assert "expert_parallel" not in " ".join(launch.argv)
 
 
-def test_sft_takes_ligers_kernels_with_rows_without_padding() -> None:
-    """`_check_grpo` of ms-swift refuses it for GRPO alone, and a public example of its SFT has both."""
-    assert refusal("sft", use_liger_kernel=True, padding_free=True) == ""
+@pytest.mark.parametrize(("named", "traced"), [(None, "sdpa"), ("flash_attn", "flash_attention_2"), ("sdpa", "sdpa")])
+def test_flash_attn_is_its_name_of_transformers_flash_attention_2(named: str | None, traced: str) -> None:
+    """`AttnImpl.update_attn_impl` of ms-swift."""
+    trainer, candidate, task = asked("sft", attn_impl=named)
+    made: Any = trainer.trace_request(candidate, task)
+    assert made["model"]["attn_implementation"] == traced
