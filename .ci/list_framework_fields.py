@@ -47,7 +47,7 @@ OTHER_SECTIONS = frozenset({
 })  # fmt: skip
 """Parts of verl's configuration that have nothing to do with memory and speed of a step, or are not modelled at all."""
 
-WRITTEN_AS_INT = frozenset({"entropy_coeff", "temperature", "top_p"})
+WRITTEN_AS_INT = frozenset({"entropy_coeff", "over_sample_rate", "temperature", "top_p"})
 """Fractions of verl whose default is a whole number."""
 
 OWN_PATHS = frozenset({"ckpt_path", "save_path", "tensorboard_log_dir"})

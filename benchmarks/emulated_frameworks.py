@@ -139,12 +139,12 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
         folder = Path(name)
         write_empty_model(folder / "model", find_model(MODEL).config)
         request = _request(setup, str(folder / "model"), python)
-        launch = request.trainer.launch(candidate_of_job(request), request.job.task, _plan())
+        launch = request.trainer.launch(candidate_of_job(request), request.job.task, plan())
         figures = asdict(launch.figures)
         lines = line_source(figures, folder)
         prediction = _predicted(request)  # first: it may fail, and takes a minute, not ten
-        found = rehearse(_command(launch, setup, folder), emulated_machine(GPUS), python, sys.stderr.write)
-        steps = _records(figures, lines(list(found.output)))
+        found = rehearse(command(launch, setup, folder), emulated_machine(GPUS), python, sys.stderr.write)
+        steps = records(figures, lines(list(found.output)))
     return {
         "setup": {"model": MODEL, "gpus": GPUS, "tuning": setup.tuning, "settings": dict(candidate_of_job(request).settings)},
         "ran_on": machine.facts({k: v for k, v in environment.versions(python, PACKAGES).items() if v}),
@@ -165,11 +165,11 @@ def _request(setup: Setup, model: str, python: Path) -> ParsedRequest:
     ))  # fmt: skip
 
 
-def _plan() -> ProbePlan:
+def plan() -> ProbePlan:
     return replace(ProbePlan(), optimizer_steps=STEPS, warmup_cycles=1, timed_cycles=STEPS - 1)
 
 
-def _command(launch: Launch, setup: Setup, folder: Path) -> list[str]:
+def command(launch: Launch, setup: Setup, folder: Path) -> list[str]:
     for name, text in launch.files.items():
         (folder / name).write_text(text)
     words = [f"{name}={shlex.quote(value)}" for name, value in {**launch.environment, **setup.environment}.items()]
@@ -177,7 +177,7 @@ def _command(launch: Launch, setup: Setup, folder: Path) -> list[str]:
     return ["bash", "-c", "env " + " ".join(words).replace(OUT, str(folder))]
 
 
-def _records(figures: Mapping[str, Any], lines: Sequence[str]) -> int:
+def records(figures: Mapping[str, Any], lines: Sequence[str]) -> int:
     """Return how many steps the framework's own log has."""
     reader = MetricReader(figures)
     for line in lines:

@@ -6,13 +6,22 @@ framework's environment lacks (SGLang, kernels of flash-attn) is replaced by wha
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import emulated_frameworks
+from empty_model import write_empty_model
+
 from autotune.catalog.model_lookup import find_model
-from benchmarks.empty_model import write_empty_model
+from autotune.emulator.cards import emulated_machine
+from autotune.emulator.rehearsal import rehearse
+from autotune.request.flags import Flags
+from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.worker.metric_readers import line_source
 
 GPUS, MODEL, LAYERS = "2xA100-40G", "Qwen2.5-0.5B", 2
 
@@ -28,6 +37,9 @@ class Shrunk:
     """Replace the script's, where it states them."""
 
     added: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the command alone, which autotune neither models nor passes to a probe."""
+
+    always: Mapping[str, str] = field(default_factory=dict)
     """Settings that every script gets."""
 
     eager: Mapping[str, str] = field(default_factory=dict)
@@ -57,10 +69,10 @@ FRAMEWORKS: Mapping[str, Shrunk] = {
         environment="cuda-swift",
         settings={
             "per_device_train_batch_size": "4", "num_generations": "4", "gradient_accumulation_steps": "1",
-            "max_completion_length": "32", "max_length": "96", "vllm_max_model_len": "256", "vllm_mode": "colocate",
+            "max_completion_length": "32", "max_length": "96", "vllm_max_model_len": "1024", "vllm_mode": "colocate",
             "generation_batch_size": "8", "steps_per_generation": "1",
         },
-        added={"model_type": "qwen2", "template": "qwen2_5"},
+        always={"model_type": "qwen2", "template": "qwen2_5"},
         eager={"vllm_enforce_eager": "true"},
     ),
 }  # fmt: skip
@@ -70,16 +82,42 @@ def shrunk(framework: str, method: str, settings: Mapping[str, Any]) -> dict[str
     """Return the script's settings with tiny shapes."""
     to = FRAMEWORKS[framework]
     replaced = {name: value for name, value in to.settings.items() if name in settings}
-    return {**settings, **replaced, **to.added, **(to.eager if method == "grpo" else {})}
+    return {**settings, **replaced, **to.always, **(to.eager if method == "grpo" else {})}
 
 
 def words(framework: str, script: Path, folder: Path, environments: Path) -> list[str]:
     """Return the arguments of `autotune` with which the script is probed once."""
-    config = {**find_model(MODEL).config, "num_hidden_layers": LAYERS}
-    config.pop("layer_types", None)
-    write_empty_model(folder / "model", config)
-    python = environments / FRAMEWORKS[framework].environment / "bin" / "python"
+    python = _prepared(framework, folder, environments)
     return [
         "run", "--mode", "emulate", "--from-command", str(script), "--model", str(folder / "model"), "--gpus", GPUS,
         "--python", str(python), "--max-probes", "1", "--budget", "40m", "--fresh", "--json", "--out", str(folder / "out"),
     ]  # fmt: skip
+
+
+def rehearsed(framework: str, script: Path, folder: Path, environments: Path) -> dict[str, Any]:
+    """Run the command of a probe with `added`, of which a probe has nothing: two cores need it."""
+    began, python = time.monotonic(), _prepared(framework, folder, environments)
+    model = str(folder / "model")
+    request = parse_request(Flags(from_command=str(script), model=model, gpus=GPUS, python=str(python), mode="predict"))
+    launch = request.trainer.launch(candidate_of_job(request), request.job.task, emulated_frameworks.plan())
+    lines = line_source(asdict(launch.figures), folder)
+    added = tuple(f"{name}={value}" for name, value in FRAMEWORKS[framework].added.items())
+    setup = emulated_frameworks.Setup(name=framework, framework=framework, holds=(), added=added)
+    command = emulated_frameworks.command(launch, setup, folder)
+    found = rehearse(command, emulated_machine(GPUS), python, sys.stderr.write)
+    return {
+        "exit_code": found.code,
+        "error": found.failure and found.failure.words,
+        "seconds": round(time.monotonic() - began),
+        "outcome": "ok" if found.code == 0 else "crash",
+        "steps": emulated_frameworks.records(asdict(launch.figures), lines(list(found.output))),
+        "peak_memory_bytes": max(found.report.card_peak_bytes.values(), default=None),
+    }
+
+
+def _prepared(framework: str, folder: Path, environments: Path) -> Path:
+    """Write the model, and return the framework's Python."""
+    config = {**find_model(MODEL).config, "num_hidden_layers": LAYERS}
+    config.pop("layer_types", None)
+    write_empty_model(folder / "model", config)
+    return environments / FRAMEWORKS[framework].environment / "bin" / "python"

@@ -26,9 +26,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import emulated_recipes  # noqa: E402
+
 from autotune.core.units import format_bytes  # noqa: E402
 from autotune.worker.synthetic import tiny_config, write_model_folder  # noqa: E402
-from benchmarks import emulated_recipes  # noqa: E402
 from benchmarks.machine import facts  # noqa: E402
 from tests.counted_memory.image_cases import MODELS  # noqa: E402
 from tests.frameworks.test_launch_scripts import script_of  # noqa: E402
@@ -134,9 +135,12 @@ def emulated(recipe: Recipe, folder: Path, environments: Path) -> dict[str, Any]
     settings = emulated_recipes.shrunk(recipe.framework, recipe.method, recipe.settings)
     script = folder / "tiny.sh"
     script.write_text(script_of({"framework": recipe.framework, "method": recipe.method, "settings": settings}))
-    words = emulated_recipes.words(recipe.framework, script, folder, environments)
     changed = sorted(name for name, value in settings.items() if recipe.settings.get(name) != value)
-    return {**_first_probe(words, folder), "basis": "emulated", "gpus": emulated_recipes.GPUS, "changed": changed}
+    if emulated_recipes.FRAMEWORKS[recipe.framework].added:
+        found = emulated_recipes.rehearsed(recipe.framework, script, folder, environments)
+    else:
+        found = _first_probe(emulated_recipes.words(recipe.framework, script, folder, environments), folder)
+    return {**found, "basis": "emulated", "gpus": emulated_recipes.GPUS, "changed": changed}
 
 
 def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:

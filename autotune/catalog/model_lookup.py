@@ -57,10 +57,9 @@ def find_model(text: str) -> Model:
     if folder.is_dir():
         return _local(text, folder)
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
-        raise BadInput(
-            f"There is no folder {text!r}.",
-            way_out="Give a folder with config.json, a hub id or a name of `autotune show models`.",
-        )
+        named = next((ids[0] for ids in [short_names().get(folder.name.lower(), [])] if len(ids) == 1), None)
+        instead = f"--model {named}, if it is that one" if named else "a hub id or a name of `autotune show models`"
+        raise BadInput(f"There is no folder {text!r}.", way_out=f"Give a folder with config.json, or {instead}.")
     hub_id = _hub_id(text)
     cached = _cached_folder(hub_id)
     if cached is not None:

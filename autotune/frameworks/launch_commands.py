@@ -19,6 +19,9 @@ from autotune.core.user_launch import LaunchScript, StatedSetting
 from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, FileSettings, settings_of
 from autotune.frameworks.settings_table import Field
 
+OTHER_NAMES = {"rm": "reward"}
+"""Name of a method in another framework -> TRL's."""
+
 MODULE = re.compile(r"[\w./-]+")
 """A module or a file after `python -m`, `python` and the like."""
 
@@ -160,9 +163,12 @@ def _method(path: str, kind: LaunchKind, method: str, stated: Mapping[str, State
     named = chosen.text if chosen is not None and chosen.text else ""
     if named not in kind.methods:
         line = f", line {chosen.line}" if chosen is not None else ""
+        alike = next((method for method in kind_of("trl").modules if method == OTHER_NAMES.get(named, named)), None)
+        way_out = f"The same training as TRL's is predicted: --method {alike} --model MODEL. " if alike else ""
         raise BadInput(
-            f"{path}{line}: {kind.chosen_by}={named or 'not given'}: unknown to {kind.framework}.",
-            way_out=f"Known are {', '.join(kind.methods)}.",
+            f"{path}{line}: {kind.chosen_by}={named or 'not given'} of {kind.framework} is not modelled.",
+            way_out=f"Modelled are {', '.join(kind.methods)}. {way_out}The command itself is measured: "
+            "--framework command -- COMMAND.",
         )
     return kind.methods[named]
 

@@ -27,7 +27,7 @@ from autotune.frameworks import served_engines
 from autotune.frameworks.base import Settings, as_word, count_of, model_path, share_of
 from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_text
 from autotune.frameworks.stand_in_step import OtherModel, gptq_bits
-from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
+from autotune.frameworks.transformers_trainer import ATTENTION, N_SYNTHETIC_ROWS, TransformersTrainer
 
 _SERVED = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "enable_lora", "enable_expert_parallel")
 OF_THE_SERVER = tuple(f"vllm_{name}" for name in _SERVED)
@@ -127,7 +127,7 @@ class Swift(TransformersTrainer):
             "adapter": {"lora_r": count_of(settings, "lora_rank"), **ADAPTER} if with_adapter else None,
             "quantised": settings.get("quant_bits") == 4,
             "checkpointing": bool(settings.get("gradient_checkpointing")),
-            "attention": str(settings.get("attn_impl") or "sdpa"),
+            "attention": ATTENTION.get(attention := settings.get("attn_impl"), str(attention)),
             "others": (reference,) if has_reference else (),
             "generation": generation if self.online else "none",
             "engine": _engine(settings, task, sum(self.lengths(settings)), rows // ranks) if self.online else None,

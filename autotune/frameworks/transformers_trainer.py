@@ -22,6 +22,9 @@ from autotune.frameworks.settings_table import KINDS, Field, read_yaml
 from autotune.frameworks.stand_in_step import STAND_IN, StandInSpec
 from autotune.frameworks.stated_rules import Condition, StatedRule, texts_that_apply
 
+ATTENTION: Mapping[KnobValue, str] = {None: "sdpa", "flash_attn": "flash_attention_2"}
+"""Name of an attention in ms-swift -> transformers'; every other name is the same."""
+
 N_SYNTHETIC_ROWS = 512
 
 

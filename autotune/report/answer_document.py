@@ -277,11 +277,13 @@ def learning_difference(job: Job, one: Candidate, other: Candidate) -> dict[str,
 
 
 def failed_without_memory(answer: Recommendation) -> bool:
-    """Return True if every probe failed for a reason other than memory: the answer is a failure,
-    not "nothing fits"."""
-    results = _results(answer)
-    lacked = any(one.outcome.is_out_of_memory or one.outcome is Outcome.OK for one in results)
-    return answer.winner is None and bool(results) and not lacked
+    """Return True if no probe or confirmation lacked memory, and others failed: the answer is a
+    failure, not "nothing fits"."""
+    lacked = any(
+        trial.measurement.outcome.is_out_of_memory or (trial.measurement.outcome is Outcome.OK and not trial.verdict.fits)
+        for trial in answer.trials
+    )
+    return answer.winner is None and bool(_results(answer)) and not lacked
 
 
 def has_no_results(answer: Recommendation) -> bool:

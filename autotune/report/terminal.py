@@ -286,7 +286,10 @@ def _what_ran(measured: Measurement) -> str:
 
 def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> None:
     if failed_without_memory(answer):
-        console.print("No candidate ran to its end, and none for lack of memory: whether any fits is unknown.")
+        if any(trial.verdict.fits for trial in answer.trials):
+            console.print("What fitted failed in the longer run that confirms it, and not for lack of memory.")
+        else:
+            console.print("No candidate ran to its end, and none for lack of memory: whether any fits is unknown.")
     elif has_no_results(answer):
         ended = f"it was {answer.proven}" if answer.interrupted else "the budget was spent"
         console.print(f"Nothing was found out: {ended} before the first probe had an answer.")

@@ -222,6 +222,10 @@ def test_gpus_of_a_vllm_server_do_not_train(tmp_path: Path) -> None:
         ("python3 -m verl.experimental.fully_async_policy.fully_async_main a=b", "asynchronous", "separate_async"),
         ("deepspeed --module openrlhf.cli.train_sft --pretrain a", "trains on given rows", "--method sft"),
         ("deepspeed --module openrlhf.cli.train_dpo --pretrain a", "trains on given rows", "--framework command"),
+        ("swift rlhf --rlhf_type dpo --model a", "rlhf_type=dpo of swift is not modelled", "--method dpo"),
+        ("swift rlhf --rlhf_type rm --model a", "rlhf_type=rm of swift is not modelled", "--method reward"),
+        ("swift rlhf --rlhf_type gkd --model a", "rlhf_type=gkd of swift is not modelled", "--framework command"),
+        ("NPROC_PER_NODE=2 megatron sft --model a", "megatron trains with Megatron", "swift sft"),
     ],
 )
 def test_another_entry_point_of_a_framework_is_told_what_to_do(command: str, said: str, instead: str) -> None:

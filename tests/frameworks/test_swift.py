@@ -53,7 +53,6 @@ def refusal(method: str, **about: Any) -> str:
         ("grpo", {"sleep_level": 1, "vllm_mode": "server", "gradient_accumulation_steps": 8}, "vllm_mode=colocate"),
         ("sft", {"deepspeed": "zero9"}, "deepspeed must be one of"),
         ("sft", {"tuner_type": "full", "tuning": "qlora"}, "through an adapter"),
-        ("sft", {"use_liger_kernel": True, "padding_free": True}, "excludes padding_free"),
         ("sft", {"kind": "cpu", "deepspeed": "zero3"}, "need GPUs"),
     ],
 )
@@ -138,7 +137,11 @@ def in_float32(model: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("held", "reason"),
-    [({"teacher_model": "Qwen/Qwen3.5-9B"}, "another model"), ({"sequence_parallel_size": 2}, "divides a row")],
+    [
+        ({"teacher_model": "Qwen/Qwen3.5-9B"}, "another model"),
+        ({"sequence_parallel_size": 2}, "divides a row"),
+        ({"use_liger_kernel": True}, "without logits"),
+    ],
 )
 def test_what_the_stand_in_step_lacks_is_refused_by_name(held: dict[str, Any], reason: str) -> None:
     with pytest.raises(CannotPredict, match=f"{next(iter(held))}.*{reason}"):
@@ -154,3 +157,11 @@ def test_expert_parallelism_reaches_the_engine_that_serves() -> None:
     launch = trainer.launch(candidate, task)
     assert "--vllm_enable_expert_parallel true" in launch.files["rollout.sh"]
     assert "expert_parallel" not in " ".join(launch.argv)
+
+
+@pytest.mark.parametrize(("named", "traced"), [(None, "sdpa"), ("flash_attn", "flash_attention_2"), ("sdpa", "sdpa")])
+def test_flash_attn_is_its_name_of_transformers_flash_attention_2(named: str | None, traced: str) -> None:
+    """`AttnImpl.update_attn_impl` of ms-swift."""
+    trainer, candidate, task = asked("sft", attn_impl=named)
+    made: Any = trainer.trace_request(candidate, task)
+    assert made["model"]["attn_implementation"] == traced

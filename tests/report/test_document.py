@@ -6,9 +6,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from rich.console import Console
 
-from autotune.core.measurement import Outcome
-from autotune.report import document, document_types
+from autotune.core.measurement import Failure, Outcome
+from autotune.core.verdict import judge
+from autotune.report import document, document_types, show_answer
 from autotune.report.answer_document import nearest_miss
 from tests.report.answers import answered
 from tests.simulated import MIB
@@ -107,3 +109,17 @@ def test_committed_examples_agree_with_the_schema() -> None:
     assert files
     for file in files:
         jsonschema.validate(json.loads(file.read_text()), json.loads(document_types.json_schema()))
+
+
+def test_a_confirmation_that_crashed_does_not_mean_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    case = answered(900)
+    assert case.answer.winner is not None
+    crashed = replace(case.answer.winner.measurement, outcome=Outcome.CRASH, failure=Failure(evidence="no file"))
+    confirmed = replace(case.answer.winner, purpose="confirm", measurement=crashed, verdict=judge(crashed))
+    fitting = tuple(trial for trial in case.answer.trials if trial.verdict.fits and trial.purpose != "confirm")
+    assert fitting
+    answer = replace(case.answer, winner=None, trials=(*fitting, confirmed))
+    assert document(case.job, answer, [])["status"] == "failed"
+    show_answer(Console(width=200), case.job, answer, [])
+    said = capsys.readouterr().out
+    assert "What fitted failed in the longer run that confirms it" in said and "fits into" not in said

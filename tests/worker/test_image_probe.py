@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 CONFIG = dict(MODELS["qwen2.5-vl"])
 
 
-def measured(method: str, scratch: Path, dataset: Path | None = None, **lengths: Any) -> dict[str, Any]:
+def measured(method: str, scratch: Path, dataset: Path | None = None, saves: bool = False, **lengths: Any) -> dict[str, Any]:
     trl, request = adapter(), load_request(scratch, config=CONFIG, method=method)
     trl.warm(request)
     loaded = trl.load(request, events_stage()[0])
@@ -29,6 +29,7 @@ def measured(method: str, scratch: Path, dataset: Path | None = None, **lengths:
     asked = measure_request(settings, images=images, **lengths)
     if method == "sft":
         asked["settings"] = settings
+    asked["plan"]["save_checkpoint"] = saves
     if dataset is not None:
         asked["dataset"] = {"dataset_name": str(dataset)}
     return trl.measure(loaded, asked, events_stage()[0])  # type: ignore[no-any-return]
@@ -41,7 +42,8 @@ def test_sft_trains_on_images_and_its_rows_have_their_length(tmp_path: Path) -> 
 
 
 def test_grpo_generates_from_images_and_its_prompts_have_their_length(tmp_path: Path) -> None:
-    found = measured("grpo", tmp_path, prompt=40, completion=6)
+    found = measured("grpo", tmp_path, saves=True, prompt=40, completion=6)
+    assert found["exercised"]["checkpoint_saves"] == 1
     assert found["effective"]["longest_prompt_seen"] == 40
     assert found["effective"]["longest_completion_seen"] == 6
 

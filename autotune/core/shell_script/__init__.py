@@ -1,13 +1,14 @@
 """Words of a shell script's commands, expanded as bash does. Nothing is executed.
 
 Variables, arrays, quotes, continuations, here-documents into `read`, `${name:-value}` and its
-relatives, whole-number arithmetic, and `if` with tests are evaluated. The output of a command is
+relatives, whole-number arithmetic, `pwd` and `if` with tests are evaluated. The output of another command is
 unknown: a word that contains it holds UNKNOWN. Commands inside loops, functions and `case`, and
 under a condition that only a run can decide, are marked `certain=False`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,9 @@ class _Run:
             # 1. Keywords open and close blocks.
             words = list(simple)
             while words and words[0].kind == "word" and blocks.keyword(words[0].raw, status):
-                words = [] if words[0].raw in HEADED else words[1:]
+                head, *behind = words
+                brace = [one for one in behind[-1:] if one.raw == "{"]  # of `function name {`
+                words = brace if head.raw in HEADED else behind
             # 2. The blocks and `&&`, `||` decide what is reached.
             runs = blocks.reached()
             if joined == "&&" and status is not True:
@@ -97,6 +100,9 @@ class _Run:
             self._read(words, rest, certain)
         if words and words[0].text == "shift":
             self.expansion.arguments = self.expansion.arguments[1:]
+        if len(words) == 2 and words[0].text == "cd":
+            whole = os.path.normpath(os.path.join(self.expansion.text("PWD"), words[1].text))  # noqa: PTH118
+            self.expansion.variables["PWD"] = whole if certain and UNKNOWN not in whole else UNKNOWN
         if not words:
             return None
         return SimpleCommand(

@@ -13,7 +13,7 @@ HEADED = {"for", "until", "case", "select", "function"}
 """Keywords whose own line is no command."""
 
 _OPENING, _CLOSING = HEADED | {"while"}, {"done", "esac"}
-_IGNORED = {"{", "}", "do", "!", "time"}
+_IGNORED = {"do", "!", "time"}
 
 
 class Blocks:
@@ -22,6 +22,8 @@ class Blocks:
     def __init__(self) -> None:
         self.in_condition = False
         self._depth = 0  # loops, functions and `case`
+        self._heads_function = False  # the next brace opens a function's body
+        self._braces: list[bool] = []  # of each open brace: it is a function's
         self._branches: list[bool | None] = []  # of each `if`: its present branch is active
         self._taken: list[bool | None] = []  # of each `if`: an earlier branch was active
 
@@ -43,8 +45,14 @@ class Blocks:
             self._branches[-1:] = [_negated(taken)]
         elif word == "fi":
             self._branches, self._taken = self._branches[:-1], self._taken[:-1]
+        elif word == "{":
+            self._braces.append(self._heads_function)
+            self._heads_function = False
+        elif word == "}":
+            self._depth -= bool(self._braces and self._braces.pop())
         elif word in _OPENING:
             self._depth += 1
+            self._heads_function = word == "function"
         elif word in _CLOSING:
             self._depth = max(0, self._depth - 1)
         else:

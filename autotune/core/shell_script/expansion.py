@@ -161,8 +161,10 @@ class Expansion:
         return self.text(match[0]), match.end()
 
     def _output(self, command: str) -> str:
-        """Return what a command prints: `expr` is arithmetic, every other command is not run."""
+        """Return what a command prints: `expr` is arithmetic, `pwd` the folder; every other command is not run."""
         name, _, rest = command.strip().partition(" ")
+        if command.strip() == "pwd":
+            return self.text("PWD")
         return self._arithmetic(rest.replace("\\*", "*").replace("'*'", "*")) if name == "expr" else UNKNOWN
 
     def _braces(self, inner: str) -> Value:

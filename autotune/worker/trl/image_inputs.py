@@ -39,6 +39,10 @@ def processor_of(tokenizer: Any, config: Any, images: Mapping[str, Any]) -> Any:
                     made[name] = value.clone()  # arrays become tensors without an operation
             return made
 
+        def save_pretrained(self, folder: Any, **_: Any) -> list[str]:
+            """Save the tokenizer alone, as with a checkpoint: a part that is left out can't be saved."""
+            return list(self.tokenizer.save_pretrained(folder))
+
         def batch_decode(self, rows: Any, **_: Any) -> list[str]:
             """Return empty texts: decoding takes time, and its result is not used."""
             return [""] * len(rows)
