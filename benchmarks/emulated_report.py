@@ -55,6 +55,10 @@ What differed, and which side was wrong:
 - Open. Reserved memory of GRPO where the rollout outweighs the step: it is a formula, not traced
   (8% high for a 0.5B with prompts of 1,024 tokens). FSDP1, full tuning without checkpointing:
   0.9% less allocated, one unit.
+- Open. A reference model under ZeRO-3 is counted whole on each rank; DeepSpeed shards it too (DPO
+  of a 1B on two cards: 3.9% more allocated). With an adapter, ZeRO-3's reserved memory is 6% low.
+  Parameters that FSDP2 keeps on the host (`fsdp_offload_params`) are counted on the card: a 0.5B
+  is predicted 3.4 times as high.
 - Open. Under ZeRO-2 an offloaded optimizer of a 1.5B needs 18 GB of the host beside everything
   else: this machine of 24 GB ended it, which counts as a wrong verdict above.
 - `load`: a prediction counts everything until training begins (reference model, DDP's buckets), a
