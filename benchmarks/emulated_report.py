@@ -43,18 +43,22 @@ What differed, and which side was wrong:
   kernel are freed in the order of C++; cuBLAS's workspace is requested at its first product; what
   follows the last backward pass is no forward pass. Mixtures could not be traced under torch
   2.11.
-- FSDP1. A prediction assumes that the device is two units behind the process, as a real card may
-  be; emulated work is done at once, or as late as a queue allows where a row has two figures. On
-  torch's default stream both are equal; the other streams hold a few units more.
+- Open. FSDP1: a prediction lets the device be two units behind the process, so that gathered
+  units are not reused at once. On torch's default stream both sides are equal; on the other
+  streams the emulated card, late or not, holds fewer units (reserved 15% less for a 1B with an
+  adapter, 3% under full tuning). Public A100 rows of FSDP1 with adapters show no such excess:
+  nvidia-smi's figure is predicted 5% low to 2% high.
 - vLLM colocated. The emulated driver charges neither CUDA graphs nor vLLM's memory outside torch
   (0.1 to 0.2 GiB, in predictions from logs of real cards). Phases beside a sleeping engine are
-  compared without them. An engine that never sleeps has them in its share.
+  compared without them. An engine that never sleeps has them in its share. QLoRA rows are newer
+  than the mend of weights that are quantised while they load, but the 7B on two cards.
 - Open. KV blocks of Llama-3.2-1B differ by 1.7%. `sync` beside a sleeping engine: a prediction
   begins it beside torch's cache of the step; the emulated driver counts requests, the first of
   which comes after TRL has emptied that cache.
 - Open. Reserved memory of GRPO where the rollout outweighs the step: it is a formula, not traced
-  (8% high for a 0.5B with prompts of 1,024 tokens). FSDP1, full tuning without checkpointing:
-  0.9% less allocated, one unit.
+  (8% high for a 0.5B with prompts of 1,024 tokens, 2 to 5% for models of 1.5B to 14B with an
+  adapter and checkpointing). FSDP1, full tuning without checkpointing: 0.9% less allocated, one
+  unit.
 - Open. A reference model under ZeRO-3 is counted whole on each rank; DeepSpeed shards it too (DPO
   of a 1B on two cards: 3.9% more allocated). With an adapter, ZeRO-3's reserved memory is 6% low.
   Parameters that FSDP2 keeps on the host (`fsdp_offload_params`) are counted on the card: a 0.5B
