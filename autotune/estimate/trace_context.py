@@ -83,7 +83,7 @@ class Generation:
     layers: int
     prompt_length: int
     completion_length: int
-    gathered_bytes: int = 0  # other ranks' weights, held here meanwhile
+    gathered: tuple[int, ...] = ()  # weights of all ranks, held here meanwhile beside this rank's part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +189,7 @@ def second_cycle(trace: Trace) -> int | None:
 
 
 GROWTH_LENGTHS = 64  # lengths at which a growing cache is replayed: steps of a few percent at most
+LAYER_PIECES = 4  # large parameters of a decoder layer
 PIECES = 8  # allocations that stand for a sum whose parts are unknown
 
 
@@ -200,7 +201,7 @@ def _rollout(generation: Generation, event: int, step: int, workspace_bytes: int
     """
     tensors = 2 * max(1, generation.layers)
     lengths = min(GROWTH_LENGTHS, max(1, generation.completion_length))
-    gathered, passing = _pieces(generation.gathered_bytes), _pieces(generation.prefill_bytes)
+    gathered, passing = generation.gathered, _pieces(generation.prefill_bytes)
     longest = generation.prompt_length + generation.completion_length
     # Sizes in the order of `_growth_events`.
     sizes: list[int] = [*gathered, *passing, *([workspace_bytes] if workspace_bytes else [])]
@@ -314,9 +315,10 @@ def _generation(composition: Composition, config: Mapping[str, object], inventor
     at_prefill = parts["kv_cache"] < whole
     # Weights of other ranks: all at once, or the running layer and the next.
     at_once = not composition.gathers_per_token and composition.sharded_by == "zero3"
-    gathered = _gathered_bytes(composition, inventory, whole=at_once)
-    if gathered and not at_once:
-        gathered = max(gathered, 2 * max(inventory.layer_bytes, default=0))
+    size = _gathered_bytes(composition, inventory, whole=at_once)
+    if size and not at_once:
+        size = max(size, 2 * max(inventory.layer_bytes, default=0))
+    gathered = _gathered_pieces(size, inventory) if at_once else tuple(_pieces(size))
     return Generation(
         kv_cache_bytes=whole,
         logits_bytes=parts["logits"],
@@ -325,8 +327,17 @@ def _generation(composition: Composition, config: Mapping[str, object], inventor
         layers=len(shape.layers),
         prompt_length=prompt,
         completion_length=completion,
-        gathered_bytes=gathered,
+        gathered=gathered,
     )
+
+
+def _gathered_pieces(size: int, inventory: Inventory) -> tuple[int, ...]:
+    """Divide gathered weights like parameters: a few for each layer, and the largest ones outside."""
+    if not size:
+        return ()
+    layers = [one for layer in inventory.layer_bytes for one in [layer // LAYER_PIECES] * LAYER_PIECES]
+    outside, largest = max(0, size - sum(layers)), max(1, inventory.largest_parameter * size // max(1, inventory.parameters))
+    return (*([largest] * (outside // largest)), *layers, outside % largest)
 
 
 def _gathered_bytes(composition: Composition, inventory: Inventory, *, whole: bool) -> int:

@@ -53,9 +53,9 @@ def worst_rank(trace: Trace, sharding: Sharding) -> Sharded:
 
 
 def gather_for_generation_bytes(inventory: Inventory, sharding: Sharding, *, whole: bool, bytes_per_parameter: float) -> int:
-    """Bytes gathered for the rollout: other ranks' weights, or one parameter at a time."""
+    """Bytes gathered for the rollout, beside this rank's part: all weights, or one parameter at a time."""
     if sharding.kind not in ("zero3", "fsdp1", "fsdp2") or sharding.ranks == 1:
         return 0
     if whole:
-        return round(inventory.parameters * bytes_per_parameter * (sharding.ranks - 1) / sharding.ranks)
+        return round(inventory.parameters * bytes_per_parameter)
     return round(inventory.largest_parameter * bytes_per_parameter)
