@@ -32,6 +32,7 @@ def made(model: str, **user: Any) -> tuple[Candidate, Task]:
         ("Qwen2.5-7B", (None, 0.05)),
         ("phi-4", ("all-linear", 0.05)),
         ("Qwen3-30B-A3B", ("all-linear", 0.0)),
+        ("Mixtral-8x7B-v0.1", ("all-linear", 0.0)),
     ],
 )
 def test_peft_is_told_what_it_does_not_know(model: str, expected: tuple[object, object]) -> None:
@@ -57,4 +58,14 @@ def test_it_is_written_and_said(tmp_path: Path) -> None:
 
 def test_the_table_is_pefts() -> None:
     constants = pytest.importorskip("peft.utils.constants")
-    assert set(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING) == settings._types_known_to_peft()
+    known = set(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING)
+    assert known - {"mixtral"} == settings._types_known_to_peft()
+
+
+def test_peft_refuses_mixtral_by_default() -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_local_experts": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads))
+    with pytest.raises(ValueError, match="No `target_modules` passed"):
+        peft.get_peft_model(model, peft.LoraConfig(r=2, task_type="CAUSAL_LM"))
