@@ -169,7 +169,7 @@ def readable(document: Mapping[str, Any]) -> str:
         f"{len(said['called_a_fit'])} of {said['out_of_memory']}; {len(said['refused'])} of {said['fits']}; {said['open']} open"
     )
     met = "met" if said["met"] else "NOT MET"
-    lines.append(f"| GRPO/PPO verdicts | no OOM called a fit; at most 5% of fits refused | {found} | {met} |")
+    lines.append(f"| verdicts of public runs | no OOM called a fit; at most 5% of fits refused | {found} | {met} |")
     parts = [lines, _beside_calculators(document), _classes(document), _rows(document), _decisions(document)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 

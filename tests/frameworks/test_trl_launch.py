@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,15 @@ def test_fsdp1_trains_on_float32_masters_under_mixed_precision() -> None:
     for settings, masters in (({}, 4), ({"bf16": False}, None)):
         candidate = TrlGrpo().complete({"sharding": "fsdp1", "per_device_train_batch_size": 8, **settings}, made)
         assert Sharding.of(sharding_request(candidate, made)).master_bytes == masters
+
+
+def test_a_trace_is_told_that_fsdp2_keeps_parameters_on_the_host() -> None:
+    """Otherwise they are counted on the device."""
+    made = task(2)
+    candidate = TrlGrpo().complete({"sharding": "fsdp2", "per_device_train_batch_size": 8}, made)
+    assert "options" not in sharding_request(candidate, made)
+    offloaded = replace(candidate, settings={**candidate.settings, "fsdp_offload_params": True})
+    assert sharding_request(offloaded, made)["options"] == {"offload_params": True}
 
 
 @pytest.mark.parametrize(("ranks", "kind"), [(1, "NO"), (2, "MULTI_GPU")])

@@ -164,6 +164,8 @@ def sharding_request(candidate: Candidate, task: Task) -> dict[str, object]:
     named = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
     options: dict[str, object] = {name: {"device": "cpu"} for name, knob in named.items() if settings.get(knob) == "cpu"}
     kind = sharding_of(settings, ranks)
+    if kind == "fsdp2" and settings.get("fsdp_offload_params"):
+        options["offload_params"] = True
     precision = next((name for name in ("bf16", "fp16") if settings.get(name)), None)
     if kind == "fsdp1" and precision is not None:
         options["mixed_precision"] = precision  # accelerate widens what trains to float32
