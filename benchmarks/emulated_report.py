@@ -61,8 +61,8 @@ What differed, and which side was wrong:
   unit.
 - Open. A reference model under ZeRO-3 is counted whole on each rank; DeepSpeed shards it too (DPO
   of a 1B on two cards: 3.9% more allocated). With an adapter, ZeRO-3's reserved memory is 6% low.
-  Parameters that FSDP2 keeps on the host (`fsdp_offload_params`) are counted on the card: a 0.5B
-  is predicted 3.4 times as high.
+  Parameters that FSDP2 keeps on the host (`fsdp_offload_params`) were counted on the card: a 0.5B
+  was predicted 3.4 times as high. Such a setup is refused now; the row below is older.
 - Open. Under ZeRO-2 an offloaded optimizer of a 1.5B needs 18 GB of the host beside everything
   else: this machine of 24 GB ended it, which counts as a wrong verdict above.
 - `load`: a prediction counts everything until training begins (reference model, DDP's buckets), a
