@@ -189,18 +189,12 @@ class Zero12(Zero):
         for piece in self.owned.values():
             self.book.passing(piece.count * NORM_BYTES, "workspaces")
         gradients = self._gradients_to_masters(self.partition)
-        if not self._trains_all:
-            self._release_kept()
+        self.book.free(self.kept)
+        self.kept = None
         if self.state is None:
             self.state = self._allocate_state(self.partition)
         self.book.passing(self.partition * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
         self.book.free(gradients)
-        # Norms and biases are a group without weight decay, whose turn comes last. Its gradients are in the same block.
-        self._release_kept()
-
-    def _release_kept(self) -> None:
-        self.book.free(self.kept)
-        self.kept = None
 
 
 def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:
