@@ -431,11 +431,3 @@ def test_zero_empties_the_cache_before_each_group_of_parameters() -> None:
     begins = [trace.events[span.start] - 1 for span in spans[1:]]
     assert list(trace.emptied) == begins and len(begins) == 2
     assert set(emptied(trace, TraceContext())) == {span.start for span in spans[1:]}
-
-
-def test_zero_keeps_the_reduced_gradients_until_the_last_group_has_its_turn() -> None:
-    trace = apply(plain(), Sharding(kind="zero2", ranks=2)).trace
-    names = [trace.part_names[part] for part in trace.parts]
-    state = max(at for at, entry in enumerate(trace.events) if entry > 0 and names[entry - 1] == "optimizer")
-    owned = 2 * COUNT
-    assert trace.live_parts_at(state)["gradients"] == owned * 2 + owned * 4  # in bfloat16 and in float32
