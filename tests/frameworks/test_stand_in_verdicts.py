@@ -30,7 +30,8 @@ SHARED: dict[str, dict[str, object]] = {
         f"{ROLLOUT}.max_num_seqs": 512, f"{ROLLOUT}.max_model_len": 1536, f"{ROLLOUT}.max_num_batched_tokens": 1536,
     },
     "openrlhf-7b": {
-        "train.colocate_all": False, "actor.num_gpus_per_node": 8, "vllm.num_engines": 1, "vllm.tensor_parallel_size": 4, "data.max_len": 26048, "rollout.max_new_tokens": 13024,
+        "train.colocate_all": False, "actor.num_gpus_per_node": 8,
+        "vllm.num_engines": 1, "vllm.tensor_parallel_size": 4, "data.max_len": 26048, "rollout.max_new_tokens": 13024,
         "rollout.batch_size": 8, "rollout.micro_batch_size": 2, "rollout.n_samples_per_prompt": 8, "train.batch_size": 16,
         "ds.zero_stage": 3, "ds.adam_offload": False, "ds.enable_sleep": False, "ds.packing_samples": False,
         "actor.gradient_checkpointing_enable": True, "algo.kl.use_loss": True,
