@@ -81,8 +81,8 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
     """Run a search for parsed flags. `pinned` settings are never relaxed, like those of --hold."""
     from autotune.core.units import parse_seconds
     from autotune.report import check_folder, check_tracker, claimed_folder, log_answer
-    from autotune.request.command_job import parse_request
     from autotune.request.possible_candidates import possible_candidates
+    from autotune.request.request_parser import parse_request
     from autotune.search.loop import legal_candidates
 
     request = parse_request(flags)
@@ -144,8 +144,8 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
 def emulate_flags(flags: Flags) -> Measurement:
     """Probe one configuration on emulated GPUs, for flags that `check_can_emulate` accepted."""
     from autotune.core.probe_plan import ProbePlan
-    from autotune.request.command_job import parse_request
     from autotune.request.job_builder import candidate_of_job
+    from autotune.request.request_parser import parse_request
     from autotune.search.executor_choice import open_executor
 
     request = parse_request(flags.replace(mode="emulate"))
@@ -188,7 +188,8 @@ def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
     from autotune.diagnosis.remedy_effects import Effects
     from autotune.machine import hardware_detection
     from autotune.prediction.service import open_prediction_service
-    from autotune.request.job_builder import candidate_of_job, parse_request
+    from autotune.request.job_builder import candidate_of_job
+    from autotune.request.request_parser import parse_request
 
     if flags.gpus == "local" and hardware_detection.hardware("local").kind != "cuda":
         raise BadInput(
@@ -223,8 +224,8 @@ def _variants(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedR
     """Return the legal combinations of unknown facts, with notes on illegal ones, which cannot have
     been run."""
     from autotune.request.assignments import ways_of
-    from autotune.request.command_job import parse_request
     from autotune.request.job_builder import candidate_of_job
+    from autotune.request.request_parser import parse_request
 
     found, notes, refusal = [], [], None
     for facts, given in ways_of(flags):

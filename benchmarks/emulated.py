@@ -38,7 +38,8 @@ from autotune.prediction.service import PredictionService, open_tracers
 from autotune.prediction.tracer_pool import TracerPool
 from autotune.probe.executors.emulated import EmulatedExecutor
 from autotune.probe.runner import RequestBuilders
-from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
 from autotune.search.executor_choice import runner_settings
 
 HERE = Path(__file__).resolve().parent

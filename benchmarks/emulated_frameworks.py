@@ -34,7 +34,8 @@ from autotune.frameworks.launched_run import OUT, Launch
 from autotune.machine import environment
 from autotune.prediction.service import PredictionService, open_tracers
 from autotune.request.flags import Flags
-from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
 from autotune.worker.metric_readers import MetricReader, line_source
 
 HERE = Path(__file__).resolve().parent

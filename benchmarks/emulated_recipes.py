@@ -20,7 +20,8 @@ from autotune.catalog.model_lookup import find_model
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.rehearsal import rehearse
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
 from autotune.worker.metric_readers import line_source
 
 GPUS, MODEL, LAYERS = "2xA100-40G", "Qwen2.5-0.5B", 2

@@ -15,7 +15,8 @@ from autotune.core.errors import AutotuneError
 from autotune.core.prediction import Prediction
 from autotune.prediction.service import open_prediction_service
 from autotune.request.flags import Flags
-from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
 
 GPUS = {"H800": "H100", "A800": "A100-80G"}
 """The same chip and memory, with slower links."""

@@ -28,7 +28,8 @@ from machine import facts
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.request.flags import Flags
-from autotune.request.job_builder import ParsedRequest, parse_request
+from autotune.request.job_builder import ParsedRequest
+from autotune.request.request_parser import parse_request
 from autotune.search.executor_choice import open_executor
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 

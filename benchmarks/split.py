@@ -21,9 +21,9 @@ import yaml
 
 from autotune.core.prediction import Prediction
 from autotune.prediction.service import open_prediction_service
-from autotune.request.command_job import parse_request
 from autotune.request.flags import flags_of
 from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
 
 HERE = Path(__file__).resolve().parent
 REPORTS, RESULTS = HERE / "split_reports.yaml", HERE / "results"

@@ -28,7 +28,8 @@ from autotune.core.measurement import Measurement
 from autotune.core.probe_plan import ProbePlan
 from autotune.probe.executors.local import LocalExecutor
 from autotune.request.flags import Flags
-from autotune.request.job_builder import ParsedRequest, parse_request
+from autotune.request.job_builder import ParsedRequest
+from autotune.request.request_parser import parse_request
 from autotune.search.executor_choice import open_executor
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study

@@ -23,7 +23,8 @@ from autotune.prediction.service import PredictionService, open_tracers
 from autotune.prediction.tracer_pool import TracerPool
 from autotune.request.assignments import ways_of
 from autotune.request.flags import Flags, flags_of, typed
-from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SCENARIOS = sorted(file.parent for file in EXAMPLES.glob("*/scenario.yaml"))

@@ -22,7 +22,8 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.units import MIB
 from autotune.estimate import vllm_engine
 from autotune.estimate.unknown_facts import agreed, worst
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
 from tests.scenarios import SCENARIOS, Oracle, Scenario, one_oracle, portable
 
 VERDICTS = {"fits": True, "does not fit": False, "open": None}

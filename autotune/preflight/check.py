@@ -32,7 +32,8 @@ from autotune.preflight.proofs import PROOF, Missed, Proof, Proofs, decided, lon
 from autotune.probe.executors.base import Executor
 from autotune.request.assignments import held_by
 from autotune.request.flags import CommonOptions, Flags, flags_of
-from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
 from autotune.search.executor_choice import open_executor
 from autotune.search.record import Record
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 from pathlib import Path
@@ -16,7 +15,6 @@ from autotune.core.workload import Model, Workload
 from autotune.frameworks.command import METHOD, NAME, Command, placeholders
 from autotune.machine import environment, hardware_detection
 from autotune.probe.gpu_notes import gpu_notes
-from autotune.request import job_builder
 from autotune.request.assignments import parse_holds, parse_searches
 from autotune.request.flags import Flags, option_name
 from autotune.request.job_builder import ParsedRequest, build_job, refuse_resume_and_fresh
@@ -31,34 +29,7 @@ FRAMEWORK_FLAGS = (
 )  # fmt: skip
 """Flags for known frameworks; a command contains these values itself."""
 
-SHELLS = ("bash", "sh")
-"""Programs whose command line names a launch script."""
-
 GROUPS = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
-
-
-def parse_request(flags: Flags) -> ParsedRequest:
-    """Parse a request about the user's own command, or about a known framework."""
-    if flags.framework == NAME:
-        return parse_command_request(flags)
-    flags = _as_launch(flags)
-    if flags.arguments and not flags.script and not flags.from_command:
-        raise BadInput("A command of your own needs --framework command.", way_out=f"Write: {EXAMPLE}")
-    for name in ("metrics", "speed_pattern", "learning"):
-        if getattr(flags, name):
-            raise BadInput(
-                f"{option_name(name)} is about a command of your own: --framework command.", way_out=f"Write: {EXAMPLE}"
-            )
-    return job_builder.parse_request(flags)
-
-
-def _as_launch(flags: Flags) -> Flags:
-    """Return `-- bash run.sh WORDS` as `--from-command run.sh -- WORDS`."""
-    shell, *words = flags.arguments or ("",)
-    if Path(shell).name not in SHELLS or "-c" in words or flags.script or flags.from_command or flags.config:
-        return flags
-    words = words[sum(1 for _ in itertools.takewhile(lambda word: word.startswith("-"), words)) :]
-    return flags.replace(from_command=words[0], arguments=tuple(words[1:])) if words else flags
 
 
 def parse_command_request(flags: Flags) -> ParsedRequest:

@@ -60,7 +60,7 @@ class ParsedRequest:
     pinned: frozenset[str] = frozenset()  # settings of --hold, which are never relaxed
 
 
-def parse_request(flags: Flags) -> ParsedRequest:
+def parse_framework_request(flags: Flags) -> ParsedRequest:
     """Build the job without measuring. BadInput and its subclasses contain the fix."""
     refuse_resume_and_fresh(flags)
     if flags.offline:

@@ -13,9 +13,9 @@ from autotune.core.events import JobStarted, Listener, Predicting, ignore_events
 from autotune.core.job import Job
 from autotune.prediction.service import PredictionService, open_prediction_service
 from autotune.request.assignments import FLAG_OF_SETTING, parse_holds
-from autotune.request.command_job import parse_request
 from autotune.request.flags import Flags, SolveOptions, flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
 from autotune.search.advice import Adviser
 from autotune.solver.cheapest_hardware import CheapestHardware, PredictedOffer, step_seconds
 from autotune.solver.documents import hardware_document, value_document

@@ -15,7 +15,7 @@ from autotune.catalog.hub_config import MAX_BYTES
 from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import BadInput
 from autotune.request.flags import Flags
-from autotune.request.job_builder import parse_request
+from autotune.request.request_parser import parse_request
 
 CONFIG = {"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "vocab_size": 1000}
 

@@ -10,7 +10,7 @@ from autotune.catalog import space_files
 from autotune.catalog.space_files import load_space, names, read_space
 from autotune.core.errors import BadInput, UnknownName
 from autotune.request.flags import Flags
-from autotune.request.job_builder import parse_request
+from autotune.request.request_parser import parse_request
 
 GOOD = """\
 about: a test

@@ -16,8 +16,9 @@ from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
 from autotune.report.file_section import _launch_files
 from autotune.request.flags import Flags
-from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.launch_scripts import ParsedLaunch, read_launch
+from autotune.request.request_parser import parse_request
 from autotune.search.loop import legal_candidates
 from tests.frameworks.test_prime_rl import RENDERER, needs_checkout, own_reading
 

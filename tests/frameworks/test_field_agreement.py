@@ -16,7 +16,8 @@ from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.installed_defaults import installed_defaults
 from autotune.frameworks.trl.output_files import DATASET_SETTINGS, written_settings
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
 
 METHODS = ("grpo", "rloo", "sft", "dpo", "kto", "reward")
 NOT_TRAINED = {

@@ -15,7 +15,7 @@ from autotune.frameworks.trl.accelerate_files import read_accelerate, read_deeps
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.user_config import OWN, former_keys, read_user_config
 from autotune.request.flags import Flags
-from autotune.request.job_builder import parse_request
+from autotune.request.request_parser import parse_request
 
 RECIPES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "recipes" / "open_r1.yaml").read_text())
 TRAINING = [one for one in RECIPES if "accelerate" not in one["source"]]

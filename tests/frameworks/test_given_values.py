@@ -11,7 +11,8 @@ import pytest
 from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
 from autotune.request.flags import Flags
-from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
 
 
 def asked(framework: str, method: str = "grpo", **about: Any) -> ParsedRequest:

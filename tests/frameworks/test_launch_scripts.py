@@ -17,9 +17,10 @@ from autotune.core.errors import BadInput
 from autotune.core.shell_script import commands_of
 from autotune.frameworks.launch_commands import find_launch, kind_of, stated_value
 from autotune.frameworks.launch_edit import changed_script, changes_of, difference
-from autotune.request import command_job
+from autotune.request import request_parser
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
 
 RECIPES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "recipes" / "launch_scripts.yaml").read_text())
 STARTS = {
@@ -129,8 +130,8 @@ def test_a_script_behind_two_dashes_is_the_same_request(verl: Path) -> None:
     """`-- bash run.sh WORDS` and `--from-command run.sh -- WORDS`; the script's own words count."""
     word = "actor_rollout_ref.rollout.n=3"
     common = {"gpus": "8xH100", "mode": "predict", "model": "Qwen2.5-7B"}
-    plain = command_job.parse_request(Flags(from_command=str(verl), arguments=(word,), **common))
-    dashed = command_job.parse_request(Flags(arguments=("bash", "-x", str(verl), word), **common))
+    plain = request_parser.parse_request(Flags(from_command=str(verl), arguments=(word,), **common))
+    dashed = request_parser.parse_request(Flags(arguments=("bash", "-x", str(verl), word), **common))
     assert dashed.job == plain.job
     assert dashed.job.space["actor_rollout_ref.rollout.n"].choices == (3,)
 

@@ -18,7 +18,8 @@ from autotune.core.probe_plan import ProbePlan
 from autotune.frameworks.launched_run import OUT
 from autotune.prediction.service import open_prediction_service
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
 from autotune.worker.metric_readers import MetricReader
 from tests.frameworks.stand_ins import GIB, asked, refusal
 

@@ -16,7 +16,8 @@ import pytest
 from autotune.core.prediction import Prediction
 from autotune.prediction.service import open_prediction_service
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
 
 REPORTS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("stand_in_verdicts.json").read_text())
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"

@@ -7,7 +7,8 @@ import pytest
 from autotune.core.errors import AutotuneError
 from autotune.frameworks.transformers_trainer import TransformersTrainer
 from autotune.request.flags import Flags
-from autotune.request.job_builder import ParsedRequest, candidate_of_job, parse_request
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
 
 PROMPTS = {
     "verl": "actor_rollout_ref.actor.ppo_mini_batch_size",

@@ -14,7 +14,8 @@ from autotune.core.task import Task
 from autotune.core.yaml_document import read_document
 from autotune.frameworks.trl import settings
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
 from tests.frameworks.stand_ins import task
 
 ADAPTER = ("lora_target_modules", "lora_dropout")

@@ -14,7 +14,8 @@ from autotune.core.errors import AutotuneError, BadInput, TrainingEnvironmentErr
 from autotune.frameworks.trl import script_inspection
 from autotune.frameworks.trl.installed_defaults import installed_defaults
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
 from autotune.request.user_scripts import read_script
 from tests.cli.command import environment
 from tests.frameworks.conftest import make_task

@@ -14,7 +14,8 @@ from autotune.frameworks.launched_run import OUT
 from autotune.frameworks.stand_in import StandIn
 from autotune.prediction.service import open_prediction_service
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job, parse_request
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
 from tests.frameworks.stand_ins import asked, refusal
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"

@@ -14,7 +14,8 @@ from autotune.core.probe_plan import ProbePlan
 from autotune.machine.hardware_detection import gpus_here
 from autotune.probe.executors.local import LocalExecutor
 from autotune.request.flags import Flags
-from autotune.request.job_builder import ParsedRequest, parse_request
+from autotune.request.job_builder import ParsedRequest
+from autotune.request.request_parser import parse_request
 from autotune.search.executor_choice import open_executor
 
 SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=2)

@@ -11,7 +11,7 @@ import pytest
 from autotune.core.errors import BadInput
 from autotune.request import length_sources
 from autotune.request.flags import Flags
-from autotune.request.job_builder import parse_request
+from autotune.request.request_parser import parse_request
 
 TRL = "{'loss': 0.01, 'completions/mean_length': %d.5, 'completions/max_length': 900.0, 'completions/clipped_ratio': 0.0}"
 VERL = "step:%d - actor/entropy:0.3 - response_length/mean:412.5 - response_length/max:900.0 - response_length/clip_ratio:0.25"
