@@ -157,6 +157,8 @@ def _distance(document: Mapping[str, Any], name: str) -> str:
     off = document["off_the_prediction"].get(name)
     if off is None:
         return "Really measured; no predictions on a CPU."
+    if not off:
+        return "In the first seed's truth no candidate fits: its distance from the prediction is not stated."
     return "Truth off the prediction, median and worst tenth: " + ", ".join(
         f"{key.replace('_', ' ')} {value:.0%}" for key, value in off.items()
     )
