@@ -17,10 +17,10 @@ from tests.cli.command import PROGRAM, autotune, environment
 from tests.cli.test_run import _still_running
 from tests.e2e.demo import demo_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FLAGS = ["--gpus", "cpu", "--space", "demo", "--hold", "use_vllm=false", "--search", "per_device_train_batch_size=4,8",
-         "--hold", "max_completion_length=32", "--budget", "3m", "--out", "out"]  # fmt: skip
+         "--hold", "max_completion_length=32", "--budget", "5m", "--out", "out"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_the_tuner_is_killed(model: Path, tmp_path: Path, seed: int) -> None:
     measured = [trial for trial in study.get_trials() if trial.state.is_finished()]
     assert len(measured) >= 1
 
-    done = autotune("run", "--model", str(model), *FLAGS, "--resume", "--json", cwd=tmp_path, timeout=280)
+    done = autotune("run", "--model", str(model), *FLAGS, "--resume", "--json", cwd=tmp_path, timeout=420)
     assert done.code == 0, done.err
     after = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path}/out/study.db").get_trials()
     assert all(trial.state.is_finished() for trial in after)
