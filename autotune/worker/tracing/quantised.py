@@ -2,10 +2,10 @@
 
 Each frozen linear layer is replaced by one with the packed weight and its scales. It computes as its
 library does on a GPU: unpack the weight, multiply, free the unpacked weight; the same in the backward
-pass.
+pass. GPTQModel from 2.1 on keeps the unpacked weight of each layer for the backward pass.
 Sources: bitsandbytes `autograd/_functions.py` (`MatMul4Bit`, `MatMul8bitLt`) and `functional.py`
 (`QuantState`); GPTQModel and AutoGPTQ `triton_utils/dequant.py` (`QuantLinearFunction` of the
-second Triton kernel, also used by fms-acceleration's accelerated-peft).
+second Triton kernel, also used by fms-acceleration's accelerated-peft) and `qlinear/torch.py`.
 
 If bitsandbytes is installed, the modules are its own subclasses, so that peft wraps them in its own
 layers.
@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +36,10 @@ BLOCK, NESTED_BLOCK = 64, 256
 
 GROUP = 128
 """Rows of a GPTQ weight per scale, unless configured."""
+
+TRAINS_BY_TORCH = (2, 1)
+"""GPTQModel's first release whose Triton layer, while it trains, multiplies as its torch layer does
+(https://github.com/ModelCloud/GPTQModel/pull/1401)."""
 
 
 def quantise(model: Any, spec: Mapping[str, Any]) -> None:
@@ -192,7 +198,13 @@ class _Quantised(torch.nn.Module):  # type: ignore[misc]
         return _Product.apply(x.to(compute), self, bias).to(x.dtype)
 
     def _gptq(self, x: Any) -> Any:
-        out = _Product.apply(x.reshape(-1, x.shape[-1]), self, None).reshape(*x.shape[:-1], self.out_features)
+        flat = x.reshape(-1, x.shape[-1])
+        if self.training and self.trains_by_torch:
+            unpacked = torch.empty(self.in_features, self.out_features, dtype=self.scales.dtype, device=x.device)
+            product = torch.matmul(flat, unpacked.to(x.dtype))  # autograd keeps the weight
+        else:
+            product = _Product.apply(flat, self, None)
+        out = product.reshape(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
 
     def _8bit(self, x: Any) -> Any:
@@ -283,11 +295,21 @@ def _as_gptq(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
     rows = source.in_features if group == -1 else group
     groups = math.ceil(source.in_features / rows)
     layer.kind, layer.unpacked_dtype, layer.bits = "gptq", None, bits
+    layer.trains_by_torch = _trains_by_torch()
     layer.weight = _frozen(torch.empty(source.in_features * bits // 32, source.out_features, dtype=torch.int32, device="meta"))
     _hold(layer, "qzeros", groups, source.out_features * bits // 32, dtype=torch.int32)
     _hold(layer, "scales", groups, source.out_features, dtype=torch.float16)
     _hold(layer, "g_idx", source.in_features, dtype=torch.int32)
     return layer
+
+
+def _trains_by_torch() -> bool:
+    """Return the behaviour of the installed GPTQModel; without one that of today's."""
+    try:
+        installed = importlib.metadata.version("gptqmodel")
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) >= TRAINS_BY_TORCH
 
 
 def _as_bitsandbytes(name: str, packed: Any, **options: Any) -> Any:
