@@ -63,9 +63,10 @@ class EngineSettings:
     wakes_at_once: bool = False  # restores the KV cache with the weights, before the weight update
 
 
-SyncGathers = Literal["parameter", "shards", "layer", "model"]
-"""Memory of a rank while it sends sharded weights: one gathered parameter; copies of all its shards as
-well, made layer by layer (FSDP1's sharded state dict); one gathered layer; the whole gathered model."""
+SyncGathers = Literal["parameter", "packed", "shards", "layer", "model"]
+"""Memory of a rank while it sends sharded weights: one gathered parameter; parameters packed into two
+buffers (vLLM's producer); copies of all its shards as well, made layer by layer (FSDP1's sharded state
+dict); one gathered layer; the whole gathered model."""
 
 Overlap = Literal["none", "batch", "stream"]
 """Generation beside training: by turns; the next batch during training on the last; without an end,
@@ -125,6 +126,7 @@ class StepShape:
     loss_tokens: int | None = None  # per given row, without a rollout; None: all of its tokens
     packs_rows: bool = False  # trains on rows without padding; False: padded to the rank's longest completion
     token_budget: bool = False  # micro-batches are filled up to a number of tokens
+    steps_by_rows: bool = False  # an optimizer step is a number of full micro-batches, however many completions they hold
     notes: tuple[str, ...] = ()  # assumptions about the framework's step, for the reader
 
 

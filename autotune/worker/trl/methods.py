@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from . import hooks, seams, step_timer, training_arguments, training_data
+from . import finished_rollouts, hooks, seams, step_timer, training_arguments, training_data
 from .trainer_run import DEFAULT_PROMPT_TOKENS, TrainerRun
 
 
@@ -357,6 +357,57 @@ class PpoRun(TrainerRun):
         return batch_generation
 
 
+class AsyncGrpoRun(TrainerRun):
+    """Asynchronous GRPO: the trainer alone. Rollouts are there when it asks for them, and weights go nowhere.
+
+    The trainer loads its model by name, and gets the one in memory.
+    """
+
+    names = ("AsyncGRPOConfig", "AsyncGRPOTrainer")
+    reuses_rollouts, steps_are_units = False, True
+
+    def _classes(self, trl: Any) -> tuple[Any, Any]:
+        module = importlib.import_module(seams.ASYNC_GRPO)
+        return getattr(module, self.names[0]), getattr(module, self.names[1])
+
+    def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
+
+    def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
+        """Set the longest completion, and the budget that the trainer would ask a server for."""
+        prompt, completion = self.lengths.prompt or DEFAULT_PROMPT_TOKENS, self.lengths.completion
+        budget = settings.get("token_budget")
+        forced = {"max_completion_length": completion, "token_budget": prompt + completion if budget is None else budget}
+        return super()._config(config_class, {**settings, **forced}, max_steps)
+
+    def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
+        arguments = super()._arguments(trl, config, model, data, model_settings)
+        del arguments["reward_funcs"]
+        return {**arguments, **self._injected(config)}
+
+    def _injected(self, config: Any) -> dict[str, Any]:
+        group, draws = config.num_generations, finished_rollouts.lengths_of(self.lengths, seed=config.seed)
+        made = finished_rollouts.rollouts(draws, lambda number: number // group)
+        return {
+            "model": str(self.loaded.folder),
+            "rollout_worker": finished_rollouts.FinishedRollouts(made),
+            "weight_transfer": finished_rollouts.NoTransfer(),
+        }
+
+    def _loading(self) -> AbstractContextManager[None]:
+        return finished_rollouts.loading(self.model)
+
+    def _hooks(self) -> dict[str, hooks.Hook]:
+        def compute_loss(trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            trained, forwarded = int((inputs["token_index"] >= 0).sum()), int(inputs["attention_mask"].sum())
+            self.seen.loss_tokens += trained
+            self.seen.prompt_tokens += max(0, forwarded - trained)
+            with self.recorder.inside("forward"):
+                return original(model, inputs, *args, **kwargs)
+
+        return {"compute_loss": compute_loss, "_sync_weight": hooks.in_phase(self.recorder, "sync")}
+
+
 @dataclass(frozen=True)
 class Method:
     """One of TRL's trainers."""
@@ -376,6 +427,7 @@ METHODS: Mapping[str, Method] = {
     "reward": Method(RewardRun, seams.REWARD),
     "ppo": Method(PpoRun, seams.PPO, seams.PPO_NEWEST),
     "online-dpo": Method(OnlineDpoRun, seams.ONLINE_DPO),
+    "async-grpo": Method(AsyncGrpoRun, seams.ASYNC_GRPO, oldest=seams.ASYNC_OLDEST),
 }
 
 
