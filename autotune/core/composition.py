@@ -116,6 +116,7 @@ class StepShape:
     offloaded_in_rollout: tuple[str, ...] = ()  # parts of the policy: `weights`, `optimizer` ...
     fused_parts: tuple[str, ...] = ()  # parts that fused kernels may avoid; not in the lower bound
     syncs_adapter_only: bool = False  # False: full weights with the adapter merged
+    first_sync_is_whole: bool = False  # before adapters alone, base weights are sent once
     sync_parts: int = 1  # sequential parts in which full weights are sent
     sync_gathers: SyncGathers | None = None  # None: what the sharding and `sync_parts` need
     sync_buffer_bytes: int = 0  # buffer through which weights are sent

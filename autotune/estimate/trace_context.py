@@ -353,17 +353,18 @@ def _sync_bytes(composition: Composition, config: Mapping[str, object], inventor
     """Return gathered weights + merged adapter + slice for a tensor-parallel rank.
 
     With adapters ZeRO-3 gathers all weights to merge them, in as many parts as the framework
-    states; otherwise one parameter at a time. An adapter pushed alone is too small to count.
+    states; otherwise one parameter at a time. An adapter pushed alone is too small to count, unless
+    the base weights are sent before the first one.
     """
     if composition.sync_gathers is not None:
         return _sent_bytes(composition, config, inventory)
-    if composition.syncs_adapter_only:
+    if composition.syncs_adapter_only and not composition.first_sync_is_whole:
         return 0
     adapters = composition["policy"].adapter_rank is not None
     gathered = _gathered_bytes(composition, inventory, whole=adapters and composition.sharded_by == "zero3")
     gathered //= composition.sync_parts if adapters else 1
     merged = sliced = 0
-    if adapters:  # merged one module at a time, before the push
+    if adapters and not composition.syncs_adapter_only:  # merged one module at a time, before the push
         shape = model_shape.shape(config)
         widest = max(max(layer.width, layer.expert_width) for layer, _ in shape.kinds)
         merged = MERGE_BYTES_PER_WEIGHT * shape.hidden * max(widest, shape.heads * shape.head_dim)

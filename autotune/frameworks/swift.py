@@ -7,7 +7,8 @@ SFT. Assumptions of the stand-in step:
 - Logits of the completion alone (`logits_to_keep`), in the model's precision, and their log-softmax.
 - A vLLM server has GPUs of its own. A colocated engine shares the trainer's processes and contexts.
 - Weights are synchronised with vLLM at once with the adapter merged, unless `vllm_enable_lora`
-  sends the adapter alone or `move_model_batches` splits the weights.
+  sends the adapter alone or `move_model_batches` splits the weights. The first sync always sends
+  the base weights (`_move_full_model_to_vllm`).
 - Prompts are as long as `max_length`. `vllm_max_model_len` bounds generation, not training.
 """
 
@@ -134,6 +135,7 @@ class Swift(TransformersTrainer):
             "split": _split(settings, task, sum(self.lengths(settings))) if self.online and served(settings) else None,
             "offloaded_in_rollout": tuple(part for part, name in OFFLOADED.items() if settings.get(name)),
             "syncs_adapter_only": with_adapter and bool(settings.get("vllm_enable_lora")),
+            "first_sync_is_whole": True,
             "sync_parts": count_of(settings, "move_model_batches") or 1,
         }
 

@@ -52,3 +52,17 @@ def test_sft_with_qlora_on_a_card_of_4_gb(python: str, tmp_path: Path) -> None:
     code, trained = rehearsed("RTX3050-4G", python, folder, "bash", "recommended/launch.sh", *ours, TRL=trl)
     assert code == 0 and trained["status"] == "fits", trained["error"]
     assert {"forward", "backward", "optimizer"} <= {name for one in trained["processes"] for name in one["phase_peak_bytes"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_rloo_gathers_a_model_larger_than_its_cards(python: str, tmp_path: Path) -> None:
+    folder, trl = EXAMPLES / "trl-rloo-7b-zero3-4xrtx3060", str(Path(python).parent / "trl")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/train.jsonl").write_text(64 * (json.dumps({"prompt": 100 * "word "}) + "\n"))
+    ours = ["--model_name_or_path", empty_model(tmp_path / "model", "Qwen2.5-7B"), "--dataset_name", str(tmp_path / "rows")]
+    ours += ["--max_steps", str(STEPS), "--output_dir", str(tmp_path / "out")]
+    failing = [trl, "rloo", "--config", "failing.yaml", "--config_file", "recommended/accelerate.yaml", *ours]
+    code, failed = rehearsed("4xRTX3060-12G", python, folder, *failing)
+    assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
+    assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("rollout", "zero_gather")

@@ -56,7 +56,10 @@ def test_zero_3_gathers_all_to_merge_and_otherwise_one_parameter() -> None:
 
 def test_an_adapter_alone_gathers_nothing_and_sync_parts_gather_a_part() -> None:
     merged = sharded("zero3", engine=ENGINE, generation="engine", adapter_rank=16)
-    assert around(dataclasses.replace(merged, syncs_adapter_only=True)).merge_bytes == 0
+    alone = dataclasses.replace(merged, syncs_adapter_only=True)
+    assert around(alone).merge_bytes == 0
+    base_once = around(dataclasses.replace(alone, first_sync_is_whole=True)).merge_bytes
+    assert base_once == pytest.approx(100 * MIB, abs=2)  # gathered, and nothing merged
     parts = around(dataclasses.replace(merged, sync_parts=5)).merge_bytes
     assert parts == pytest.approx(10 * MATRIX + 100 * MIB / 5, abs=2)
 
