@@ -224,9 +224,9 @@ NEMO_RL := $(OVERLAYS)/frameworks/nemo-rl/repo
 SLIME := $(OVERLAYS)/frameworks/slime/repo
 field-lists: $(READY) trl-overlays frameworks
 	lists=$$(mktemp -d); \
-	for method in grpo rloo sft dpo kto reward online-dpo ppo; do files=(); \
+	for method in grpo rloo sft dpo kto reward online-dpo ppo async-grpo; do files=(); \
 	  for version in $(TRL_OVERLAYS) newest; do \
-	    case $$method$$version in pponewest | kto1.0.0) continue;; esac; \
+	    case $$method$$version in pponewest | kto1.0.0 | async-grpo1.*) continue;; esac; \
 	    files+=("$$lists/$$method-$$version.json"); \
 	    PYTHONPATH=$(CURDIR)/$(OVERLAYS)/trl-$$version $(FIELD_LIST) --method $$method | tail -n 1 > "$${files[-1]}"; \
 	  done; \

@@ -22,6 +22,7 @@ OWNERS = ("script", "config", "model", "mixture")
 # Methods without a command: package, configuration, and the module and class of the arguments of
 # their script.
 EXPERIMENTAL = {
+    "async-grpo": ("trl.experimental.async_grpo", "AsyncGRPOConfig", "trl.scripts.grpo", "GRPOScriptArguments"),
     "online-dpo": ("trl.experimental.online_dpo", "OnlineDPOConfig", "trl.scripts.grpo", "GRPOScriptArguments"),
     "ppo": ("trl.experimental.ppo", "PPOConfig", "trl.scripts.utils", "ScriptArguments"),
 }

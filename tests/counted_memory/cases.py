@@ -159,6 +159,14 @@ FIXED: Mapping[str, dict[str, Any]] = {
     "reward": spec("reward"),
     "reward, padded, wide, checkpointing": spec("reward", config=WIDE, padded=True, **REENTRANT),
     "reward, lora everywhere, autocast, accumulation": spec("reward", adapter=SCORING, bf16=True, gradient_accumulation_steps=2),
+    "async grpo": spec("async-grpo", token_budget=0),
+    "async grpo, lora, autocast, checkpointing": spec(
+        "async-grpo", token_budget=0, config=WIDE, adapter=LORA, bf16=True, **NON_REENTRANT
+    ),
+    "async grpo, two groups, large vocabulary, accumulation": {
+        **spec("async-grpo", token_budget=0, config=LARGE_VOCABULARY, bf16=True, gradient_accumulation_steps=3), "groups": 2,
+    },
+    "async grpo, sliding windows": spec("async-grpo", token_budget=0, config=KINDS["gemma3"], per_device_train_batch_size=2),
     "online dpo": spec("online-dpo"),
     "online dpo, lora, autocast, padded": spec("online-dpo", adapter=LORA, bf16=True, padded=True),
     "online dpo, accumulation, checkpointing": spec("online-dpo", config=WIDE, gradient_accumulation_steps=2, **NON_REENTRANT),

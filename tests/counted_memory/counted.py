@@ -19,6 +19,7 @@ from typing import Any
 
 from autotune.worker.tracing.step_annotator import NullAnnotator
 from autotune.worker.trl import step_trace
+from tests.counted_memory import varlen
 from tests.counted_memory.phases import PHASES
 
 
@@ -109,6 +110,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # frameworks print to stdout
         step_trace.warm({"model": {"config": {"model_type": "qwen2"}}})
+        varlen.install()
         gc.freeze()
         for specification in specifications:
             answer = {"traced": in_fork(traced, specification), "counted": in_fork(counted, specification, library)}

@@ -19,7 +19,7 @@ NAMES = frozenset(
     for kernel in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
                    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu")
     for direction in ("", "_backward")
-) | {"_flash_attention_forward", "_flash_attention_backward"}  # fmt: skip
+) | {"_flash_attention_forward", "_flash_attention_backward", "flash3_varlen", "flash3_varlen_backward"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,13 @@ class AttentionFlops:
     def __call__(self, *args: Any, out_val: Any = None, **kwargs: Any) -> float:
         given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
         query, value = given["query"].shape, given["value"].shape
+        # Forward: scores, and scores with values. Backward: scores again, and both sides of the two.
+        size = 3 * query[-1] + 2 * value[-1] if self.backward else query[-1] + value[-1]
+        if "pairs" in given:  # of sequences with different lengths, per head
+            return float(2 * given["pairs"] * query[-2] * size)
         keys = given["max_k"] if self.rows_first else given["key"].shape[-2]
         rows = query.numel() / query[-1]
         pairs = rows * seen_keys(int(keys), causal=bool(given.get("is_causal")), window=given.get("window_size_left"))
-        # Forward: scores, and scores with values. Backward: scores again, and both sides of the two.
-        size = 3 * query[-1] + 2 * value[-1] if self.backward else query[-1] + value[-1]
         return float(2 * pairs * size)
 
 

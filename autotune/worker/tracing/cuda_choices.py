@@ -23,6 +23,7 @@ from . import (
     bitsandbytes_optimizers,
     cuda_device_checks,
     flash_attention,
+    flash_attention_3,
     kernels,
     liger,
     quantised,
@@ -107,7 +108,9 @@ def checks_pass() -> Iterator[None]:
 
 def workspaces_for(spec: Any) -> Any:
     """Return the table of workspaces for the specification's device."""
-    return WORKSPACES if spec.get("device", "cuda") == "cuda" else workspaces.ON_ANY_DEVICE
+    if spec.get("device", "cuda") != "cuda":
+        return workspaces.ON_ANY_DEVICE
+    return {**WORKSPACES, **flash_attention_3.workspaces()}
 
 
 @contextmanager

@@ -357,6 +357,16 @@ class PpoRun(TrainerRun):
         return batch_generation
 
 
+class AsyncGrpoRun(TrainerRun):
+    """Asynchronous GRPO: rollouts come from a queue, and weights go to a server."""
+
+    names = ("AsyncGRPOConfig", "AsyncGRPOTrainer")
+    reuses_rollouts, steps_are_units = False, True
+
+    def _hooks(self) -> dict[str, hooks.Hook]:
+        return {}
+
+
 @dataclass(frozen=True)
 class Method:
     """One of TRL's trainers."""
@@ -376,6 +386,7 @@ METHODS: Mapping[str, Method] = {
     "reward": Method(RewardRun, seams.REWARD),
     "ppo": Method(PpoRun, seams.PPO, seams.PPO_NEWEST),
     "online-dpo": Method(OnlineDpoRun, seams.ONLINE_DPO),
+    "async-grpo": Method(AsyncGrpoRun, seams.ASYNC_GRPO, oldest=seams.ASYNC_OLDEST),
 }
 
 

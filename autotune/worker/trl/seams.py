@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 OLDEST = "1.0.0"
 NEWEST = "1.16.0"
 PPO_NEWEST = "1.12.0"  # last release with PPO, an experimental trainer
+ASYNC_OLDEST = "1.16.0"  # first release whose rows are trees of rollouts
 KTO_OLDEST = "1.8.0"  # before, KTO was an experimental trainer with another preparation of its rows
 GRPO = "trl.trainer.grpo_trainer"
 RLOO = "trl.trainer.rloo_trainer"
@@ -19,6 +20,7 @@ SFT = "trl.trainer.sft_trainer"
 DPO = "trl.trainer.dpo_trainer"
 KTO = "trl.trainer.kto_trainer"
 REWARD = "trl.trainer.reward_trainer"
+ASYNC_GRPO = "trl.experimental.async_grpo.async_grpo_trainer"
 ONLINE_DPO = "trl.experimental.online_dpo.online_dpo_trainer"
 PPO = "trl.experimental.ppo.ppo_trainer"
 GENERATION = "trl.generation.vllm_generation"

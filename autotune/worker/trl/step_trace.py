@@ -86,6 +86,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         cuda_choices.as_on_cuda(spec),
         fsdp2.process_group(spec),
         fake_models.real_tensor_paths(),
+        trace_build.attention_kernel(spec),
     ):
         with fake_models.adapters_on_meta():
             trainer = trace_build.build(spec, annotator, Path(scratch), device="meta")
@@ -129,7 +130,7 @@ def run(spec: Mapping[str, Any], annotator: Any = None, before: Callable[[Any], 
     from ..tracing import step_annotator
     from . import trace_build
 
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, trace_build.attention_kernel(spec):
         trainer = trace_build.build(spec, annotator or step_annotator.NullAnnotator(), Path(scratch), device="cpu")
         before(trainer)
         trainer.train()

@@ -11,11 +11,12 @@ from typing import Any
 
 from .. import synthetic
 from ..tracing import Untraceable, fake_models, fsdp2, offloaded_activations, patching, quantised, step_annotator, vision_chunks
-from . import base_model, grpo_probe, image_inputs, methods, seams, training_arguments
+from . import async_grpo, base_model, grpo_probe, image_inputs, methods, seams, training_arguments
 from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced, with_synthetic_pairs
 
 GROUP_METHODS = ("grpo", "rloo")  # methods that compare the completions of a group
 ONLINE_DPO = "online-dpo"
+ASYNC_GRPO = "async-grpo"
 
 # Size of the tokenizer's vocabulary. No id is read, so it need not cover the model's.
 TOKENIZER_VOCABULARY = 512
@@ -45,6 +46,8 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
     model_arguments = trl.ModelConfig(**training_arguments.model_arguments(model_settings, spec, trl.ModelConfig))
     # 2. Models.
     attention = model_arguments.attn_implementation
+    if spec["method"] == ASYNC_GRPO:
+        attention = async_grpo.TREE_ATTENTION
     model = model_of(spec, attention=attention, device=device)
     special: dict[str, Any] = {}
     adapter = trl.get_peft_config(model_arguments)
@@ -54,6 +57,9 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
     if spec["method"] == ONLINE_DPO:
         trainer_class = with_synthetic_pairs(trainer_class, annotator, lengths)
         special["ref_model"] = None if adapter else model_of(spec, attention, device)
+    if spec["method"] == ASYNC_GRPO:
+        trainer_class = async_grpo.without_sync(trainer_class)
+        special = async_grpo.traced_arguments(spec, arguments.gradient_accumulation_steps * plan.optimizer_steps)
     # 3. The trainer.
     images = spec.get("images")
     processing = _tokenizer(scratch) if images is None else _processor(scratch, model, images)
@@ -64,13 +70,15 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
 
     with _without_disk_and_engine(spec["method"], another):
         trainer = traced(trainer_class, annotator, plan, lengths, _casting(spec), tokenizes=images is not None)(
-            model=model,
-            args=arguments,
-            train_dataset=_rows(spec["method"], arguments, plan, lengths, processing, images),
-            processing_class=processing,
-            peft_config=adapter,
-            callbacks=[trace_watcher(transformers.TrainerCallback, annotator)],
-            **special,
+            **{
+                "model": model,
+                "args": arguments,
+                "train_dataset": _rows(spec["method"], arguments, plan, lengths, processing, images),
+                "processing_class": processing,
+                "peft_config": adapter,
+                "callbacks": [trace_watcher(transformers.TrainerCallback, annotator)],
+                **special,
+            }
         )
     trainer.remove_callback(transformers.PrinterCallback)
     _check_router_loss(trainer, model)
@@ -78,6 +86,11 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
         rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
         trainer.num_generations = math.gcd(rows, arguments.num_generations)  # this rank's part of a group
     return trainer
+
+
+def attention_kernel(spec: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Make the attention of a method that brings its own known; enter it around construction and loop."""
+    return async_grpo.attention_kernel(spec) if spec["method"] == ASYNC_GRPO else contextlib.nullcontext()
 
 
 def _check_router_loss(trainer: Any, model: Any) -> None:
@@ -188,7 +201,7 @@ def _rows(
         return _rows_with_images(method, max(rows, getattr(arguments, "generation_batch_size", 0)), lengths, processing, images)
     if method in GROUP_METHODS:
         return Dataset.from_dict({"prompt": ["a"] * max(rows, arguments.generation_batch_size)})
-    if method == ONLINE_DPO:
+    if method in (ONLINE_DPO, ASYNC_GRPO):
         return Dataset.from_dict({"prompt": ["a"] * rows})
     if method == "sft":
         whole = TracedLengths(prompt=lengths.prompt + lengths.completion, completion=1, padded=lengths.padded)
@@ -242,6 +255,7 @@ def _without_disk_and_engine(method: str, make: Callable[[], Any]) -> Iterator[N
     module: Any = importlib.import_module(methods.METHODS[method].module)
     replacements: dict[str, Any] = {seams.REFERENCE_LOADER: lambda *_, **__: make(), "VLLMGeneration": _NoEngine}
     replacements["hash_module"] = lambda *_: ""  # of weights that do not exist
+    replacements["get_peak_flops_per_device"] = lambda *_: None  # asks the GPU for its name
     replacements["get_act_offloading_ctx_manager"] = offloaded_activations.for_model
     with contextlib.ExitStack() as stack:
         for name in replacements.keys() & vars(module).keys():
