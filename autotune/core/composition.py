@@ -63,9 +63,10 @@ class EngineSettings:
     wakes_at_once: bool = False  # restores the KV cache with the weights, before the weight update
 
 
-SyncGathers = Literal["parameter", "shards", "layer", "model"]
-"""Memory of a rank while it sends sharded weights: one gathered parameter; copies of all its shards as
-well, made layer by layer (FSDP1's sharded state dict); one gathered layer; the whole gathered model."""
+SyncGathers = Literal["parameter", "packed", "shards", "layer", "model"]
+"""Memory of a rank while it sends sharded weights: one gathered parameter; parameters packed into two
+buffers (vLLM's producer); copies of all its shards as well, made layer by layer (FSDP1's sharded state
+dict); one gathered layer; the whole gathered model."""
 
 Overlap = Literal["none", "batch", "stream"]
 """Generation beside training: by turns; the next batch during training on the last; without an end,

@@ -387,9 +387,24 @@ def _sent_bytes(composition: Composition, config: Mapping[str, object], inventor
         return max(buffer, inventory.parameters * width * apart)
     if composition.sync_gathers == "layer":
         return max(buffer, round(max(layer, root) * per_byte) * width * apart)
+    if composition.sync_gathers == "packed":
+        return _packed_bytes(composition, inventory)
     largest = inventory.largest_parameter * width * apart
     if composition.sync_gathers == "parameter":
         return largest + buffer
     # A state dict names a tied head again. A unit's whole parameters and a copy of the largest are there before the buffer.
     named = inventory.parameters + (0 if shape.head else shape.embedding)
     return named * width // composition.ranks + largest + max(buffer, round(max(layer, root) * per_byte) * width * apart)
+
+
+def _packed_bytes(composition: Composition, inventory: Inventory) -> int:
+    """Return two packed buffers, one of them overshot by the last parameter in it, in the trained precision.
+
+    `packed_nccl_broadcast_producer` of vLLM collects parameters until they exceed the buffer's size, and
+    concatenates them while the buffer before is sent. Sharded ones are gathered first.
+    """
+    width = model_shape.dtype_bytes(composition["policy"].dtype)
+    whole, buffer = inventory.parameters * width, composition.sync_buffer_bytes
+    chunk = min(whole, buffer + inventory.largest_parameter * width)
+    gathered = chunk if composition["policy"].sharding == "parameters" else 0
+    return min(whole, buffer + chunk) + gathered

@@ -66,7 +66,7 @@ class Trainer(Protocol):
     """True if rows may have images."""
 
     completions_each: int
-    """Completions per row of a micro-batch, for a global batch counted in completions."""
+    """Completions per row of a micro-batch, for a global batch counted in completions; 0: no fixed number."""
 
     def ranks(self, settings: Settings, gpus: int) -> int:
         """Return the number of training processes."""

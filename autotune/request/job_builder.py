@@ -296,7 +296,7 @@ def _global_batch(
     if config is None and not both_typed:
         assumed = space.assume.get("global_batch")
         return assumed if isinstance(assumed, int) else None
-    if not all(name in trainer.fields() for name in _BATCH):
+    if not trainer.completions_each or not all(name in trainer.fields() for name in _BATCH):
         return None  # it follows from the framework's own settings
     named = held if both_typed or config is None else config.settings
     micro, steps = (named.get(name, trainer.fields()[name].default) for name in _BATCH)

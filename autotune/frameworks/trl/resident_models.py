@@ -30,7 +30,7 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         micro, steps = micro * per_row, 1  # each micro-step generates its own completions
     attention = settings.get("attn_implementation")
     return Composition(
-        residents=tuple(_residents(candidate, task, generation)),
+        residents=tuple(residents(candidate, task, generation)),
         ranks=ranks,
         micro_batch=micro,
         accumulation=count_of(settings, "gradient_accumulation_steps") or 1,
@@ -63,7 +63,7 @@ def _generation(settings: Settings, task: Task) -> Generation:
     return "server" if settings.get("vllm_mode") == "server" else "engine"
 
 
-def _residents(candidate: Candidate, task: Task, generation: Generation) -> Iterator[Resident]:
+def residents(candidate: Candidate, task: Task, generation: Generation) -> Iterator[Resident]:
     settings, model = candidate.settings, task.workload.model.name
     ranks = tuple(range(ranks_of(settings, task.hardware.count)))
     adapter = count_of(settings, "lora_r") if settings.get("use_peft") else None

@@ -144,14 +144,14 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
         settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH + (0 if images is None else images.row_tokens))
         settings |= _generation_shape(given, settings, ranks)
     # 4. Precision, adapter, and what depends on them.
-    settings |= _precision(given, task) | _adapter(given, task)
+    settings |= precision(given, task) | adapter_settings(given, task)
     if method in OFFLINE:
         settings |= {**_row(settings), "use_vllm": False}
         if settings.get("padding_free") and not settings.get("packing"):
             settings["max_length"] = None  # the trainer truncates only rows that it pads
     elif not completion:
         settings |= _engine(given, settings)
-    return {name: value for name, value in settings.items() if _is_read(name, settings)}
+    return {name: value for name, value in settings.items() if is_read(name, settings)}
 
 
 def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
@@ -217,7 +217,7 @@ def _generation_shape(given: Knobs, settings: Settings, ranks: int) -> dict[str,
     return {"steps_per_generation": batch // per_step}
 
 
-def _precision(given: Knobs, task: Task) -> dict[str, KnobValue]:
+def precision(given: Knobs, task: Task) -> dict[str, KnobValue]:
     """Return TRL's mixed precision on a GPU, and float32 on a CPU, unless given otherwise."""
     on_cpu = task.hardware.kind == "cpu"
     bf16 = given.get("bf16")
@@ -229,7 +229,7 @@ def _precision(given: Knobs, task: Task) -> dict[str, KnobValue]:
     }
 
 
-def _adapter(given: Knobs, task: Task) -> dict[str, KnobValue]:
+def adapter_settings(given: Knobs, task: Task) -> dict[str, KnobValue]:
     tuning = task.workload.tuning
     use_peft = given.get("use_peft", tuning != "full")
     quantised: dict[str, KnobValue] = {"load_in_4bit": given.get("load_in_4bit", True)} if tuning == "qlora" else {}
@@ -254,7 +254,7 @@ def _engine(given: Knobs, settings: Settings) -> dict[str, KnobValue]:
     return {**named, **served, "vllm_max_model_length": window}
 
 
-def _is_read(name: str, settings: Settings) -> bool:
+def is_read(name: str, settings: Settings) -> bool:
     """Return False for a setting without effect: it would separate equal candidates."""
     if (name.startswith("vllm_") and not settings["use_vllm"]) or not topology.is_read(name, settings):
         return False

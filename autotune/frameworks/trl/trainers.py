@@ -1,6 +1,7 @@
-"""TRL's trainers: GRPO, RLOO, SFT, DPO, online DPO and PPO. `worker/trl` runs them.
+"""TRL's trainers: GRPO, RLOO, SFT, DPO, KTO, reward models, online DPO, asynchronous GRPO and PPO.
 
-Online DPO and PPO are experimental and have no command, so that a script is written for them.
+`worker/trl` runs them. The last three are experimental and have no command, so that a script is
+written for them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from autotune.frameworks import stand_in_step
 from autotune.frameworks.base import Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import image_rows, prompt_lengths, row_lengths
 from autotune.frameworks.settings_table import Field
-from autotune.frameworks.trl import legality, output_files, script_files, user_config
+from autotune.frameworks.trl import async_grpo, legality, output_files, script_files, user_config
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.requests import (
     adapter_request,
@@ -242,6 +243,38 @@ class TrlPpo(TrlGrpo):
         return stand_in_step.compose(ppo_step(candidate, task), task)
 
 
+class TrlAsyncGrpo(TrlGrpo):
+    """Asynchronous GRPO with TRL: rollouts of a vLLM server on GPUs of its own, trained on as they arrive."""
+
+    method = space = async_grpo.METHOD
+    requires: Mapping[str, str] = {"trl": "trl>=1.16,<1.17"}
+    script = True
+    measures = False
+    reads_images = False
+    completions_each = 0
+
+    def ranks(self, settings: Settings, gpus: int) -> int:
+        return ranks_of({**settings, **async_grpo.SERVED}, gpus)
+
+    def complete(self, knobs: Knobs, task: Task) -> Candidate:
+        settings = async_grpo.settings_of(knobs, task)
+        return Candidate(knobs=knobs, settings=settings, load=async_grpo.load_of(settings, task))
+
+    def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
+        return async_grpo.why_illegal(candidate.settings, task)
+
+    def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
+        """Yield the accumulation alone, fewest first: it makes the global batch, whatever fills a row."""
+        held = task.workload.held.get(ACCUMULATION)
+        yield from ({ACCUMULATION: steps} for steps in ([held] if held else range(1, MAX_DEFAULT_ACCUMULATION + 1)))
+
+    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        return async_grpo.trace_request(candidate, task)
+
+    def compose(self, candidate: Candidate, task: Task) -> Composition:
+        return async_grpo.compose(candidate, task)
+
+
 def _first_legal(
     trainer: Trainer, space: SearchSpace, task: Task, fixed: Knobs, shapes: Iterable[Mapping[str, KnobValue]]
 ) -> Knobs:
@@ -277,6 +310,7 @@ TRAINERS = (
     TrlOffline("kto", {"trl": "trl>=1.8,<1.17"}),
     TrlOffline("reward"),
     TrlOnlineDpo(),
+    TrlAsyncGrpo(),
     TrlPpo(),
 )
 

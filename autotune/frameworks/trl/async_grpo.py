@@ -1,0 +1,269 @@
+"""TRL's asynchronous GRPO: settings, rules, trace and composition.
+
+Written for `trl.experimental.async_grpo` of TRL 1.16: a trainer, and vLLM's own server (`vllm serve`) on
+GPUs that do not train. What is traced is one row of rollouts, the fullest that can occur.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from autotune.core.candidate import Candidate, Knobs, KnobValue
+from autotune.core.composition import Composition, SplitEngines
+from autotune.core.task import Task
+from autotune.core.units import GIB
+from autotune.frameworks.base import count_of, other_global_batch
+from autotune.frameworks.served_engines import SHARE, served
+from autotune.frameworks.trl import combinations, topology
+from autotune.frameworks.trl.field_list import fields
+from autotune.frameworks.trl.packed_rows import fullest_row, token_budget, window
+from autotune.frameworks.trl.requests import trace_request as plain_trace_request
+from autotune.frameworks.trl.resident_models import residents
+from autotune.frameworks.trl.settings import DEFAULT_PROMPT_LENGTH, adapter_settings, default, is_read, precision
+from autotune.frameworks.trl.topology import ranks_of, server_gpus, server_parallel, sharding_of
+from autotune.frameworks.trl.weight_dtype import engine_dtype, loaded_dtype
+from autotune.machine import hardware_detection
+
+Settings = Mapping[str, object]
+
+METHOD = "async-grpo"
+CORE = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length", "token_budget",
+    "max_inflight_tasks", "max_staleness", "weight_sync_steps", "gradient_checkpointing", "optim", "fp16",
+)  # fmt: skip
+SERVED: Mapping[str, KnobValue] = {"use_vllm": True, "vllm_mode": "server", "vllm_gpu_memory_utilization": SHARE}
+"""Settings of TRL's other trainers that this one always has: a server with vLLM's default share."""
+
+SHARDINGS = ("none", "ddp", "fsdp2")
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+RECURRENT = ("linear_num_value_heads", "mamba_d_state", "linear_attn_config")
+"""Sizes in a model's configuration that only recurrent layers have."""
+
+KERNEL_FROM, KERNEL_BELOW, LARGEST_HEAD = 8.0, 10.0, 256
+"""Compute capabilities with a build of `kernels-community/flash-attn3` (its build.toml: 8.0 and 9.0a)."""
+
+BUFFER_BYTES = GIB
+"""Of each of the two buffers in which weights are sent (vLLM's `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)."""
+
+NOT_IN_STEP = frozenset({"token_budget", "max_inflight_tasks", "max_staleness", "weight_sync_steps", "queue_maxsize"})
+"""Settings without effect on the training of one row."""
+
+
+def settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
+    """Return all settings of these knobs; a knob of None is derived from the others."""
+    given = {**task.workload.held, **{name: value for name, value in knobs.items() if value is not None}}
+    settings: dict[str, KnobValue] = {**given, **{name: default(name, METHOD) for name in CORE if name not in given}}
+    settings = {"server_gpus": 1, **settings, **SERVED}
+    settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH)
+    settings["vllm_max_model_length"] = window(settings)
+    if "gradient_accumulation_steps" not in given:
+        settings["gradient_accumulation_steps"] = _accumulation(settings, task)
+    settings |= precision(given, task) | adapter_settings(given, task)
+    settings["dtype"] = loaded_dtype(given.get("dtype", default("dtype", METHOD)), task.workload.model.config)
+    return {name: value for name, value in settings.items() if is_read(name, settings)}
+
+
+def completions_each_step(settings: Settings, ranks: int) -> int:
+    """Return the completions of a rank and micro-step whose rollouts fill their row."""
+    return fullest_row(settings, ranks).rollouts if token_budget(settings) else count_of(settings, "per_device_train_batch_size")
+
+
+def _accumulation(settings: Mapping[str, KnobValue], task: Task) -> int:
+    ranks, total = max(1, ranks_of(settings, task.hardware.count)), task.workload.global_batch
+    each = completions_each_step(settings, ranks) * ranks
+    return total // each if total and each and total % each == 0 else int(default("gradient_accumulation_steps", METHOD) or 1)
+
+
+def in_flight(settings: Settings, ranks: int) -> int:
+    """Return the completions that are generated at a time."""
+    if (given := count_of(settings, "max_inflight_tasks")) >= 0:
+        return given
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    micro, steps = (count_of(settings, name) for name in names)
+    return max(1, count_of(settings, "max_staleness")) * micro * steps * ranks
+
+
+# Rules.
+
+
+def why_illegal(settings: Settings, task: Task) -> str | None:
+    """Return the first broken rule with its values."""
+    rules = (_machine, _kernel, _model, _training, _budget, _batch, combinations.refusals)
+    return next(itertools.chain.from_iterable(rule(settings, task) for rule in rules), None)
+
+
+def _machine(settings: Settings, task: Task) -> Iterator[str]:
+    if task.hardware.kind == "cpu":
+        yield "AsyncGRPOTrainer needs GPUs: its attention is a kernel for them (flash-attn3), and weights are sent over NCCL."
+    elif task.hardware.count < 2:
+        yield "AsyncGRPOTrainer needs a vLLM server on GPUs of its own, so at least 2 GPUs. Use --method grpo on one."
+
+
+def _kernel(settings: Settings, task: Task) -> Iterator[str]:
+    """Yield what the attention kernel cannot do, the only one that the trainer has."""
+    gpu = hardware_detection.gpu_of(task.hardware)
+    capability = gpu.compute_capability if gpu is not None else None
+    if capability and not KERNEL_FROM <= float(capability) < KERNEL_BELOW:
+        yield (
+            f"AsyncGRPOTrainer's attention is kernels-community/flash-attn3, which is built for compute capability 8 and 9; "
+            f"{task.hardware.name} has {capability}. Use --method grpo with vllm_mode=server."
+        )
+    half = settings.get("dtype") in ("bfloat16", "float16") or settings.get("bf16") or settings.get("fp16")
+    if not half:
+        yield "AsyncGRPOTrainer's attention kernel computes in bfloat16 or float16 only: bf16 must be on."
+    text = _text(task)
+    hidden, heads = count_of(text, "hidden_size"), count_of(text, "num_attention_heads")
+    size = count_of(text, "head_dim") or (hidden // heads if heads else 0)
+    if size > LARGEST_HEAD or size % 8:
+        yield f"AsyncGRPOTrainer's attention kernel takes heads of at most {LARGEST_HEAD}, a multiple of 8, and not of {size}."
+    if count_of(text, "kv_lora_rank"):
+        yield "AsyncGRPOTrainer's attention kernel has no backward pass for keys and values of different sizes (MLA)."
+
+
+def _model(settings: Settings, task: Task) -> Iterator[str]:
+    text = _text(task)
+    named = text.get("layer_types")
+    types = set(named) if isinstance(named, list | tuple) else set()
+    if types - ATTENTION_LAYERS or any(text.get(name) for name in RECURRENT):
+        yield "AsyncGRPOTrainer refuses models with recurrent layers: a row holds several rollouts, and they would see each other."
+    if text.get("model_type") == "gpt_oss":
+        yield "AsyncGRPOTrainer refuses attention sinks, which its kernel lacks."
+
+
+def _training(settings: Settings, task: Task) -> Iterator[str]:
+    kind = sharding_of(settings, ranks_of(settings, task.hardware.count))
+    if kind not in SHARDINGS:
+        yield f"AsyncGRPOTrainer sends weights of ddp and fsdp2 only, and sharding is {kind}. Use sharding=fsdp2."
+    if settings.get("use_liger_kernel"):
+        yield "AsyncGRPOTrainer refuses use_liger_kernel: its own head keeps no logits either."
+    if settings.get("load_in_4bit") or settings.get("load_in_8bit") or combinations.quantisation(task):
+        yield "quantised weights are not modelled with AsyncGRPOTrainer, which sends whole weights. Use --tuning lora."
+    targets = settings.get("lora_target_modules") or task.workload.user_settings.get("lora_target_modules")
+    if "lm_head" in str(targets):
+        yield "AsyncGRPOTrainer refuses an adapter on lm_head: its head reads the base weight. Leave it out of lora_target_modules."
+    if settings.get("fp16") and settings.get("bf16"):
+        yield "fp16 and bf16 cannot both be on."
+    if settings.get("optim") not in fields(METHOD)["optim"].choices:
+        yield f"optim must be one of {', '.join(fields(METHOD)['optim'].choices)}, and is {settings.get('optim')!r}."
+
+
+def _budget(settings: Settings, task: Task) -> Iterator[str]:
+    budget, longest = token_budget(settings), window(settings)
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length"):
+        if count_of(settings, name) < 1:
+            yield f"{name} must be a whole number of at least 1, and is {settings.get(name)!r}."
+    if budget and budget < longest:
+        yield (
+            f"token_budget ({budget}) must be at least longest prompt + longest completion ({longest}): "
+            "TRL drops rollouts that do not fit into a row."
+        )
+    positions = count_of(_text(task), "max_position_embeddings")
+    if positions and longest > positions and not _text(task).get("rope_scaling"):
+        yield f"longest prompt plus longest completion ({longest} tokens) exceed the model's {positions} positions."
+
+
+def _batch(settings: Settings, task: Task) -> Iterator[str]:
+    ranks, steps = ranks_of(settings, task.hardware.count), count_of(settings, "gradient_accumulation_steps")
+    if ranks < 1:
+        return  # said by the rules of the server
+    each = completions_each_step(settings, ranks)
+    of = f"{each} completions in a full row" if token_budget(settings) else f"per_device_train_batch_size {each}"
+    product = f"{of} x {ranks} ranks x gradient_accumulation_steps {steps}"
+    if (conflict := other_global_batch(task, product, each * ranks * steps)) is not None:
+        yield conflict
+
+
+def _text(task: Task) -> Mapping[str, object]:
+    config = task.workload.model.config
+    named = config.get("text_config")
+    return {**config, **named} if isinstance(named, Mapping) else config
+
+
+# Trace and composition.
+
+
+def trace_request(candidate: Candidate, task: Task) -> Mapping[str, object]:
+    """Return the specification of a trace: each micro-batch is the fullest row, by its number of rollouts."""
+    settings = candidate.settings
+    row = fullest_row(settings, ranks_of(settings, task.hardware.count))
+    request = plain_trace_request(candidate, task, count_of(settings, "max_prompt_length"), row.completion)
+    step = {name: value for name, value in _mapping(request["settings"]).items() if name not in NOT_IN_STEP}
+    counted = {**step, "per_device_train_batch_size": row.rollouts, "token_budget": 0}
+    return {**request, "settings": counted, **({"groups": row.groups} if row.groups > 1 else {})}
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    assert isinstance(value, Mapping)
+    return value
+
+
+def compose(candidate: Candidate, task: Task) -> Composition:
+    """Return the policy alone, beside a server that is never waited for while rollouts are ahead.
+
+    The completions of a step have the length of the traced ones, with which a row is full."""
+    settings, ranks = candidate.settings, ranks_of(candidate.settings, task.hardware.count)
+    steps = count_of(settings, "gradient_accumulation_steps") or 1
+    each = completions_each_step(settings, ranks)
+    return Composition(
+        residents=tuple(residents(candidate, task, "server")),
+        ranks=ranks,
+        micro_batch=each,
+        accumulation=steps,
+        generation_batch=each * ranks * steps,
+        prompt_length=count_of(settings, "max_prompt_length"),
+        completion_length=fullest_row(settings, ranks).completion,
+        checkpointing=bool(settings.get("gradient_checkpointing")),
+        optimizer=str(settings.get("optim")),
+        generation="server",
+        split=_split(settings, task, each * ranks * steps),
+        sharded_by=sharding_of(settings, ranks),
+        packs_rows=True,
+        token_budget=bool(token_budget(settings)),
+        sync_gathers="packed",
+        sync_buffer_bytes=BUFFER_BYTES,
+        notes=tuple(_notes(settings)),
+    )
+
+
+def _split(settings: Settings, task: Task, batch: int) -> SplitEngines:
+    """Return vLLM's server. It pauses for new weights, and goes on with what it has begun.
+
+    Rollouts wait in the queue, at most until they are too stale to be used."""
+    ranks, staleness = ranks_of(settings, task.hardware.count), count_of(settings, "max_staleness")
+    generating = in_flight(settings, ranks)
+    waiting = (generating + count_of({"queue_maxsize": default("queue_maxsize", METHOD), **settings}, "queue_maxsize")) / batch
+    return served(
+        task.hardware,
+        gpus=server_gpus(settings),
+        tensor_parallel=server_parallel(settings),
+        window=window(settings),
+        dtype=engine_dtype(task.workload.model.config),
+        utilization=SHARE,
+        overlap="stream",
+        at_sync="pause",
+        batches_ahead=min(float(staleness * max(1, count_of(settings, "weight_sync_steps"))), waiting),
+        in_flight=max(1, generating),
+    )
+
+
+def _notes(settings: Settings) -> Iterator[str]:
+    yield "trains on rollouts of older weights, within max_staleness; a step of this trainer has never been measured by autotune"
+    if settings.get("use_peft"):
+        yield "the adapter is merged to be sent; a server with --enable-lora takes it as files, which is not modelled"
+    if token_budget(settings):
+        yield "rows are full: shorter completions make more of them in an optimizer step, not fewer micro-steps"
+
+
+def load_of(settings: Mapping[str, KnobValue], task: Task) -> dict[str, KnobValue]:
+    """Return the settings whose change requires a new load."""
+    names = ("dtype", "use_peft", "lora_r", "lora_alpha", "lora_dropout", "server_gpus", "server_tensor_parallel_size")
+    return {
+        "model": task.workload.model.name,
+        "model_config": task.workload.model.fingerprint,
+        "weights": task.workload.weights,
+        "device": task.hardware.kind,
+        "ranks": ranks_of(settings, task.hardware.count),
+        **topology.load_part(settings),
+        **{name: settings[name] for name in names if name in settings},
+    }
