@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping
 
 from autotune.core.candidate import Candidate
 from autotune.core.task import Task
@@ -71,8 +72,22 @@ def finder_of(program: str) -> str:
 
 def _with_server(candidate: Candidate, task: Task, train: str, model: str) -> str:
     """Return the start of the server on the last GPUs and of the trainer on the first ones."""
-    settings, gpus = candidate.settings, task.hardware.count
-    ranks = ranks_of(settings, gpus)
+    gpus = task.hardware.count
+    ranks = ranks_of(candidate.settings, gpus)
+    serve, address = SERVERS.get(task.workload.method, _served_by_trl)(candidate, task, model)
+    return f"""gpus="${{CUDA_VISIBLE_DEVICES:-{",".join(map(str, range(gpus)))}}}"
+port="${{VLLM_SERVER_PORT:-{SERVER_PORT}}}"
+CUDA_VISIBLE_DEVICES="$(cut -d, -f{ranks + 1}-{gpus} <<<"$gpus")" {serve} --port "$port" &
+server=$!
+trap 'kill "$server" 2>/dev/null || true' EXIT
+# The trainer waits for the server by itself.
+CUDA_VISIBLE_DEVICES="$(cut -d, -f1-{ranks} <<<"$gpus")" {train} {address} "$@"
+"""
+
+
+def _served_by_trl(candidate: Candidate, task: Task, model: str) -> tuple[str, str]:
+    """Return the command of TRL's server, and the trainer's option that names it."""
+    settings = candidate.settings
     options = {
         "model": model, "tensor_parallel_size": server_parallel(settings),
         **({"data_parallel_size": replicas} if (replicas := server_gpus(settings) // server_parallel(settings)) > 1 else {}),
@@ -84,11 +99,24 @@ def _with_server(candidate: Candidate, task: Task, train: str, model: str) -> st
     if task.workload.trust_remote_code:
         options["trust_remote_code"] = True
     words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
-    return f"""gpus="${{CUDA_VISIBLE_DEVICES:-{",".join(map(str, range(gpus)))}}}"
-port="${{VLLM_SERVER_PORT:-{SERVER_PORT}}}"
-CUDA_VISIBLE_DEVICES="$(cut -d, -f{ranks + 1}-{gpus} <<<"$gpus")" "$trl" vllm-serve {words} --port "$port" &
-server=$!
-trap 'kill "$server" 2>/dev/null || true' EXIT
-# The trainer waits for the server by itself.
-CUDA_VISIBLE_DEVICES="$(cut -d, -f1-{ranks} <<<"$gpus")" {train} --vllm_server_port "$port" "$@"
-"""
+    return f'"$trl" vllm-serve {words}', '--vllm_server_port "$port"'
+
+
+def _served_by_vllm(candidate: Candidate, task: Task, model: str) -> tuple[str, str]:
+    """Return the command of vLLM's own server, to which TRL's asynchronous trainer sends weights over NCCL."""
+    settings = candidate.settings
+    options = {
+        "tensor-parallel-size": server_parallel(settings),
+        **({"data-parallel-size": replicas} if (replicas := server_gpus(settings) // server_parallel(settings)) > 1 else {}),
+        "gpu-memory-utilization": settings["vllm_gpu_memory_utilization"],
+        "max-model-len": settings["vllm_max_model_length"], "dtype": engine_dtype(task.workload.model.config),
+        "logprobs-mode": "processed_logprobs", "weight-transfer-config": '{"backend":"nccl"}',
+    }  # fmt: skip
+    words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
+    trusted = " --trust-remote-code" if task.workload.trust_remote_code else ""
+    serve = f'VLLM_SERVER_DEV_MODE=1 "${{VLLM:-vllm}}" serve {shlex.quote(model)} {words}{trusted}'
+    return serve, '--vllm_server_base_url "http://localhost:$port"'
+
+
+SERVERS: Mapping[str, Callable[[Candidate, Task, str], tuple[str, str]]] = {"async-grpo": _served_by_vllm}
+"""Method -> its server; TRL's own for other methods."""
