@@ -31,9 +31,10 @@ def flash_attn_varlen_func(
 
 
 def install() -> None:
-    """Give the trainer this function; nothing for a release without it."""
+    """Let the trainer run without a GPU, of which it asks the kernel and the name; nothing for a release without it."""
     try:
-        from trl.experimental.async_grpo import packing
+        from trl.experimental.async_grpo import async_grpo_trainer, packing
     except ImportError:
         return
     packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
+    async_grpo_trainer.get_peak_flops_per_device = lambda *_: None

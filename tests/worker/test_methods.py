@@ -90,6 +90,20 @@ def test_a_reward_model_has_one_score_and_no_head(tmp_path: Path) -> None:
     assert "reference_weights" not in whole["model_bytes"] and whole["gradient_norm"] is not None
 
 
+def test_asynchronous_grpo_trains_on_rollouts_at_hand(tmp_path: Path) -> None:
+    settings = {"num_generations": 2, "max_completion_length": 8, "token_budget": None}
+    filled = request_of("async-grpo", {**settings, "token_budget": 73})
+    counted = request_of("async-grpo", {**settings, "token_budget": 0})
+    (longest, full, by_count) = runs("async-grpo", tmp_path, request_of("async-grpo", settings), filled, counted)
+    for result, rollouts in ((longest, 1), (full, 3), (by_count, 2)):  # 73: two of one prompt and one of another
+        assert "worst" in result, result
+        assert result["worst"]["cycle_loss_tokens"] == [2 * rollouts * 8] * 2
+        assert {phase for phase, seconds in result["worst"]["phase_seconds"].items() if seconds > 0} >= {*MADE_BY_A_RUN, "sync"}
+        assert result["effective"]["attn_implementation"] == "tree_fa3" and result["gradient_norm"] > 0
+    (adapted,) = runs("async-grpo", tmp_path, filled, load={"adapter": LORA})
+    assert adapted["effective"]["use_peft"] and adapted["gradient_norm"] is not None
+
+
 def test_rloo_generates(tmp_path: Path) -> None:
     settings = {"num_generations": 2, "max_completion_length": 8, "beta": 0.05}
     (result,) = runs("rloo", tmp_path, request_of("rloo", settings))

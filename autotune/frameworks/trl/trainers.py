@@ -249,7 +249,6 @@ class TrlAsyncGrpo(TrlGrpo):
     method = space = async_grpo.METHOD
     requires: Mapping[str, str] = {"trl": "trl>=1.16,<1.17"}
     script = True
-    measures = False
     reads_images = False
     completions_each = 0
 
@@ -267,6 +266,13 @@ class TrlAsyncGrpo(TrlGrpo):
         """Yield the accumulation alone, fewest first: it makes the global batch, whatever fills a row."""
         held = task.workload.held.get(ACCUMULATION)
         yield from ({ACCUMULATION: steps} for steps in ([held] if held else range(1, MAX_DEFAULT_ACCUMULATION + 1)))
+
+    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+        """Leave the server out: a probe is the trainer alone, with rollouts at hand."""
+        return {**super().load_request(candidate, task), "server": None}
+
+    def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
+        return {**super().probe_request(candidate, task, plan), "dataset": None, "reward_funcs": None}
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return async_grpo.trace_request(candidate, task)

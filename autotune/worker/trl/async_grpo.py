@@ -8,28 +8,45 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import queue
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from . import seams
+from .training_arguments import ForcedLengths
 
 NEVER_STALE = 2**40
 """Version of the weights under which a rollout is younger than any policy."""
+
+PROMPTS = 97
+"""Different first tokens of prompts."""
 
 TREE_ATTENTION = "tree_fa3"
 """Attention under which the trainer loads its model."""
 
 
-class FinishedRollouts:
-    """Rollout worker whose queue is full from the start."""
+class EndlessQueue:
+    """Queue in which the next rollout is always there."""
 
     def __init__(self, rollouts: Iterator[Any]) -> None:
-        self.rollout_buffer: queue.Queue[Any] = queue.Queue()
+        self._rollouts = rollouts
+
+    def get(self, timeout: float | None = None) -> Any:
+        return next(self._rollouts)
+
+    def qsize(self) -> int:
+        return 1
+
+
+class FinishedRollouts:
+    """Rollout worker that has done its work."""
+
+    def __init__(self, rollouts: Iterator[Any]) -> None:
+        self.rollout_buffer = EndlessQueue(rollouts)
         self.metrics_queue: queue.Queue[Any] = queue.Queue()
-        for rollout in rollouts:
-            self.rollout_buffer.put(rollout)
 
     def start(self) -> None: ...
 
@@ -37,9 +54,7 @@ class FinishedRollouts:
 
     def update_model_version(self, model_version: int) -> None: ...
 
-    def check_health(self, stale_after_s: float) -> None:
-        """Raise: whoever waits for this queue waits forever."""
-        raise RuntimeError("the queue of finished rollouts is empty: the trainer asked for more than were planned")
+    def check_health(self, stale_after_s: float) -> None: ...
 
 
 class NoTransfer:
@@ -58,38 +73,57 @@ class NoTransfer:
     def destroy(self) -> None: ...
 
 
-def rollouts(micro_batches: int, *, rows: int, groups: int, prompt: int, completion: int) -> Iterator[Any]:
-    """Yield the rollouts of some micro-batches: `rows` in `groups`, whose prompts are shared.
+def rollouts(lengths: Callable[[], tuple[int, int]], group_of: Callable[[int], int]) -> Iterator[Any]:
+    """Yield rollouts without end, of drawn lengths; `group_of` tells the prompt of each by its number.
 
-    Completions differ in their first token, prompts of different groups too."""
+    The prompts of different groups differ in their first token, the completions of a group too."""
     import numpy
 
     rollout = importlib.import_module(f"{seams.ASYNC_GRPO.rpartition('.')[0]}.async_rollout_worker").RolloutSample
-    for micro_batch in range(micro_batches):
-        for row in range(rows):
-            group = micro_batch * groups + row % groups
-            asked = [5 + row % groups, *[3] * (prompt - 1)]
-            ids = numpy.array([*asked, 64 + row, *[4] * (completion - 1)])
-            mask = numpy.array([0] * prompt + [1] * completion)
-            yield rollout(
-                prompt=[], completion=[], input_ids=ids, completion_mask=mask, old_log_probs=numpy.zeros(len(ids), numpy.float32),
-                advantage=1.0, model_version=NEVER_STALE, group_id=group, metrics={"reward": 0.0},
-            )  # fmt: skip
+    group, prompt, place = -1, 0, 0
+    for number in itertools.count():
+        drawn, completion = lengths()
+        place += 1
+        if group_of(number) != group:
+            group, prompt, place = group_of(number), drawn, 0
+        ids = [5 + group % PROMPTS, *[3] * (prompt - 1), 5 + PROMPTS + place, *[4] * (completion - 1)]
+        yield rollout(
+            prompt=[], completion=[], input_ids=numpy.array(ids), completion_mask=numpy.array([0] * prompt + [1] * completion),
+            old_log_probs=numpy.zeros(len(ids), numpy.float32), advantage=1.0 if place % 2 else -1.0,
+            model_version=NEVER_STALE, group_id=group, metrics={"reward": 0.0},
+        )  # fmt: skip
+
+
+def lengths_of(forced: ForcedLengths, *, seed: int) -> Callable[[], tuple[int, int]]:
+    """Return a function that draws a prompt's and a completion's length, else returns the longest."""
+    draw = random.Random(seed)
+    prompts, completions = forced.drawn_prompts or (forced.prompt or 1,), forced.drawn or (forced.completion,)
+    return lambda: (draw.choice(prompts), draw.choice(completions))
+
+
+@contextmanager
+def loading(model: Any) -> Iterator[None]:
+    """Give the trainer this model in place of the one that it would load."""
+    from ..tracing.patching import swapped
+
+    def load(*_: Any, attn_implementation: str, **__: Any) -> Any:
+        model.set_attn_implementation(attn_implementation)
+        return model
+
+    with swapped(vars(importlib.import_module(seams.ASYNC_GRPO)), seams.REFERENCE_LOADER, load):
+        yield
 
 
 # Trace.
 
 
-def traced_arguments(spec: Mapping[str, Any], micro_batches: int) -> dict[str, Any]:
-    """Return the trainer's arguments beside those of every method; it loads the model by its name."""
-    lengths = spec["lengths"]
-    made = rollouts(
-        micro_batches + 1,  # accelerate's dispatcher is one ahead
-        rows=int(spec["settings"]["per_device_train_batch_size"]),
-        groups=int(spec.get("groups") or 1),
-        prompt=lengths["prompt"],
-        completion=lengths["completion"],
-    )
+def traced_arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trainer's arguments beside those of every method; it loads the model by its name.
+
+    A micro-batch is one row: so many rollouts, over so many prompts."""
+    lengths = spec["lengths"]["prompt"], spec["lengths"]["completion"]
+    rows, groups = int(spec["settings"]["per_device_train_batch_size"]), int(spec.get("groups") or 1)
+    made = rollouts(lambda: lengths, lambda number: number // rows * groups + number % rows * groups // rows)
     return {"model": spec["model"]["name"], "rollout_worker": FinishedRollouts(made), "weight_transfer": NoTransfer()}
 
 

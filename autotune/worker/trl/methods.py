@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from . import hooks, seams, step_timer, training_arguments, training_data
+from . import async_grpo, hooks, seams, step_timer, training_arguments, training_data
 from .trainer_run import DEFAULT_PROMPT_TOKENS, TrainerRun
 
 
@@ -358,13 +358,55 @@ class PpoRun(TrainerRun):
 
 
 class AsyncGrpoRun(TrainerRun):
-    """Asynchronous GRPO: rollouts come from a queue, and weights go to a server."""
+    """Asynchronous GRPO: the trainer alone. Rollouts are there when it asks for them, and weights go nowhere.
+
+    The trainer loads its model by name, and gets the one in memory.
+    """
 
     names = ("AsyncGRPOConfig", "AsyncGRPOTrainer")
     reuses_rollouts, steps_are_units = False, True
 
+    def _classes(self, trl: Any) -> tuple[Any, Any]:
+        module = importlib.import_module(seams.ASYNC_GRPO)
+        return getattr(module, self.names[0]), getattr(module, self.names[1])
+
+    def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
+
+    def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
+        """Set the longest completion, and the budget that the trainer would ask a server for."""
+        prompt, completion = self.lengths.prompt or DEFAULT_PROMPT_TOKENS, self.lengths.completion
+        budget = settings.get("token_budget")
+        forced = {"max_completion_length": completion, "token_budget": prompt + completion if budget is None else budget}
+        return super()._config(config_class, {**settings, **forced}, max_steps)
+
+    def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
+        group = config.num_generations
+        draws = async_grpo.lengths_of(self.lengths, seed=config.seed)
+        made = async_grpo.rollouts(draws, lambda number: number // group)
+        return {
+            "model": str(self.loaded.folder),
+            "args": config,
+            "train_dataset": data,
+            "processing_class": self.loaded.tokenizer,
+            "peft_config": trl.get_peft_config(model_settings),
+            "rollout_worker": async_grpo.FinishedRollouts(made),
+            "weight_transfer": async_grpo.NoTransfer(),
+        }
+
+    def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
+        with async_grpo.loading(self.model):
+            return trainer_class(**arguments)
+
     def _hooks(self) -> dict[str, hooks.Hook]:
-        return {}
+        def compute_loss(trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            trained, forwarded = int((inputs["token_index"] >= 0).sum()), int(inputs["attention_mask"].sum())
+            self.seen.loss_tokens += trained
+            self.seen.prompt_tokens += max(0, forwarded - trained)
+            with self.recorder.inside("forward"):
+                return original(model, inputs, *args, **kwargs)
+
+        return {"compute_loss": compute_loss, "_sync_weight": hooks.in_phase(self.recorder, "sync")}
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,10 @@ _BY_CLASS: Mapping[tuple[str, str], Mapping[str, str]] = {
     (DPO, "DPOTrainer"): _OFFLINE,
     (KTO, "KTOTrainer"): _OFFLINE,
     (REWARD, "RewardTrainer"): _OFFLINE,
+    (ASYNC_GRPO, "AsyncGRPOTrainer"): {
+        "compute_loss": "phase forward, tokens of a micro-batch",
+        "_sync_weight": "phase sync; left out of a trace",
+    },
     (ONLINE_DPO, "OnlineDPOTrainer"): {
         "_generate": "phase rollout; synthetic completions in a trace",
         "_forward": "phase score, tokens of a batch",
@@ -70,9 +74,11 @@ _BY_CLASS: Mapping[tuple[str, str], Mapping[str, str]] = {
     },
 }
 
+_SINCE = {KTO: KTO_OLDEST, ASYNC_GRPO: ASYNC_OLDEST}
+
 SEAMS: tuple[Seam, ...] = (
     *(
-        Seam(module, f"{cls}.{name}", why, since=KTO_OLDEST if module == KTO else OLDEST)
+        Seam(module, f"{cls}.{name}", why, since=_SINCE.get(module, OLDEST))
         for (module, cls), names in _BY_CLASS.items()
         for name, why in names.items()
     ),
@@ -89,6 +95,14 @@ SEAMS: tuple[Seam, ...] = (
     Seam(PPO, "batch_generation", "phase rollout, tokens of a batch", "either", until=PPO_NEWEST),
     Seam(PPO, "forward", "phase score", "either", until=PPO_NEWEST),
     Seam(PPO, "get_reward", "phases reward and score", "either", until=PPO_NEWEST),
+    *(
+        Seam(ASYNC_GRPO, name, why, "either", since=ASYNC_OLDEST)
+        for name, why in (
+            (REFERENCE_LOADER, "model in memory"),
+            ("get_peak_flops_per_device", "no name of a GPU in a trace"),
+        )
+    ),
+    Seam(f"{ASYNC_GRPO.rpartition('.')[0]}.packing", "_flash_attn", "no kernel from the hub in a trace", "trace", since=ASYNC_OLDEST),
     Seam(GENERATION, "VLLMGeneration.sync_weights", "phase sync"),
     Seam(GENERATION, "VLLMClient", "one connection to a server for all trainers", "either"),
     Seam("trl.import_utils", "is_vllm_available", "no import of vLLM, which takes ten seconds, for loads without it", "either"),

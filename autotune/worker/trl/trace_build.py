@@ -59,7 +59,7 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
         special["ref_model"] = None if adapter else model_of(spec, attention, device)
     if spec["method"] == ASYNC_GRPO:
         trainer_class = async_grpo.without_sync(trainer_class)
-        special = async_grpo.traced_arguments(spec, arguments.gradient_accumulation_steps * plan.optimizer_steps)
+        special = async_grpo.traced_arguments(spec)
     # 3. The trainer.
     images = spec.get("images")
     processing = _tokenizer(scratch) if images is None else _processor(scratch, model, images)
