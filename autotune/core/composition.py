@@ -126,6 +126,7 @@ class StepShape:
     loss_tokens: int | None = None  # per given row, without a rollout; None: all of its tokens
     packs_rows: bool = False  # trains on rows without padding; False: padded to the rank's longest completion
     token_budget: bool = False  # micro-batches are filled up to a number of tokens
+    steps_by_rows: bool = False  # an optimizer step is a number of full micro-batches, however many completions they hold
     notes: tuple[str, ...] = ()  # assumptions about the framework's step, for the reader
 
 

@@ -14,6 +14,7 @@ from autotune.core.hardware import Hardware
 from autotune.core.user_script import ScriptInspection, UserScript
 from autotune.core.workload import Model
 from autotune.frameworks.base import Trainer
+from autotune.frameworks.trl import async_grpo
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.script_inspection import look_at
 from autotune.frameworks.trl.settings import CORE, DEFAULT_PROMPT_LENGTH, ENGINE
@@ -25,7 +26,10 @@ from autotune.request.flags import Flags
 SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")
 """Flags whose values the script contains."""
 
-HELD = (*CORE, *ENGINE, *TRAINED, "steps_per_generation", "generation_batch_size", "packing", "mask_truncated_completions")
+PROMPTED = ("grpo", "rloo", async_grpo.METHOD)
+"""Methods of scripts that generate completions to prompts."""
+
+HELD = (*CORE, *async_grpo.CORE, *ENGINE, *TRAINED, "steps_per_generation", "generation_batch_size", "packing", "mask_truncated_completions")
 """Settings taken from the script even at their default: it trains with them all the same."""
 
 
@@ -106,7 +110,7 @@ def _of_the_model(look: ScriptInspection) -> dict[str, KnobValue]:
 
 def _lengths(look: ScriptInspection) -> Mapping[str, KnobValue]:
     """Return the longest prompt of the script's data: TRL has no limit of its own."""
-    if look.method not in ("grpo", "rloo"):
+    if look.method not in PROMPTED:
         return {}
     return {"max_prompt_length": max(look.prompts.values()) if look.prompts else DEFAULT_PROMPT_LENGTH}
 
@@ -134,7 +138,7 @@ def _notes(script: UserScript) -> list[str]:
     if script.rewards == "skip" and look.rewards:
         names = ", ".join(look.rewards)
         notes.append(f"rewards are not called (--rewards skip): {names}; neither their time nor their memory is measured")
-    if look.prompts is None and look.method in ("grpo", "rloo"):
+    if look.prompts is None and look.method in PROMPTED:
         why = f" ({look.prompts_why})" if look.prompts_why else ""
         notes.append(
             f"its prompt lengths could not be determined{why}: {DEFAULT_PROMPT_LENGTH} is assumed; see --max-prompt-length"

@@ -45,7 +45,7 @@ def with_throughput(
     def at(lengths: TokenLengths | None) -> Cycle:
         return cycle(
             trace,
-            composition,
+            composition if lengths is None else drawn_lengths.refilled(composition, lengths),
             device=device,
             config=config,
             engine=prediction.engine,
@@ -68,7 +68,7 @@ def with_throughput(
     mean = fmean(part.mean for part in drawn.parts)
     return dataclasses.replace(
         found,
-        tokens_per_second_at_lengths=tokens_per_second(usual, composition, mean),
+        tokens_per_second_at_lengths=tokens_per_second(usual, drawn_lengths.refilled(composition, drawn), mean),
         seconds_at_lengths=usual,
         pipeline=cycles[-1].pipeline,
     )

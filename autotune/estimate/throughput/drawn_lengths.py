@@ -26,13 +26,31 @@ from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS
 SCALED_PHASES = frozenset({"score", "forward", "backward"})
 
 
+def refilled(composition: Composition, lengths: TokenLengths) -> Composition:
+    """Return the step with as many completions of these lengths as its full micro-batches hold, if they decide it.
+
+    Their prompts are shared: n completions of length c make room for n c / mean."""
+    if not composition.steps_by_rows:
+        return composition
+    more = composition.completion_length / lengths.mean
+    each = max(1, round(composition.micro_batch * more))
+    return dataclasses.replace(
+        composition, micro_batch=each, generation_batch=each * composition.ranks * composition.accumulation
+    )
+
+
 def shortened(trace: Trace, composition: Composition, counts: CycleTime, lengths: TokenLengths) -> tuple[Trace, CycleTime]:
     """Return the trace with the training work of a micro-batch at these lengths, and the repetitions.
 
     r = (prompt + completion) / (prompt + longest completion); products and memory: r, attention: r² when
     rows are padded. Kernels launch as often. A token budget is filled with more rows instead: as much
-    work per micro-batch, r times the micro-batches, at least one per optimizer step.
+    work per micro-batch, r times the micro-batches, at least one per optimizer step. A step of full
+    micro-batches (`refilled`) keeps their number and their tokens, each of which sees fewer before it.
     """
+    if composition.steps_by_rows:
+        seen = fmean(length * length for length in lengths.sample) / (2 * lengths.mean)
+        fewer_keys = (composition.prompt_length + seen) / (composition.prompt_length + composition.completion_length / 2)
+        return dataclasses.replace(trace, work=tuple(_scaled(work, 1.0, fewer_keys) for work in trace.work)), counts
     padded = _padded_completion(composition, lengths)
     prompt = composition.prompt_length
     ratio = (prompt + padded) / max(1, prompt + composition.completion_length)

@@ -35,6 +35,10 @@ CORE = (
 SERVED: Mapping[str, KnobValue] = {"use_vllm": True, "vllm_mode": "server", "vllm_gpu_memory_utilization": SHARE}
 """Settings of TRL's other trainers that this one always has: a server with vLLM's default share."""
 
+COUNTS = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length",
+    "max_prompt_length", "weight_sync_steps",
+)  # fmt: skip
 SHARDINGS = ("none", "ddp", "fsdp2")
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 RECURRENT = ("linear_num_value_heads", "mamba_d_state", "linear_attn_config")
@@ -150,7 +154,7 @@ def _training(settings: Settings, task: Task) -> Iterator[str]:
 
 def _budget(settings: Settings, task: Task) -> Iterator[str]:
     budget, longest = token_budget(settings), window(settings)
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length"):
+    for name in COUNTS:
         if count_of(settings, name) < 1:
             yield f"{name} must be a whole number of at least 1, and is {settings.get(name)!r}."
     if budget and budget < longest:
@@ -220,6 +224,7 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         sharded_by=sharding_of(settings, ranks),
         packs_rows=True,
         token_budget=bool(token_budget(settings)),
+        steps_by_rows=bool(token_budget(settings)),
         sync_gathers="packed",
         sync_buffer_bytes=BUFFER_BYTES,
         notes=tuple(_notes(settings)),

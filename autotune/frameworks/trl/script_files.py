@@ -27,6 +27,9 @@ PATCH_NAME = "recommended.patch"
 IN_OBJECTS = frozenset({"dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "use_peft", "lora_r", "lora_alpha"})
 """Settings in objects of the script: `model_init_kwargs`, `from_pretrained`, `peft_config`."""
 
+CLASS_PREFIXES: Mapping[str, str] = {"reward": "Reward", "async-grpo": "AsyncGRPO"}
+"""Method -> beginning of its classes' names; the default is the method in capitals."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptAdvice:
@@ -81,7 +84,7 @@ def advice_for(candidate: Candidate, task: Task, script: UserScript) -> ScriptAd
 
 def _config_class(script: UserScript) -> str:
     method = script.look.method
-    return f"{'Reward' if method == 'reward' else method.upper()}Config"
+    return f"{CLASS_PREFIXES.get(method, method.upper())}Config"
 
 
 def _changes(candidate: Candidate, task: Task, script: UserScript) -> dict[str, KnobValue]:

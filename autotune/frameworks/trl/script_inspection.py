@@ -26,10 +26,10 @@ from autotune.frameworks.trl.source_calls import most_calls
 TIMEOUT_S = 1800.0
 """Includes the download and preparation of the script's dataset."""
 
-TRAINER_CLASSES = ("GRPOTrainer", "RLOOTrainer", "SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")
+TRAINER_CLASSES = (
+    "GRPOTrainer", "RLOOTrainer", "SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer", "AsyncGRPOTrainer",
+)  # fmt: skip
 OTHER_TRAINERS: Mapping[str, str] = {
-    "AsyncGRPOTrainer": "Its server gets weights over NCCL. GRPOTrainer with vllm_mode=server is known, and other asynchronous "
-    "loops: --framework verl --space verl-async, or openrlhf with openrlhf-async.",
     "PPOTrainer": "Use --method ppo, with TRL up to 1.12.",
     "OnlineDPOTrainer": "Use --method online-dpo without a script.",
 }

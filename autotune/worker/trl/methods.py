@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -381,22 +381,21 @@ class AsyncGrpoRun(TrainerRun):
         return super()._config(config_class, {**settings, **forced}, max_steps)
 
     def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
-        group = config.num_generations
-        draws = async_grpo.lengths_of(self.lengths, seed=config.seed)
+        arguments = super()._arguments(trl, config, model, data, model_settings)
+        del arguments["reward_funcs"]
+        return {**arguments, **self._injected(config)}
+
+    def _injected(self, config: Any) -> dict[str, Any]:
+        group, draws = config.num_generations, async_grpo.lengths_of(self.lengths, seed=config.seed)
         made = async_grpo.rollouts(draws, lambda number: number // group)
         return {
             "model": str(self.loaded.folder),
-            "args": config,
-            "train_dataset": data,
-            "processing_class": self.loaded.tokenizer,
-            "peft_config": trl.get_peft_config(model_settings),
             "rollout_worker": async_grpo.FinishedRollouts(made),
             "weight_transfer": async_grpo.NoTransfer(),
         }
 
-    def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
-        with async_grpo.loading(self.model):
-            return trainer_class(**arguments)
+    def _loading(self) -> AbstractContextManager[None]:
+        return async_grpo.loading(self.model)
 
     def _hooks(self) -> dict[str, hooks.Hook]:
         def compute_loss(trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

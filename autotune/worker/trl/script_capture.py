@@ -22,7 +22,10 @@ from typing import Any
 from ..tracing.patching import attribute
 
 # Methods, with the prefix of their class names.
-METHODS: Mapping[str, str] = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward"}
+METHODS: Mapping[str, str] = {
+    "grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward", "async-grpo": "AsyncGRPO",
+}  # fmt: skip
+EXPERIMENTAL = {"async-grpo": "trl.experimental.async_grpo.async_grpo"}  # beginning of the modules' names
 
 
 class CaptureDone(BaseException):
@@ -168,7 +171,8 @@ class _Placeholder:
 
 def classes_of(method: str) -> tuple[Any, Any]:
     """Import the trainer and configuration classes of a method."""
-    trainer, config = (importlib.import_module(f"trl.trainer.{method}_{kind}") for kind in ("trainer", "config"))
+    begin = EXPERIMENTAL.get(method, f"trl.trainer.{method}")
+    trainer, config = (importlib.import_module(f"{begin}_{kind}") for kind in ("trainer", "config"))
     return getattr(trainer, f"{METHODS[method]}Trainer"), getattr(config, f"{METHODS[method]}Config")
 
 
@@ -179,7 +183,7 @@ def patched(capture: Capture) -> Iterator[None]:
 
     classes = {}
     for method in METHODS:
-        with contextlib.suppress(ModuleNotFoundError):  # older releases have no KTO outside of trl.experimental
+        with contextlib.suppress(ImportError):  # older releases have no KTO outside of trl.experimental
             classes[method] = classes_of(method)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_constructed_by(Trainer, _refuse))

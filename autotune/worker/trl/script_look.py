@@ -120,7 +120,7 @@ def _model(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, A
         named = dict(settings.get("model_init_kwargs") or {})
         quantised = quantised or named.get("quantization_config")
         return {
-            "name": model, "given": False, "config": None, "dtype": _dtype(named.get("dtype", named.get("torch_dtype"))),
+            "name": model, "given": False, "config": None, "dtype": _dtype(named.get("dtype", named.get("torch_dtype", settings.get("dtype")))),
             "attn_implementation": _plain_or_none(named.get("attn_implementation")),
             "load_in_4bit": _flag(quantised, "load_in_4bit"), "load_in_8bit": _flag(quantised, "load_in_8bit"),
         }  # fmt: skip
@@ -160,7 +160,7 @@ def _data(captured: CapturedTrainer) -> dict[str, Any]:
 def _prompt_lengths(captured: CapturedTrainer, source: Any) -> dict[str, int] | None:
     from .. import prompt_measurement
 
-    if source is None or captured.method not in ("grpo", "rloo"):
+    if source is None or captured.method not in ("grpo", "rloo", "async-grpo"):
         return None
     prompts = [row["prompt"] for row in itertools.islice(source, MAX_TOKENISED_ROWS)]
     tokenizer = captured.given.get("processing_class")

@@ -154,7 +154,7 @@ class ScriptRun(TrainerRun):
             ours["reward_funcs"] = self._rewards(given["reward_funcs"])
         if isinstance(given.get("reward_processing_classes"), list):
             ours["reward_processing_classes"] = list(given["reward_processing_classes"])  # the trainer modifies it
-        return ours
+        return {**ours, **self._injected(config)}
 
     def _rewards(self, given: Any) -> list[Any]:
         """Return the script's rewards: functions timed, reward models unchanged."""

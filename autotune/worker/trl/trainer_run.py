@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ..decoder_layers import layers_of
@@ -150,6 +150,14 @@ class TrainerRun:
             "peft_config": trl.get_peft_config(model_settings),
         }
 
+    def _injected(self, config: Any) -> dict[str, Any]:
+        """Return arguments that are the probe's own, whatever a script gives."""
+        return {}
+
+    def _loading(self) -> AbstractContextManager[None]:
+        """Enter where the trainer is built, which may load its model itself."""
+        return nullcontext()
+
     def _hooks(self) -> dict[str, hooks.Hook]:
         """Return the hooks of the trainer's methods; `seams` lists them all."""
         recorder = self.recorder
@@ -246,7 +254,7 @@ class TrainerRun:
         )  # fmt: skip
         # 3. The trainer.
         observed_class = hooks.observed(trainer_class, self._hooks())
-        with _reference_models_in_memory(loaded):
+        with _reference_models_in_memory(loaded), self._loading():
             self.trainer = self._construct(observed_class, {**arguments, "callbacks": [self.timer]})
         self.trainer.remove_callback(transformers.PrinterCallback)
         hooks.observe(self.trainer, recorder, self.seen)
