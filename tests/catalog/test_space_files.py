@@ -44,7 +44,7 @@ def written(tmp_path: Path):  # type: ignore[no-untyped-def]
 def test_the_shipped_spaces_are_there() -> None:
     frameworks = {f"{name}{method}" for name in ("verl", "openrlhf", "open-reasoner-zero") for method in ("", "-ppo")}
     frameworks |= {f"{name}-{method}" for name in ("swift", "unsloth") for method in ("grpo", "sft")}
-    frameworks |= {"skyrl", "prime-rl", "nemo-rl", "slime", "verl-async", "openrlhf-async"}
+    frameworks |= {"skyrl", "prime-rl", "nemo-rl", "slime", "verl-async", "openrlhf-async", "async-grpo"}
     assert (
         set(names())
         == {"demo", "dpo", "grpo", "grpo-topology", "grpo-wide", "kto", "online-dpo", "ppo", "reward", "rloo", "sft"} | frameworks

@@ -83,6 +83,23 @@ def test_what_is_held_while_weights_are_sent(gathers: Any, expected: int) -> Non
     assert alone == 64 * MIB + (200 * MIB + 4 * 151936 * 1536 if gathers == "shards" else 0), "nothing is gathered on one rank"
 
 
+def test_weights_are_packed_into_two_buffers_one_of_them_overshot() -> None:
+    inventory = dataclasses.replace(training().inventory, parameters=50 * MIB, largest_parameter=10 * MIB)
+    trace = dataclasses.replace(training(), inventory=inventory)
+    wide = {"dtype": "float32", "sharding": "none"}
+    plain = composition(ranks=4, generation="server")
+    sending = dataclasses.replace(
+        plain, residents=tuple(dataclasses.replace(one, **wide) for one in plain.residents),
+        sync_gathers="packed", sync_buffer_bytes=64 * MIB,
+    )  # fmt: skip
+    whole = around(sending, trace=trace)
+    assert (whole.merge_bytes, whole.merge_part) == (64 * MIB + 104 * MIB, "communication")
+    cut = tuple(dataclasses.replace(one, sharding="parameters") for one in sending.residents)
+    assert around(dataclasses.replace(sending, residents=cut), trace=trace).merge_bytes == (64 + 104 + 104) * MIB
+    small = dataclasses.replace(sending, sync_buffer_bytes=1024 * MIB)
+    assert around(small, trace=trace).merge_bytes == 200 * MIB, "no more than there is to send"
+
+
 def test_zero_3_gathers_the_model_for_its_own_generation_by_default() -> None:
     whole = around(sharded("zero3", generation="trainer")).generation
     layers = around(dataclasses.replace(sharded("zero3", generation="trainer"), gathers_per_token=True)).generation

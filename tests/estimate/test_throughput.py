@@ -16,7 +16,7 @@ from autotune.core.prediction import Estimate, PhasePrediction, Prediction
 from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Trace, Work
 from autotune.estimate import throughput
-from autotune.estimate.throughput import cycle_time, exchanges, generation, roofline
+from autotune.estimate.throughput import cycle_time, drawn_lengths, exchanges, generation, roofline
 from autotune.estimate.throughput.generation import GenerationLoad
 from autotune.estimate.throughput.roofline import Ceilings, ceilings
 
@@ -495,6 +495,21 @@ def test_a_token_budget_is_filled_with_more_of_the_shorter_rows() -> None:
     rows, budget = at_lengths(packs_rows=True), at_lengths(packs_rows=True, token_budget=True)
     assert budget["forward"].value < rows["forward"].value, "fewer micro-batches launch fewer kernels"
     assert budget["rollout"] == rows["rollout"]
+
+
+def test_steps_of_full_rows_have_more_of_the_shorter_completions() -> None:
+    """As many micro-steps as at the longest lengths: tokens per second change by their attention alone."""
+    shape = composition(packs_rows=True, token_budget=True, steps_by_rows=True)
+    short = TokenLengths("x", (shape.completion_length // 4,))
+    refilled = drawn_lengths.refilled(shape, short)
+    assert (refilled.micro_batch, refilled.generation_batch) == (4 * shape.micro_batch, 4 * shape.generation_batch)
+    assert drawn_lengths.refilled(composition(), short) == composition()
+    longest = seconds(packs_rows=True, token_budget=True, steps_by_rows=True)
+    config = config_of("Qwen/Qwen2.5-7B")
+    found = throughput.cycle(trace(), refilled, device=device("A100-80G"), config=config, lengths=short).seconds
+    assert {phase: found[phase].value for phase in ("forward", "backward", "optimizer")} == pytest.approx(
+        {phase: longest[phase].value for phase in ("forward", "backward", "optimizer")}
+    )
 
 
 def test_changing_lengths_count_by_all_completions_and_all_seconds() -> None:

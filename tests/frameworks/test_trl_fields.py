@@ -51,7 +51,7 @@ def test_the_newest_versions_kinds_and_defaults_are_the_listed_ones(installed: d
         assert list(listed.choices) == facts.get("choices", []), name
 
 
-@pytest.mark.parametrize("method", ["rloo", "sft", "dpo", "kto", "reward", "online-dpo"])
+@pytest.mark.parametrize("method", ["rloo", "sft", "dpo", "kto", "reward", "online-dpo", "async-grpo"])
 def test_the_other_methods_lists_are_the_installed_trls(method: str) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--method", method], capture_output=True, text=True, check=True, timeout=240

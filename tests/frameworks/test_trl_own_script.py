@@ -45,12 +45,6 @@ REFUSED = {
     "again": (GRPO + "t.train()\nt.train(True)\n", BadInput, "trains more than once (again.py:5 is one of 2", "tune each"),
     "loop": (GRPO + "for _ in range(3):\n    t.train()\n", BadInput, "trains more than once", "tune each"),
     "in turn": (GRPO + "t.train()\n" + SFT + "s.train()\n", BadInput, "builds 2 trainers one after the other", APART),
-    "asynchronous": (
-        "from trl.experimental.async_grpo import AsyncGRPOTrainer\nAsyncGRPOTrainer('nowhere/to-be-found')\n",
-        BadInput,
-        "builds AsyncGRPOTrainer, whose training is not modelled",
-        "--space verl-async",
-    ),
     "other": (
         "import transformers as t\nt.Trainer(None, t.TrainingArguments('o', use_cpu=True)).train()\n",
         BadInput,
@@ -73,6 +67,10 @@ TAKEN = {
     "quickstart": GRPO.replace(f"args={CONFIG}, ", "") + "t.train()\n",
     "gpu": GRPO.replace(CONFIG, "GRPOConfig('o', tf32=True)") + "t.train()\n",  # bf16 by TRL's default
     "reads": GRPO + "print(t.model)\nt.train()\n",
+    "async-grpo": "from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer\n"
+    "def reward(completions, **k):\n    return [0.0] * len(completions)\n"
+    "c = AsyncGRPOConfig('o', dtype='bfloat16', token_budget=4096, max_staleness=2)\n"
+    f"t = AsyncGRPOTrainer(sys.argv[1], reward, args=c, train_dataset={DATA})\nt.train()\n",
 }
 
 
@@ -104,7 +102,7 @@ def looks(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[st
         {
             "script": str(file),
             "arguments": parsed if name == "parsed" else [str(tiny_model)],
-            "device": "cuda" if name == "gpu" else "cpu",
+            "device": "cuda" if name in ("gpu", "async-grpo") else "cpu",
         }
         for name, file in files.items()
     ]
@@ -159,6 +157,15 @@ def test_trainers_of_rated_answers_are_taken(looks: Any, method: str, monkeypatc
     settings = candidate_of_job(parse_request(Flags(script=str(file), gpus="cpu", mode="predict"))).settings
     assert looked(looks, method, monkeypatch).look.method == method
     assert settings["max_length"] == 64 and settings["max_completion_length"]
+
+
+def test_the_asynchronous_trainer_keeps_its_precision_and_its_rows(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, answer = looks["async-grpo"]
+    monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
+    monkeypatch.chdir(file.parent)
+    settings = candidate_of_job(parse_request(Flags(script=str(file), gpus="4xH100", mode="predict"))).settings
+    assert (settings["dtype"], settings["token_budget"], settings["max_staleness"]) == ("bfloat16", 4096, 2)
+    assert settings["gradient_accumulation_steps"] == 1 and settings["server_gpus"] == 1, "as the script trains"
 
 
 def test_what_is_asked_of_the_trainer_before_it_trains_is_told(looks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

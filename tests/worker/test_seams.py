@@ -54,7 +54,7 @@ def test_an_older_release_has_all_names(release: str) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [release, []]
 
 
-@pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo", "online-dpo", "ppo"])
+@pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo", "online-dpo", "async-grpo", "ppo"])
 def test_each_hook_of_a_run_is_in_the_table(method: str) -> None:
     seams, found = inside("trl.seams"), inside("trl.methods").METHODS[method]
     run = object.__new__(found.run)

@@ -9,7 +9,7 @@ side effects, `measure` takes one specification and returns one trace.
 
 The specification, as JSON (`measure`'s request):
 
-    {"method": "grpo" | "rloo" | "sft" | "dpo" | "online-dpo" | "generic",
+    {"method": "grpo" | "rloo" | "sft" | "dpo" | "online-dpo" | "async-grpo" | "generic",
      "model": {"name": s, "folder": s | null, "config": {...}, "dtype": "bfloat16", "attn_implementation": "sdpa" | null,
                "load_in_4bit": false, "load_in_8bit": false, "gptq_bits": null,   with the libraries' own options
                "layers": null | n},                                number of layers to trace; null: all
@@ -18,6 +18,7 @@ The specification, as JSON (`measure`'s request):
      "device": "cuda" | "cpu",                                     whose kernels, autocast rules and defaults apply
      "capability": [8, 0] | absent,                                of that GPU: selects attention kernels and workspaces
      "lengths": {"prompt": P, "completion": C, "padded": false},   a batch is B x (P + C) tokens; a row of SFT or DPO is P + C
+     "groups": g | absent,                                         prompts of a row of asynchronous GRPO, whose rollouts share them
      "sharding": {"kind": "none" | "ddp" | "fsdp2" | "zero1" | "zero2" | "zero3", "ranks": w},
      "micro_steps": null | k,                                      micro-steps per optimizer step to trace; null: up to 2
      "steps": 2,
