@@ -58,8 +58,8 @@ class CommonOptions(TypedDict, total=False):
     gpus: Annotated[str, Flag(HARDWARE, metavar="HARDWARE", default="local", completes="gpus",
         help="Devices of the job: local (this machine's), a GPU model with a count, or cpu. Example: 2xA100-40G, 2xcpu.")]
     method: Annotated[str, Flag(ENVIRONMENT, metavar="METHOD", default="grpo",
-        help="Training method: grpo, rloo, sft, dpo, kto, reward, online-dpo or async-grpo; ppo with verl, openrlhf, open-reasoner-zero, "
-        "and TRL up to 1.12.")]
+        help="Training method: grpo, rloo, sft, dpo, kto, reward, online-dpo or async-grpo; ppo with verl, openrlhf, "
+        "open-reasoner-zero, and TRL up to 1.12.")]
     framework: Annotated[str, Flag(ENVIRONMENT, metavar="NAME", default="trl",
         help="Training framework: trl, swift, verl, openrlhf, open-reasoner-zero, skyrl, prime-rl, nemo-rl, slime or unsloth; "
         "command for your own program.")]

@@ -29,7 +29,16 @@ SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")
 PROMPTED = ("grpo", "rloo", async_grpo.METHOD)
 """Methods of scripts that generate completions to prompts."""
 
-HELD = (*CORE, *async_grpo.CORE, *ENGINE, *TRAINED, "steps_per_generation", "generation_batch_size", "packing", "mask_truncated_completions")
+HELD = (
+    *CORE,
+    *async_grpo.CORE,
+    *ENGINE,
+    *TRAINED,
+    "steps_per_generation",
+    "generation_batch_size",
+    "packing",
+    "mask_truncated_completions",
+)
 """Settings taken from the script even at their default: it trains with them all the same."""
 
 

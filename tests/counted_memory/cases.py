@@ -164,7 +164,8 @@ FIXED: Mapping[str, dict[str, Any]] = {
         "async-grpo", token_budget=0, config=WIDE, adapter=LORA, bf16=True, **NON_REENTRANT
     ),
     "async grpo, two groups, large vocabulary, accumulation": {
-        **spec("async-grpo", token_budget=0, config=LARGE_VOCABULARY, bf16=True, gradient_accumulation_steps=3), "groups": 2,
+        **spec("async-grpo", token_budget=0, config=LARGE_VOCABULARY, bf16=True, gradient_accumulation_steps=3),
+        "groups": 2,
     },
     "async grpo, sliding windows": spec("async-grpo", token_budget=0, config=KINDS["gemma3"], per_device_train_batch_size=2),
     "online dpo": spec("online-dpo"),

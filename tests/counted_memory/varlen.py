@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ def flash_attn_varlen_func(
     """Each sequence by itself; its last query sees its last key."""
     assert causal
     starts_q, starts_k, found = cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), []
-    assert max_seqlen_q == max(end - start for start, end in zip(starts_q, starts_q[1:], strict=False))
+    assert max_seqlen_q == max(end - start for start, end in pairwise(starts_q))
     for at in range(len(starts_q) - 1):
         queries = q[starts_q[at] : starts_q[at + 1]].transpose(0, 1).unsqueeze(0)
         keys, values = (one[starts_k[at] : starts_k[at + 1]].transpose(0, 1).unsqueeze(0) for one in (k, v))

@@ -68,7 +68,7 @@ def test_no_row_of_trls_own_planners_is_fuller(seed: int) -> None:
 
     from trl.experimental.async_grpo.async_grpo_trainer import FixedCountBatcher, TokenBudgetBatcher
 
-    from autotune.worker.trl import async_grpo
+    from autotune.worker.trl import finished_rollouts
 
     draw = random.Random(seed)
     prompt, completion, group, ranks = draw.randint(3, 20), draw.randint(5, 40), draw.randint(2, 9), draw.randint(1, 4)
@@ -85,7 +85,7 @@ def test_no_row_of_trls_own_planners_is_fuller(seed: int) -> None:
         def lengths() -> tuple[int, int]:
             return prompt, draw.randint(shortest, completion)
 
-        rollouts = async_grpo.rollouts(lengths, lambda number: number // group)
+        rollouts = finished_rollouts.rollouts(lengths, lambda number: number // group)
         names = ("input_ids", "completion_mask", "group_id")
         source = ({name: getattr(one, name) for name in names} for one in itertools.islice(rollouts, 1000))
         planner: Any = (
@@ -142,6 +142,7 @@ def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
         (task(1), "at least 2 GPUs"),
         (task(4, held={"server_gpus": 4}), "leaves none of the 4 GPUs"),
         (task(4, held={"sharding": "zero3"}), "ddp and fsdp2 only"),
+        (task(2, held={"sharding": "fsdp2"}), "over the GPUs that train, and there is one"),
         (task(4, held={"bf16": False}), "bf16 must be on"),
         (task(4, held={"bf16": False, "dtype": "bfloat16"}), None),
         (task(4, held={"token_budget": 1024}), "at least longest prompt + longest completion (1536)"),

@@ -32,7 +32,7 @@ EXCLUDED = {
     "vllm_gpu_memory_utilization": "sizes the KV cache of an engine that takes no part in the backward pass",
     "vllm_enable_sleep_mode": "moves the engine's memory while the trainer works; needs a GPU",
     "vllm_mode": "where the same engine runs; it takes no part in the backward pass",
-    "token_budget": "rows are full at any budget: TRL's mean over a micro-batch's tokens weighs them about alike (async-grpo.yaml)",
+    "token_budget": "rows are full at any budget, so that a mean over a micro-batch's tokens weighs them about alike",
     "max_inflight_tasks": "completions that a server generates at a time; how old they may be is max_staleness",
     "server_gpus": "how an engine that takes no part in the backward pass is split",
     "server_tensor_parallel_size": "how an engine that takes no part in the backward pass is split",

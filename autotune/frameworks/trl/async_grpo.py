@@ -130,7 +130,7 @@ def _model(settings: Settings, task: Task) -> Iterator[str]:
     named = text.get("layer_types")
     types = set(named) if isinstance(named, list | tuple) else set()
     if types - ATTENTION_LAYERS or any(text.get(name) for name in RECURRENT):
-        yield "AsyncGRPOTrainer refuses models with recurrent layers: a row holds several rollouts, and they would see each other."
+        yield "AsyncGRPOTrainer refuses recurrent layers: a row holds several rollouts, and they would see each other."
     if text.get("model_type") == "gpt_oss":
         yield "AsyncGRPOTrainer refuses attention sinks, which its kernel lacks."
 
@@ -139,13 +139,15 @@ def _training(settings: Settings, task: Task) -> Iterator[str]:
     kind = sharding_of(settings, ranks_of(settings, task.hardware.count))
     if kind not in SHARDINGS:
         yield f"AsyncGRPOTrainer sends weights of ddp and fsdp2 only, and sharding is {kind}. Use sharding=fsdp2."
+    if kind == "fsdp2" and ranks_of(settings, task.hardware.count) == 1:
+        yield "sharding=fsdp2 divides the model over the GPUs that train, and there is one. Use sharding=ddp."
     if settings.get("use_liger_kernel"):
         yield "AsyncGRPOTrainer refuses use_liger_kernel: its own head keeps no logits either."
     if settings.get("load_in_4bit") or settings.get("load_in_8bit") or combinations.quantisation(task):
         yield "quantised weights are not modelled with AsyncGRPOTrainer, which sends whole weights. Use --tuning lora."
     targets = settings.get("lora_target_modules") or task.workload.user_settings.get("lora_target_modules")
     if "lm_head" in str(targets):
-        yield "AsyncGRPOTrainer refuses an adapter on lm_head: its head reads the base weight. Leave it out of lora_target_modules."
+        yield "AsyncGRPOTrainer refuses an adapter on lm_head, whose base weight it reads. Leave it out of lora_target_modules."
     if settings.get("fp16") and settings.get("bf16"):
         yield "fp16 and bf16 cannot both be on."
     if settings.get("optim") not in fields(METHOD)["optim"].choices:

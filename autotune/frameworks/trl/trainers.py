@@ -265,7 +265,8 @@ class TrlAsyncGrpo(TrlGrpo):
     def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
         """Yield the accumulation alone, fewest first: it makes the global batch, whatever fills a row."""
         held = task.workload.held.get(ACCUMULATION)
-        yield from ({ACCUMULATION: steps} for steps in ([held] if held else range(1, MAX_DEFAULT_ACCUMULATION + 1)))
+        for steps in [held] if held is not None else range(1, MAX_DEFAULT_ACCUMULATION + 1):
+            yield {ACCUMULATION: steps}
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         """Leave the server out: a probe is the trainer alone, with rollouts at hand."""

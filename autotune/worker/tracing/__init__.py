@@ -18,7 +18,7 @@ The specification, as JSON (`measure`'s request):
      "device": "cuda" | "cpu",                                     whose kernels, autocast rules and defaults apply
      "capability": [8, 0] | absent,                                of that GPU: selects attention kernels and workspaces
      "lengths": {"prompt": P, "completion": C, "padded": false},   a batch is B x (P + C) tokens; a row of SFT or DPO is P + C
-     "groups": g | absent,                                         prompts of a row of asynchronous GRPO, whose rollouts share them
+     "groups": g | absent,                                         prompts of a row of asynchronous GRPO
      "sharding": {"kind": "none" | "ddp" | "fsdp2" | "zero1" | "zero2" | "zero3", "ranks": w},
      "micro_steps": null | k,                                      micro-steps per optimizer step to trace; null: up to 2
      "steps": 2,

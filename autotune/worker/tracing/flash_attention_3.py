@@ -38,7 +38,7 @@ for _name, _kernel in (("flash3_varlen", _forward), ("flash3_varlen_backward", _
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any, pairs: int) -> Any:
         out, logsumexp = torch.ops.autotune.flash3_varlen(query, key, value, pairs)
@@ -59,7 +59,7 @@ def flash_attn_varlen_func(
 ) -> Any:  # fmt: skip
     """Attention over packed rows: token, head, size."""
     pairs = pairs_of(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), causal=causal, window=window_size[0])
-    return _Attention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, pairs)  # type: ignore[no-untyped-call]
+    return _Attention.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, pairs)
 
 
 def pairs_of(starts_q: Sequence[int], starts_k: Sequence[int], *, causal: bool, window: int) -> int:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from . import async_grpo, hooks, seams, step_timer, training_arguments, training_data
+from . import finished_rollouts, hooks, seams, step_timer, training_arguments, training_data
 from .trainer_run import DEFAULT_PROMPT_TOKENS, TrainerRun
 
 
@@ -386,16 +386,16 @@ class AsyncGrpoRun(TrainerRun):
         return {**arguments, **self._injected(config)}
 
     def _injected(self, config: Any) -> dict[str, Any]:
-        group, draws = config.num_generations, async_grpo.lengths_of(self.lengths, seed=config.seed)
-        made = async_grpo.rollouts(draws, lambda number: number // group)
+        group, draws = config.num_generations, finished_rollouts.lengths_of(self.lengths, seed=config.seed)
+        made = finished_rollouts.rollouts(draws, lambda number: number // group)
         return {
             "model": str(self.loaded.folder),
-            "rollout_worker": async_grpo.FinishedRollouts(made),
-            "weight_transfer": async_grpo.NoTransfer(),
+            "rollout_worker": finished_rollouts.FinishedRollouts(made),
+            "weight_transfer": finished_rollouts.NoTransfer(),
         }
 
     def _loading(self) -> AbstractContextManager[None]:
-        return async_grpo.loading(self.model)
+        return finished_rollouts.loading(self.model)
 
     def _hooks(self) -> dict[str, hooks.Hook]:
         def compute_loss(trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

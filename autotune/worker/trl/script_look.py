@@ -120,7 +120,8 @@ def _model(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, A
         named = dict(settings.get("model_init_kwargs") or {})
         quantised = quantised or named.get("quantization_config")
         return {
-            "name": model, "given": False, "config": None, "dtype": _dtype(named.get("dtype", named.get("torch_dtype", settings.get("dtype")))),
+            "name": model, "given": False, "config": None,
+            "dtype": _dtype(named.get("dtype", named.get("torch_dtype", settings.get("dtype")))),
             "attn_implementation": _plain_or_none(named.get("attn_implementation")),
             "load_in_4bit": _flag(quantised, "load_in_4bit"), "load_in_8bit": _flag(quantised, "load_in_8bit"),
         }  # fmt: skip

@@ -102,7 +102,13 @@ SEAMS: tuple[Seam, ...] = (
             ("get_peak_flops_per_device", "no name of a GPU in a trace"),
         )
     ),
-    Seam(f"{ASYNC_GRPO.rpartition('.')[0]}.packing", "_flash_attn", "no kernel from the hub in a trace", "trace", since=ASYNC_OLDEST),
+    Seam(
+        f"{ASYNC_GRPO.rpartition('.')[0]}.packing",
+        "_flash_attn",
+        "no kernel from the hub in a trace",
+        "trace",
+        since=ASYNC_OLDEST,
+    ),
     Seam(GENERATION, "VLLMGeneration.sync_weights", "phase sync"),
     Seam(GENERATION, "VLLMClient", "one connection to a server for all trainers", "either"),
     Seam("trl.import_utils", "is_vllm_available", "no import of vLLM, which takes ten seconds, for loads without it", "either"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import synthetic
 from ..tracing import Untraceable, fake_models, fsdp2, offloaded_activations, patching, quantised, step_annotator, vision_chunks
-from . import async_grpo, base_model, grpo_probe, image_inputs, methods, seams, training_arguments
+from . import base_model, finished_rollouts, grpo_probe, image_inputs, methods, seams, training_arguments
 from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced, with_synthetic_pairs
 
 GROUP_METHODS = ("grpo", "rloo")  # methods that compare the completions of a group
@@ -47,7 +47,7 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
     # 2. Models.
     attention = model_arguments.attn_implementation
     if spec["method"] == ASYNC_GRPO:
-        attention = async_grpo.TREE_ATTENTION
+        attention = finished_rollouts.TREE_ATTENTION
     model = model_of(spec, attention=attention, device=device)
     special: dict[str, Any] = {}
     adapter = trl.get_peft_config(model_arguments)
@@ -58,8 +58,8 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
         trainer_class = with_synthetic_pairs(trainer_class, annotator, lengths)
         special["ref_model"] = None if adapter else model_of(spec, attention, device)
     if spec["method"] == ASYNC_GRPO:
-        trainer_class = async_grpo.without_sync(trainer_class)
-        special = async_grpo.traced_arguments(spec)
+        trainer_class = finished_rollouts.without_sync(trainer_class)
+        special = finished_rollouts.traced_arguments(spec)
     # 3. The trainer.
     images = spec.get("images")
     processing = _tokenizer(scratch) if images is None else _processor(scratch, model, images)
@@ -90,7 +90,7 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
 
 def attention_kernel(spec: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Make the attention of a method that brings its own known; enter it around construction and loop."""
-    return async_grpo.attention_kernel(spec) if spec["method"] == ASYNC_GRPO else contextlib.nullcontext()
+    return finished_rollouts.attention_kernel(spec) if spec["method"] == ASYNC_GRPO else contextlib.nullcontext()
 
 
 def _check_router_loss(trainer: Any, model: Any) -> None:

@@ -70,8 +70,9 @@ def test_its_backward_pass_has_float32_accumulators() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "size", "blocks"), [((9, 0), 128, (64, 128)), ((9, 0), 256, (64, 80)), ((8, 6), 128, (64, 96)), ((8, 0), 64, (128, 128))]
-)  # fmt: skip
+    ("capability", "size", "blocks"),
+    [((9, 0), 128, (64, 128)), ((9, 0), 256, (64, 80)), ((8, 6), 128, (64, 96)), ((8, 0), 64, (128, 128))],
+)
 def test_blocks_are_those_of_the_card(capability: tuple[int, int], size: int, blocks: tuple[int, int]) -> None:
     with traced_gpu.of({"capability": list(capability)}):
         assert flash_attention_3._blocks(size) == blocks

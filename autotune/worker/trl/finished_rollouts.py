@@ -151,6 +151,6 @@ def attention_kernel(spec: Mapping[str, Any]) -> Iterator[None]:
 
     packing = importlib.import_module(f"{seams.ASYNC_GRPO.rpartition('.')[0]}.packing")
     packing.register_tree_attention()
-    stand_in: Callable[[], Any] = lambda: flash_attention_3.KERNEL
-    with swapped(vars(packing), "_flash_attn", stand_in) if spec["device"] == "cuda" else contextlib.nullcontext():
+    on_gpu = spec["device"] == "cuda"
+    with swapped(vars(packing), "_flash_attn", lambda: flash_attention_3.KERNEL) if on_gpu else contextlib.nullcontext():
         yield
