@@ -292,11 +292,14 @@ def _global_batch(
     given = positive("--global-batch", flags.global_batch)
     if given is not None:
         return given
-    both_typed = all(name in held_by(flags, trainer.canonical) for name in _BATCH)
+    typed = held_by(flags, trainer.canonical)
+    if not trainer.completions_each and (config is not None or _BATCH[1] in typed):
+        return None  # it follows from what fills a micro-batch
+    both_typed = all(name in typed for name in _BATCH)
     if config is None and not both_typed:
         assumed = space.assume.get("global_batch")
         return assumed if isinstance(assumed, int) else None
-    if not trainer.completions_each or not all(name in trainer.fields() for name in _BATCH):
+    if not all(name in trainer.fields() for name in _BATCH):
         return None  # it follows from the framework's own settings
     named = held if both_typed or config is None else config.settings
     micro, steps = (named.get(name, trainer.fields()[name].default) for name in _BATCH)

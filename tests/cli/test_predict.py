@@ -145,6 +145,18 @@ def test_trls_other_methods(model: Path, kept: Path, tmp_path: Path, method: str
     assert_contract(done.document)
 
 
+@pytest.mark.slow
+def test_trls_asynchronous_trainer(model: Path, kept: Path, tmp_path: Path) -> None:
+    """Rows decide the batch: a number of micro-steps is taken as it is, without a batch that is held."""
+    asked = ["predict", "--model", str(model), "--method", "async-grpo", "--gpus", "3xH100", "--json"]
+    done = autotune(*asked, "--set", "gradient_accumulation_steps=5", cwd=tmp_path, timeout=240, XDG_CACHE_HOME=str(kept))
+    assert done.code == 0, done.err
+    assert_contract(done.document)
+    assert done.document["fits"] and done.document["tokens_per_second"]["value"] > 0
+    settings = done.document["settings"]
+    assert (settings["gradient_accumulation_steps"], settings["dtype"], settings["server_gpus"]) == (5, "float32", 1)
+
+
 def test_bad_input_is_answered_before_anything_starts(model: Path, kept: Path, tmp_path: Path) -> None:
     def refused(*arguments: str) -> str:
         done = predict(model, kept, tmp_path, "--gpus", "A100-40G", *arguments)
