@@ -147,6 +147,7 @@ def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
         (task(4, held={"bf16": False, "dtype": "bfloat16"}), None),
         (task(4, held={"token_budget": 1024}), "at least longest prompt + longest completion (1536)"),
         (task(4, held={"token_budget": 0}), None),
+        (task(4, held={"max_inflight_tasks": 0}), "leaves the trainer without rollouts"),
         (task(4, held={"use_liger_kernel": True}), "refuses use_liger_kernel"),
         (task(4, held={"weight_sync_steps": 0}), "weight_sync_steps must be a whole number of at least 1"),
         (task(4, tuning="qlora"), "quantised weights"),

@@ -159,6 +159,8 @@ def _budget(settings: Settings, task: Task) -> Iterator[str]:
     for name in COUNTS:
         if count_of(settings, name) < 1:
             yield f"{name} must be a whole number of at least 1, and is {settings.get(name)!r}."
+    if not count_of(settings, "max_inflight_tasks"):
+        yield "max_inflight_tasks (0) leaves the trainer without rollouts. Use -1 for TRL's default, or a number."
     if budget and budget < longest:
         yield (
             f"token_budget ({budget}) must be at least longest prompt + longest completion ({longest}): "
