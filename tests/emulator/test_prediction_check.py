@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -67,3 +68,20 @@ def test_one_configuration_on_emulated_cards(python: str, tmp_path: Path) -> Non
     rows = {row["name"]: row for row in found["rows"]}
     assert found["outcome"] == "ok" and rows["peak"]["emulated_bytes"] < GIB * 4
     assert abs(rows["torch allocated"]["difference"]) < 0.02
+
+
+@pytest.mark.slow
+def test_asynchronous_grpo_on_emulated_cards(python: str, tmp_path: Path) -> None:
+    """TRL's own trainer and torch's allocator; the attention kernel, which the hub has, is one that allocates alone."""
+    model = shape_only(tmp_path / "model", hidden_size=512, intermediate_size=1536, num_hidden_layers=2, vocab_size=32000)
+    lengths = ("--max-prompt-length", "64", "--max-completion-length", "192", "--num-generations", "4")
+    rows = ("--set", "token_budget=2048", "--set", "gradient_accumulation_steps=2")
+    kernels = Path(__file__).with_name("hub_kernels")
+    done = autotune(
+        "predict", "--model", str(model), "--method", "async-grpo", "--gpus", "2xH100", "--python", python, "--check", "--json",
+        *lengths, *rows, cwd=tmp_path, timeout=400, PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[2]), str(kernels)]),
+    )  # fmt: skip
+    found = json.loads(done.out)["check"]
+    parts = {row["name"]: row for row in found["rows"]}
+    assert found["outcome"] == "ok", found
+    assert abs(parts["torch allocated"]["difference"]) < 0.03 and abs(parts["peak"]["difference"]) < 0.05

@@ -524,7 +524,7 @@ def test_changing_lengths_count_by_all_completions_and_all_seconds() -> None:
     assert rate is not None and rate.value == pytest.approx(composition().generation_batch * (128 + 1024) / sum(times))
 
 
-def test_an_adapter_sent_alone_takes_less_time_than_merged_weights() -> None:
+def test_an_adapter_alone_and_packed_weights_take_less_time_than_merged_ones_one_by_one() -> None:
     policy = replace(composition()["policy"], adapter_rank=16)
     merged = composition(residents=(policy,))
     inventory = Inventory(
@@ -533,6 +533,11 @@ def test_an_adapter_sent_alone_takes_less_time_than_merged_weights() -> None:
     )  # fmt: skip
     spent = [
         throughput._sync(inventory, made, config_of("Qwen/Qwen2.5-7B"), device("A100-80G"))
-        for made in (merged, replace(merged, syncs_adapter_only=True))
+        for made in (
+            merged,
+            replace(merged, syncs_adapter_only=True),
+            replace(merged, sync_gathers="packed", sync_buffer_bytes=2**30),
+        )
     ]
     assert spent[1].value < spent[0].value
+    assert spent[2].value < spent[0].value and spent[2].high == pytest.approx(spent[0].high), "whole buffers are pushed"

@@ -177,6 +177,7 @@ def test_a_probe_is_the_trainer_alone() -> None:
     candidate = ASYNC.complete({"token_budget": 8192, "sharding": "fsdp2"}, made)
     load = ASYNC.load_request(candidate, made)
     assert load["server"] is None and load["engine"] is None and load["launch"]["sharding"] == "fsdp2"
+    assert load["idle"] == {"gpus": 1}, "the trainer must not see them: transformers would use them too"
     assert candidate.load["ranks"] == 3
     probe = json.loads(json.dumps(ASYNC.probe_request(candidate, made, ProbePlan())))
     assert probe["settings"]["token_budget"] == 8192 and "use_vllm" not in probe["settings"]

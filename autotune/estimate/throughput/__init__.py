@@ -7,6 +7,7 @@ ranks are in `exchanges.py`. A search corrects the figures with measured values 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -219,6 +220,10 @@ def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, o
     if composition.split is not None:
         copies = copies + split_engines.transfer(sent, device)
     pushes = roofline.overhead_seconds(names, efficiency("push_milliseconds_per_parameter"), MILLI)
+    if composition.sync_gathers == "packed":  # the engine's loader takes whole buffers
+        buffers = math.ceil(sent / max(1, composition.sync_buffer_bytes))
+        few = roofline.overhead_seconds(buffers, efficiency("push_milliseconds_per_parameter"), MILLI)
+        pushes = dataclasses.replace(few, high=pushes.high)
     if alone:  # all at once, layer by layer or tensor by tensor: frameworks differ
         pushes = dataclasses.replace(pushes, low=0.0, high=pushes.high * ADAPTER_TENSORS)
     return copies + pushes

@@ -40,7 +40,7 @@ from autotune.frameworks.trl.requests import (
 )  # fmt: skip
 from autotune.frameworks.trl.resident_models import compose, ppo_step
 from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, OFFLINE, OWN_SETTINGS, default, load_of, settings_of
-from autotune.frameworks.trl.topology import PLAIN, ranks_of
+from autotune.frameworks.trl.topology import PLAIN, ranks_of, server_gpus
 
 DEFAULT_MICRO_BATCH = 8
 MAX_DEFAULT_ACCUMULATION = 128
@@ -269,8 +269,8 @@ class TrlAsyncGrpo(TrlGrpo):
             yield {ACCUMULATION: steps}
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        """Leave the server out: a probe is the trainer alone, with rollouts at hand."""
-        return {**super().load_request(candidate, task), "server": None}
+        """Leave the server out, and its GPUs idle: a probe is the trainer alone, with rollouts at hand."""
+        return {**super().load_request(candidate, task), "server": None, "idle": {"gpus": server_gpus(candidate.settings)}}
 
     def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
         return {**super().probe_request(candidate, task, plan), "dataset": None, "reward_funcs": None}

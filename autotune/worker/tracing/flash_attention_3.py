@@ -17,13 +17,6 @@ import torch
 
 from . import traced_gpu
 
-_LIBRARY = torch.library.Library("autotune", "FRAGMENT")
-_LIBRARY.define("flash3_varlen(Tensor query, Tensor key, Tensor value, int pairs) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    "flash3_varlen_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, int pairs, int sequences)"
-    " -> (Tensor, Tensor, Tensor)"
-)
-
 
 def _forward(query: Any, key: Any, value: Any, pairs: int) -> Any:
     """Return the output, and log-sum-exp as head, token."""
@@ -34,8 +27,18 @@ def _backward(gradient: Any, query: Any, key: Any, value: Any, pairs: int, seque
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-for _name, _kernel in (("flash3_varlen", _forward), ("flash3_varlen_backward", _backward)):
-    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+_SCHEMAS = {
+    "flash3_varlen(Tensor query, Tensor key, Tensor value, int pairs) -> (Tensor, Tensor)": _forward,
+    "flash3_varlen_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, int pairs, int sequences)"
+    " -> (Tensor, Tensor, Tensor)": _backward,
+}
+_LIBRARY = torch.library.Library("autotune", "FRAGMENT")
+"""Keeps the operations registered. A module that was imported under another name may have done so."""
+
+for _schema, _kernel in _SCHEMAS.items():
+    if not hasattr(torch.ops.autotune, _schema.partition("(")[0]):
+        _LIBRARY.define(_schema)
+        _LIBRARY.impl(_schema.partition("(")[0], _kernel, "CompositeExplicitAutograd")
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]

@@ -65,12 +65,40 @@ class NoTransfer:
     def pause(self) -> None: ...
 
     def send_weights(self, iterator: Iterator[Any]) -> None:
-        for _ in iterator:  # gathers each parameter, as a transfer does
-            pass
+        """Pack the weights as vLLM's producer does: one buffer is filled while the one before is sent."""
+        import torch
+
+        on_gpu = torch.cuda.is_available()
+        streams = [torch.cuda.Stream() if on_gpu else None for _ in range(2)]
+        buffers: list[Any] = [None, None]
+        for at in itertools.cycle((0, 1)):
+            buffers[at] = None
+            with torch.cuda.stream(streams[at]) if on_gpu else contextlib.nullcontext():
+                buffers[at] = _packed(iterator)
+            if buffers[at] is None:
+                break
+        if on_gpu:
+            torch.cuda.synchronize()
 
     def resume(self) -> None: ...
 
     def destroy(self) -> None: ...
+
+
+BUFFER_BYTES = 2**30
+"""Bytes beyond which a buffer is sent (`DEFAULT_PACKED_BUFFER_SIZE_BYTES` in vLLM)."""
+
+
+def _packed(iterator: Iterator[Any]) -> Any:
+    """Return the next parameters as one tensor of bytes; None after the last one."""
+    import torch
+
+    several: list[Any] = []
+    for _, parameter in iterator:
+        several.append(parameter.contiguous().view(torch.uint8).view(-1))
+        if sum(each.numel() for each in several) > BUFFER_BYTES:
+            break
+    return torch.cat(several) if several else None
 
 
 def rollouts(lengths: Callable[[], tuple[int, int]], group_of: Callable[[int], int]) -> Iterator[Any]:

@@ -99,8 +99,8 @@ def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] 
         # The server has to find its GPUs before this process selects its own.
         starts_server = request.get("server") and recorder.rank == 0
         server = vllm_server.start(request, folder, scratch, recorder) if starts_server else None
-        if request.get("server"):
-            os.environ.update(vllm_server.without_its_gpus(request["server"]))
+        if (apart := request.get("server") or request.get("idle")) is not None:
+            os.environ.update(vllm_server.without_its_gpus(apart))
     _use_device(request, recorder)
     with recorder.inside("load"):
         trust = bool(request.get("trust_remote_code"))

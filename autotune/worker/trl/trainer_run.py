@@ -98,7 +98,10 @@ class TrainerRun:
         )  # fmt: skip
         if self.loaded.server is not None:
             arguments |= self.loaded.server.arguments()
-        return config_class(**arguments)
+        config = config_class(**arguments)
+        if self.recorder.world_size == 1 and getattr(config, "n_gpu", 1) > 1:
+            config._n_gpu = 1  # CUDA, initialised before they were hidden, shows a server's GPUs: no batch is spread over them
+        return config
 
     def _data(self, config: Any, plan: step_timer.MeasurementPlan) -> Any:
         """Return the rows that the plan consumes."""
