@@ -426,8 +426,27 @@ def test_fsdp1_broadcasts_a_tensor_that_fills_a_bucket_without_a_copy() -> None:
 
 
 def test_zero_empties_the_cache_before_each_group_of_parameters() -> None:
-    trace = apply(plain(), Sharding(kind="zero2", ranks=2)).trace
+    trace = apply(in_two_groups(), Sharding(kind="zero2", ranks=2)).trace
     spans = [span for mark, span in trace.stretches() if mark.phase == "load"]
     begins = [trace.events[span.start] - 1 for span in spans[1:]]
     assert list(trace.emptied) == begins and len(begins) == 2
     assert set(emptied(trace, TraceContext())) == {span.start for span in spans[1:]}
+
+
+def in_two_groups() -> Trace:
+    """The last parameter is a group of its own, as norms and biases are."""
+    trace = plain()
+    assert trace.usage is not None
+    *others, last = trace.usage.parameters
+    return replace(trace, usage=replace(trace.usage, parameters=(*others, replace(last, group=1))))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_zero_keeps_reduced_gradients_until_the_last_group_has_its_turn(groups: int) -> None:
+    trace = apply(in_two_groups() if groups == 2 else plain(), Sharding(kind="zero2", ranks=2)).trace
+    names = [trace.part_names[part] for part in trace.parts]
+    first = next(span.start for mark, span in trace.stretches() if mark.phase == "optimizer")
+    state = next(at for at, entry in enumerate(trace.events) if at > first and entry > 0 and names[entry - 1] == "optimizer")
+    owned = {1: 2 * COUNT, 2: 1500}[groups]  # of the first group
+    whole = {1: 0, 2: 3 * SIZE}[groups]  # of all parameters that this rank has a part of, in bfloat16
+    assert trace.live_parts_at(state)["gradients"] == whole + owned * 4
