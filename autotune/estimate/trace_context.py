@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,6 +13,7 @@ from autotune.core.measurement import Phase
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.estimate import constant_estimates, model_shape, transformers_generation, vllm_engine
 from autotune.estimate.allocator import AllocatorSettings
+from autotune.estimate.generation_prefill import PrefillSizes, prefill_events, prefill_sizes, sizes_of
 from autotune.estimate.sharding import Sharding, gather_for_generation_bytes
 
 
@@ -77,8 +78,9 @@ class Generation:
     """Rollout in the trainer's allocator. Sizes: at the longest length, over all layers."""
 
     kv_cache_bytes: int
-    logits_bytes: int
-    prefill_bytes: int  # activations beside the prompts' cache while it is made
+    logits_bytes: int  # of one token of each row, in the model's dtype
+    scores_bytes: int  # the same in float32; its probabilities are as large
+    prefill: PrefillSizes  # of one layer at a time, while the prompts' cache is made
     decode_bytes: int  # activations beside the cache and the logits
     layers: int
     prompt_length: int
@@ -200,22 +202,26 @@ def _rollout(generation: Generation, event: int, step: int, workspace_bytes: int
     The copies of one layer replace each other exactly as they do from token to token.
     """
     tensors = 2 * max(1, generation.layers)
-    lengths = min(GROWTH_LENGTHS, max(1, generation.completion_length))
-    gathered, passing = generation.gathered, _pieces(generation.prefill_bytes)
-    longest = generation.prompt_length + generation.completion_length
+    more = generation.completion_length - 1  # the last token is not cached
+    lengths = min(GROWTH_LENGTHS, max(1, more))
+    longest = generation.prompt_length + more
+    cached = [
+        int(generation.kv_cache_bytes * (generation.prompt_length + at / lengths * more) / longest) // tensors
+        for at in range(lengths + 1)
+    ]
+    sampled = (generation.logits_bytes, generation.scores_bytes, generation.scores_bytes)
+    prefill = sizes_of(generation.prefill, cached[0], workspace_bytes)
     # Sizes in the order of `_growth_events`.
-    sizes: list[int] = [*gathered, *passing, *([workspace_bytes] if workspace_bytes else [])]
-    for at in range(lengths + 1):
-        length = generation.prompt_length + at / lengths * generation.completion_length
-        sizes += [int(generation.kv_cache_bytes * length / longest) // tensors] * tensors
-        sizes += (generation.logits_bytes, generation.decode_bytes) if at else ()
-    parts, order = _growth_events(tensors, lengths, len(gathered), len(passing), workspace_bytes > 0)
+    sizes = [*generation.gathered, *(prefill[name] for name in prefill_events(tensors // 2, frozenset(prefill)).names), *sampled]
+    for length in cached[1:]:
+        sizes += [*[length] * tensors, generation.decode_bytes, *sampled]
+    parts, order = _growth_events(tensors, lengths, len(generation.gathered), frozenset(prefill))
     return Insertion(event=event, sizes=tuple(sizes), parts=parts, order=order, phase="rollout", step=step)
 
 
 @cache
 def _growth_events(
-    tensors: int, lengths: int, gathered: int, passing: int, workspace: bool
+    tensors: int, lengths: int, gathered: int, prefill: frozenset[str]
 ) -> tuple[tuple[Part, ...], tuple[int, ...]]:
     """Return a rollout's parts and events; thousands of them, the same for all sizes."""
     parts: list[Part] = []
@@ -228,17 +234,31 @@ def _growth_events(
         return made
 
     others = make(gathered, "communication")
-    temporary = make(passing, "activations")
-    make(int(workspace), "workspaces")
-    held = make(tensors, "kv_cache")
-    order.extend(-one for one in temporary)
+    prompts, first = prefill_events(tensors // 2, prefill), len(parts)
+    parts.extend(prompts.parts)
+    order.extend(entry + first if entry > 0 else entry - first for entry in prompts.order)
+    held = [one + first for one in prompts.cache]
+    scores = _sampled(make, order, ())
     for _ in range(lengths):
         for at, old in enumerate(held):
             (held[at],) = make(1, "kv_cache")
             order.append(-old)
-        order.extend(-one for one in [*make(1, "logits"), *make(1, "activations")])
-    order.extend(-one for one in (*held, *others))
+        order.extend(-one for one in make(1, "activations"))
+        scores = _sampled(make, order, scores)
+    order.extend(-one for one in (*held, *scores, *others))
     return tuple(parts), tuple(order)
+
+
+def _sampled(make: Callable[[int, Part], list[int]], order: list[int], last: Sequence[int]) -> list[int]:
+    """Sample one token: scores and probabilities, each of which replaces that of the last token."""
+    (logits,) = make(1, "logits")
+    new: list[int] = []
+    for old in last or (None, None):
+        new += make(1, "logits")
+        if old is not None:
+            order.append(-old)
+    order.append(-logits)
+    return new
 
 
 def _pieces(size: int) -> list[int]:
@@ -321,8 +341,9 @@ def _generation(composition: Composition, config: Mapping[str, object], inventor
     gathered = _gathered_pieces(size, inventory) if at_once else tuple(_pieces(size))
     return Generation(
         kv_cache_bytes=whole,
-        logits_bytes=parts["logits"],
-        prefill_bytes=parts["activations"] if at_prefill else 0,
+        logits_bytes=batch * shape.vocabulary * model_shape.dtype_bytes(dtype),
+        scores_bytes=batch * shape.vocabulary * transformers_generation.SCORE_BYTES,
+        prefill=prefill_sizes(shape, dtype=dtype, batch=batch, prompt=prompt),
         decode_bytes=0 if at_prefill else parts["activations"],
         layers=len(shape.layers),
         prompt_length=prompt,
