@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
-from autotune.estimate.sharding.rewriter import Rewriter, Writer, optimizer_of
+from autotune.estimate.sharding.rewriter import BACKWARD, FORWARD, PASS, Rewriter, Writer, optimizer_of
 from autotune.estimate.sharding.sharding_options import Sharding
 
 COMPUTING, GATHERING, CASTING, REDUCING = range(4)
@@ -97,7 +97,7 @@ class Fsdp1(Rewriter):
         self.current: int | None = None
         self.recomputing: int | None = None  # layer whose whole forward pass runs again before its backward pass
         self.turned: int | None = None  # layer whose backward pass has begun
-        self.recomputes = False  # layers recompute their whole forward pass in this backward pass
+        self.recomputes = self._recomputes_whole()  # layers recompute their whole forward pass in a backward pass
         self.on_streams = trace.device == "cuda" and sharding.ranks > 1
         self.records_streams = sharding.records_streams or _records_streams(trace.versions.get("torch", ""))
         self.limiter = RateLimiter(self.book, on_streams=self.on_streams)
@@ -116,6 +116,24 @@ class Fsdp1(Rewriter):
             index: (self._layer(index), owner.get(index) if parameter.trains and self._layer(index) in frozen else None)
             for index, parameter in enumerate(self.usage.parameters)
         }
+
+    def _recomputes_whole(self) -> bool:
+        """Return True for reentrant checkpointing: a layer's forward pass is repeated before its backward pass begins."""
+        turned: set[int] = set()
+        backward = False
+        for _, kind, which, *_ in self.usage.uses:
+            if kind == PASS:
+                backward = False
+                turned.clear()
+            if kind not in (FORWARD, BACKWARD) or not self.usage.modules[which]:
+                continue
+            layer = self._layer(self.usage.modules[which][0])
+            if kind == BACKWARD:
+                backward = True
+                turned.add(layer)
+            elif backward and layer >= 0 and layer not in turned:
+                return True
+        return False
 
     def _layer(self, index: int) -> int:
         layer = self.usage.parameters[index].layer
@@ -265,6 +283,9 @@ class Fsdp1(Rewriter):
             self._reshard_own(self.own[module])
 
     def backward_begins(self, module: int) -> None:
+        if module == 0 and self._prefetches():  # the root's own hook: the unit that ran before it is the last layer
+            self._unshard(-1)
+            self._unshard(max(layer for layer, _ in self.units))
         layer = self._reach(module)
         self._unshard_own(module)
         if layer is None:
@@ -273,15 +294,15 @@ class Fsdp1(Rewriter):
             # FSDP reshards after the recomputed forward pass and gathers anew. No prefetch: a unit
             # needs an output with a gradient (`_needs_pre_backward_unshard`), and the layer
             # below has none until its own forward pass runs again.
-            self.recomputes = True
             if self.sharding.reshards_after_forward:
                 self._reshard(layer)
                 self._unshard(layer)
-        elif self.announcers.get(layer, module if self.turned != layer else None) == module:
-            prefetches = self.phase == "backward" and self.sharding.prefetches_backward and not self.recomputes
-            if prefetches and layer > 0:
-                self._unshard(layer - 1)
+        elif self.announcers.get(layer, module if self.turned != layer else None) == module and self._prefetches() and layer > 0:
+            self._unshard(layer - 1)
         self.recomputing, self.turned = None, layer
+
+    def _prefetches(self) -> bool:
+        return self.phase == "backward" and self.sharding.prefetches_backward and not self.recomputes
 
     def _reach(self, module: int) -> int | None:
         """Gather the layer of this module, if it is the layer's first."""
@@ -312,7 +333,6 @@ class Fsdp1(Rewriter):
 
     def gradient(self, parameter: int, number: int, *, last: bool) -> None:
         if not self.sharding.ignores_trainable:
-            layer = self._layer(parameter)
             held = self.held(number)
             self.seen[parameter] = -1 if held is None else held
             key = self.unit_of[parameter]
@@ -356,7 +376,6 @@ class Fsdp1(Rewriter):
         for layer in [layer for layer in self.open if self.phase in ("backward", "optimizer")]:
             self._reshard(layer)
         self.current = self.recomputing = self.turned = None
-        self.recomputes = False
 
     # Optimizer step.
 
