@@ -9,6 +9,8 @@ from typing import Any
 
 from emulated_setups import SETUPS, Setup
 
+from autotune.estimate import vllm_engine
+
 GIB = 1 << 30
 ALLOCATED = {"median": 0.003, "share": 0.95, "within": 0.01}
 RESERVED, DEVICE, KV_BLOCKS = 0.02, 0.02, 0.005
@@ -155,7 +157,9 @@ def _kv_blocks(effective: Mapping[str, Any], engine: Mapping[str, Any] | None) -
     if engine is None or tokens is None:
         return None
     longest = effective["vllm_max_model_length"]
-    predicted = round(engine["concurrency"] * math.ceil(longest / BLOCK_TOKENS))
+    cache = engine["kv_cache_bytes"]["value"]
+    charged = (cache + vllm_engine.outside_torch_bytes(1).value) / cache  # the emulated driver has nothing outside torch
+    predicted = round(engine["concurrency"] * charged * math.ceil(longest / BLOCK_TOKENS))
     emulated = tokens // BLOCK_TOKENS
     error = round(predicted / emulated - 1, 6)
     return {"predicted": predicted, "emulated": emulated, "max_model_length": longest, "error": error}
