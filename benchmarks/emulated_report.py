@@ -21,8 +21,8 @@ BLOCK_TOKENS = 16
 DRIVER_PHASES = {"rollout": "rollout", "weight sync": "sync", "backward": "backward", "optimizer": "optimizer"}
 """Phases that the emulated driver sees as the probe does. Its figures are exact under sleep mode, where torch's mislead."""
 
-BESIDE_SLEEPING = ("reward", "score", "forward", "backward", "optimizer")
-"""Phases beside an engine that sleeps, where it has sleep mode."""
+BESIDE_SLEEPING = ("sync", "reward", "score", "forward", "backward", "optimizer")
+"""Phases beside an engine without a cache, where it has sleep mode."""
 
 REASONS = """\
 What differed, and which side was wrong:
@@ -184,13 +184,14 @@ def _phases(memory: Mapping[str, Any], driver: Mapping[str, Any], prediction: Ma
 
 
 def _charged(phase: Mapping[str, Any]) -> Mapping[str, float]:
-    """Return the peak of a phase without what a sleeping engine keeps.
+    """Return the peak of a phase without vLLM's memory outside torch, which the emulated driver does not have.
 
-    CUDA graphs and vLLM's memory outside torch are the driver's own, which the emulated one does not have.
+    An awake engine has it in its share.
     """
     parts, peak = phase["parts"], phase["peak_bytes"]
-    asleep = parts.get("engine", 0) if phase["name"] in BESIDE_SLEEPING and "kv_cache" not in parts else 0
-    return {end: peak[end] - asleep for end in ("value", "low", "high")}
+    beside = phase["name"] in BESIDE_SLEEPING and "engine" in parts and "kv_cache" not in parts
+    outside = vllm_engine.outside_torch_bytes(1).value if beside else 0
+    return {end: peak[end] - outside for end in ("value", "low", "high")}
 
 
 def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:

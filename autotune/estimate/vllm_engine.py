@@ -19,7 +19,8 @@ from autotune.catalog.constants import constant, efficiency
 from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
-from autotune.estimate import model_shape, vision_encoder
+from autotune.estimate import constant_estimates, model_shape, vision_encoder
+from autotune.estimate.allocator import EXACT_FROM, LARGE_SEGMENT, SEGMENT_ROUNDING
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.vllm_blocks import Pages, gib, pages
 
@@ -125,7 +126,7 @@ def fit(
     awake = Estimate(value=used, low=max(0.0, used - activations.value), high=used + slack + beyond)
     return EngineUse(
         reserved_bytes=awake,
-        asleep_bytes=graphs + outside if settings.sleep else awake,
+        asleep_bytes=graphs + outside + Estimate.exactly(standing_bytes(shape, size, tokens, gpu)) if settings.sleep else awake,
         weights_bytes=weights,
         kv=kv,
         failure=early or paged.refusal(cache, length),
@@ -234,6 +235,14 @@ def _layer_activation(shape: Shape, layer: Layer, size: int, ranks: int, tokens:
     experts = layer.experts_per_token * (max(width, shape.hidden) + max(2 * width, shape.hidden)) if width else 0.0
     attention = 2 * (shape.heads + 2 * shape.key_value_heads) * shape.head_dim / ranks
     return tokens * size * (stream + max(dense + experts + (shape.hidden if width else 0), attention))
+
+
+def standing_bytes(shape: Shape, size: int, tokens: int, gpu: Gpu | None) -> int:
+    """Bytes in torch's own pool, which sleep mode leaves: the buffer of input embeddings, and cuBLAS's workspaces of the two
+    streams on which graphs are captured and replayed, each in a segment of its own."""
+    workspace = constant_estimates.cublas_workspace(gpu)
+    segment = -(-workspace // SEGMENT_ROUNDING) * SEGMENT_ROUNDING if workspace >= EXACT_FROM else LARGE_SEGMENT
+    return tokens * shape.hidden * size + 2 * segment
 
 
 @lru_cache(MAX_CACHED)

@@ -87,7 +87,8 @@ def test_the_rest_of_the_share_is_the_cache() -> None:
 
 def test_an_offloaded_engine_has_no_weights_and_no_cache() -> None:
     use = used()
-    assert use.asleep_bytes.value == use.parts["cuda_graphs"] + use.parts["outside_torch"] < 2 * GIB
+    standing = 4096 * 3584 * 2 + 2 * 20 * MIB  # input embeddings, and cuBLAS's workspaces of two streams
+    assert use.asleep_bytes.value == use.parts["cuda_graphs"] + use.parts["outside_torch"] + standing < 2 * GIB
     assert used(sleep=False).asleep_bytes == used(sleep=False).reserved_bytes
 
 
