@@ -51,7 +51,7 @@ def prefill_sizes(shape: Shape, *, dtype: str, batch: int, prompt: int, padded: 
     )
 
 
-CACHE, WORKSPACE = "cache", "workspace"
+CACHE, WORKSPACE, HALF = "cache", "workspace", "half of "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,9 @@ def _norm(book: _Book) -> int | None:
 
 def _rotated(book: _Book, name: str) -> int | None:
     cosine = book.make(name)
+    half = book.make(HALF + name)
     turned = book.make(name)
+    book.drop(half)
     sine = book.make(name)
     book.drop(turned)
     both = book.make(name)
@@ -162,5 +164,6 @@ def _mlp(book: _Book, normed: int | None, residual: int | None) -> int | None:
 def sizes_of(sizes: PrefillSizes, cache_bytes: int, workspace_bytes: int) -> dict[str, int]:
     """Return bytes by the names of `prefill_events`; without those that are zero."""
     found = {field.name: getattr(sizes, field.name) for field in fields(sizes)}
+    found |= {HALF + name: found[name] // 2 for name in ("queries", "keys")}
     found |= {CACHE: cache_bytes, WORKSPACE: workspace_bytes}
     return {name: size for name, size in found.items() if size}
