@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -71,8 +72,8 @@ def test_shorter_batches_leave_an_unusable_cache() -> None:
     assert found.reserved_high_bytes - found.reserved_bytes <= 0.9 * 4 * 170 * MIB
 
 
-def generation(*, wide: int = 2 * MIB, **changed: int) -> Generation:
-    facts = {
+def generation(*, wide: int = 2 * MIB, **changed: Any) -> Generation:
+    facts: dict[str, Any] = {
         "kv_cache_bytes": 256 * MIB, "logits_bytes": 8 * MIB, "scores_bytes": 12 * MIB, "decode_bytes": 8 * MIB, "layers": 4,
         "prompt_length": 128, "completion_length": 129,
     }  # fmt: skip

@@ -283,7 +283,9 @@ class Fsdp1(Rewriter):
             self._reshard_own(self.own[module])
 
     def backward_begins(self, module: int) -> None:
-        if module == 0 and self._prefetches():  # the root's own hook: the unit that ran before it is the last layer
+        if (
+            module == 0 and not self.usage.modules[0] and self._prefetches()
+        ):  # the root's own hook: the unit that ran before it is the last layer
             self._unshard(-1)
             self._unshard(max(layer for layer, _ in self.units))
         layer = self._reach(module)
