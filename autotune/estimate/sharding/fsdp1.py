@@ -269,8 +269,10 @@ class Fsdp1(Rewriter):
 
     def pass_begins(self) -> None:
         self._finish_backward()
-        self.limiter.synchronise()
+        # Nothing waits for the device between two steps: a frozen root's buffer of the step before, which the final
+        # callback freed on torch's default stream, is still in use. Public A100 rows with adapters have both.
         self._unshard(-1)
+        self.limiter.synchronise()
 
     def forward_begins(self, module: int) -> None:
         layer = self._reach(module)
@@ -325,6 +327,7 @@ class Fsdp1(Rewriter):
 
     def _enter(self, mark: Mark) -> None:
         if self.phase == "backward" != mark.phase:  # not after the last gradient: frozen layers may come after it
+            self.limiter.synchronise()  # all but what the final callback frees
             self._finish_backward()
         if self.phase != "backward" and mark.layer is None and self.current is not None and self.current >= 0:
             self._leave()
@@ -383,7 +386,6 @@ class Fsdp1(Rewriter):
 
     def optimizer_begins(self) -> None:
         self._finish_backward()
-        self.limiter.synchronise()
         sizes = [(count, width) for _, count, width in sorted(self._trained())]
         if not self.states:
             kept = [one for size in sizes for one in self.optimizer.state_tensors(*size)]
