@@ -65,13 +65,8 @@ class PrefillEvents:
 
 
 @cache
-def prefill_events(
-    layers: int, present: frozenset[str]
-) -> tuple[tuple[str, ...], tuple[Part, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return the size's name and the part of each allocation, the events, and the allocations that hold the cache.
-
-    `present`: names of sizes above zero. Events are encoded as in a trace: n+1 makes allocation n, -(n+1) frees it.
-    """
+def prefill_events(layers: int, present: frozenset[str]) -> PrefillEvents:
+    """Return the events of all layers; `present`: names of the sizes above zero."""
     book = _Book(present)
     kept = [book.make("hidden"), book.make("rotary"), book.make("rotary"), book.make("mask")]
     hidden, held = kept[0], []
