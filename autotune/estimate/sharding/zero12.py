@@ -69,7 +69,7 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ParameterGroup:
     """Parameters that the optimizer holds together: flattened, divided and updated as one tensor."""
 
     partition: int  # elements of each rank, padded
@@ -108,7 +108,7 @@ class Zero12(Zero):
             found.setdefault(self.usage.parameters[index].group, []).append(index)
         return [indices for _, indices in sorted(found.items())]
 
-    def _divided(self, indices: list[int]) -> Group:
+    def _divided(self, indices: list[int]) -> ParameterGroup:
         """Divide the concatenated parameters of a group into equal, padded partitions."""
         ranks, rank = self.sharding.ranks, self.sharding.rank
         counts = [self.usage.parameters[index].count for index in indices]
@@ -118,7 +118,7 @@ class Zero12(Zero):
             end = start + count
             inside = max(0, min(end, (rank + 1) * share) - max(start, rank * share))
             pieces.append(Slice(parameter=index, count=inside, first=start // share, last=max(start, end - 1) // share))
-        return Group(partition=share, slices=tuple(pieces))
+        return ParameterGroup(partition=share, slices=tuple(pieces))
 
     def loaded(self) -> None:
         """Move the weights into one flat tensor, then make this rank's float32 masters."""
@@ -135,7 +135,7 @@ class Zero12(Zero):
         self.host_bytes += self.partition * (MASTER_BYTES + self.width + 4) + largest * self.width
         self.book.allocate(largest * self.width, "communication")
 
-    def _flatten(self, group: Group) -> None:
+    def _flatten(self, group: ParameterGroup) -> None:
         part: Part = "weights" if self._trains_all else "adapters"
         self.book.empty_cache()
         self.book.allocate(group.partition * self.sharding.ranks * self.width, part)
@@ -216,7 +216,7 @@ class Zero12(Zero):
             self._step(group, releases=number == last)
         self.has_state = True
 
-    def _step(self, group: Group, *, releases: bool) -> None:
+    def _step(self, group: ParameterGroup, *, releases: bool) -> None:
         """Update one group. The reduced gradients of all groups are in one block (`grads_in_partition`),
         which `releases` with the last of them."""
         gradients = self._gradients_to_masters(group.partition)
