@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ RESULTS = HERE / "results"
 PACKAGES = ("torch", "vllm", "trl", "transformers", "peft", "bitsandbytes", "deepspeed", "accelerate")
 PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1, deadline_seconds=600.0)
 """Two cycles: Adam's state is made in the first step, and both hold every phase."""
+
+ENGINE_PLAN = replace(PLAN, optimizer_steps=3, timed_cycles=2)
+"""One more: weights are pushed to the engine beside what the second step left, the first with all state."""
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -133,8 +137,8 @@ class Raw:
 
     def take_over(self, rows: Sequence[Line]) -> None:
         """Hold the emulated figures of an earlier table where no newer ones are, without writing them."""
-        have = {line["setup"] for line in self._lines}
-        self._lines += [line for row in rows if row["setup"] not in have for line in report.lines_of(row)]
+        have = {(line["setup"], line["kind"]) for line in self._lines}
+        self._lines += [line for row in rows for line in report.lines_of(row) if (line["setup"], line["kind"]) not in have]
 
     def of(self, setup: Setup) -> dict[str, Line]:
         return {line["kind"]: line for line in self._lines if line["setup"] == setup.name}
@@ -179,7 +183,8 @@ class Worker:
             request = self._request = parse_request(setup.flags(setup.gpus, str(self._python)).replace(mode="emulate"))
             candidate, executor = candidate_of_job(request), self._executor_for(setup, request, late=late)
             runner = executor.open(candidate)
-            measurement: Line = plain(runner.measure(candidate, PLAN))
+            plan = ENGINE_PLAN if "use_vllm=true" in setup.holds else PLAN
+            measurement: Line = plain(runner.measure(candidate, plan))
             runner.close()
             measurement["memory"].pop("timeline", None)
             told = _told(executor.take_report())

@@ -94,6 +94,7 @@ FSDP = {
     "fsdp_cpu_ram_efficient_loading": True,
     "fsdp_sync_module_states": True,
     "fsdp_use_orig_params": True,  # accelerate launch's default
+    "records_streams": True,  # torch 2.4
 }
 """scripts/benchmarks/accelerate.yaml at the rows' commit."""
 

@@ -62,6 +62,7 @@ class Parameter:
     trains: bool
     layer: int | None  # decoder layer; None outside the layers
     number: int | None  # allocation; None: shares another one's
+    group: int = 0  # of the optimizer; empty groups are not counted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,9 +103,13 @@ def phase_predictions(scene: Scene, points: tuple[TimelinePoint, ...]) -> tuple[
     """Return the phases as a meter sees them: a sync begins beside the cache of the step before it.
 
     The trainer empties that cache before an engine that sleeps wakes. It is no higher than the step,
-    so that no peak depends on it.
+    so that no peak depends on it. Beside an engine that never sleeps the cache stays: from the third
+    cycle on, all phases find it.
     """
     at = {point.phase: point for point in points}
+    if scene.engine is not None and not scene.engine.sleeps:
+        top = max((point for point in points if point.phase != "load"), key=lambda point: point.device_bytes.value, default=None)
+        return tuple((point if point.phase == "load" or top is None else _filled(point, top)).prediction for point in points)
     step = at.get("optimizer")
     if scene.engine is None or not scene.engine.sleeps or "sync" not in at or step is None:
         return tuple(point.prediction for point in points)
@@ -115,6 +119,15 @@ def phase_predictions(scene: Scene, points: tuple[TimelinePoint, ...]) -> tuple[
     begun = dataclasses.replace(step, phase="sync", parts={name: parts[name] for name in PARTS if parts.get(name)})
     higher = max(begun, at["sync"], key=lambda point: point.device_bytes.value)
     return tuple((higher if point.phase == "sync" else point).prediction for point in points)
+
+
+def _filled(point: TimelinePoint, top: TimelinePoint) -> TimelinePoint:
+    """Return the phase in the cache that the highest one left."""
+    more = round(top.device_bytes.value) - sum(point.parts.values())
+    parts = {**point.parts, "fragmentation": point.parts.get("fragmentation", 0) + more}
+    return dataclasses.replace(
+        point, device_bytes=top.device_bytes, parts={name: parts[name] for name in PARTS if parts.get(name)}
+    )
 
 
 def peak(several: tuple[TimelinePoint, ...]) -> TimelinePoint:

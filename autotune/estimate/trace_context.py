@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,6 +13,7 @@ from autotune.core.measurement import Phase
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.estimate import constant_estimates, model_shape, transformers_generation, vllm_engine
 from autotune.estimate.allocator import AllocatorSettings
+from autotune.estimate.generation_prefill import PrefillSizes, prefill_events, prefill_sizes, sizes_of
 from autotune.estimate.sharding import Sharding, gather_for_generation_bytes
 
 
@@ -26,12 +27,13 @@ class Insertion:
     order: Sequence[int]  # own events, encoded as in a trace: n+1 makes allocation n, -(n+1) frees it
     phase: Phase | None = None  # None: the running phase
     step: int = 0
+    streams: Mapping[int, int] = dataclasses.field(default_factory=dict)  # own allocation -> stream; absent: compute
 
 
 def inserted(trace: Trace, insertions: Iterable[Insertion]) -> Trace:
     """Return the trace with these insertions, in the order of their events."""
     sizes, parts = list(trace.sizes), list(trace.parts)
-    names = list(trace.part_names)
+    names, streams = list(trace.part_names), dict(trace.streams)
     events: list[int] = []
     marks: list[Mark] = []
     pending, done = list(trace.marks), 0
@@ -50,6 +52,7 @@ def inserted(trace: Trace, insertions: Iterable[Insertion]) -> Trace:
         copy(insertion.event)
         first = len(sizes)
         sizes += insertion.sizes
+        streams |= {first + number: stream for number, stream in insertion.streams.items()}
         for part in insertion.parts:
             if part not in names:
                 names.append(part)
@@ -68,6 +71,7 @@ def inserted(trace: Trace, insertions: Iterable[Insertion]) -> Trace:
         parts=tuple(parts),
         part_names=tuple(names),
         events=tuple(events),
+        streams=streams,
         marks=tuple(last[event] for event in sorted(last)),
     )
 
@@ -77,13 +81,15 @@ class Generation:
     """Rollout in the trainer's allocator. Sizes: at the longest length, over all layers."""
 
     kv_cache_bytes: int
-    logits_bytes: int
-    prefill_bytes: int  # activations beside the prompts' cache while it is made
+    logits_bytes: int  # of one token of each row, in the model's dtype
+    scores_bytes: int  # the same in float32; its probabilities are as large
+    prefill: PrefillSizes  # of one layer at a time, while the prompts' cache is made
     decode_bytes: int  # activations beside the cache and the logits
     layers: int
     prompt_length: int
     completion_length: int
     gathered: tuple[int, ...] = ()  # weights of all ranks, held here meanwhile beside this rank's part
+    gathers_like_step: bool = False  # each of its passes gathers weights as the step's forward pass does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,16 +128,74 @@ def _without_late_forward(marks: Sequence[Mark]) -> Iterator[Mark]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PassGathering:
+    """What a forward pass gathers, layer by layer; events as in an insertion."""
+
+    sizes: tuple[int, ...]
+    streams: tuple[int, ...]
+    order: tuple[int, ...]
+    turn: int  # events before a layer computes, all that it needs gathered
+    kept: tuple[int, ...]  # what is there until the end: frees of it
+
+
+@dataclass(frozen=True, kw_only=True)
 class Places:
     """Events of a step at which contexts insert; the same for every context."""
 
     loaded_bytes: int
     multiplying: tuple[int, ...]  # events after which a thread has a cuBLAS workspace
     cycles: tuple[tuple[int, int], ...]  # (event, step) of each rollout
+    gathering: PassGathering | None = None  # of the first forward pass
 
 
 def places_in(trace: Trace) -> Places:
-    return Places(loaded_bytes=_loaded_weights(trace), multiplying=tuple(_first_products(trace)), cycles=tuple(_cycles(trace)))
+    return Places(
+        loaded_bytes=_loaded_weights(trace),
+        multiplying=tuple(_first_products(trace)),
+        cycles=tuple(_cycles(trace)),
+        gathering=_pass_gathering(trace),
+    )
+
+
+def _pass_gathering(trace: Trace) -> PassGathering | None:
+    """Return what the first forward pass of a sharded step gathers; None: nothing."""
+    numbers: dict[int, int] = {}
+    order: list[int] = []
+    phase: Phase | None = None
+    for mark, span in trace.stretches():
+        if mark.phase not in ("score", "forward") or (phase is not None and mark.phase != phase):
+            if phase is not None:
+                break
+            continue
+        for entry in (trace.events[at] for at in span):
+            number = abs(entry) - 1
+            if entry > 0 and trace.part_names[trace.parts[number]] == "communication":
+                numbers[number] = len(numbers)
+                phase = mark.phase
+            if number in numbers:
+                order.append(numbers[number] + 1 if entry > 0 else -(numbers[number] + 1))
+    if not numbers:
+        return None
+    sizes, freed = [trace.sizes[number] for number in numbers], {-entry for entry in order if entry < 0}
+    return PassGathering(
+        sizes=tuple(sizes),
+        streams=tuple(trace.streams.get(number, 0) for number in numbers),
+        order=tuple(order),
+        turn=_inside_a_layer(order, sizes),
+        kept=tuple(-one for one in range(1, len(sizes) + 1) if one not in freed),
+    )
+
+
+def _inside_a_layer(order: Sequence[int], sizes: Sequence[int]) -> int:
+    """Return the number of events up to the highest point after the largest buffer, the root's, was given back."""
+    live = top = found = 0
+    given_back = False
+    for at, entry in enumerate(order):
+        live += sizes[abs(entry) - 1] * (1 if entry > 0 else -1)
+        given_back = given_back or (entry < 0 and sizes[-entry - 1] == max(sizes))
+        if given_back and live > top:
+            top, found = live, at + 1
+    return found or len(order)
 
 
 def _cycles(trace: Trace) -> Iterator[tuple[int, int]]:
@@ -157,7 +221,9 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
             merged, part = (context.merge_bytes,), context.merge_part
             yield Insertion(event=event, sizes=merged, parts=(part,), order=(1, -1), phase="sync", step=step)
         if context.generation is not None:
-            yield _rollout(context.generation, event, step, context.cublas_workspace_bytes if number == 0 else 0)
+            workspace = context.cublas_workspace_bytes if number == 0 else 0
+            gathering = places.gathering if context.generation.gathers_like_step else None
+            yield _rollout(context.generation, event, step, workspace, gathering)
 
 
 def _loaded_weights(trace: Trace) -> int:
@@ -193,29 +259,43 @@ LAYER_PIECES = 4  # large parameters of a decoder layer
 PIECES = 8  # allocations that stand for a sum whose parts are unknown
 
 
-def _rollout(generation: Generation, event: int, step: int, workspace_bytes: int) -> Insertion:
+def _rollout(
+    generation: Generation, event: int, step: int, workspace_bytes: int, gathering: PassGathering | None = None
+) -> Insertion:
     """Return a rollout: prompts in one pass, then a cache that grows by `cat` per token.
 
     Keys or values of one layer at length l: kv_cache · l / (prompt + completion) / (2 · layers).
     The copies of one layer replace each other exactly as they do from token to token.
     """
     tensors = 2 * max(1, generation.layers)
-    lengths = min(GROWTH_LENGTHS, max(1, generation.completion_length))
-    gathered, passing = generation.gathered, _pieces(generation.prefill_bytes)
-    longest = generation.prompt_length + generation.completion_length
+    more = generation.completion_length - 1  # the last token is not cached
+    lengths = min(GROWTH_LENGTHS, max(1, more))
+    longest = generation.prompt_length + more
+    cached = [
+        int(generation.kv_cache_bytes * (generation.prompt_length + at / lengths * more) / longest) // tensors
+        for at in range(lengths + 1)
+    ]
+    sampled = (generation.logits_bytes, generation.scores_bytes, generation.scores_bytes)
+    prefill = sizes_of(generation.prefill, cached[0], workspace_bytes)
     # Sizes in the order of `_growth_events`.
-    sizes: list[int] = [*gathered, *passing, *([workspace_bytes] if workspace_bytes else [])]
-    for at in range(lengths + 1):
-        length = generation.prompt_length + at / lengths * generation.completion_length
-        sizes += [int(generation.kv_cache_bytes * length / longest) // tensors] * tensors
-        sizes += (generation.logits_bytes, generation.decode_bytes) if at else ()
-    parts, order = _growth_events(tensors, lengths, len(gathered), len(passing), workspace_bytes > 0)
-    return Insertion(event=event, sizes=tuple(sizes), parts=parts, order=order, phase="rollout", step=step)
+    gathered = generation.gathered if gathering is None else gathering.sizes
+    sizes = [*gathered, *(prefill[name] for name in prefill_events(tensors // 2, frozenset(prefill)).names), *sampled]
+    for length in cached[1:]:
+        sizes += [*[length] * tensors, generation.decode_bytes, *sampled]
+    whole = tuple(range(1, len(gathered) + 1)), len(gathered), tuple(-one for one in range(1, len(gathered) + 1))
+    walk = whole if gathering is None else (gathering.order, gathering.turn, gathering.kept)
+    parts, order = _growth_events(tensors, lengths, len(gathered), walk, frozenset(prefill))
+    streams = {} if gathering is None else dict(enumerate(gathering.streams))
+    return Insertion(event=event, sizes=tuple(sizes), parts=parts, order=order, phase="rollout", step=step, streams=streams)
 
 
 @cache
 def _growth_events(
-    tensors: int, lengths: int, gathered: int, passing: int, workspace: bool
+    tensors: int,
+    lengths: int,
+    gathered: int,
+    walk: tuple[tuple[int, ...], int, tuple[int, ...]],
+    prefill: frozenset[str],
 ) -> tuple[tuple[Part, ...], tuple[int, ...]]:
     """Return a rollout's parts and events; thousands of them, the same for all sizes."""
     parts: list[Part] = []
@@ -227,18 +307,35 @@ def _growth_events(
         order.extend(made)
         return made
 
-    others = make(gathered, "communication")
-    temporary = make(passing, "activations")
-    make(int(workspace), "workspaces")
-    held = make(tensors, "kv_cache")
-    order.extend(-one for one in temporary)
+    gathering, turn, kept = walk
+    parts.extend(["communication"] * gathered)
+    order.extend(gathering[:turn])
+    prompts, first = prefill_events(tensors // 2, prefill), len(parts)
+    parts.extend(prompts.parts)
+    order.extend(entry + first if entry > 0 else entry - first for entry in prompts.order)
+    held = [one + first for one in prompts.cache]
+    order.extend(gathering[turn:])
+    scores = _sampled(make, order, ())
     for _ in range(lengths):
         for at, old in enumerate(held):
             (held[at],) = make(1, "kv_cache")
             order.append(-old)
-        order.extend(-one for one in [*make(1, "logits"), *make(1, "activations")])
-    order.extend(-one for one in (*held, *others))
+        order.extend(-one for one in make(1, "activations"))
+        scores = _sampled(make, order, scores)
+    order.extend((*(-one for one in (*held, *scores)), *kept))
     return tuple(parts), tuple(order)
+
+
+def _sampled(make: Callable[[int, Part], list[int]], order: list[int], last: Sequence[int]) -> list[int]:
+    """Sample one token: scores and probabilities, each of which replaces that of the last token."""
+    (logits,) = make(1, "logits")
+    new: list[int] = []
+    for old in last or (None, None):
+        new += make(1, "logits")
+        if old is not None:
+            order.append(-old)
+    order.append(-logits)
+    return new
 
 
 def _pieces(size: int) -> list[int]:
@@ -321,13 +418,15 @@ def _generation(composition: Composition, config: Mapping[str, object], inventor
     gathered = _gathered_pieces(size, inventory) if at_once else tuple(_pieces(size))
     return Generation(
         kv_cache_bytes=whole,
-        logits_bytes=parts["logits"],
-        prefill_bytes=parts["activations"] if at_prefill else 0,
+        logits_bytes=batch * shape.vocabulary * model_shape.dtype_bytes(dtype),
+        scores_bytes=batch * shape.vocabulary * transformers_generation.SCORE_BYTES,
+        prefill=prefill_sizes(shape, dtype=dtype, batch=batch, prompt=prompt),
         decode_bytes=0 if at_prefill else parts["activations"],
         layers=len(shape.layers),
         prompt_length=prompt,
         completion_length=completion,
         gathered=gathered,
+        gathers_like_step=bool(size) and not at_once,
     )
 
 

@@ -16,7 +16,8 @@ from autotune.estimate import model_shape
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 
 # Bytes per logit beside the model's own logits.
-KEPT_PER_LOGIT = 4 + 4  # scores and probabilities, kept from token to token
+SCORE_BYTES = 4
+KEPT_PER_LOGIT = SCORE_BYTES + SCORE_BYTES  # scores and probabilities, kept from token to token
 MADE_PER_LOGIT = 4  # the next token's scores, then its probabilities, while the last one's are held
 TEMPERATURE_COPY = 4  # each processor writes new scores while its input is still held
 TOP_K_COPY = 4 + 1  # new scores, and a mask
@@ -81,13 +82,21 @@ def _prefill(shape: Shape, size: int, batch: int, prompt: int, *, padded: bool) 
     }
 
 
+def layer_widths(shape: Shape, size: int, prompt: int, *, padded: bool) -> tuple[int, int, bool, bool]:
+    """Return, of the widest MLP, elements and bytes of routing per token; whether a mask is added; whether keys are repeated."""
+    widest = max(set(shape.layers), key=lambda layer: size * _mlp_width(shape, layer) + _routing_bytes(layer, size))
+    masked = padded or any(_is_windowed(layer, prompt) for layer in shape.layers)
+    return _mlp_width(shape, widest), _routing_bytes(widest, size), masked, _repeats(shape, masked=masked)
+
+
 def _layer_prefill(shape: Shape, layer: Layer, size: int, batch: int, prompt: int, *, padded: bool) -> int:
     """max(MLP, attention) of one layer over the prompts."""
     tokens, masked = batch * prompt, padded or _is_windowed(layer, prompt)
     mask = batch * prompt * prompt if masked else 0
     mlp = tokens * (size * (4 * shape.hidden + _mlp_width(shape, layer)) + _routing_bytes(layer, size)) + mask
-    heads = shape.heads * shape.head_dim  # rotated queries and the result; with repeated keys and values, twice that
-    width = 3 * shape.hidden + (4 if _repeats(shape, masked=masked) else 2) * heads
+    # Queries while they are rotated: both products, their sum. Or rotated ones, repeated keys and values, the result.
+    queries, keys = shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
+    width = 3 * shape.hidden + 4 * queries + (0 if _repeats(shape, masked=masked) else 2 * keys)
     return max(mlp, tokens * size * width + _mask_bytes(size, mask))
 
 

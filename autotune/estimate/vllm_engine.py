@@ -19,7 +19,8 @@ from autotune.catalog.constants import constant, efficiency
 from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
-from autotune.estimate import model_shape, vision_encoder
+from autotune.estimate import constant_estimates, model_shape, vision_encoder
+from autotune.estimate.allocator import EXACT_FROM, LARGE_SEGMENT, SEGMENT_ROUNDING
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.vllm_blocks import Pages, gib, pages
 
@@ -28,6 +29,14 @@ TRL_BATCHED_TOKENS = 4096  # set by TRL for an engine in its own processes
 # First releases with: filtering of logits in place, CUDA graphs inside the share, the second model
 # runner; and the release assumed if the version is unknown.
 FILTERS_IN_PLACE, GRAPHS_IN_SHARE, SECOND_RUNNER, CURRENT = (0, 17), (0, 21), (0, 31), (0, 31)
+
+TUNES_WHILE_COMPILING = (0, 26)
+"""Release in which this was read. torch's `standalone_compile` times kernels on example inputs of their sizes, inside the
+profiling run. A compiled graph that is found in vLLM's cache on disk needs none."""
+
+MAKES_HEAD_FIRST = frozenset({"llama", "gemma3", "gemma3_text"})
+"""Model types whose class in vLLM makes an output projection and then ties it to the embedding. Sleep mode's allocator gives
+its memory back behind torch, which still counts it as reserved: as much more is left to the cache."""
 
 MAX_CACHED = 256  # results per function: thousands of candidates share a few shapes and settings
 VOCABULARY_MULTIPLE = 64  # vLLM pads the vocabulary to it
@@ -88,11 +97,16 @@ def fit(
     graphs = NOTHING if settings.eager or on_cpu else graph_bytes(shape, size, ranks, sequences, tokens)
     outside = NOTHING if on_cpu else outside_torch_bytes(ranks)
     # 2. Cache: the rest.
-    taken = (activations, outside, graphs if graphs_in_share else NOTHING)
+    examples = 0
+    if release(vllm) >= TUNES_WHILE_COMPILING and not (settings.eager or on_cpu):
+        examples = table_bytes(shape, size, ranks) + 2 * tokens * shape.hidden * size
+    returned = table_bytes(shape, size, ranks) if settings.sleep and not shape.head and shape.kind in MAKES_HEAD_FIRST else 0
+    profiled = Estimate(value=max(activations.value, examples), low=activations.low, high=max(activations.high, examples))
+    taken = (profiled, outside, graphs if graphs_in_share else NOTHING)
     rest = Estimate(
-        value=claimed - weights - sum(one.value for one in taken),
-        low=claimed - weights - sum(one.high for one in taken),
-        high=claimed - weights - sum(one.low for one in taken),
+        value=claimed + returned - weights - sum(one.value for one in taken),
+        low=claimed + returned - weights - sum(one.high for one in taken),
+        high=claimed + returned - weights - sum(one.low for one in taken),
     )
     cache = int(rest.value)
     paged = pages(shape, element_bytes=size, tensor_parallel=ranks, max_num_batched_tokens=tokens)
@@ -104,14 +118,15 @@ def fit(
     )  # fmt: skip
     # 3. Failures at start.
     early = _refused_at_start(total, other_bytes, claimed, settings.utilization) or _refused_weights(total - other_bytes, weights)
-    parts = _parts(claimed, weights, activations, rest, graphs, outside, graphs_in_share=graphs_in_share)
+    in_use = claimed + returned - round(profiled.value - activations.value)
+    parts = _parts(in_use, weights, activations, rest, graphs, outside, graphs_in_share=graphs_in_share)
     # The activations need not reach their peak; the profiling run misses up to `slack`.
     used, beyond = sum(parts.values()), 0.0 if graphs_in_share else graphs.high - graphs.value
     slack = efficiency("engine_slack_mib").high * MIB
     awake = Estimate(value=used, low=max(0.0, used - activations.value), high=used + slack + beyond)
     return EngineUse(
         reserved_bytes=awake,
-        asleep_bytes=graphs + outside if settings.sleep else awake,
+        asleep_bytes=graphs + outside + Estimate.exactly(standing_bytes(shape, size, tokens, gpu)) if settings.sleep else awake,
         weights_bytes=weights,
         kv=kv,
         failure=early or paged.refusal(cache, length),
@@ -127,10 +142,8 @@ def weight_bytes(
 ) -> int:  # fmt: skip
     """Bytes of this rank's weights in vLLM's layout, with its rotary tables."""
     size = dtype_bytes(dtype)
-    vocabulary = -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-    table = vocabulary * shape.hidden // tensor_parallel
     outside = (
-        table * (2 if shape.head else 1)
+        table_bytes(shape, 1, tensor_parallel) * (2 if shape.head else 1)
         + shape.layer_embeddings
         + shape.final_norm
         + shape.towers
@@ -140,6 +153,12 @@ def weight_bytes(
     return outside * size + sum(
         _layer_bytes(layer, size, tensor_parallel, max(tensor_parallel, expert_parallel), per_weight) for layer in shape.layers
     )
+
+
+def table_bytes(shape: Shape, size: int, ranks: int) -> int:
+    """Bytes of this rank's part of the embedding."""
+    vocabulary = -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    return vocabulary * shape.hidden // ranks * size
 
 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -218,6 +237,14 @@ def _layer_activation(shape: Shape, layer: Layer, size: int, ranks: int, tokens:
     return tokens * size * (stream + max(dense + experts + (shape.hidden if width else 0), attention))
 
 
+def standing_bytes(shape: Shape, size: int, tokens: int, gpu: Gpu | None) -> int:
+    """Bytes in torch's own pool, which sleep mode leaves: the buffer of input embeddings, and cuBLAS's workspaces of the two
+    streams on which graphs are captured and replayed, each in a segment of its own."""
+    workspace = constant_estimates.cublas_workspace(gpu)
+    segment = -(-workspace // SEGMENT_ROUNDING) * SEGMENT_ROUNDING if workspace >= EXACT_FROM else LARGE_SEGMENT
+    return tokens * shape.hidden * size + 2 * segment
+
+
 @lru_cache(MAX_CACHED)
 def graph_bytes(shape: Shape, size: int, ranks: int, sequences: int, tokens: int) -> Estimate:
     """CUDA graphs: activations of the largest batch + nodes per batch size and layer."""
@@ -286,7 +313,7 @@ def _same_at_both_ends(paged: Pages, rest: Estimate, length: int) -> bool:
 
 
 def _parts(
-    claimed: int,
+    in_use: int,
     weights: int,
     activations: Estimate,
     rest: Estimate,
@@ -299,5 +326,5 @@ def _parts(
     parts = {"weights": weights, "activations": round(activations.value), "kv_cache": cache}
     parts |= {"cuda_graphs": round(graphs.value), "outside_torch": round(outside.value)}
     if cache and graphs_in_share:
-        parts["kv_cache"] = claimed - sum(parts.values()) + cache  # the parts sum to the share to the byte
+        parts["kv_cache"] = in_use - sum(parts.values()) + cache  # the parts sum to the share's to the byte
     return parts

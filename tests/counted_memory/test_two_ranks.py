@@ -47,6 +47,12 @@ CASES: dict[str, dict[str, Any]] = {
         "kind": "zero2", "bf16": True, "checkpointing": True, "micro_steps": 2, "clip": True,
         "options": {"reduce_bucket_size": 300_000, "overlap_comm": True},
     },
+    "zero1-norms-apart": {
+        "kind": "zero1", **TINY, "bf16": True, "spares_norms": True, "options": {"reduce_bucket_size": 200_000},
+    },
+    "zero2-norms-apart": {
+        "kind": "zero2", **TINY, "bf16": True, "spares_norms": True, "options": {"reduce_bucket_size": 500_000},
+    },
     "zero2-lora": {"kind": "zero2", "bf16": True, "lora_r": 32, "options": {"reduce_bucket_size": 100_000}},
     "zero3": {"kind": "zero3", **TINY, "bf16": True, "options": SHORT_OF_ROOM},
     "zero3-ahead": {"kind": "zero3", **TINY, "bf16": True, "micro_steps": 3, "options": AHEAD},
@@ -66,7 +72,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-IN_EVERY_RUN = ("fsdp2-lora-tied", "zero1-accumulating", "zero2-checkpointed", "zero3-lora-ahead", "ddp", "fsdp1-mixed")
+IN_EVERY_RUN = (
+    "fsdp2-lora-tied", "zero1-accumulating", "zero2-checkpointed", "zero2-norms-apart", "zero3-lora-ahead", "ddp", "fsdp1-mixed",
+)  # fmt: skip
 """One or two of each kind of sharding; the others are in `make test-long`."""
 
 PEAK = 0.01

@@ -84,7 +84,7 @@ def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
                 ledger.enter(phase)
 
             with zero_linear.zero3_linear(spec):
-                two_ranks_loop.train(model, case, enter)
+                log.note_groups(two_ranks_loop.train(model, case, enter).param_groups)
     return _trace(ledger, log if parameter_uses.wanted(spec) else None, device)
 
 

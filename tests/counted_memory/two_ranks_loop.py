@@ -84,12 +84,23 @@ def batch(case: dict[str, Any]) -> Any:
     return torch.zeros(case.get("batch", 2), case.get("length", 128), dtype=torch.long)
 
 
-def train(model: Any, case: dict[str, Any], enter: Callable[[str, int], None]) -> None:
-    """Run two optimizer steps of a few micro-steps each."""
+def optimizer_of(model: Any, case: dict[str, Any]) -> Any:
+    """Make AdamW over all parameters, or with norms and biases in a group of their own, like the Trainer."""
     import torch
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-5)
+    if not case.get("spares_norms"):
+        return torch.optim.AdamW(parameters, lr=1e-5)
+    groups = [[parameter for parameter in parameters if (parameter.dim() < 2) is spared] for spared in (False, True)]
+    return torch.optim.AdamW([{"params": group} for group in groups], lr=1e-5)
+
+
+def train(model: Any, case: dict[str, Any], enter: Callable[[str, int], None]) -> Any:
+    """Run two optimizer steps of a few micro-steps each; return the optimizer."""
+    import torch
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = optimizer_of(model, case)
     ids, micro_steps = batch(case), case.get("micro_steps", 1)
     for step in range(2):
         for micro in range(micro_steps):
@@ -104,6 +115,7 @@ def train(model: Any, case: dict[str, Any], enter: Callable[[str, int], None]) -
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
+    return optimizer
 
 
 @contextlib.contextmanager
@@ -239,12 +251,10 @@ def _flat(model: Any, case: dict[str, Any]) -> Any:
 def _deepspeed(case: dict[str, Any], enter: Callable[[str, int], None]) -> None:
     """Train like accelerate: the engine owns model and optimizer, and decides when a step is due."""
     import deepspeed
-    import torch
 
     enter("load", 0)
     model = ready(fill(build(case)), case)
-    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-5)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(case))
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model, case), config=deepspeed_config(case))
     gc.collect()
     ids, micro_steps = batch(case), case.get("micro_steps", 1)
     for step in range(2):

@@ -10,8 +10,9 @@ from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Tra
 from autotune.core.units import MIB
 from autotune.estimate.replay import replay
 from autotune.estimate.sharding import Sharding, apply, fsdp1, gather_for_generation_bytes, worst_rank
-from autotune.estimate.sharding.rewriter import optimizer_of
-from autotune.estimate.trace_context import TraceContext, emptied
+from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, optimizer_of
+from autotune.estimate.trace_context import TraceContext, emptied, inserted, insertions, places_in
+from tests.estimate.test_phase_usage import generation
 
 COUNT = 1000
 """Elements of each parameter, in bfloat16."""
@@ -328,7 +329,7 @@ def test_fsdp1_blocks_return_after_the_rate_limiter_waited() -> None:
 
 
 def test_ranks_that_begin_on_meta_run_ahead_of_broadcasts() -> None:
-    given = Sharding(kind="fsdp1", ranks=4, begins_on_meta=True)
+    given = Sharding(kind="fsdp1", ranks=4, begins_on_meta=True, records_streams=True)
     first, last = (loaded(apply(large(), replace(given, rank=rank)).trace) for rank in (0, 3))
     assert first == loaded(apply(large(), replace(given, rank=3, begins_on_meta=False)).trace) < last
     assert loaded(worst_rank(large(), given).trace) == last
@@ -426,8 +427,85 @@ def test_fsdp1_broadcasts_a_tensor_that_fills_a_bucket_without_a_copy() -> None:
 
 
 def test_zero_empties_the_cache_before_each_group_of_parameters() -> None:
-    trace = apply(plain(), Sharding(kind="zero2", ranks=2)).trace
+    trace = apply(in_two_groups(), Sharding(kind="zero2", ranks=2)).trace
     spans = [span for mark, span in trace.stretches() if mark.phase == "load"]
     begins = [trace.events[span.start] - 1 for span in spans[1:]]
     assert list(trace.emptied) == begins and len(begins) == 2
     assert set(emptied(trace, TraceContext())) == {span.start for span in spans[1:]}
+
+
+def in_two_groups() -> Trace:
+    """The last parameter is a group of its own, as norms and biases are."""
+    trace = plain()
+    assert trace.usage is not None
+    *others, last = trace.usage.parameters
+    return replace(trace, usage=replace(trace.usage, parameters=(*others, replace(last, group=1))))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_zero_keeps_reduced_gradients_until_the_last_group_has_its_turn(groups: int) -> None:
+    trace = apply(in_two_groups() if groups == 2 else plain(), Sharding(kind="zero2", ranks=2)).trace
+    names = [trace.part_names[part] for part in trace.parts]
+    first = next(span.start for mark, span in trace.stretches() if mark.phase == "optimizer")
+    state = next(at for at, entry in enumerate(trace.events) if at > first and entry > 0 and names[entry - 1] == "optimizer")
+    owned = {1: 2 * COUNT, 2: 1500}[groups]  # of the first group
+    whole = {1: 0, 2: 3 * SIZE}[groups]  # of all parameters that this rank has a part of, in bfloat16
+    assert trace.live_parts_at(state)["gradients"] == whole + owned * 4
+
+
+def with_adapters() -> Trace:
+    """Each layer has a large frozen matrix beside its adapter, in modules of their own around it."""
+    trace, layers = plain(), 4
+    assert trace.usage is not None
+    frozen = tuple(replace(one, count=100 * COUNT, size=100 * SIZE, trains=False, number=None) for one in trace.usage.parameters)
+    uses: list[tuple[int, ...]] = []
+    for event, kind, which, *rest in trace.usage.uses:
+        before, after = kind in (FORWARD, BACKWARD), kind in (FORWARD_DONE, BACKWARD_DONE)
+        outer = (event, kind, layers + which)
+        uses += [*([outer] * before), (event, kind, which, *rest), *([outer] * after)]
+    usage = replace(
+        trace.usage, parameters=(*trace.usage.parameters, *frozen), uses=tuple(uses),
+        modules=(*trace.usage.modules, *((layers + layer,) for layer in range(layers))),
+    )  # fmt: skip
+    return replace(trace, usage=usage)
+
+
+def test_fsdp1_has_a_unit_for_each_matrix_of_an_adapter() -> None:
+    trace, sharding = with_adapters(), Sharding(kind="fsdp1", ranks=4)
+    assert trace.usage is not None
+    units = fsdp1.Fsdp1(trace, trace.usage, sharding).units
+    assert units == {**{(layer, layer): [layer] for layer in range(4)}, **{(layer, None): [4 + layer] for layer in range(4)}}
+    sharded = apply(trace, sharding).trace
+    assert balanced(sharded)
+    spans = [span for mark, span in sharded.stretches() if (mark.phase, mark.step) == ("backward", 2)]
+    events = [sharded.events[at] for span in spans for at in span]
+    made = [event for event in events if event > 0 and sharded.sizes[event - 1] == 100 * SIZE]
+    assert len(made) == 4, "a frozen matrix stays gathered when its adapter's gradient is ready"
+
+
+def test_fsdp1_shards_a_unit_beside_its_originals() -> None:
+    """The shard is made while the moved parameters and the flat one are there."""
+    sharded = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
+    most = max_of(sharded, "weights")
+    alone = live_at_end(sharded)["weights"]
+    assert most == alone - SIZE // 4 + SIZE + SIZE + SIZE // 4  # the last unit: moved, flat, and its shard
+
+
+@pytest.mark.parametrize(("torch", "marks"), [("2.7.1", True), ("2.8.0", False), ("2.13.0+cpu", False), ("", False)])
+def test_collectives_mark_their_tensors_up_to_torch_2_7(torch: str, marks: bool) -> None:
+    trace = replace(large(), versions={"torch": torch})
+    loads = {loaded(apply(replace(trace, versions=versions), Sharding(kind="fsdp1", ranks=4, rank=3, begins_on_meta=True)).trace)
+             for versions in ({"torch": torch}, {"torch": "2.13.0"})}  # fmt: skip
+    assert (len(loads) == 2) is marks
+
+
+def test_a_rollout_under_fsdp_gathers_as_the_first_forward_pass_does() -> None:
+    sharded = apply(plain(), Sharding(kind="fsdp1", ranks=4)).trace
+    found = places_in(sharded).gathering
+    assert found is not None and set(found.sizes) == {SIZE} and set(found.streams) == {fsdp1.GATHERING}
+    assert sum(entry > 0 for entry in found.order) == len(found.sizes) == 4
+    whole = inserted(sharded, insertions(places_in(sharded), TraceContext(generation=generation(gathers_like_step=True))))
+    assert balanced(whole)
+    assert sum(stream == fsdp1.GATHERING for stream in whole.streams.values()) > sum(
+        stream == fsdp1.GATHERING for stream in sharded.streams.values()
+    )

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
-from autotune.estimate.sharding.rewriter import Rewriter, Writer, optimizer_of
+from autotune.estimate.sharding.rewriter import BACKWARD, FORWARD, PASS, Rewriter, Writer, optimizer_of
 from autotune.estimate.sharding.sharding_options import Sharding
 
 COMPUTING, GATHERING, CASTING, REDUCING = range(4)
@@ -19,8 +19,15 @@ COMPUTING, GATHERING, CASTING, REDUCING = range(4)
 BROADCAST_BYTES = 250 << 20
 """Bytes of one initial broadcast; two are in flight (`PARAM_BROADCAST_BUCKET_SIZE`)."""
 
+STASHES_FROM = (2, 8)
+"""First torch whose ProcessGroupNCCL keeps tensors instead of marking them with its stream."""
+
 IN_FLIGHT = 2
 """Gathered units in flight before the process waits for the device (_limiter_utils.py)."""
+
+
+UnitKey = tuple[int, int | None]
+"""Layer (-1: the root), and the module if it is a unit of its own."""
 
 
 class RateLimiter:
@@ -74,11 +81,14 @@ class Fsdp1(Rewriter):
         super().__init__(trace, usage)
         self.sharding = sharding
         self.optimizer = optimizer_of(trace, usage)
-        self.units: dict[tuple[int, bool], list[int]] = {}  # (layer, trainable) -> parameters
-        for index, parameter in enumerate(usage.parameters):
-            self.units.setdefault((self._layer(index), parameter.trains), []).append(index)
-        self.open: dict[int, list[int]] = {}  # layer -> gathered blocks
-        self.shards: dict[tuple[int, bool], int] = {}
+        self.units: dict[UnitKey, list[int]] = {}
+        self.unit_of = self._unit_of()
+        for index in range(len(usage.parameters)):
+            self.units.setdefault(self.unit_of[index], []).append(index)
+        self.own = {key[1]: key for key in self.units if key[1] is not None}  # module -> its own unit
+        self.open: dict[int, list[int]] = {}  # layer -> gathered blocks, without units of its modules
+        self.apart: dict[UnitKey, int] = {}  # the same of those
+        self.shards: dict[UnitKey, int] = {}
         # Shards before widening: parameters are views of them until the first reshard.
         self.narrow: dict[int, list[int]] = {}
         self.seen: dict[int, int] = {}
@@ -87,11 +97,43 @@ class Fsdp1(Rewriter):
         self.current: int | None = None
         self.recomputing: int | None = None  # layer whose whole forward pass runs again before its backward pass
         self.turned: int | None = None  # layer whose backward pass has begun
-        self.recomputes = False  # layers recompute their whole forward pass in this backward pass
+        self.recomputes = self._recomputes_whole()  # layers recompute their whole forward pass in a backward pass
         self.on_streams = trace.device == "cuda" and sharding.ranks > 1
+        self.records_streams = sharding.records_streams or _records_streams(trace.versions.get("torch", ""))
         self.limiter = RateLimiter(self.book, on_streams=self.on_streams)
         if trace.device == "cuda":
             self.gone |= {one.number for one in usage.parameters if one.number is not None and not self._ignored(one.trains)}
+
+    def _unit_of(self) -> dict[int, UnitKey]:
+        """Return the unit of each parameter: its layer's, or beside frozen parameters its own module's.
+
+        PEFT's wrapping policy makes a unit of each module that has nothing but a trainable weight, so of
+        each matrix of an adapter: most are in the allocator's pool of small blocks.
+        """
+        frozen = {self._layer(index) for index, parameter in enumerate(self.usage.parameters) if not parameter.trains}
+        owner = {index: module for module, held in enumerate(self.usage.modules) for index in held}
+        return {
+            index: (self._layer(index), owner.get(index) if parameter.trains and self._layer(index) in frozen else None)
+            for index, parameter in enumerate(self.usage.parameters)
+        }
+
+    def _recomputes_whole(self) -> bool:
+        """Return True for reentrant checkpointing: a layer's forward pass is repeated before its backward pass begins."""
+        turned: set[int] = set()
+        backward = False
+        for _, kind, which, *_ in self.usage.uses:
+            if kind == PASS:
+                backward = False
+                turned.clear()
+            if kind not in (FORWARD, BACKWARD) or not self.usage.modules[which]:
+                continue
+            layer = self._layer(self.usage.modules[which][0])
+            if kind == BACKWARD:
+                backward = True
+                turned.add(layer)
+            elif backward and layer >= 0 and layer not in turned:
+                return True
+        return False
 
     def _layer(self, index: int) -> int:
         layer = self.usage.parameters[index].layer
@@ -111,7 +153,7 @@ class Fsdp1(Rewriter):
         Prefetched is the unit that ran before. If adapters are units of their own, a layer's frozen
         part runs after its last adapter, and only its first adapter runs after the layer below.
         """
-        frozen = {layer for layer, trains in self.units if not trains}
+        frozen = {layer for (layer, _), unit in self.units.items() if not self._trains(unit)}
         found: dict[int, int] = {}
         for module, held in enumerate(self.usage.modules):
             if held and self._trains(held) and self._layer(held[0]) in frozen:
@@ -139,7 +181,7 @@ class Fsdp1(Rewriter):
 
     def loaded(self) -> None:
         """Wrap units from the inside out, the root last; then widen the trainable ones."""
-        units = [key for key in self.units if not self._ignored(key[1])]
+        units = [key for key, unit in self.units.items() if not self._ignored(self._trains(unit))]
         shards = []
         for at, key in enumerate(sorted(units, key=lambda key: (key[0] < 0, key[0]))):
             # Copies from the host wait for the device. Ranks that begin on meta copy nothing
@@ -169,12 +211,12 @@ class Fsdp1(Rewriter):
         whole = self.on_streams and self.sharding.sync_module_states
         moved = [self.book.allocate(parameter.size, "weights") for parameter in parameters] if whole else []
         for size in _broadcasts([parameter.size for parameter in parameters]) if whole else ():
-            self.limiter.free(self.book.allocate(size, "communication"))
+            (self.limiter if self.records_streams else self.book).free(self.book.allocate(size, "communication"))
         flat = self.book.allocate(self._count(unit) * self._width(unit), "weights") if whole else None
-        for number in moved:
-            self.book.free(number)
         shard = self.book.allocate(self._shard(unit) * self._width(unit), "weights")
         self.book.free(flat)
+        for number in moved:  # `_init_param_handle_from_module` lists them until the flat parameter is sharded
+            self.book.free(number)
         for parameter in parameters:
             self.give_up(parameter.number)
         return shard, unit
@@ -185,17 +227,25 @@ class Fsdp1(Rewriter):
         if layer in self.open:
             return
         self.open[layer] = []
-        for (where, trains), unit in self.units.items():
-            if where != layer or self._ignored(trains):
-                continue
-            count, width = self._count(unit), self._width(unit)
-            casts = self._master_width(unit) != width
-            cast = self._allocate(count // self.sharding.ranks * width, "communication", CASTING) if casts else None
-            self.limiter.before_gathering()
-            self.open[layer].append(self._allocate(count * width, "communication", GATHERING))
-            if self.trace.device == "cpu":  # gloo gathers into a buffer of its own first
-                self.book.passing(count * width, "communication")
-            self.limiter.free(cast)
+        for (where, module), unit in self.units.items():
+            if where == layer and module is None and not self._ignored(self._trains(unit)):
+                self.open[layer].append(self._gathered(unit))
+
+    def _unshard_own(self, module: int) -> None:
+        key = self.own.get(module)
+        if key is not None and key not in self.apart and not self._ignored(self._trains(self.units[key])):
+            self.apart[key] = self._gathered(self.units[key])
+
+    def _gathered(self, unit: list[int]) -> int:
+        count, width = self._count(unit), self._width(unit)
+        casts = self._master_width(unit) != width
+        cast = self._allocate(count // self.sharding.ranks * width, "communication", CASTING) if casts else None
+        self.limiter.before_gathering()
+        whole = self._allocate(count * width, "communication", GATHERING)
+        if self.trace.device == "cpu":  # gloo gathers into a buffer of its own first
+            self.book.passing(count * width, "communication")
+        self.limiter.free(cast)
+        return whole
 
     def _allocate(self, size: int, part: Part, stream: int) -> int:
         return self.book.allocate(size, part, stream if self.on_streams else COMPUTING)
@@ -204,39 +254,59 @@ class Fsdp1(Rewriter):
         for number in self.narrow.pop(layer, []) if layer in self.open else ():
             self.book.free(number)
         for number in self.open.pop(layer, []):
-            if read_elsewhere:
-                self.limiter.free(number)
-            else:
-                self.book.free(number)
-            self.limiter.record_event()
+            self._free(number, read_elsewhere=read_elsewhere)
+
+    def _reshard_own(self, key: UnitKey, *, read_elsewhere: bool = True) -> None:
+        if key in self.apart:
+            self._free(self.apart.pop(key), read_elsewhere=read_elsewhere)
+
+    def _free(self, number: int, *, read_elsewhere: bool) -> None:
+        if read_elsewhere:
+            self.limiter.free(number)
+        else:
+            self.book.free(number)
+        self.limiter.record_event()
 
     def pass_begins(self) -> None:
         self._finish_backward()
-        self.limiter.synchronise()
+        # Nothing waits for the device between two steps: a frozen root's buffer of the step before, which the final
+        # callback freed on torch's default stream, is still in use. Public A100 rows with adapters have both.
         self._unshard(-1)
+        self.limiter.synchronise()
 
     def forward_begins(self, module: int) -> None:
         layer = self._reach(module)
         if self.phase == "backward" and layer is not None and layer >= 0 and self.turned != layer:
             self.recomputing = layer
+        self._unshard_own(module)
+
+    def forward_ends(self, module: int) -> None:
+        if module in self.own and self.sharding.reshards_after_forward:
+            self._reshard_own(self.own[module])
 
     def backward_begins(self, module: int) -> None:
+        if (
+            module == 0 and not self.usage.modules[0] and self._prefetches()
+        ):  # the root's own hook: the unit that ran before it is the last layer
+            self._unshard(-1)
+            self._unshard(max(layer for layer, _ in self.units))
         layer = self._reach(module)
+        self._unshard_own(module)
         if layer is None:
             return
         if layer == self.recomputing:
             # FSDP reshards after the recomputed forward pass and gathers anew. No prefetch: a unit
             # needs an output with a gradient (`_needs_pre_backward_unshard`), and the layer
             # below has none until its own forward pass runs again.
-            self.recomputes = True
             if self.sharding.reshards_after_forward:
                 self._reshard(layer)
                 self._unshard(layer)
-        elif self.announcers.get(layer, module if self.turned != layer else None) == module:
-            prefetches = self.phase == "backward" and self.sharding.prefetches_backward and not self.recomputes
-            if prefetches and layer > 0:
-                self._unshard(layer - 1)
+        elif self.announcers.get(layer, module if self.turned != layer else None) == module and self._prefetches() and layer > 0:
+            self._unshard(layer - 1)
         self.recomputing, self.turned = None, layer
+
+    def _prefetches(self) -> bool:
+        return self.phase == "backward" and self.sharding.prefetches_backward and not self.recomputes
 
     def _reach(self, module: int) -> int | None:
         """Gather the layer of this module, if it is the layer's first."""
@@ -256,6 +326,9 @@ class Fsdp1(Rewriter):
             self._reshard(self.current)
 
     def _enter(self, mark: Mark) -> None:
+        if self.phase == "backward" != mark.phase:  # not after the last gradient: frozen layers may come after it
+            self.limiter.synchronise()  # all but what the final callback frees
+            self._finish_backward()
         if self.phase != "backward" and mark.layer is None and self.current is not None and self.current >= 0:
             self._leave()
             self.current = None
@@ -265,22 +338,20 @@ class Fsdp1(Rewriter):
 
     def gradient(self, parameter: int, number: int, *, last: bool) -> None:
         if not self.sharding.ignores_trainable:
-            layer = self._layer(parameter)
             held = self.held(number)
             self.seen[parameter] = -1 if held is None else held
-            unit = self.units[layer, True]
-            if all(index in self.seen for index in unit):
-                self._reduce(layer, unit)
-        if last:
-            self._finish_backward()
+            key = self.unit_of[parameter]
+            if all(index in self.seen for index in self.units[key]):
+                self._reduce(key)
 
-    def _reduce(self, layer: int, unit: list[int]) -> None:
+    def _reduce(self, key: UnitKey) -> None:
         """Flatten the gradients, reshard the layer, reduce into this rank's part.
 
         autograd runs a node on the stream of its forward. A unit is split into parameters on the
         gathering stream, so its gradients are flattened there and the unit is resharded there:
         gradients are read by another stream, gathered weights are not.
         """
+        unit = self.units[key]
         count, width, master = self._count(unit), self._width(unit), self._master_width(unit)
         wide = self.sharding.reduce_bytes or width
         flat = self._allocate(count * width, "gradients", GATHERING)
@@ -288,30 +359,33 @@ class Fsdp1(Rewriter):
             number = self.seen.pop(index)
             if self.gives_up(number):
                 self.limiter.free(number)
-        self._reshard(layer, read_elsewhere=False)
+        if key[1] is not None:  # its frozen layer is resharded when the gradients of its inputs are ready
+            self._reshard_own(key, read_elsewhere=False)
+        else:
+            self._reshard(key[0], read_elsewhere=False)
         cast = self._allocate(count * wide, "communication", REDUCING) if wide != width else None
         part = self._allocate(count // self.sharding.ranks * wide, "gradients", REDUCING)
-        if (layer, True) in self.shards:
+        if key in self.shards:
             self.limiter.free(part)
         elif master == wide:
-            self.shards[layer, True] = part
+            self.shards[key] = part
         else:
-            self.shards[layer, True] = self._allocate(count // self.sharding.ranks * master, "gradients", REDUCING)
+            self.shards[key] = self._allocate(count // self.sharding.ranks * master, "gradients", REDUCING)
             self.limiter.free(part)
         self.limiter.free(cast)
         self.limiter.free(flat)
 
     def _finish_backward(self) -> None:
+        for key in list(self.apart) if self.phase in ("backward", "optimizer") else ():
+            self._reshard_own(key)
         for layer in [layer for layer in self.open if self.phase in ("backward", "optimizer")]:
             self._reshard(layer)
         self.current = self.recomputing = self.turned = None
-        self.recomputes = False
 
     # Optimizer step.
 
     def optimizer_begins(self) -> None:
         self._finish_backward()
-        self.limiter.synchronise()
         sizes = [(count, width) for _, count, width in sorted(self._trained())]
         if not self.states:
             kept = [one for size in sizes for one in self.optimizer.state_tensors(*size)]
@@ -326,8 +400,8 @@ class Fsdp1(Rewriter):
 
     def _trained(self) -> Iterator[tuple[int, int, int]]:
         """Yield the optimizer's tensors: parameter, elements and width of this rank's piece."""
-        for (_, trains), unit in self.units.items():
-            for place, count in self._pieces(unit) if trains else ():
+        for unit in self.units.values():
+            for place, count in self._pieces(unit) if self._trains(unit) else ():
                 yield place, count, self._master_width(unit)
 
     def _pieces(self, unit: list[int]) -> Iterator[tuple[int, int]]:
@@ -351,6 +425,12 @@ class Fsdp1(Rewriter):
         for number in self.shards.values():
             self.book.free(number)
         self.shards.clear()
+
+
+def _records_streams(torch: str) -> bool:
+    """Return True for a torch whose collectives call `record_stream`; later ones hold their tensors until they are waited for."""
+    numbers = tuple(int(part) for part in torch.split(".")[:2] if part.isdigit())
+    return len(numbers) == 2 and numbers < STASHES_FROM
 
 
 def _broadcasts(sizes: list[int]) -> Iterator[int]:

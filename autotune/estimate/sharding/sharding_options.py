@@ -45,6 +45,7 @@ class Sharding:
     use_orig_params: bool = True  # the optimizer receives pieces of the parameters, not flat ones
     sync_module_states: bool = True  # the first rank broadcasts its weights when units are wrapped
     begins_on_meta: bool = False  # other ranks' parameters have no memory before, as with quantised models
+    records_streams: bool = False  # collectives mark their tensors with NCCL's stream, as torch up to 2.7 does
     reduce_bytes: int | None = None  # gradients during reduction; None: their own
 
     @classmethod
@@ -83,7 +84,7 @@ NUMBERS = (
 )  # fmt: skip
 SWITCHES = (
     "ignores_trainable", "overlap_comm", "contiguous_gradients", "gradient_as_bucket_view", "use_orig_params",
-    "sync_module_states", "begins_on_meta",
+    "sync_module_states", "begins_on_meta", "records_streams",
 )  # fmt: skip
 
 

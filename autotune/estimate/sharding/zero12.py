@@ -68,20 +68,33 @@ class Slice:
     last: int  # partition in which it ends
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Parameters that the optimizer holds together: flattened, divided and updated as one tensor."""
+
+    partition: int  # elements of each rank, padded
+    slices: tuple[Slice, ...]
+
+    @property
+    def owned(self) -> tuple[Slice, ...]:
+        return tuple(piece for piece in self.slices if piece.count)
+
+
 class Zero12(Zero):
     """Stage 1 keeps gradients until the last micro-step; stage 2 reduces them at once."""
 
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
         super().__init__(trace, usage, sharding)
         self.stage = int(sharding.kind[-1])
-        self.partition, slices = self._partition()
-        self.layout = {piece.parameter: piece for piece in slices}
-        self.owned = {piece.parameter: piece for piece in slices if piece.count}
+        self.groups = [self._divided(indices) for indices in self._indices_by_group()]
+        self.partition = sum(group.partition for group in self.groups)
+        self.layout = {piece.parameter: piece for group in self.groups for piece in group.slices}
+        self.owned = {piece.parameter: piece for group in self.groups for piece in group.owned}
         self.buffers: list[int] = []
         self.whole: dict[int, int] = {}
         self.kept: int | None = None
         self.fresh: int | None = None
-        self.state: int | None = None
+        self.has_state = False
         self._boundary = _boundaries(trace, usage)
         self._passes = -1
 
@@ -89,39 +102,49 @@ class Zero12(Zero):
     def _trains_all(self) -> bool:
         return len(self.trained) == len(self.usage.parameters)
 
-    def _partition(self) -> tuple[int, list[Slice]]:
-        """Divide the concatenated trainable parameters into equal, padded partitions."""
+    def _indices_by_group(self) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for index in self.trained:
+            found.setdefault(self.usage.parameters[index].group, []).append(index)
+        return [indices for _, indices in sorted(found.items())]
+
+    def _divided(self, indices: list[int]) -> ParameterGroup:
+        """Divide the concatenated parameters of a group into equal, padded partitions."""
         ranks, rank = self.sharding.ranks, self.sharding.rank
-        counts = [self.usage.parameters[index].count for index in self.trained]
+        counts = [self.usage.parameters[index].count for index in indices]
         share = -(-sum(counts) // (2 * ranks)) * 2
         pieces = []
-        for index, start, count in zip(self.trained, [0, *accumulate(counts)], counts, strict=False):
+        for index, start, count in zip(indices, [0, *accumulate(counts)], counts, strict=False):
             end = start + count
             inside = max(0, min(end, (rank + 1) * share) - max(start, rank * share))
             pieces.append(Slice(parameter=index, count=inside, first=start // share, last=max(start, end - 1) // share))
-        return share, pieces
+        return ParameterGroup(partition=share, slices=tuple(pieces))
 
     def loaded(self) -> None:
         """Move the weights into one flat tensor, then make this rank's float32 masters."""
-        part: Part = "weights" if self._trains_all else "adapters"
-        self.book.empty_cache()
-        self.book.allocate(self.partition * self.sharding.ranks * self.width, part)
-        for index in self.trained:
-            self.give_up(self.usage.parameters[index].number)
-        cloned = self.book.allocate(self.partition * self.width, "optimizer") if self.width != MASTER_BYTES else None
+        for group in self.groups:
+            self._flatten(group)
         if not self.sharding.offload_optimizer:
-            self.book.allocate(self.partition * MASTER_BYTES, "optimizer")
-            self.book.free(cloned)
-            if self._trains_all:
-                self.book.empty_cache()  # before the group of norms and biases
-            self.book.passing(self.partition * MASTER_BYTES, "gradients")
+            made = [self.book.allocate(group.partition * MASTER_BYTES, "gradients") for group in self.groups]
+            for number in made:
+                self.book.free(number)
             return
-        self.book.free(cloned)
         # On the host, pinned: masters, 16-bit weights to copy back, gradients, one in
         # transit. On the device: another one in transit.
         largest = max(self.usage.parameters[index].count for index in self.trained)
         self.host_bytes += self.partition * (MASTER_BYTES + self.width + 4) + largest * self.width
         self.book.allocate(largest * self.width, "communication")
+
+    def _flatten(self, group: ParameterGroup) -> None:
+        part: Part = "weights" if self._trains_all else "adapters"
+        self.book.empty_cache()
+        self.book.allocate(group.partition * self.sharding.ranks * self.width, part)
+        for piece in group.slices:
+            self.give_up(self.usage.parameters[piece.parameter].number)
+        cloned = self.book.allocate(group.partition * self.width, "optimizer") if self.width != MASTER_BYTES else None
+        if not self.sharding.offload_optimizer:
+            self.book.allocate(group.partition * MASTER_BYTES, "optimizer")
+        self.book.free(cloned)
 
     # Micro-step.
 
@@ -182,18 +205,27 @@ class Zero12(Zero):
 
     def optimizer_begins(self) -> None:
         if self.sharding.offload_optimizer:
-            if self.state is None:
-                self.state = -1
+            if not self.has_state:
                 self.host_bytes += self.optimizer.state_bytes(self.partition, MASTER_BYTES)
+            self.has_state = True
             return
         for piece in self.owned.values():
             self.book.passing(piece.count * NORM_BYTES, "workspaces")
-        gradients = self._gradients_to_masters(self.partition)
-        self.book.free(self.kept)
-        self.kept = None
-        if self.state is None:
-            self.state = self._allocate_state(self.partition)
-        self.book.passing(self.partition * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
+        last = max((number for number, group in enumerate(self.groups) if group.owned), default=0)
+        for number, group in enumerate(self.groups):
+            self._step(group, releases=number == last)
+        self.has_state = True
+
+    def _step(self, group: ParameterGroup, *, releases: bool) -> None:
+        """Update one group. The reduced gradients of all groups are in one block (`grads_in_partition`),
+        which `releases` with the last of them."""
+        gradients = self._gradients_to_masters(group.partition)
+        if releases:
+            self.book.free(self.kept)
+            self.kept = None
+        if not self.has_state:
+            self._allocate_state(group.partition)
+        self.book.passing(group.partition * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
         self.book.free(gradients)
 
 

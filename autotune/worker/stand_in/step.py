@@ -6,6 +6,7 @@ labels, accelerate's mixed precision, torch's clipping and optimizers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,9 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw_torch_fused": ("AdamW", {"fused": True}),
     "sgd": ("SGD", {}),
 }
+SPARED = re.compile(r"bias|norm|\bln_")
+"""Names of parameters without weight decay."""
+
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 
@@ -30,8 +34,10 @@ class StandInStep:
     """A model with the parts that a trainer adds."""
 
     def __init__(
-        self, model: Any, settings: Mapping[str, Any], *, annotator: NullAnnotator, device: str, autocasts: bool = True
-    ) -> None:
+        self, model: Any, settings: Mapping[str, Any], *, annotator: NullAnnotator, device: str, autocasts: bool = True,
+        spares_norms: bool = False,
+    ) -> None:  # fmt: skip
+        """`spares_norms`: norms and biases are a group of their own, without weight decay, as wherever DeepSpeed trains."""
         self.model, self.settings, self.annotator = model, settings, annotator
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.loss = settings.get("loss", "causal_lm")
@@ -40,7 +46,7 @@ class StandInStep:
         if self.loss == "logprobs_fused":
             fuse_head(model, settings["loss_options"])
         self.forward = mixed(model, settings, device) if autocasts else model
-        self.optimizer = optimizer_for(self.trained, settings)
+        self.optimizer = optimizer_for(groups_of(model) if spares_norms else self.trained, settings)
         self.after_backward: Callable[[], None] = lambda: None
         # Factory of the rows whose log-probabilities are computed before a step, without gradients.
         self.scored: Callable[[], Mapping[str, Any]] | None = None
@@ -110,6 +116,15 @@ def mixed(model: Any, settings: Mapping[str, Any], device: str) -> Callable[...,
     from accelerate.utils import convert_outputs_to_fp32
 
     return convert_outputs_to_fp32(torch.autocast(device, dtype=kind)(model.__call__))  # type: ignore[no-any-return]
+
+
+def groups_of(model: Any) -> list[dict[str, Any]]:
+    """Return the trainable parameters with and without weight decay."""
+    groups: tuple[list[Any], list[Any]] = ([], [])
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[SPARED.search(name) is not None].append(parameter)
+    return [{"params": group} for group in groups if group]
 
 
 def optimizer_for(trained: list[Any], settings: Mapping[str, Any]) -> Any:

@@ -99,7 +99,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
                 zero_linear.zero3_linear(spec),
                 parameter_uses.frozen_units_hooked(model, spec) as after_backward,
             ):
-                step(model, spec, annotator, after_backward)
+                log.note_groups(step(model, spec, annotator, after_backward).optimizer.param_groups)
             annotator.stop()
     return model, annotator, log.as_json() if parameter_uses.wanted(spec) else None
 
@@ -145,17 +145,22 @@ def prepared(spec: Mapping[str, Any]) -> Any:
     return model.train()
 
 
-def step(model: Any, spec: Mapping[str, Any], annotator: Any, after_backward: Callable[[], None] = lambda: None) -> None:
+def step(model: Any, spec: Mapping[str, Any], annotator: Any, after_backward: Callable[[], None] = lambda: None) -> Any:
+    """Run the step and return it."""
     from ..tracing import fsdp2
     from .step import StandInStep
 
     settings = spec["settings"]
     micro_steps = spec.get("micro_steps") or min(2, int(settings.get("gradient_accumulation_steps") or 1))
-    run = StandInStep(model, settings, annotator=annotator, device=spec["device"], autocasts=fsdp2.autocasts(spec))
+    run = StandInStep(
+        model, settings, annotator=annotator, device=spec["device"], autocasts=fsdp2.autocasts(spec),
+        spares_norms=str((spec.get("sharding") or {}).get("kind")).startswith("zero"),
+    )  # fmt: skip
     run.after_backward, run.completion = after_backward, int(spec["lengths"]["completion"])
     if settings.get("score"):
         run.scored = batches(spec, settings["score"])
     run.run(batches(spec), steps=int(spec.get("steps") or 2), micro_steps=micro_steps)
+    return run
 
 
 def batches(spec: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Callable[[], dict[str, Any]]:

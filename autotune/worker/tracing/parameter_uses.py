@@ -54,6 +54,7 @@ class ParameterUses:
         self._running: list[int] = []
         """Modules whose forward is running, the innermost last."""
         self._plain: list[tuple[Any, Any]] = []
+        self._index: dict[int, int] = {}
         self._keeps_recomputed = False
 
     def as_json(self) -> dict[str, Any]:
@@ -65,7 +66,7 @@ class ParameterUses:
 
     def watch(self, model: Any, tracker: Any, layer_of: dict[int, int] | None = None) -> None:
         """Record from now on; `layer_of` maps a module's id to its decoder layer."""
-        index = self._inventory(model, tracker, layer_of or layers_by_module(model))
+        index = self._index = self._inventory(model, tracker, layer_of or layers_by_module(model))
         self._handles.append(model.register_forward_pre_hook(lambda *_: self._note(PASS, 0)))
         for module in model.modules():
             held = [index[id(parameter)] for parameter in module._parameters.values() if parameter is not None]
@@ -75,6 +76,13 @@ class ParameterUses:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 self._record_gradient(parameter, index[id(parameter)], tracker)
+
+    def note_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Record the optimizer's group of each parameter. DeepSpeed drops groups without parameters."""
+        held = [[self._index[id(one)] for one in group["params"] if id(one) in self._index] for group in groups]
+        for number, group in enumerate(group for group in held if group):
+            for index in group:
+                self.parameters[index]["group"] = number
 
     def stop(self) -> None:
         for handle in self._handles:

@@ -109,6 +109,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
             ):
                 _after_each_backward(trainer.accelerator, after_backward)
                 trainer.train()
+            log.note_groups(trainer.optimizer.param_groups)
             annotator.stop()
     for note in liger.notes(spec):
         annotator.note(note)
