@@ -24,13 +24,13 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT))  # recipes and tiny models of the tests
 
 import emulated_recipes  # noqa: E402
+import machine  # noqa: E402
 
 from autotune.core.units import format_bytes  # noqa: E402
 from autotune.worker.synthetic import tiny_config, write_model_folder  # noqa: E402
-from benchmarks.machine import facts  # noqa: E402
 from tests.counted_memory.image_cases import MODELS  # noqa: E402
 from tests.frameworks.test_launch_scripts import script_of  # noqa: E402
 
@@ -272,7 +272,7 @@ def main() -> None:
         rows[recipe.name] = row
         print(json.dumps(row), flush=True)
         kept = [rows[one.name] for one in everyone if one.name in rows]
-        found = {"machine": facts(_versions()), "rows": kept}
+        found = {"machine": machine.facts(_versions()), "rows": kept}
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 
