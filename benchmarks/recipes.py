@@ -136,11 +136,13 @@ def emulated(recipe: Recipe, folder: Path, environments: Path) -> dict[str, Any]
     script = folder / "tiny.sh"
     script.write_text(script_of({"framework": recipe.framework, "method": recipe.method, "settings": settings}))
     changed = sorted(name for name, value in settings.items() if recipe.settings.get(name) != value)
-    if emulated_recipes.FRAMEWORKS[recipe.framework].added:
-        found = emulated_recipes.rehearsed(recipe.framework, script, folder, environments)
+    cards = emulated_recipes.gpus(settings)
+    if emulated_recipes.is_rehearsed(recipe.framework, settings):
+        found = emulated_recipes.rehearsed(recipe.framework, script, folder, environments, cards)
     else:
         found = _first_probe(emulated_recipes.words(recipe.framework, script, folder, environments), folder)
-    return {**found, "basis": "emulated", "gpus": emulated_recipes.GPUS, "changed": changed}
+    versions = emulated_recipes.versions(recipe.framework, environments)
+    return {**found, "basis": "emulated", "gpus": cards, "versions": versions, "changed": changed}
 
 
 def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:
