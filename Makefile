@@ -51,7 +51,7 @@ help:
 	@echo "make test          set up, then ruff, mypy and the fast tests"
 	@echo "make test-all      the slow tests, and only those"
 	@echo "make test-long     further variants of the slow tests: every fault on Ray, every sharding, every model (40 minutes)"
-	@echo "make test-release RELEASE=transformers==5.23.0  a release that is not pinned yet, laid over .venv, and what it can change"
+	@echo "make test-release RELEASE=transformers==5.24.0  a release (or several, in quotes) that is not pinned yet, laid over .venv, and what it can change"
 	@echo "make cuda          an environment for emulated GPUs: a CUDA build of torch, TRL, vLLM (9 GB)"
 	@echo "make test-cuda     the tests that need a GPU, on emulated ones, in that environment"
 	@echo "make test-cuda-quick  the few of them that say most"

@@ -6,6 +6,8 @@ framework's environment lacks (SGLang, kernels of flash-attn) is replaced by wha
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -19,12 +21,18 @@ from empty_model import write_empty_model
 from autotune.catalog.model_lookup import find_model
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.rehearsal import rehearse
+from autotune.machine import environment
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
 from autotune.worker.metric_readers import line_source
 
 GPUS, MODEL, LAYERS = "2xA100-40G", "Qwen2.5-0.5B", 2
+GPUS_WITH_SERVER = "3xA100-40G"
+"""The last one is the vLLM server's."""
+
+SERVER_SCRIPT = "rollout.sh"
+"""File of a launch that starts its vLLM server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +78,7 @@ FRAMEWORKS: Mapping[str, Shrunk] = {
         environment="cuda-swift",
         settings={
             "per_device_train_batch_size": "4", "num_generations": "4", "gradient_accumulation_steps": "1",
-            "max_completion_length": "32", "max_length": "96", "vllm_max_model_len": "1024", "vllm_mode": "colocate",
+            "max_completion_length": "32", "max_length": "96", "vllm_max_model_len": "1024",
             "generation_batch_size": "8", "steps_per_generation": "1",
         },
         always={"model_type": "qwen2", "template": "qwen2_5"},
@@ -86,6 +94,16 @@ def shrunk(framework: str, method: str, settings: Mapping[str, Any]) -> dict[str
     return {**settings, **replaced, **to.always, **(to.eager if method == "grpo" else {})}
 
 
+def gpus(settings: Mapping[str, Any]) -> str:
+    """Return the cards of the run."""
+    return GPUS_WITH_SERVER if settings.get("vllm_mode") == "server" else GPUS
+
+
+def is_rehearsed(framework: str, settings: Mapping[str, Any]) -> bool:
+    """Return True if the command is run as it is: a probe has no more settings and starts no server."""
+    return bool(FRAMEWORKS[framework].added) or settings.get("vllm_mode") == "server"
+
+
 def words(framework: str, script: Path, folder: Path, environments: Path) -> list[str]:
     """Return the arguments of `autotune` with which the script is probed once."""
     python = _prepared(framework, folder, environments)
@@ -95,17 +113,19 @@ def words(framework: str, script: Path, folder: Path, environments: Path) -> lis
     ]  # fmt: skip
 
 
-def rehearsed(framework: str, script: Path, folder: Path, environments: Path) -> dict[str, Any]:
+def rehearsed(framework: str, script: Path, folder: Path, environments: Path, cards: str) -> dict[str, Any]:
     """Run the command of a probe with `added`, of which a probe has nothing: two cores need it."""
     began, python = time.monotonic(), _prepared(framework, folder, environments)
     model = str(folder / "model")
-    request = parse_request(Flags(from_command=str(script), model=model, gpus=GPUS, python=str(python), mode="predict"))
+    request = parse_request(Flags(from_command=str(script), model=model, gpus=cards, python=str(python), mode="predict"))
     launch = request.trainer.launch(candidate_of_job(request), request.job.task, emulated_frameworks.plan())
     lines = line_source(asdict(launch.figures), folder)
     added = tuple(f"{name}={value}" for name, value in FRAMEWORKS[framework].added.items())
     setup = emulated_frameworks.Setup(name=framework, framework=framework, holds=(), added=added)
     command = emulated_frameworks.command(launch, setup, folder)
-    found = rehearse(command, emulated_machine(GPUS), python, sys.stderr.write)
+    if SERVER_SCRIPT in launch.files:
+        command = _beside_server(command, folder / SERVER_SCRIPT, FRAMEWORKS[framework].eager)
+    found = rehearse(command, emulated_machine(cards), python, sys.stderr.write)
     return {
         "exit_code": found.code,
         "error": found.failure and found.failure.words,
@@ -116,9 +136,33 @@ def rehearsed(framework: str, script: Path, folder: Path, environments: Path) ->
     }
 
 
+def versions(framework: str, environments: Path) -> dict[str, str]:
+    """Return the releases that a run has."""
+    found = environment.versions(_python(framework, environments), emulated_frameworks.PACKAGES)
+    return {name: version for name, version in found.items() if version}
+
+
+def _python(framework: str, environments: Path) -> Path:
+    return environments / FRAMEWORKS[framework].environment / "bin" / "python"
+
+
+def _beside_server(command: list[str], server: Path, options: Mapping[str, str]) -> list[str]:
+    """Return a command that starts the server, waits for its port, trains and ends the server."""
+    port = re.findall(r"--port (\d+)", server.read_text())[0]
+    given = " ".join(f"--{name} {value}" for name, value in options.items())
+    script = f"""
+        set -m
+        bash {server} {given} & server=$!
+        trap 'kill -- -$server; wait $server' EXIT
+        until (exec 3<> /dev/tcp/127.0.0.1/{port}) 2> /dev/null; do kill -0 $server || exit 1; sleep 2; done
+        {shlex.join(command)}
+    """
+    return ["bash", "-c", script]
+
+
 def _prepared(framework: str, folder: Path, environments: Path) -> Path:
     """Write the model, and return the framework's Python."""
     config = {**find_model(MODEL).config, "num_hidden_layers": LAYERS}
     config.pop("layer_types", None)
     write_empty_model(folder / "model", config)
-    return environments / FRAMEWORKS[framework].environment / "bin" / "python"
+    return _python(framework, environments)

@@ -28,6 +28,7 @@ import foresight_predict as predicted
 import foresight_report as report
 import foresight_verdicts as verdicts
 import machine
+import row_sets
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "foresight-rows.json"
@@ -36,9 +37,6 @@ ENVIRONMENTS = HERE.parent / ".venvs"
 CURRENT = "current"
 BESIDE = "liger"
 """Overlay with packages that rows of current versions need and the environment lacks."""
-
-NAMES = {"first": "foresight", "second": "foresight-second"}
-"""Set of rows -> name of its results."""
 
 PARALLEL = 2
 TRACE_SECONDS = 600.0
@@ -52,7 +50,7 @@ Task = tuple[str, Path, Mapping[str, Any]]
 def main() -> int:
     asked = _arguments()
     choice = json.loads(ROWS.read_text())
-    rows = [row for row in choice["rows"] if row.get("set", "first") == asked.set]
+    rows = row_sets.chosen(choice["rows"], asked.set)
     chosen = [row for row in rows if not asked.ids or row["id"] in asked.ids]
     began = time.monotonic()
     cases = [express.fms(row) for row in chosen if row["class"] == "fms"]
@@ -75,9 +73,7 @@ def main() -> int:
     document = report.document(compared, decided, facts)
     print(report.readable(document))
     if not asked.ids:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / f"{NAMES[asked.set]}.json").write_text(json.dumps(document, indent=1) + "\n")
-        (asked.out / f"{NAMES[asked.set]}.md").write_text(report.readable(document))
+        row_sets.write(document, report.readable(document), asked.out, "foresight", asked.set)
     return 0 if document["bars_met"] else 1
 
 
@@ -93,7 +89,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, help="folder of traces: what is there is not followed again, what is new is put there at once"
     )
-    parser.add_argument("--set", choices=list(NAMES), default="first", help="rows added later are a set of their own")
+    row_sets.add_option(parser)
     parser.add_argument("ids", nargs="*", help="only these rows, and nothing is written")
     return parser.parse_args()
 

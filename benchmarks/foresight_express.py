@@ -65,15 +65,18 @@ POWERLM: Mapping[str, object] = {
 }
 """Table 1 of https://arxiv.org/abs/2408.13359; 6 bytes per parameter are the 21.06 GB that full fine-tuning kept."""
 
+MIXTRAL = find_model("mistralai/Mixtral-8x7B-Instruct-v0.1").config
+LLAMA_70B = find_model("meta-llama/Llama-2-70b-hf").config
+
 MODELS = {
     "mistralai/Mistral-7B-v0.1": MISTRAL,
     "TheBloke/Mistral-7B-v0.1-GPTQ": MISTRAL,
     "bigcode/gpt_bigcode-santacoder": SANTACODER,
     "ibm/PowerLM-3b": POWERLM,
-    "mistralai/Mixtral-8x7B-Instruct-v0.1": find_model("mistralai/Mixtral-8x7B-Instruct-v0.1").config,
-    "TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ": find_model("mistralai/Mixtral-8x7B-Instruct-v0.1").config,
-    "NousResearch/Llama-2-70b-hf": find_model("meta-llama/Llama-2-70b-hf").config,
-    "TheBloke/Llama-2-70B-GPTQ": find_model("meta-llama/Llama-2-70b-hf").config,
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": MIXTRAL,
+    "TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ": MIXTRAL,
+    "NousResearch/Llama-2-70b-hf": LLAMA_70B,
+    "TheBloke/Llama-2-70B-GPTQ": LLAMA_70B,
 }
 ADDED_TOKENS = {"mistral": 1, "mixtral": 1, "llama": 1}
 """sft_trainer adds a padding token where the tokenizer has none and resizes the embeddings to the tokenizer's length."""

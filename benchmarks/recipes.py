@@ -24,13 +24,13 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT))  # recipes and tiny models of the tests
 
 import emulated_recipes  # noqa: E402
+import machine  # noqa: E402
 
 from autotune.core.units import format_bytes  # noqa: E402
 from autotune.worker.synthetic import tiny_config, write_model_folder  # noqa: E402
-from benchmarks.machine import facts  # noqa: E402
 from tests.counted_memory.image_cases import MODELS  # noqa: E402
 from tests.frameworks.test_launch_scripts import script_of  # noqa: E402
 
@@ -136,11 +136,13 @@ def emulated(recipe: Recipe, folder: Path, environments: Path) -> dict[str, Any]
     script = folder / "tiny.sh"
     script.write_text(script_of({"framework": recipe.framework, "method": recipe.method, "settings": settings}))
     changed = sorted(name for name, value in settings.items() if recipe.settings.get(name) != value)
-    if emulated_recipes.FRAMEWORKS[recipe.framework].added:
-        found = emulated_recipes.rehearsed(recipe.framework, script, folder, environments)
+    cards = emulated_recipes.gpus(settings)
+    if emulated_recipes.is_rehearsed(recipe.framework, settings):
+        found = emulated_recipes.rehearsed(recipe.framework, script, folder, environments, cards)
     else:
         found = _first_probe(emulated_recipes.words(recipe.framework, script, folder, environments), folder)
-    return {**found, "basis": "emulated", "gpus": emulated_recipes.GPUS, "changed": changed}
+    versions = emulated_recipes.versions(recipe.framework, environments)
+    return {**found, "basis": "emulated", "gpus": cards, "versions": versions, "changed": changed}
 
 
 def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -272,7 +274,7 @@ def main() -> None:
         rows[recipe.name] = row
         print(json.dumps(row), flush=True)
         kept = [rows[one.name] for one in everyone if one.name in rows]
-        found = {"machine": facts(_versions()), "rows": kept}
+        found = {"machine": machine.facts(_versions()), "rows": kept}
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 

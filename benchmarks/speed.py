@@ -24,6 +24,7 @@ import foresight_predict as foreseen
 import foresight_report
 import machine
 import msgspec
+import row_sets
 import speed_report as report
 
 from autotune.core.prediction import Estimate
@@ -33,21 +34,16 @@ from autotune.estimate.throughput import roofline
 
 HERE = Path(__file__).resolve().parent
 
-NAMES = {"first": "speed", "second": "speed-second"}
-"""Set of rows -> name of its results."""
-
 
 def main() -> int:
     options = _arguments()
-    rows = [row for row in json.loads(foresight.ROWS.read_text())["rows"] if row.get("set", "first") == options.set]
+    rows = row_sets.chosen(json.loads(foresight.ROWS.read_text())["rows"], options.set)
     cases = [express.fms(row) for row in rows if "tokens_per_s_per_gpu" in row.get("measured", {})]
     traces = foresight.follow_all(cases, options.environments, options.keep)
     lines = [compared(case, traces[case.key]) for case in cases]
     document = report.document(lines, machine.facts(foresight_report.versions(traces.values())))
     print(report.readable(document))
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{NAMES[options.set]}.json").write_text(json.dumps(document, indent=1) + "\n")
-    (options.out / f"{NAMES[options.set]}.md").write_text(report.readable(document))
+    row_sets.write(document, report.readable(document), options.out, "speed", options.set)
     return 0 if document["bars_met"] else 1
 
 
@@ -91,7 +87,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environments", type=Path, default=foresight.ENVIRONMENTS)
     parser.add_argument("--out", type=Path, default=foresight.RESULTS)
-    parser.add_argument("--set", choices=list(NAMES), default="first", help="rows added later are a set of their own")
+    row_sets.add_option(parser)
     parser.add_argument("--keep", type=Path, help="folder of traces, read and extended")
     return parser.parse_args()
 

@@ -33,6 +33,7 @@ _REASONS = {
     r"cusparse(SpMM|SpMV|SDDMM|SpSV|SpSM)(_solve|_preprocess)?": _COMPUTES,
     r"cufft(Exec|XtExec)\w*": _COMPUTES,
     r"cudnnBackend(Execute|Initialize|Finalize|SetAttribute)": "no engine was offered, so none runs",
+    rf"{_EITHER}Logs(Register|Unregister)Callback": "the emulated driver writes no messages",
     r"cupti\w+": _NO_PROFILE,
     rf"{_EITHER}Profiler(Start|Stop)": _NO_PROFILE,
     rf"{_EITHER}(Func|Kernel)Set(Attribute\w*|CacheConfig|SharedMemConfig|BlockShape)": "a kernel that does not run",

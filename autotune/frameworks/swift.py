@@ -34,6 +34,9 @@ _SERVED = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "e
 OF_THE_SERVER = tuple(f"vllm_{name}" for name in _SERVED)
 """Settings of `swift rollout`, which starts the vLLM server."""
 
+OF_BOTH = ("model", "model_type", "template")
+"""Settings that name the model to trainer and server alike."""
+
 ADAPTER = {"lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"}
 """Defaults of `swift/arguments/tuner_args.py`."""
 
@@ -184,7 +187,7 @@ def _split(settings: Settings, task: Task, longest: int) -> SplitEngines:
 
 def _server_script(named: Mapping[str, object], task: Task) -> str:
     """Return the script that starts vLLM on the last GPUs, before training."""
-    options = {"model": named["model"], **{name: named.get(name) for name in OF_THE_SERVER}, "port": PORT}
+    options = {**{name: named.get(name) for name in (*OF_BOTH, *OF_THE_SERVER)}, "port": PORT}
     replicas = count_of(named, "server_gpus") // (count_of(named, "vllm_tensor_parallel_size") or 1)
     options |= {"vllm_data_parallel_size": replicas} if replicas > 1 else {}
     last = ",".join(map(str, range(ranks_of(named, task.hardware.count), task.hardware.count)))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from autotune import frameworks
 from autotune.catalog import hub_config, model_lookup, space_files
@@ -88,6 +88,7 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
     held = _overridden(from_file, held_by(flags, trainer.canonical))
     stated = held if flags.global_batch is None else {**held, "global_batch": flags.global_batch}
     space = _hold_learning_knobs(_without_implied_knobs(space.with_choices(named), trainer, stated, named), held, named)
+    space = _with_own_values(space, held, named)
 
     # 3. Training environment.
     mode = measuring_mode(flags, hardware, trainer)
@@ -258,6 +259,23 @@ def _hold_learning_knobs(space: SearchSpace, held: Mapping[str, KnobValue], name
     learning = {knob.name for knob in space.learning_knobs(held)}
     fixed = {name: (value,) for name, value in held.items() if name in learning and name not in named and value is not None}
     return space.with_choices(fixed)
+
+
+def _with_own_values(space: SearchSpace, held: Mapping[str, KnobValue], named: Collection[str]) -> SearchSpace:
+    """Add the configuration's own numbers to those of its neutral knobs: otherwise it would be the
+    baseline but no candidate, and could be neither confirmed nor kept."""
+    added = {}
+    for knob in space.knobs:
+        own, numbers = held.get(knob.name), [value for value in knob.choices if _is_number(value)]
+        if knob.name not in named and _is_number(own) and numbers and own not in numbers:
+            rest = [value for value in knob.choices if not _is_number(value)]
+            falls = numbers == sorted(numbers, reverse=True) and len(numbers) > 1
+            added[knob.name] = (*rest, *sorted([*numbers, own], reverse=falls))
+    return space.with_choices(added)
+
+
+def _is_number(value: KnobValue) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _without_implied_knobs(

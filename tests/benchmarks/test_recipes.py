@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
-from benchmarks.recipes import RESULTS, ROOT, recipes, table
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from recipes import RESULTS, ROOT, recipes, table
 
 
 def test_the_list_has_the_recipes_that_people_start_with() -> None:

@@ -121,6 +121,7 @@ BY_ROW_NAME = {
     "named_settings": "illegal_config",
     "named_data": "data",
     "divided_by_nothing": "illegal_config",
+    "adapter_without_layers": "version",
     "data_none_at_all": "data",
     "word_looked_up": "illegal_config",
     "vllm_wake_up_cache": "kv_cache",

@@ -59,6 +59,7 @@ CASES: dict[str, tuple[tuple[Packages, dict[str, str]], tuple[Packages, dict[str
     "gradient_accumulation_4_46": (({"transformers": "4.46.0"}, {}), ({"transformers": "4.46.1"}, {})),
     "gradient_accumulation_4_48": (({"transformers": "4.48.2"}, {}), ({"transformers": "4.48.3"}, {})),
     "lora_under_fsdp": (({"transformers": "4.54.0", "peft": "0.16.0"}, {}), ({"transformers": "4.55.0", "peft": "0.16.0"}, {})),
+    "verl_adapter_with_peft_0_21": (({"verl": "0.9.1", "peft": "0.21.2"}, {}), ({"verl": "0.9.1", "peft": "0.20.0"}, {})),
     "expandable_segments_with_vllm_0_11": (
         ({"vllm": "0.11.0"}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
         ({"vllm": "0.12.0"}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),

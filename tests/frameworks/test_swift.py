@@ -159,6 +159,14 @@ def test_expert_parallelism_reaches_the_engine_that_serves() -> None:
     assert "expert_parallel" not in " ".join(launch.argv)
 
 
+def test_trainer_and_server_get_the_same_name_of_a_model() -> None:
+    """ms-swift asks for `model_type` where a config.json fits several."""
+    trainer, candidate, task = asked("grpo", use_vllm=True, vllm_mode="server", model_type="qwen2", template="qwen2_5")
+    launch = trainer.launch(candidate, task)
+    for words in (" ".join(launch.argv), launch.files["rollout.sh"]):
+        assert "--model_type qwen2 --template qwen2_5" in words
+
+
 @pytest.mark.parametrize(("named", "traced"), [(None, "sdpa"), ("flash_attn", "flash_attention_2"), ("sdpa", "sdpa")])
 def test_flash_attn_is_its_name_of_transformers_flash_attention_2(named: str | None, traced: str) -> None:
     """`AttnImpl.update_attn_impl` of ms-swift."""

@@ -172,8 +172,8 @@ def test_the_users_prompts_and_rewards_are_used(loaded: Any, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     given = {"dataset": {"dataset_name": str(data)}, "reward_funcs": ["my_rewards.patient", "think_format_reward"]}
     result = measure(loaded, {"reward_weights": [1.0, 0.5]}, prompt=100, typical=4, **given)
-    assert result["worst"]["user_reward_seconds"] == pytest.approx(0.1, rel=0.2)
-    assert result["worst"]["user_reward_seconds"] < result["worst"]["phase_seconds"]["reward"]
+    # Two batches of 0.05 s; a busy machine wakes a sleeper late.
+    assert 0.1 <= result["worst"]["user_reward_seconds"] < result["worst"]["phase_seconds"]["reward"]
     assert result["worst"]["prompt_tokens"] == 2 * 4 * 100
     assert result["typical"]["prompt_tokens"] < 2 * 4 * 100  # the user's own, as long as they are
     import my_rewards  # type: ignore[import-not-found]
