@@ -7,8 +7,7 @@ SFT. Assumptions of the stand-in step:
 - Logits of the completion alone (`logits_to_keep`), in the model's precision, and their log-softmax.
 - A vLLM server has GPUs of its own. A colocated engine shares the trainer's processes and contexts.
 - Weights are synchronised with vLLM at once with the adapter merged, unless `vllm_enable_lora`
-  sends the adapter alone or `move_model_batches` splits the weights. The first sync always sends
-  the base weights (`_move_full_model_to_vllm`).
+  sends the adapter alone (after a first sync of all) or `move_model_batches` splits the weights.
 - Prompts are as long as `max_length`. `vllm_max_model_len` bounds generation, not training.
 """
 
