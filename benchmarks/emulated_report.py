@@ -53,8 +53,8 @@ What differed, and which side was wrong:
 - Prediction, mended: FSDP1. Each matrix of an adapter is a unit of its own; a frozen layer is
   resharded with the gradients of its inputs, the root at the end; the root's hook gathers the last
   layer ahead; originals live until their unit is sharded; torch from 2.8 on marks no tensors of
-  collectives. Public A100 rows: allocated with adapters 0.01% nearer, nvidia-smi's mean distance in
-  15 rows 1.1% (1.4% before).
+  collectives. Public A100 rows, all 72 of FSDP1: nvidia-smi's mean distance 1.1% (2.4% before),
+  median 0.7% (1.8%).
 - FSDP1 with an adapter, 16% more reserved: one buffer of the root. Nothing waits for the device
   between two steps, so that a frozen root is gathered beside its buffer of the step before; public
   A100 rows with adapters have both. A probe waits between phases, on emulated cards too.
