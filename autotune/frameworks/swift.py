@@ -1,13 +1,12 @@
 """ms-swift: `swift sft` and `swift rlhf --rlhf_type grpo`, started by their command line.
 
 Written for ms-swift 4.6.0 (`swift/arguments`, `swift/rlhf_trainers`, `swift/trainers/patcher.py`).
-It logs to `logging.jsonl` in its output folder: mean completion length for GRPO, input tokens for
-SFT. Assumptions of the stand-in step:
+It logs to `logging.jsonl`: completion lengths (GRPO), input tokens (SFT). The stand-in step assumes:
 
 - Logits of the completion alone (`logits_to_keep`), in the model's precision, and their log-softmax.
 - A vLLM server has GPUs of its own. A colocated engine shares the trainer's processes and contexts.
-- Weights are synchronised with vLLM at once with the adapter merged, unless `vllm_enable_lora`
-  sends the adapter alone (after a first sync of all) or `move_model_batches` splits the weights.
+- Weights are synchronised with vLLM at once with the adapter merged, unless `vllm_enable_lora` sends
+  the adapter alone (all once before) or `move_model_batches` splits the weights.
 - Prompts are as long as `max_length`. `vllm_max_model_len` bounds generation, not training.
 """
 
@@ -32,9 +31,6 @@ from autotune.frameworks.transformers_trainer import ATTENTION, N_SYNTHETIC_ROWS
 _SERVED = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "enable_lora", "enable_expert_parallel")
 OF_THE_SERVER = tuple(f"vllm_{name}" for name in _SERVED)
 """Settings of `swift rollout`, which starts the vLLM server."""
-
-OF_BOTH = ("model", "model_type", "template")
-"""Settings that name the model to trainer and server alike."""
 
 ADAPTER = {"lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"}
 """Defaults of `swift/arguments/tuner_args.py`."""
@@ -112,9 +108,9 @@ class Swift(TransformersTrainer):
         """Return different rows of at least the longest length: one word is at least one token."""
         words = count_of(settings, "max_length") // (8 if self.online else 1)
         texts = [synthetic_text(number, words) for number in range(N_SYNTHETIC_ROWS)]
-        roles = [(("user", text),) if self.online else (("user", "Count."), ("assistant", text)) for text in texts]
-        rows = [{"messages": [{"role": role, "content": content} for role, content in row]} for row in roles]
-        return "".join(json.dumps(row) + "\n" for row in rows)
+        rows = [(("user", text),) if self.online else (("user", "Count."), ("assistant", text)) for text in texts]
+        messages = ([{"role": role, "content": content} for role, content in row] for row in rows)
+        return "".join(json.dumps({"messages": row}) + "\n" for row in messages)
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
         ranks, rows = ranks_of(settings, task.hardware.count), self.total_rows(settings, task)
@@ -186,13 +182,13 @@ def _split(settings: Settings, task: Task, longest: int) -> SplitEngines:
 
 def _server_script(named: Mapping[str, object], task: Task) -> str:
     """Return the script that starts vLLM on the last GPUs, before training."""
-    options = {**{name: named.get(name) for name in (*OF_BOTH, *OF_THE_SERVER)}, "port": PORT}
-    replicas = count_of(named, "server_gpus") // (count_of(named, "vllm_tensor_parallel_size") or 1)
-    options |= {"vllm_data_parallel_size": replicas} if replicas > 1 else {}
-    last = ",".join(map(str, range(ranks_of(named, task.hardware.count), task.hardware.count)))
+    options = {name: named.get(name) for name in ("model", "model_type", "template", *OF_THE_SERVER)} | {"port": PORT}
+    if (replicas := count_of(named, "server_gpus") // (count_of(named, "vllm_tensor_parallel_size") or 1)) > 1:
+        options["vllm_data_parallel_size"] = replicas
+    last = map(str, range(ranks_of(named, task.hardware.count), task.hardware.count))
     return (
         "#!/usr/bin/env bash\n# Start this first: vLLM, on the GPUs that do not train.\n"
-        f"export USE_HF=1 CUDA_VISIBLE_DEVICES={last}\n"
+        f"export USE_HF=1 CUDA_VISIBLE_DEVICES={','.join(last)}\n"
         f'exec {shlex.join([str(task.workload.python), "-m", "swift.cli.main", "rollout", *_words(options)])} "$@"\n'
     )
 
