@@ -286,8 +286,11 @@ def _what_ran(measured: Measurement) -> str:
 
 def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> None:
     if failed_without_memory(answer):
-        if any(trial.verdict.fits for trial in answer.trials):
+        fitted = any(trial.verdict.fits for trial in answer.trials)
+        if fitted and any(trial.purpose == "confirm" for trial in answer.trials):
             console.print("What fitted failed in the longer run that confirms it, and not for lack of memory.")
+        elif fitted:
+            console.print("What fitted was not confirmed by a longer run, so nothing is recommended.")
         else:
             console.print("No candidate ran to its end, and none for lack of memory: whether any fits is unknown.")
     elif has_no_results(answer):

@@ -123,3 +123,6 @@ def test_a_confirmation_that_crashed_does_not_mean_nothing_fits(capsys: pytest.C
     show_answer(Console(width=200), case.job, answer, [])
     said = capsys.readouterr().out
     assert "What fitted failed in the longer run that confirms it" in said and "fits into" not in said
+    failed = replace(confirmed, purpose="search")
+    show_answer(Console(width=200), case.job, replace(answer, trials=(*fitting, failed)), [])
+    assert "What fitted was not confirmed by a longer run" in capsys.readouterr().out
