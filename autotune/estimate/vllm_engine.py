@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autotune.catalog import Gpu
@@ -108,8 +108,11 @@ def fit(
         low=claimed + returned - weights - sum(one.high for one in taken),
         high=claimed + returned - weights - sum(one.low for one in taken),
     )
-    cache = int(rest.value)
     paged = pages(shape, element_bytes=size, tensor_parallel=ranks, max_num_batched_tokens=tokens)
+    tuning = round(profiled.value - activations.value)
+    if paged.refusal(int(rest.value), length) is not None:  # at most a first start fails: later ones find the compiled graph
+        rest, tuning = replace(rest, value=rest.value + tuning), 0
+    cache = int(rest.value)
     kv = None if rest.value <= 0 else EngineFit(
         kv_cache_bytes=Estimate(value=rest.value, low=max(0.0, rest.low), high=rest.high),
         kv_cache_tokens=paged.tokens(cache, length),
@@ -118,7 +121,7 @@ def fit(
     )  # fmt: skip
     # 3. Failures at start.
     early = _refused_at_start(total, other_bytes, claimed, settings.utilization) or _refused_weights(total - other_bytes, weights)
-    in_use = claimed + returned - round(profiled.value - activations.value)
+    in_use = claimed + returned - tuning
     parts = _parts(in_use, weights, activations, rest, graphs, outside, graphs_in_share=graphs_in_share)
     # The activations need not reach their peak; the profiling run misses up to `slack`.
     used, beyond = sum(parts.values()), 0.0 if graphs_in_share else graphs.high - graphs.value
