@@ -36,14 +36,19 @@ def empty_model(folder: Path, name: str) -> str:
     return str(folder)
 
 
+def inputs(folder: Path, model: str, row: dict[str, str], count: int) -> list[str]:
+    """Write a model without weights and rows of data; return the options that name them."""
+    (folder / "rows").mkdir()
+    (folder / "rows/train.jsonl").write_text(count * (json.dumps(row) + "\n"))
+    named = ["--model_name_or_path", empty_model(folder / "model", model), "--dataset_name", str(folder / "rows")]
+    return [*named, "--max_steps", str(STEPS), "--output_dir", str(folder / "out")]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_sft_with_qlora_on_a_card_of_4_gb(python: str, tmp_path: Path) -> None:
     folder, trl = EXAMPLES / "trl-sft-0.5b-qlora-rtx3050", str(Path(python).parent / "trl")
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows/train.jsonl").write_text(4 * (json.dumps({"text": 5000 * "word "}) + "\n"))
-    ours = ["--model_name_or_path", empty_model(tmp_path / "model", "Qwen2.5-0.5B"), "--dataset_name", str(tmp_path / "rows")]
-    ours += ["--max_steps", str(STEPS), "--output_dir", str(tmp_path / "out")]
+    ours = inputs(tmp_path, "Qwen2.5-0.5B", {"text": 5000 * "word "}, 4)
     failing = [trl, "sft", "--config", "failing.yaml", "--max_length", "4096", *ours]
     code, failed = rehearsed("RTX3050-4G", python, folder, *failing)
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
@@ -58,10 +63,7 @@ def test_sft_with_qlora_on_a_card_of_4_gb(python: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_rloo_gathers_a_model_larger_than_its_cards(python: str, tmp_path: Path) -> None:
     folder, trl = EXAMPLES / "trl-rloo-7b-zero3-4xrtx3060", str(Path(python).parent / "trl")
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows/train.jsonl").write_text(64 * (json.dumps({"prompt": 100 * "word "}) + "\n"))
-    ours = ["--model_name_or_path", empty_model(tmp_path / "model", "Qwen2.5-7B"), "--dataset_name", str(tmp_path / "rows")]
-    ours += ["--max_steps", str(STEPS), "--output_dir", str(tmp_path / "out")]
+    ours = inputs(tmp_path, "Qwen2.5-7B", {"prompt": 100 * "word "}, 64)
     failing = [trl, "rloo", "--config", "failing.yaml", "--config_file", "recommended/accelerate.yaml", *ours]
     code, failed = rehearsed("4xRTX3060-12G", python, folder, *failing)
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]

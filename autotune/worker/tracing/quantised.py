@@ -53,6 +53,7 @@ def quantise(model: Any, spec: Mapping[str, Any]) -> None:
     options = dict(settings)
     if kind == "gptq":
         options.setdefault("group_size", (getattr(model.config, "quantization_config", None) or {}).get("group_size", GROUP))
+        options["trains_by_torch"] = _trains_by_torch()
     replaced = {
         name: module
         for name, module in model.named_modules()
@@ -295,7 +296,7 @@ def _as_gptq(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
     rows = source.in_features if group == -1 else group
     groups = math.ceil(source.in_features / rows)
     layer.kind, layer.unpacked_dtype, layer.bits = "gptq", None, bits
-    layer.trains_by_torch = _trains_by_torch()
+    layer.trains_by_torch = options["trains_by_torch"]
     layer.weight = _frozen(torch.empty(source.in_features * bits // 32, source.out_features, dtype=torch.int32, device="meta"))
     _hold(layer, "qzeros", groups, source.out_features * bits // 32, dtype=torch.int32)
     _hold(layer, "scales", groups, source.out_features, dtype=torch.float16)
