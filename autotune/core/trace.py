@@ -72,7 +72,8 @@ class ModuleUse:
     parameters: tuple[Parameter, ...]
     modules: tuple[tuple[int, ...], ...]  # module -> indices of its own parameters
     uses: tuple[tuple[int, ...], ...]
-    """(event, kind, index[, allocation]), in order. Kinds: 0 whole-model pass begins; 1/2 module
+    """(event, kind, index[, allocation]), in order. Kinds: 0 whole-model pass begins, with the module
+    that is the model's root (the modules of the next model begin with its root); 1/2 module
     forward begins/ends; 3/4 module backward begins/ends; 5 gradient of a parameter is ready, with
     its allocation; 6 parameter is read by a module that does not own it."""
 

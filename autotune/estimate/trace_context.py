@@ -381,7 +381,7 @@ def step_context(
     every = settings.get("torch_empty_cache_steps")
     return TraceContext(
         cublas_workspace_bytes=0 if on_cpu else constant_estimates.cublas_workspace(gpu),
-        generation=_generation(composition, config, trace.inventory) if composition.generation == "trainer" else None,
+        generation=_generation(composition, config, trace) if composition.generation == "trainer" else None,
         merge_bytes=_sync_bytes(composition, config, trace.inventory) if composition.generation in ("engine", "server") else 0,
         merge_part="workspaces" if composition.sync_gathers is None else "communication",
         loads_at_once=not on_cpu and _loads_at_once(composition, trace),
@@ -399,7 +399,7 @@ def _loads_at_once(composition: Composition, trace: Trace) -> bool:
     return trace.basis == "traced" and straight and known >= LOADS_AT_ONCE_FROM
 
 
-def _generation(composition: Composition, config: Mapping[str, object], inventory: Inventory) -> Generation:
+def _generation(composition: Composition, config: Mapping[str, object], trace: Trace) -> Generation:
     """Return one rank's rollout: its part of the batch, at once or in smaller batches."""
     dtype = composition["policy"].dtype
     batch = composition.generation_micro_batch or max(1, composition.generation_batch // composition.ranks)
@@ -412,10 +412,10 @@ def _generation(composition: Composition, config: Mapping[str, object], inventor
     at_prefill = parts["kv_cache"] < whole
     # Weights of other ranks: all at once, or the running layer and the next.
     at_once = not composition.gathers_per_token and composition.sharded_by == "zero3"
-    size = _gathered_bytes(composition, inventory, whole=at_once)
+    size = _gathered_bytes(composition, trace.inventory, whole=at_once)
     if size and not at_once:
-        size = max(size, 2 * max(inventory.layer_bytes, default=0))
-    gathered = _gathered_pieces(size, inventory) if at_once else tuple(_pieces(size))
+        size = max(size, 2 * max(trace.inventory.layer_bytes, default=0))
+    gathered = _gathered_pieces(size, trace) if at_once else tuple(_pieces(size))
     return Generation(
         kv_cache_bytes=whole,
         logits_bytes=batch * shape.vocabulary * model_shape.dtype_bytes(dtype),
@@ -430,10 +430,16 @@ def _generation(composition: Composition, config: Mapping[str, object], inventor
     )
 
 
-def _gathered_pieces(size: int, inventory: Inventory) -> tuple[int, ...]:
-    """Divide gathered weights like parameters: a few for each layer, and the largest ones outside."""
+def _gathered_pieces(size: int, trace: Trace) -> tuple[int, ...]:
+    """Divide gathered weights by parameter: each has a block of its own.
+
+    Without a trace of the parameters: a few for each layer, and the largest ones outside.
+    """
+    inventory = trace.inventory
     if not size:
         return ()
+    if trace.usage is not None:
+        return tuple(parameter.size for parameter in trace.usage.parameters)
     layers = [one for layer in inventory.layer_bytes for one in [layer // LAYER_PIECES] * LAYER_PIECES]
     outside, largest = max(0, size - sum(layers)), max(1, inventory.largest_parameter * size // max(1, inventory.parameters))
     return (*([largest] * (outside // largest)), *layers, outside % largest)

@@ -63,6 +63,14 @@ CASES: dict[str, dict[str, Any]] = {
     "zero3-lora-ahead-tiny": {
         "kind": "zero3", **TINY, "bf16": True, "lora_r": 32, "checkpointing": True, "micro_steps": 3, "options": AHEAD,
     },
+    # TRL's checkpointing of adapters under ZeRO-3: each layer runs again inside a backward pass of its own.
+    "zero3-lora-reentrant": {
+        "kind": "zero3", "bf16": True, "lora_r": 32, "checkpointing": True, "reentrant": True, "options": SHORT_OF_ROOM,
+    },
+    "zero3-lora-reentrant-ahead": {
+        "kind": "zero3", "bf16": True, "lora_r": 32, "checkpointing": True, "reentrant": True, "micro_steps": 3,
+        "options": AHEAD,
+    },
     "zero3-float32": {"kind": "zero3", **TINY, "options": SHORT_OF_ROOM},
     "ddp": {"kind": "ddp", **TINY, "micro_steps": 2},
     "fsdp1": {"kind": "fsdp1", **TINY},
@@ -73,7 +81,8 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 IN_EVERY_RUN = (
-    "fsdp2-lora-tied", "zero1-accumulating", "zero2-checkpointed", "zero2-norms-apart", "zero3-lora-ahead", "ddp", "fsdp1-mixed",
+    "fsdp2-lora-tied", "zero1-accumulating", "zero2-checkpointed", "zero2-norms-apart", "zero3-lora-ahead",
+    "zero3-lora-reentrant-ahead", "ddp", "fsdp1-mixed",
 )  # fmt: skip
 """One or two of each kind of sharding; the others are in `make test-long`."""
 

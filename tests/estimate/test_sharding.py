@@ -10,7 +10,7 @@ from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Tra
 from autotune.core.units import MIB
 from autotune.estimate.replay import replay
 from autotune.estimate.sharding import Sharding, apply, fsdp1, gather_for_generation_bytes, worst_rank
-from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, optimizer_of
+from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, GRADIENT, PASS, optimizer_of
 from autotune.estimate.trace_context import TraceContext, emptied, inserted, insertions, places_in
 from tests.estimate.test_phase_usage import generation
 
@@ -244,6 +244,66 @@ def test_a_rollout_without_the_coordinators_hooks_makes_zero3_record_the_order_a
     )
     assert max(kept.sizes[number] for number in kept.streams) > SIZE
     assert max(forgot.sizes[number] for number in forgot.streams) == SIZE
+
+
+def test_a_reference_model_has_a_coordinator_of_its_own() -> None:
+    """Each model's passes leave the recorded order of the other as it is, and it is partitioned, too."""
+    trace, sharding = plain(), replace(LEAN, prefetch_bucket_size=4 * COUNT)
+    assert trace.usage is not None
+    begins = [event for event, kind, *_ in trace.usage.uses if kind == BACKWARD]  # at the last layer first
+    scored = [event for at, event in enumerate(begins) if at % 4 == 0]
+    others = [
+        (event, kind, module)
+        for event in scored
+        for kind, module in ((PASS, 4), *((one, m) for m in range(4, 8) for one in (1, 2)))
+    ]
+    copies = tuple(replace(parameter, trains=False, number=None) for parameter in trace.usage.parameters)
+    usage = replace(
+        trace.usage,
+        parameters=(*trace.usage.parameters, *copies),
+        modules=(*trace.usage.modules, *((index,) for index in range(4, 8))),
+        uses=tuple(sorted((*trace.usage.uses, *others), key=lambda use: use[0])),
+    )
+    alone, both = apply(trace, sharding).trace, apply(replace(trace, usage=usage), sharding).trace
+
+    def gathers(made: Trace, stream: int) -> list[int]:
+        return [made.sizes[number] for number, one in made.streams.items() if one == stream]
+
+    assert gathers(both, 1) == gathers(alone, 1)
+    assert gathers(both, 3)[:4] == [SIZE] * 4
+    assert max(gathers(both, 3)) > SIZE  # ahead, once its own order is known
+    shares = [made.parts.count(made.part_names.index("weights")) for made in (alone, both)]
+    assert shares[1] == shares[0] + 4
+
+
+def test_weights_recomputed_for_an_outer_module_are_free_before_the_optimizer() -> None:
+    """Its backward has no end of its own. DeepSpeed releases what is left when the backward pass is over."""
+    trace = plain(steps=2)
+    assert trace.usage is not None
+    frozen = tuple(replace(one, trains=index == 0) for index, one in enumerate(trace.usage.parameters))
+    uses: list[tuple[int, ...]] = []
+    for event, kind, which, *rest in trace.usage.uses:
+        if kind == BACKWARD:
+            if which == 3:
+                uses.append((event, BACKWARD, 4))
+            uses += [(event, FORWARD, which), (event, FORWARD_DONE, which)]
+        if kind != GRADIENT or which == 0:
+            uses.append((event, kind, which, *rest))
+    usage = replace(trace.usage, parameters=frozen, modules=(*trace.usage.modules, ()), uses=tuple(uses))
+    made = apply(replace(trace, usage=usage), LEAN).trace
+    gathered = {number for number, stream in made.streams.items() if stream == 1}
+
+    def live(mark: Mark) -> int:
+        before = made.events[: mark.event]
+        return sum((entry > 0) - (entry < 0) for entry in before if abs(entry) - 1 in gathered)
+
+    by_phase = {mark.phase: live(mark) for mark in made.marks if mark.step == 1}
+    assert by_phase["optimizer"] == 0
+    kept = max(
+        sum((entry > 0) - (entry < 0) for entry in made.events[:at] if abs(entry) - 1 in gathered)
+        for at in range(len(made.events))
+    )
+    assert kept == 3
 
 
 @pytest.mark.parametrize("kind", ["zero2", "zero3"])

@@ -267,7 +267,7 @@ class Fsdp1(Rewriter):
             self.book.free(number)
         self.limiter.record_event()
 
-    def pass_begins(self) -> None:
+    def pass_begins(self, module: int) -> None:
         self._finish_backward()
         # Nothing waits for the device between two steps: a frozen root's buffer of the step before, which the final
         # callback freed on torch's default stream, is still in use. Public A100 rows with adapters have both.

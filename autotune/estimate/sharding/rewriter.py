@@ -124,7 +124,7 @@ class Rewriter:
 
     def loaded(self) -> None: ...
 
-    def pass_begins(self) -> None: ...
+    def pass_begins(self, module: int) -> None: ...
 
     def forward_begins(self, module: int) -> None: ...
 
@@ -138,6 +138,9 @@ class Rewriter:
 
     def read(self, parameter: int) -> None:
         """Handle a read by the forward of a module that does not own the parameter."""
+
+    def backward_over(self) -> None:
+        """Act as the library does at the end of a backward pass, in its phase."""
 
     def optimizer_begins(self) -> None: ...
 
@@ -178,6 +181,8 @@ class Rewriter:
         changed = (mark.phase, mark.step) != (self.phase, self.step_number)
         if changed and self.phase == "load" and mark.phase != "load":
             self.loaded()
+        if changed and self.phase == "backward":
+            self.backward_over()
         if changed and self.phase == "optimizer":
             self.optimizer_ends()
         self.phase, self.step_number = mark.phase, mark.step
@@ -188,7 +193,7 @@ class Rewriter:
     def _use(self, use: tuple[int, ...]) -> None:
         _, kind, which, *rest = use
         if kind == PASS:
-            self.pass_begins()
+            self.pass_begins(which)
         elif kind == GRADIENT:
             self.gradient(which, rest[0], last=use in self._last_gradient)
         else:

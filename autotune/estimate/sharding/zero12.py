@@ -148,7 +148,7 @@ class Zero12(Zero):
 
     # Micro-step.
 
-    def pass_begins(self) -> None:
+    def pass_begins(self, module: int) -> None:
         self._passes += 1
 
     def gradient(self, parameter: int, number: int, *, last: bool) -> None:

@@ -5,13 +5,19 @@ The order of allocations is that of deepspeed/runtime/zero/stage3.py.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
 from autotune.core.trace import ModuleUse, Trace
+from autotune.estimate.sharding.rewriter import PASS
 from autotune.estimate.sharding.sharding_options import Sharding
 from autotune.estimate.sharding.zero3_gathering import Gathering
 from autotune.estimate.sharding.zero12 import MASTER_BYTES, NORM_BYTES, Zero
 
-GATHERING, REDUCING = 1, 2
-"""Streams of the parameter coordinator and of the gradients' reduction."""
+REDUCING = 2
+"""Stream of the gradients' reduction; those of the parameter coordinators have odd numbers."""
 
 NORM_CHUNK = 250_000_000
 """Elements per norm computation of offloaded gradients (`_constant_buffered_norm2`)."""
@@ -27,18 +33,26 @@ class Zero3(Zero):
         self.states: dict[int, int] = {}
         self._reduces = False
         self._rolled_out = 0  # step of the latest rollout
-        self.persistent = self._persistent()
         streams = trace.device == "cuda" and sharding.overlap_comm
         self._reduction_stream = REDUCING if streams else 0
-        self.gathering = Gathering(
-            usage,
-            self.book,
-            sharding,
-            widths=self.widths,
-            persistent=self.persistent,
-            through_gloo=trace.device == "cpu",
-            stream=GATHERING if streams else 0,
-        )
+        # The policy, and a reference model that has an engine and a coordinator of its own.
+        self._roots = sorted({0, *(which for _, kind, which, *_ in usage.uses if kind == PASS)})
+        owned = [self._parameters_of(begins, ends) for begins, ends in pairwise((*self._roots, len(usage.modules)))]
+        self._owner = {index: number for number, indices in enumerate(owned) for index in indices}
+        self._persistent = [self._small(indices) for indices in owned]
+        self._gatherings = [
+            Gathering(
+                usage,
+                self.book,
+                sharding,
+                widths=self.widths,
+                persistent=persistent,
+                through_gloo=trace.device == "cpu",
+                stream=(1 + 2 * number) * streams,
+            )
+            for number, persistent in enumerate(self._persistent)
+        ]
+        self.gathering = self._gatherings[0]
         if trace.device == "cuda":
             # Partitioned one by one while the model is built: never all on the device.
             self.gone |= {parameter.number for parameter in usage.parameters if parameter.number is not None}
@@ -49,11 +63,24 @@ class Zero3(Zero):
     def _shares(self, indices: list[int]) -> int:
         return sum(self._share(index) for index in indices)
 
-    def _persistent(self) -> frozenset[int]:
-        """Return small parameters that stay gathered, up to the model's threshold."""
+    def rewritten(self) -> Trace:
+        """Return the rank's trace; a rollout gathers the policy's parameters, which remain listed in it."""
+        policy = tuple(self.usage.parameters[index] for index, model in sorted(self._owner.items()) if model == 0)
+        return replace(super().rewritten(), usage=ModuleUse(parameters=policy, modules=(), uses=()))
+
+    def _parameters_of(self, begins: int, ends: int) -> list[int]:
+        """Return the parameters of the model with these modules."""
+        return sorted({index for held in self.usage.modules[begins:ends] for index in held})
+
+    def _gathering_of(self, module: int) -> Gathering:
+        return self._gatherings[bisect_right(self._roots, module) - 1]
+
+    def _small(self, indices: Sequence[int]) -> frozenset[int]:
+        """Return a model's small parameters, which stay gathered, up to the model's threshold."""
         kept: set[int] = set()
         total = 0
-        for index, parameter in enumerate(self.usage.parameters):
+        for index in indices:
+            parameter = self.usage.parameters[index]
             fits = parameter.count + total <= self.sharding.model_persistence_threshold
             if fits and parameter.count <= self.sharding.param_persistence_threshold:
                 kept.add(index)
@@ -79,7 +106,7 @@ class Zero3(Zero):
         trained: list[int] = []
         for index, parameter in enumerate(self.usage.parameters):
             size = self._share(index) * self.widths[index]
-            if self.sharding.offload_parameters and index not in self.persistent:
+            if self.sharding.offload_parameters and index not in self._persistent[self._owner[index]]:
                 self.host_bytes += size
             elif parameter.trains:
                 trained.append(size)
@@ -112,22 +139,22 @@ class Zero3(Zero):
 
     # Micro-step.
 
-    def pass_begins(self) -> None:
-        self._end_of_backward()
-        if self.usage.forgets_order and self.step_number != self._rolled_out:
+    def pass_begins(self, module: int) -> None:
+        gathering = self._gathering_of(module)
+        if gathering is self.gathering and self.usage.forgets_order and self.step_number != self._rolled_out:
             self._rolled_out = self.step_number
-            self.gathering.forget_order()
-        self.gathering.begin_pass()
+            gathering.forget_order()
+        gathering.begin_pass()
 
     def forward_begins(self, module: int) -> None:
-        self.gathering.fetch(module, forward=True, recomputing=self.phase == "backward")
+        self._gathering_of(module).fetch(module, forward=True, recomputing=self.phase == "backward")
 
     def forward_ends(self, module: int) -> None:
-        self.gathering.release(module, forward=True)
+        self._gathering_of(module).release(module, forward=True)
 
     def read(self, parameter: int) -> None:
         if self.phase != "backward":  # DeepSpeed intercepts such reads in its engine's forward alone
-            self.gathering.read(parameter)
+            self._gatherings[self._owner[parameter]].read(parameter)
 
     def backward_begins(self, module: int) -> None:
         self.gathering.fetch(module, forward=False)
@@ -156,7 +183,7 @@ class Zero3(Zero):
                 self.book.passing(self._share(index) * self.width + norm, "workspaces")
         self._clear_bucket()
 
-    def _end_of_backward(self) -> None:
+    def backward_over(self) -> None:
         if self._reduces:
             self._reduce()
             self._reduces = False
@@ -165,7 +192,6 @@ class Zero3(Zero):
     # Optimizer step.
 
     def optimizer_begins(self) -> None:
-        self._end_of_backward()
         self.gathering.release_all()
         for number, group in enumerate(self.groups):
             if not self.sharding.offload_optimizer:

@@ -62,6 +62,7 @@ class Gathering:
         self._queue: deque[tuple[int, int]] = deque()
         self._fetched_for: dict[int, int] = {}
         self._at = self._live = 0
+        # As in DeepSpeed these outlast the order that they were made from.
         self._release_plans: dict[tuple[int, int], frozenset[int]] = {}
 
     # A pass and its modules.
@@ -234,7 +235,7 @@ class Gathering:
             self._book.passing(size, "communication")
         return number
 
-    def _land(self, held: int) -> None:
+    def _land(self, held: int, *, keeps_buffer: bool = False) -> None:
         gather = self._flying.pop(held)
         gather.waiting.discard(held)
         if len(gather.parameters) == 1:
@@ -246,13 +247,17 @@ class Gathering:
             for each in gather.parameters:
                 size = self._usage.parameters[each].count * self._widths[each]
                 self._held[each] = self._book.allocate(size, "communication", self._stream)
-        if not gather.waiting:
+        if not gather.waiting and not keeps_buffer:
             self._book.free(gather.buffer)
 
     def _land_all(self) -> None:
+        """Wait for everything in flight and release it; the registry keeps all buffers until its end."""
+        buffers = {id(gather): gather.buffer for gather in self._flying.values() if len(gather.parameters) > 1}
         for held in list(self._flying):
-            self._land(held)
+            self._land(held, keeps_buffer=True)
             self._let_go(held)
+        for buffer in buffers.values():
+            self._book.free(buffer)
 
     def _let_go(self, held: int) -> None:
         if held in self._held and held not in self._flying and not self._users.get(held):

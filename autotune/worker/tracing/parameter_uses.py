@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from ..decoder_layers import layers_of
 from .step_annotator import differentiable
 
 PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
-"""Events: a pass begins at the root; a module's forward and backward begin and end; a parameter's
+"""Events: a pass begins at a root; a module's forward and backward begin and end; a parameter's
 gradient is ready; a parameter is read by another module than its owner."""
 
 
@@ -38,13 +37,13 @@ class _ReadReportingDict(dict):  # type: ignore[type-arg]
 class ParameterUses:
     """Log of one trace."""
 
-    def __init__(self, ledger: Any, *, own_inputs: bool = False) -> None:
-        """`own_inputs`: pass each module's inputs through a node of its own, as ZeRO-3 does.
+    def __init__(self, ledger: Any, *, own_nodes: bool = False) -> None:
+        """`own_nodes`: pass each module's inputs and outputs through nodes of its own, as ZeRO-3 does.
 
-        Its backward then ends when its own part of their gradients is ready, whatever other modules
-        take the same tensors.
+        Its backward then ends when its own part of the inputs' gradients is ready, whatever other
+        modules take the same tensors. Of modules that return the same tensor the outermost begins first.
         """
-        self._ledger, self._own_inputs = ledger, own_inputs
+        self._ledger, self._own_nodes = ledger, own_nodes
         self.parameters: list[dict[str, Any]] = []
         self.modules: list[list[int]] = []
         """Indices of the parameters that each module owns; empty for most."""
@@ -64,17 +63,21 @@ class ParameterUses:
     def _note(self, what: int, which: int, *more: int) -> None:
         self.uses.append([len(self._ledger.events), what, which, *more])
 
-    def watch(self, model: Any, tracker: Any, layer_of: dict[int, int] | None = None) -> None:
-        """Record from now on; `layer_of` maps a module's id to its decoder layer."""
-        index = self._index = self._inventory(model, tracker, layer_of or layers_by_module(model))
-        self._handles.append(model.register_forward_pre_hook(lambda *_: self._note(PASS, 0)))
+    def watch(self, model: Any, tracker: Any, layer_of: dict[int, int] | None = None, *, trains: bool = True) -> None:
+        """Record from now on; `layer_of` maps a module's id to its decoder layer.
+
+        Of several models the first one is the policy. `trains`: False for a model that no optimizer has.
+        """
+        index, root = self._inventory(model, tracker, layer_of or layers_by_module(model), trains=trains), len(self.modules)
+        self._index |= index
+        self._handles.append(model.register_forward_pre_hook(lambda *_: self._note(PASS, root)))
         for module in model.modules():
             held = [index[id(parameter)] for parameter in module._parameters.values() if parameter is not None]
             self.modules.append(held)
             self._record_passes(module, len(self.modules) - 1)
             self._record_reads(module, len(self.modules) - 1, index)
         for parameter in model.parameters():
-            if parameter.requires_grad:
+            if trains and parameter.requires_grad:
                 self._record_gradient(parameter, index[id(parameter)], tracker)
 
     def note_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -104,7 +107,7 @@ class ParameterUses:
             self._plain.append((module, module._parameters))
             module._parameters = _ReadReportingDict(module._parameters, taken)
 
-    def _inventory(self, model: Any, tracker: Any, layer_of: dict[int, int]) -> dict[int, int]:
+    def _inventory(self, model: Any, tracker: Any, layer_of: dict[int, int], *, trains: bool) -> dict[int, int]:
         index: dict[int, int] = {}
         for module in model.modules():
             for parameter in module._parameters.values():
@@ -115,7 +118,7 @@ class ParameterUses:
                     {
                         "count": parameter.numel(),
                         "size": parameter.numel() * parameter.element_size(),
-                        "trains": bool(parameter.requires_grad),
+                        "trains": trains and bool(parameter.requires_grad),
                         "layer": layer_of.get(id(module)),
                         "number": _number(tracker, parameter),
                     }
@@ -128,17 +131,20 @@ class ParameterUses:
             self._running.append(which)
             self._keeps_recomputed = self._keeps_recomputed or _keeps_recomputed_tensors()
             if torch.is_grad_enabled() and (wanted := differentiable(inputs)):
-                return self._through(inputs, wanted, which) if self._own_inputs else self._after_all(wanted, which)
+                return self._through(inputs, which) if self._own_nodes else self._after_all(wanted, which)
             return None
 
-        def after(_: Any, __: Any, output: Any) -> None:
+        def after(_: Any, __: Any, output: Any) -> Any:
             self._note(FORWARD_DONE, which)
             while self._running and self._running.pop() != which:
                 pass  # recomputation stops early: modules inside may not end
+            if self._own_nodes:
+                return _with_nodes(output, begin)
             for tensor in differentiable(output):
                 tensor.register_hook(begin)
+            return None
 
-        def begin(_: Any) -> None:
+        def begin(*_: Any) -> None:
             self._note(BACKWARD, which)
 
         self._handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
@@ -155,16 +161,19 @@ class ParameterUses:
         for tensor in tensors:
             tensor.register_hook(done)
 
-    def _through(self, inputs: Any, wanted: list[Any], which: int) -> Any:
+    def _through(self, inputs: Any, which: int) -> Any:
         """Record the same for gradients that pass through nodes of the module's own."""
-        left = [len(wanted)]
+        left = [0]
 
         def done() -> None:
             left[0] -= 1
             if left[0] == 0:
                 self._note(BACKWARD_DONE, which)
 
-        return tree_map(lambda leaf: _GradientCallback.apply(leaf, done) if differentiable(leaf) else leaf, inputs)
+        def counted(tensor: Any) -> None:
+            left[0] += 1
+
+        return _with_nodes(inputs, done, counted)
 
     def _record_gradient(self, parameter: Any, which: int, tracker: Any) -> None:
         def ready(with_gradient: Any) -> None:
@@ -188,6 +197,27 @@ class _GradientCallback(torch.autograd.Function):  # type: ignore[misc]
         return gradient, None
 
 
+def _with_nodes(values: Any, then: Callable[[], None], made: Callable[[Any], None] = lambda tensor: None) -> Any:
+    """Pass tensors that require gradients through nodes that call `then`.
+
+    Containers are those of `apply_to_tensors_only` (deepspeed/runtime/zero/utils.py); dictionaries
+    are changed in place.
+    """
+    if isinstance(values, torch.Tensor):
+        if not values.requires_grad:
+            return values
+        made(values)
+        return _GradientCallback.apply(values, then)
+    if isinstance(values, dict):
+        for name in list(values):
+            values[name] = _with_nodes(values[name], then, made)
+        return values
+    if isinstance(values, (tuple, list)):
+        several = [_with_nodes(value, then, made) for value in values]
+        return type(values)(*several) if hasattr(values, "_fields") else type(values)(several)
+    return values
+
+
 def _keeps_recomputed_tensors() -> bool:
     """Return True in a recomputation whose saved tensors are stored outside the graph."""
     top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
@@ -208,7 +238,12 @@ def layers_by_module(model: Any) -> dict[int, int]:
 
 def of(spec: Any, ledger: Any) -> ParameterUses:
     """Return the log in the form of the sharding library."""
-    return ParameterUses(ledger, own_inputs=(spec.get("sharding") or {}).get("kind") == "zero3")
+    return ParameterUses(ledger, own_nodes=partitions_models(spec))
+
+
+def partitions_models(spec: Any) -> bool:
+    """Return True for ZeRO-3, which partitions a reference model, too, by an engine of its own."""
+    return (spec.get("sharding") or {}).get("kind") == "zero3"
 
 
 def wanted(spec: Any) -> bool:

@@ -62,8 +62,11 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _forgets_order(spec: Mapping[str, Any]) -> bool:
     """Return True if ZeRO-3 records the order of the modules anew after each rollout: the trainer
-    generates, and this TRL says so to DeepSpeed when it puts the hooks back."""
-    if spec["settings"].get("use_vllm") or str(spec.get("method") or "grpo") not in GENERATING:
+    generates with all weights gathered, and this TRL says so to DeepSpeed when it puts the hooks back."""
+    settings = spec["settings"]
+    if settings.get("use_vllm") or str(spec.get("method") or "grpo") not in GENERATING:
+        return False
+    if settings.get("ds3_gather_for_generation") is False:  # the hooks stay where they are
         return False
     hooks = getattr(importlib.import_module("trl.models.utils"), "add_hooks", None)
     return hooks is not None and "_invalidate_trace" in inspect.getsource(hooks)
@@ -101,6 +104,8 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
             log = parameter_uses.of(spec, ledger)
             if parameter_uses.wanted(spec):
                 log.watch(trainer.model, tracker)
+            for model in models_of(trainer)[1:] if parameter_uses.partitions_models(spec) else ():
+                log.watch(model, tracker, trains=False)
             with (
                 fake_models.errors_as_untraceable(),
                 experts.routed(trainer.model, spec),

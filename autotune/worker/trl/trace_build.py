@@ -7,6 +7,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from .. import synthetic
@@ -43,6 +44,9 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
     lengths = TracedLengths(**spec["lengths"])
     plan = _plan(config_class, settings, spec, lengths, scratch)
     arguments = _config(config_class, settings, spec, lengths, scratch, max_steps=plan.optimizer_steps)
+    if (spec.get("sharding") or {}).get("kind") == "zero3":
+        # TRL reads it: adapters keep the model's dtype, and checkpointing is reentrant beside them.
+        arguments.deepspeed_plugin = SimpleNamespace(zero_stage=3)
     model_arguments = trl.ModelConfig(**training_arguments.model_arguments(model_settings, spec, trl.ModelConfig))
     # 2. Models.
     attention = model_arguments.attn_implementation

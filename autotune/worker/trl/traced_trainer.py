@@ -89,6 +89,7 @@ def traced(
             """Do nothing: the model is on its device."""
 
         def create_accelerator_and_postprocess(self) -> None:
+            self.args.deepspeed_plugin = None  # it was for TRL's constructor alone: there is no engine here
             super().create_accelerator_and_postprocess()
             self.accelerator.device_placement = False
             if casting == "engine":  # DeepSpeed's engine turns autocast off
