@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -152,3 +153,12 @@ def test_seven_billion_parameters_take_less_than_a_gibibyte() -> None:
 def test_several_rewards_with_weights_are_traced() -> None:
     """TRL requires one weight for each reward function."""
     assert traced(reward_weights=[1.0, 0.5, 0.25]).events
+
+
+@pytest.mark.parametrize(("settings", "forgets"), [({}, True), ({"ds3_gather_for_generation": False}, False)])
+def test_a_rollout_without_a_gather_keeps_the_order_of_the_modules(settings: dict[str, Any], forgets: bool) -> None:
+    """Only around a gather does TRL take DeepSpeed's hooks off and put them back."""
+    utils = pytest.importorskip("trl.models.utils")
+    if "_invalidate_trace" not in inspect.getsource(utils.add_hooks):
+        pytest.skip("this TRL does not invalidate the order")
+    assert step_trace._forgets_order({"method": "rloo", "settings": settings}) is forgets

@@ -115,3 +115,13 @@ def test_reads_of_an_adapters_matrices_are_recorded() -> None:
     assert read
     assert all(trace.usage.parameters[index].trains for index in read)
     assert len(read) == 2 * 7  # the first of each pair, in every projection of both layers: its dtype is read
+
+
+def test_of_modules_that_return_one_tensor_the_outermost_begins_its_backward_first() -> None:
+    """ZeRO-3 gives each a node of its own in the graph; the decoder returns what its last norm returned."""
+    case = {"kind": "zero3", **SMALL}
+    names = [name for name, _ in two_ranks_loop.build(case).named_modules()]
+    usage = two_ranks.followed(case, 0).usage
+    assert usage is not None
+    begun = [names[which] for _, kind, which, *_ in usage.uses if kind == parameter_uses.BACKWARD]
+    assert begun[:4] == ["", "lm_head", "model", "model.norm"]
