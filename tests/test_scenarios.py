@@ -74,7 +74,9 @@ def test_what_is_said_of_the_failing_one(scenario: Scenario, oracle: Oracle, mon
     assert found.fits is VERDICTS[scenario.told["verdict"]]
     for fact in scenario.told.get("depends_on", ()):
         assert any(cause.startswith(f"{fact}, which is not given") for cause in found.depends_on)
-    assert max(found.breakdown, key=lambda part: found.breakdown[part]) == scenario.told["blames"]
+    # Not of torch's cache: torch gives its free blocks back before it runs out of memory.
+    held = {part: size for part, size in found.breakdown.items() if part != "fragmentation"}
+    assert max(held, key=lambda part: held[part]) == scenario.told["blames"]
     assert worst(ways).prediction.fits is not True, "with the most of what is unknown it is not sure to fit"
 
 

@@ -235,7 +235,7 @@ class Gathering:
             self._book.passing(size, "communication")
         return number
 
-    def _land(self, held: int, *, keeps_buffer: bool = False) -> None:
+    def _land(self, held: int, *, cleaning: bool = False) -> None:
         gather = self._flying.pop(held)
         gather.waiting.discard(held)
         if len(gather.parameters) == 1:
@@ -246,15 +246,18 @@ class Gathering:
             gather.complete = True
             for each in gather.parameters:
                 size = self._usage.parameters[each].count * self._widths[each]
-                self._held[each] = self._book.allocate(size, "communication", self._stream)
-        if not gather.waiting and not keeps_buffer:
+                self._held[each] = self._book.allocate(size, "communication", 0 if cleaning else self._stream)
+        if not gather.waiting and not cleaning:
             self._book.free(gather.buffer)
 
     def _land_all(self) -> None:
-        """Wait for everything in flight and release it; the registry keeps all buffers until its end."""
+        """Wait for everything in flight and release it.
+
+        DeepSpeed's registry does so on the compute stream, and keeps all buffers until its end.
+        """
         buffers = {id(gather): gather.buffer for gather in self._flying.values() if len(gather.parameters) > 1}
         for held in list(self._flying):
-            self._land(held, keeps_buffer=True)
+            self._land(held, cleaning=True)
             self._let_go(held)
         for buffer in buffers.values():
             self._book.free(buffer)

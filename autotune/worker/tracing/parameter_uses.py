@@ -52,6 +52,8 @@ class ParameterUses:
         self._handles: list[Any] = []
         self._running: list[int] = []
         """Modules whose forward is running, the innermost last."""
+        self._left: dict[int, int] = {}
+        """Gradients that each module's backward waits for."""
         self._plain: list[tuple[Any, Any]] = []
         self._index: dict[int, int] = {}
         self._keeps_recomputed = False
@@ -130,8 +132,10 @@ class ParameterUses:
             self._note(FORWARD, which)
             self._running.append(which)
             self._keeps_recomputed = self._keeps_recomputed or _keeps_recomputed_tensors()
+            if self._own_nodes:
+                return self._through(inputs, which)
             if torch.is_grad_enabled() and (wanted := differentiable(inputs)):
-                return self._through(inputs, which) if self._own_nodes else self._after_all(wanted, which)
+                self._after_all(wanted, which)
             return None
 
         def after(_: Any, __: Any, output: Any) -> Any:
@@ -162,18 +166,26 @@ class ParameterUses:
             tensor.register_hook(done)
 
     def _through(self, inputs: Any, which: int) -> Any:
-        """Record the same for gradients that pass through nodes of the module's own."""
-        left = [0]
+        """Record the same for gradients that pass through nodes of the module's own.
+
+        The module counts them, and each of its forwards counts anew (`ds_grads_remaining` in
+        deepspeed/runtime/zero/parameter_offload.py). After a pass without gradients between its
+        forward and its backward, as for a reference without the adapter, its backward never ends.
+        """
+        self._left[which] = 0
 
         def done() -> None:
-            left[0] -= 1
-            if left[0] == 0:
+            self._left[which] -= 1
+            if self._left[which] == 0:
                 self._note(BACKWARD_DONE, which)
 
         def counted(tensor: Any) -> None:
-            left[0] += 1
+            self._left[which] += 1
 
-        return _with_nodes(inputs, done, counted)
+        if torch.is_grad_enabled():
+            return _with_nodes(inputs, done, counted)
+        self._left[which] = len(differentiable(inputs))
+        return None
 
     def _record_gradient(self, parameter: Any, which: int, tracker: Any) -> None:
         def ready(with_gradient: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,3 +126,24 @@ def test_of_modules_that_return_one_tensor_the_outermost_begins_its_backward_fir
     assert usage is not None
     begun = [names[which] for _, kind, which, *_ in usage.uses if kind == parameter_uses.BACKWARD]
     assert begun[:4] == ["", "lm_head", "model", "model.norm"]
+
+
+def test_zero3_waits_forever_for_the_backward_of_a_module_that_ran_without_gradients_meanwhile() -> None:
+    """DeepSpeed's counter is the module's, not the pass's: weights stay gathered until the backward pass is over."""
+
+    class Ledger:
+        events: tuple[int, ...] = ()
+
+    def ended(*, scores: bool) -> list[int]:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        log = parameter_uses.ParameterUses(Ledger(), own_nodes=True)
+        log.watch(model, SimpleNamespace(_booked=lambda storage: None), {}, trains=False)
+        found = model(torch.ones(1, 4, requires_grad=True))
+        if scores:
+            with torch.no_grad():
+                model[1](torch.ones(1, 4))
+        found.sum().backward()
+        return [which for _, kind, which, *_ in log.uses if kind == parameter_uses.BACKWARD_DONE]
+
+    assert ended(scores=False) == [2, 1, 0]
+    assert ended(scores=True) == [1, 0]
