@@ -98,8 +98,7 @@ class TraceContext:
 
     cublas_workspace_bytes: int = 0
     generation: Generation | None = None
-    merge_bytes: int = 0  # temporary memory of the weight sync: largest merged adapter, gathered parameter
-    merge_part: Part = "workspaces"
+    sync: tuple[tuple[Part, int], ...] = ()  # blocks held together by the weight sync: gathered weights, a merged adapter
     loads_at_once: bool = False  # one block for all weights is requested and freed before they are loaded
     empties_before_rollout: bool = False  # cache emptied before and after each rollout, as an offloaded engine does
     empty_cache_steps: int | None = None  # cache emptied before the backward passes of every n-th step
@@ -217,9 +216,11 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
     for event in places.multiplying[generates:] if context.cublas_workspace_bytes else ():
         yield Insertion(event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,))
     for number, (event, step) in enumerate(places.cycles):
-        if context.merge_bytes:
-            merged, part = (context.merge_bytes,), context.merge_part
-            yield Insertion(event=event, sizes=merged, parts=(part,), order=(1, -1), phase="sync", step=step)
+        if context.sync:
+            parts, sizes = zip(*context.sync, strict=True)
+            made = range(1, len(sizes) + 1)
+            order = (*made, *(-one for one in made))
+            yield Insertion(event=event, sizes=sizes, parts=parts, order=order, phase="sync", step=step)
         if context.generation is not None:
             workspace = context.cublas_workspace_bytes if number == 0 else 0
             gathering = places.gathering if context.generation.gathers_like_step else None
@@ -382,8 +383,7 @@ def step_context(
     return TraceContext(
         cublas_workspace_bytes=0 if on_cpu else constant_estimates.cublas_workspace(gpu),
         generation=_generation(composition, config, trace) if composition.generation == "trainer" else None,
-        merge_bytes=_sync_bytes(composition, config, trace.inventory) if composition.generation in ("engine", "server") else 0,
-        merge_part="workspaces" if composition.sync_gathers is None else "communication",
+        sync=tuple(block for block in _sync(composition, config, trace) if block[1]),
         loads_at_once=not on_cpu and _loads_at_once(composition, trace),
         empties_before_rollout=composition.empties_rollout_cache or (composition.engine is not None and composition.engine.sleep),
         empty_cache_steps=every if isinstance(every, int) and every > 0 else None,
@@ -454,29 +454,36 @@ def _gathered_bytes(composition: Composition, inventory: Inventory, *, whole: bo
     )
 
 
-def _sync_bytes(composition: Composition, config: Mapping[str, object], inventory: Inventory) -> int:
-    """Return gathered weights + merged adapter + slice for a tensor-parallel rank.
+def _sync(composition: Composition, config: Mapping[str, object], trace: Trace) -> Iterator[tuple[Part, int]]:
+    """Yield gathered weights, the merged adapter, the slice for a tensor-parallel rank.
 
     With adapters ZeRO-3 gathers all weights to merge them, in as many parts as the framework
     states; otherwise one parameter at a time. An adapter pushed alone is too small to count, unless
-    the base weights are sent before the first one.
+    the base weights are sent before the first one: the last part sent is still referenced while the
+    adapter's first part is gathered and merged.
     """
+    if composition.generation not in ("engine", "server"):
+        return
     if composition.sync_gathers is not None:
-        return _sent_bytes(composition, config, inventory)
+        yield "communication", _sent_bytes(composition, config, trace.inventory)
+        return
     if composition.syncs_adapter_only and not composition.first_sync_is_whole:
-        return 0
+        return
     adapters = composition["policy"].adapter_rank is not None
-    gathered = _gathered_bytes(composition, inventory, whole=adapters and composition.sharded_by == "zero3")
-    gathered //= composition.sync_parts if adapters else 1
-    merged = sliced = 0
-    if adapters and not composition.syncs_adapter_only:  # merged one module at a time, before the push
+    whole = adapters and composition.sharded_by == "zero3"
+    size = _gathered_bytes(composition, trace.inventory, whole=whole)
+    if whole:
+        part = tuple(one // composition.sync_parts for one in _gathered_pieces(size, trace))
+        yield from (("communication", one) for one in (2 if composition.syncs_adapter_only else 1) * part)
+    else:
+        yield "communication", size
+    if adapters:  # merged one module at a time, before the push
         shape = model_shape.shape(config)
         widest = max(max(layer.width, layer.expert_width) for layer, _ in shape.kinds)
-        merged = MERGE_BYTES_PER_WEIGHT * shape.hidden * max(widest, shape.heads * shape.head_dim)
+        yield "workspaces", MERGE_BYTES_PER_WEIGHT * shape.hidden * max(widest, shape.heads * shape.head_dim)
     if composition.engine is not None:
         dtype, tensor_parallel = composition["policy"].dtype, composition.engine.tensor_parallel
-        sliced = vllm_engine.sync_bytes(config, dtype=dtype, tensor_parallel=tensor_parallel)
-    return gathered + merged + sliced
+        yield "workspaces", vllm_engine.sync_bytes(config, dtype=dtype, tensor_parallel=tensor_parallel)
 
 
 def _sent_bytes(composition: Composition, config: Mapping[str, object], inventory: Inventory) -> int:

@@ -121,7 +121,7 @@ class Swift(TransformersTrainer):
         has_reference = self.online and not with_adapter and settings.get("beta")
         return {
             "sharded_by": sharding if ranks > 1 or deepspeed else "none",
-            "options": {name: {"device": "cpu"} for name in offloads},
+            "options": {**self.facts.deepspeed.get(sharding, {}), **{name: {"device": "cpu"} for name in offloads}},
             "mixed": not deepspeed,
             "adapter": {"lora_r": count_of(settings, "lora_rank"), **ADAPTER} if with_adapter else None,
             "quantised": settings.get("quant_bits") == 4,

@@ -59,6 +59,8 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rules: tuple[StatedRule, ...]
     notes: tuple[StatedRule, ...]
     untraced: tuple[Untraced, ...] = ()
+    deepspeed: dict[str, dict[str, KnobValue]] = {}
+    """Sharding -> options of the framework's own DeepSpeed configuration."""
 
 
 class TransformersTrainer(Launched):

@@ -120,7 +120,7 @@ def test_an_offloaded_engine_empties_the_cache() -> None:
 
 
 def test_merging_an_adapter_counts_in_the_sync() -> None:
-    found = usage(training(), TraceContext(merge_bytes=70 * MIB, empties_before_rollout=True))
+    found = usage(training(), TraceContext(sync=(("workspaces", 70 * MIB),), empties_before_rollout=True))
     assert phase(found, "sync").requested_bytes == 370 * MIB
 
 
@@ -186,7 +186,7 @@ def test_an_offloaded_engine_empties_the_cache_around_its_rollout_alone() -> Non
 
 
 def test_an_offloaded_part_leaves_one_phase_alone() -> None:
-    found = usage(training(steps=2), TraceContext(merge_bytes=64 * MIB))
+    found = usage(training(steps=2), TraceContext(sync=(("workspaces", 64 * MIB),)))
     less = without(found, "sync", "optimizer")
     assert phase(found, "sync").allocated_bytes - phase(less, "sync").allocated_bytes == 200 * MIB
     assert "optimizer" not in phase(less, "sync").parts
