@@ -290,6 +290,17 @@ def test_a_forked_child_cannot_use_what_its_parent_initialised(python: str) -> N
     assert told(run(python, "L4", program)) == [3, 0, 33], "CUDA_ERROR_NOT_INITIALIZED, as of the real driver"
 
 
+def test_a_forked_child_uses_cuda_where_its_parent_only_imported_torch(python: str) -> None:
+    program = """
+        import json, os, torch
+        if os.fork() == 0:
+            print(json.dumps(torch.ones(3, device="cuda").sum().item()), flush=True)
+            os._exit(0)
+        os.wait()
+    """
+    assert told(run(python, "L4", program)) == 3.0
+
+
 def test_expandable_segments_grow_and_give_back(python: str) -> None:
     program = """
         import json, torch

@@ -108,7 +108,8 @@ def _keep_values(torch: ModuleType) -> None:
     """Enter the dispatch mode in this thread and in all that start later: it belongs to one thread."""
     if getattr(torch.version, "cuda", None) is None:
         return
-    _tell_images(torch)
+    # Not before CUDA is initialised: torch 2.11 refuses CUDA in forks of a process that asked for the architectures.
+    torch.cuda._lazy_call(lambda: _tell_images(torch))
     torch._C._set_sdp_use_cudnn(False)  # attention's first choice from Hopper on; its engines are absent here
     emulator_values = importlib.import_module("emulator_values")
     emulator_values.print_what_is_there()
