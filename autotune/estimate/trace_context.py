@@ -99,6 +99,7 @@ class TraceContext:
     cublas_workspace_bytes: int = 0
     generation: Generation | None = None
     sync: tuple[tuple[Part, int], ...] = ()  # blocks held together by the weight sync: gathered weights, a merged adapter
+    first_sync: tuple[tuple[Part, int], ...] = ()  # further ones of the first sync
     loads_at_once: bool = False  # one block for all weights is requested and freed before they are loaded
     empties_before_rollout: bool = False  # cache emptied before and after each rollout, as an offloaded engine does
     empty_cache_steps: int | None = None  # cache emptied before the backward passes of every n-th step
@@ -216,8 +217,9 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
     for event in places.multiplying[generates:] if context.cublas_workspace_bytes else ():
         yield Insertion(event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,))
     for number, (event, step) in enumerate(places.cycles):
-        if context.sync:
-            parts, sizes = zip(*context.sync, strict=True)
+        blocks = context.first_sync + context.sync if number == 0 else context.sync
+        if blocks:
+            parts, sizes = zip(*blocks, strict=True)
             made = range(1, len(sizes) + 1)
             order = (*made, *(-one for one in made))
             yield Insertion(event=event, sizes=sizes, parts=parts, order=order, phase="sync", step=step)
@@ -383,7 +385,8 @@ def step_context(
     return TraceContext(
         cublas_workspace_bytes=0 if on_cpu else constant_estimates.cublas_workspace(gpu),
         generation=_generation(composition, config, trace) if composition.generation == "trainer" else None,
-        sync=tuple(block for block in _sync(composition, config, trace) if block[1]),
+        sync=(sync := tuple(block for block in _sync(composition, config, trace) if block[1])),
+        first_sync=tuple(block for block in sync if block[0] == "communication") if _sends_base_first(composition) else (),
         loads_at_once=not on_cpu and _loads_at_once(composition, trace),
         empties_before_rollout=composition.empties_rollout_cache or (composition.engine is not None and composition.engine.sleep),
         empty_cache_steps=every if isinstance(every, int) and every > 0 else None,
@@ -454,13 +457,18 @@ def _gathered_bytes(composition: Composition, inventory: Inventory, *, whole: bo
     )
 
 
+def _sends_base_first(composition: Composition) -> bool:
+    """Return True if the base weights are sent before the first adapter: the last part sent is still
+    referenced while the adapter's part is gathered and merged."""
+    return composition.syncs_adapter_only and composition.first_sync_is_whole
+
+
 def _sync(composition: Composition, config: Mapping[str, object], trace: Trace) -> Iterator[tuple[Part, int]]:
     """Yield gathered weights, the merged adapter, the slice for a tensor-parallel rank.
 
     With adapters ZeRO-3 gathers all weights to merge them, in as many parts as the framework
     states; otherwise one parameter at a time. An adapter pushed alone is too small to count, unless
-    the base weights are sent before the first one: the last part sent is still referenced while the
-    adapter's first part is gathered and merged.
+    its framework gathers the base weights for it as well.
     """
     if composition.generation not in ("engine", "server"):
         return
@@ -473,8 +481,7 @@ def _sync(composition: Composition, config: Mapping[str, object], trace: Trace) 
     whole = adapters and composition.sharded_by == "zero3"
     size = _gathered_bytes(composition, trace.inventory, whole=whole)
     if whole:
-        part = tuple(one // composition.sync_parts for one in _gathered_pieces(size, trace))
-        yield from (("communication", one) for one in (2 if composition.syncs_adapter_only else 1) * part)
+        yield from (("communication", one // composition.sync_parts) for one in _gathered_pieces(size, trace))
     else:
         yield "communication", size
     if adapters:  # merged one module at a time, before the push

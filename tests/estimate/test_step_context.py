@@ -63,8 +63,9 @@ def test_an_adapter_alone_gathers_nothing_and_sync_parts_gather_a_part() -> None
     merged = sharded("zero3", engine=ENGINE, generation="engine", adapter_rank=16)
     alone = dataclasses.replace(merged, syncs_adapter_only=True)
     assert synced(around(alone)) == 0
-    base_once = synced(around(dataclasses.replace(alone, first_sync_is_whole=True)))
-    assert base_once == pytest.approx(10 * MATRIX + 200 * MIB, abs=8)  # gathered again for the adapter beside what was sent
+    base_once = around(dataclasses.replace(alone, first_sync_is_whole=True))
+    assert synced(base_once) == pytest.approx(10 * MATRIX + 100 * MIB, abs=8)
+    assert sum(size for _, size in base_once.first_sync) == pytest.approx(100 * MIB, abs=8)  # sent, and still referenced
     parts = synced(around(dataclasses.replace(merged, sync_parts=5)))
     assert parts == pytest.approx(10 * MATRIX + 100 * MIB / 5, abs=64)
 
