@@ -61,8 +61,9 @@ def main() -> int:
     asked = _arguments()
     os.environ.update(ENVIRONMENT)
     raw, python, began = Raw(asked.raw), environment.interpreter(asked.python), time.monotonic()
-    if asked.earlier is not None:
-        raw.take_over(json.loads(asked.earlier.read_text())["rows"])
+    earlier = [] if asked.earlier is None else json.loads(asked.earlier.read_text())["rows"]
+    raw.take_over(earlier)
+    failed = report.failed_rows(earlier)
     chosen = [one for one in SETUPS if not asked.names or any(word in one.name for word in asked.names)]
     versions = {name: version for name, version in environment.versions(python, PACKAGES).items() if version}
     facts = machine.facts(versions)
@@ -74,6 +75,9 @@ def main() -> int:
                 _emulate(setup, worker, raw, str(facts["commit"]))
             if raw.of(setup):
                 rows[setup.name] = report.row(setup, raw.of(setup), _said(setup, predictor.predict(setup)))
+            elif setup.name in failed:  # it has no figures to take over, and still counts as one that was not run
+                rows[setup.name] = failed[setup.name]
+            if setup.name in rows:
                 facts["seconds"] = round(time.monotonic() - began)
                 document = report.document([rows[one.name] for one in chosen if one.name in rows], facts)
                 if not asked.names:

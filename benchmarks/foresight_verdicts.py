@@ -130,11 +130,10 @@ def _trl(row: Mapping[str, Any]) -> Reading:
     if config.get("use_vllm") and not colocated and "num_processes" not in config and row["gpus"] > 1:
         raise LookupError("how many GPUs train and how many write completions")
     offload = config.get("deepspeed_config") or {}
+    # ms-swift's own `offload_model` and `offload_optimizer` act while vLLM generates, not in DeepSpeed.
     options = {
-        "offload_optimizer": {"device": "cpu"}
-        if offload.get("offload_optimizer_device") == "cpu" or config.get("offload_optimizer")
-        else {},
-        "offload_param": {"device": "cpu"} if offload.get("offload_param_device") == "cpu" or config.get("offload_model") else {},
+        "offload_optimizer": {"device": "cpu"} if offload.get("offload_optimizer_device") == "cpu" else {},
+        "offload_param": {"device": "cpu"} if offload.get("offload_param_device") == "cpu" else {},
     }
     prompt, completion = (
         int(config.get("max_prompt_length") or config.get("max_length") or 512),
