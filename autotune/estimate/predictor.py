@@ -121,6 +121,8 @@ def _on_gpu(given: PredictionInput) -> Prediction:
         others=other_model_bytes(given.trace, composition, used, given.config),
         away=composition.offloaded_in_rollout,
         fused_parts=composition.fused_parts,
+        connects_after_engine=_connects_after_engine(composition),
+        shards_after_engine=zero and composition.engine is not None and not composition.engine.apart,
     )
     # 2. The engine, in the memory that is left.
     engine = _engine(given, scene)
@@ -131,6 +133,13 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     if timeline.peak(points).device_bytes.value > room.value:
         tight = timeline.squeezed(stage_of(given), scene, room)
     return _prediction(given, scene, tight or points, engine, retried=tight is not None)
+
+
+def _connects_after_engine(composition: Composition) -> bool:
+    """Return True if an engine in the trainer's process starts before the first collective, which creates
+    NCCL's buffers. ZeRO-3 needs them to load its weights, tensor parallelism to start the engine."""
+    engine = composition.engine
+    return engine is not None and not engine.apart and engine.tensor_parallel == 1 and composition.sharded_by != "zero3"
 
 
 def _split_engine(given: PredictionInput) -> EngineUse | None:

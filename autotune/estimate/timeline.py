@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import Basis, Estimate, PhasePrediction
+from autotune.core.trace import Part
 from autotune.estimate import device_memory
 from autotune.estimate.device_memory import Outside
 from autotune.estimate.phase_usage import StepStage, TraceUsage
@@ -70,6 +71,8 @@ class Scene:
     others: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)  # models outside the step, by phase and part
     away: tuple[str, ...] = ()  # parts of the trainer's state that are offloaded during the rollout
     fused_parts: tuple[str, ...] = ()  # parts that may be nearly empty
+    connects_after_engine: bool = False  # NCCL's buffers do not exist yet when the engine starts
+    shards_after_engine: bool = False  # neither do masters and buffers of DeepSpeed: the weights alone do
 
     @property
     def away_bytes(self) -> int:
@@ -96,7 +99,7 @@ def timeline_points(scene: Scene) -> tuple[TimelinePoint, ...]:
     if scene.engine is not None:
         for phase in ("rollout", "sync"):
             uses.setdefault(phase, _resting(scene, phase))
-    return tuple(_point(scene, uses[phase]) for phase in PHASES if phase in uses)
+    return tuple((_load_point if phase == "load" else _point)(scene, uses[phase]) for phase in PHASES if phase in uses)
 
 
 def phase_predictions(scene: Scene, points: tuple[TimelinePoint, ...]) -> tuple[PhasePrediction, ...]:
@@ -151,34 +154,53 @@ def _resting(scene: Scene, phase: Phase) -> PhaseUse:
     )
 
 
-def _point(scene: Scene, use: PhaseUse) -> TimelinePoint:
+def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:
+    """max(engine's start beside what is there by then, the trainer's whole state beside the started engine)."""
+    if scene.engine is None or scene.engine.starts_after_load:
+        return _point(scene, use)
+    found, outside = use, scene.outside
+    if scene.shards_after_engine:
+        weights: dict[Part, int] = {part: size for part, size in use.parts.items() if part in ("weights", "adapters")}
+        size = sum(weights.values())
+        found = dataclasses.replace(
+            use, requested_bytes=size, allocated_bytes=size, reserved_bytes=size, reserved_high_bytes=size, parts=weights
+        )
+    if scene.connects_after_engine:
+        outside = dataclasses.replace(outside, communication=Estimate.exactly(0))
+    start = _point(dataclasses.replace(scene, outside=outside), found)
+    whole = _point(scene, use, engine_phase="backward")
+    return max(start, whole, key=lambda point: point.device_bytes.value)
+
+
+def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> TimelinePoint:
     """Sum of trainer, engine's activations beyond the free cache, other models, CUDA, engine."""
     free = use.reserved_bytes - use.allocated_bytes
-    passing = 0 if scene.engine is None else max(0, scene.engine.passes(use.phase) - free)
+    at = engine_phase or use.phase
+    passing = 0 if scene.engine is None else max(0, scene.engine.passes(at) - free)
     held = device_memory.reserved(use, scene.basis, scene.high_extra_bytes)
     others = device_memory.other_models(scene.others.get(use.phase, {}), scene.basis)
     reserved = held + Estimate.exactly(passing) + others
     total = reserved + scene.outside.total
     if scene.engine is not None:
-        total = total + scene.engine.held(use.phase)
+        total = total + scene.engine.held(at)
     fused_parts = sum(size for part, size in use.parts.items() if part in scene.fused_parts)
     total = Estimate(value=total.value, low=max(0.0, total.low - fused_parts), high=total.high)
     return TimelinePoint(
         phase=use.phase,
         torch_reserved=reserved,
         device_bytes=device_memory.whole_bytes(total),
-        parts=_parts(scene, use, passing, round(total.value)),
+        parts=_parts(scene, use, at, passing, round(total.value)),
     )
 
 
-def _parts(scene: Scene, use: PhaseUse, passing: int, total: int) -> dict[str, int]:
+def _parts(scene: Scene, use: PhaseUse, engine_phase: Phase, passing: int, total: int) -> dict[str, int]:
     """Return bytes by part; fragmentation is the remainder, so that they sum to the total."""
     parts: dict[str, int] = {str(name): size for name, size in use.parts.items()}
     for name, size in scene.others.get(use.phase, {}).items():
         parts[name] = parts.get(name, 0) + size
     parts["context"] = round(scene.outside.context.value)
     parts["communication"] = parts.get("communication", 0) + round(scene.outside.communication.value)
-    for name, size in _engine_parts(scene.engine, use.phase, passing):
+    for name, size in _engine_parts(scene.engine, engine_phase, passing):
         parts[name] = parts.get(name, 0) + size
     parts["fragmentation"] = total - sum(parts.values())
     return {name: parts[name] for name in PARTS if parts.get(name)}

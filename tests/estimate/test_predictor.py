@@ -140,6 +140,18 @@ def test_an_engine_adds_its_share_to_the_trainers() -> None:
     assert beside.breakdown["kv_cache"] == pytest.approx(beside.engine.kv_cache_bytes.value, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("sharded_by", "tensor_parallel", "connected"), [("ddp", 1, False), ("zero3", 1, True), ("ddp", 2, True)]
+)
+def test_an_engine_starts_before_the_first_collective_of_ddp(sharded_by: str, tensor_parallel: int, connected: bool) -> None:
+    engine = dataclasses.replace(ENGINE, utilization=0.6, tensor_parallel=tensor_parallel, sleep=True)
+    beside = dataclasses.replace(composition(engine=engine, generation="engine", ranks=2), sharded_by=sharded_by)
+    found = predicted(composition=beside, hardware=hardware(count=2))
+    parts = {phase.name: phase.parts for phase in found.phases}
+    assert ("communication" in parts["load"], "communication" in parts["rollout"]) == (connected, True)
+    assert "kv_cache" in parts["load"] and "optimizer" not in parts["load"]
+
+
 def test_an_offloaded_engine_counts_in_the_rollout_alone() -> None:
     awake, sleeping = with_engine(), with_engine(sleep=True)
     by_name = {phase.name: phase.peak_bytes.value for phase in sleeping.phases}
