@@ -100,6 +100,7 @@ class TraceContext:
     generation: Generation | None = None
     sync: tuple[tuple[Part, int], ...] = ()  # blocks held together by the weight sync: gathered weights, a merged adapter
     first_sync: tuple[tuple[Part, int], ...] = ()  # further ones of the first sync
+    sync_streams: bool = False  # each block is on a stream of its own, and on another one in each sync
     loads_at_once: bool = False  # one block for all weights is requested and freed before they are loaded
     empties_before_rollout: bool = False  # cache emptied before and after each rollout, as an offloaded engine does
     empty_cache_steps: int | None = None  # cache emptied before the backward passes of every n-th step
@@ -222,7 +223,9 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
             parts, sizes = zip(*blocks, strict=True)
             made = range(1, len(sizes) + 1)
             order = (*made, *(-one for one in made))
-            yield Insertion(event=event, sizes=sizes, parts=parts, order=order, phase="sync", step=step)
+            first = SYNC_STREAM + number * len(blocks)
+            streams = {at: first + at for at in range(len(blocks))} if context.sync_streams else {}
+            yield Insertion(event=event, sizes=sizes, parts=parts, order=order, phase="sync", step=step, streams=streams)
         if context.generation is not None:
             workspace = context.cublas_workspace_bytes if number == 0 else 0
             gathering = places.gathering if context.generation.gathers_like_step else None
@@ -257,6 +260,7 @@ def second_cycle(trace: Trace) -> int | None:
     return len(trace.events) if loaded and len(trace.marks) > 1 else None
 
 
+SYNC_STREAM = 64  # streams of the weight sync are numbered from here on, apart from those of the sharding
 GROWTH_LENGTHS = 64  # lengths at which a growing cache is replayed: steps of a few percent at most
 LAYER_PIECES = 4  # large parameters of a decoder layer
 PIECES = 8  # allocations that stand for a sum whose parts are unknown
@@ -387,6 +391,7 @@ def step_context(
         generation=_generation(composition, config, trace) if composition.generation == "trainer" else None,
         sync=(sync := tuple(block for block in _sync(composition, config, trace) if block[1])),
         first_sync=tuple(block for block in sync if block[0] == "communication") if _sends_base_first(composition) else (),
+        sync_streams=composition.sync_gathers == "packed",
         loads_at_once=not on_cpu and _loads_at_once(composition, trace),
         empties_before_rollout=composition.empties_rollout_cache or (composition.engine is not None and composition.engine.sleep),
         empty_cache_steps=every if isinstance(every, int) and every > 0 else None,
@@ -472,6 +477,9 @@ def _sync(composition: Composition, config: Mapping[str, object], trace: Trace) 
     """
     if composition.generation not in ("engine", "server"):
         return
+    if composition.sync_gathers == "packed":
+        yield from (("communication", size) for size in _packed_blocks(composition, trace.inventory))
+        return
     if composition.sync_gathers is not None:
         yield "communication", _sent_bytes(composition, config, trace.inventory)
         return
@@ -507,8 +515,6 @@ def _sent_bytes(composition: Composition, config: Mapping[str, object], inventor
         return max(buffer, inventory.parameters * width * apart)
     if composition.sync_gathers == "layer":
         return max(buffer, round(max(layer, root) * per_byte) * width * apart)
-    if composition.sync_gathers == "packed":
-        return _packed_bytes(composition, inventory)
     largest = inventory.largest_parameter * width * apart
     if composition.sync_gathers == "parameter":
         return largest + buffer
@@ -517,14 +523,16 @@ def _sent_bytes(composition: Composition, config: Mapping[str, object], inventor
     return named * width // composition.ranks + largest + max(buffer, round(max(layer, root) * per_byte) * width * apart)
 
 
-def _packed_bytes(composition: Composition, inventory: Inventory) -> int:
-    """Return two packed buffers, one of them overshot by the last parameter in it, in the trained precision.
+def _packed_blocks(composition: Composition, inventory: Inventory) -> tuple[int, ...]:
+    """Return two packed buffers, one of them overshot by the last parameter in it, in the trained precision,
+    and what is gathered for the second one.
 
     `packed_nccl_broadcast_producer` of vLLM collects parameters until they exceed the buffer's size, and
-    concatenates them while the buffer before is sent. Sharded ones are gathered first.
+    concatenates them while the buffer before is sent. Sharded ones are gathered first. Each buffer is on a
+    stream of its own, made anew for each sync: no later sync finds the blocks of an earlier one.
     """
     width = model_shape.dtype_bytes(composition["policy"].dtype)
     whole, buffer = inventory.parameters * width, composition.sync_buffer_bytes
     chunk = min(whole, buffer + inventory.largest_parameter * width)
     gathered = chunk if composition["policy"].sharding == "parameters" else 0
-    return min(whole, buffer + chunk) + gathered
+    return chunk, min(buffer, whole - chunk), gathered

@@ -124,7 +124,7 @@ def test_a_command_that_does_not_fit_ends_with_its_error_and_its_place(python: s
 @pytest.mark.timeout(300)
 def test_each_rank_of_a_launcher_is_told_in_the_document(python: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, torch; torch.zeros(1 << 20, device=f'cuda:{os.environ[\"LOCAL_RANK\"]}')")
-    torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(tmp_path / "train.py")]
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "train.py")]
     ran = rehearse("--gpus", "2xL4", "--json", "--", *torchrun)
     assert ran.returncode == 0, ran.stderr
     document = json.loads(ran.stdout)
