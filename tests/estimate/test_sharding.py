@@ -10,6 +10,7 @@ from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Tra
 from autotune.core.units import MIB
 from autotune.estimate.replay import replay
 from autotune.estimate.sharding import Sharding, apply, fsdp1, gather_for_generation_bytes, worst_rank
+from autotune.estimate.sharding.flat_parameters import FlatParameters
 from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, GRADIENT, PASS, optimizer_of
 from autotune.estimate.trace_context import TraceContext, emptied, inserted, insertions, places_in
 from tests.estimate.test_phase_usage import generation
@@ -524,7 +525,7 @@ def with_adapters() -> Trace:
 def test_fsdp1_has_a_unit_for_each_matrix_of_an_adapter() -> None:
     trace, sharding = with_adapters(), Sharding(kind="fsdp1", ranks=4)
     assert trace.usage is not None
-    units = fsdp1.Fsdp1(trace, trace.usage, sharding).units
+    units = FlatParameters(trace.usage, sharding).units
     assert units == {**{(layer, layer): [layer] for layer in range(4)}, **{(layer, None): [4 + layer] for layer in range(4)}}
     sharded = apply(trace, sharding).trace
     assert balanced(sharded)

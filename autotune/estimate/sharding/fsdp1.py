@@ -6,11 +6,12 @@ _flat_param.py.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
-from autotune.estimate.sharding.rewriter import BACKWARD, FORWARD, PASS, Rewriter, Writer, optimizer_of
+from autotune.estimate.sharding.flat_parameters import FlatParameters, UnitKey
+from autotune.estimate.sharding.rate_limiter import RateLimiter
+from autotune.estimate.sharding.rewriter import BACKWARD, FORWARD, PASS, Rewriter, optimizer_of
 from autotune.estimate.sharding.sharding_options import Sharding
 
 COMPUTING, GATHERING, CASTING, REDUCING = range(4)
@@ -22,69 +23,16 @@ BROADCAST_BYTES = 250 << 20
 STASHES_FROM = (2, 8)
 """First torch whose ProcessGroupNCCL keeps tensors instead of marking them with its stream."""
 
-IN_FLIGHT = 2
-"""Gathered units in flight before the process waits for the device (_limiter_utils.py)."""
-
-
-UnitKey = tuple[int, int | None]
-"""Layer (-1: the root), and the module if it is a unit of its own."""
-
-
-class RateLimiter:
-    """FSDP1's `limit_all_gathers`: the distance by which the process runs ahead of the device.
-
-    A block that another stream reads is freed with `record_stream`: unusable until the device has
-    passed that point. The process records an event whenever a gathered unit is resharded, and waits
-    for the oldest event before it gathers the next unit.
-    """
-
-    def __init__(self, book: Writer, *, on_streams: bool) -> None:
-        self._book, self._on_streams = book, on_streams
-        self._pending: deque[tuple[int, int]] = deque()
-        self._events: deque[int] = deque()
-        self._freed = 0
-
-    def free(self, number: int | None) -> None:
-        """Free a block that another stream still reads."""
-        self._book.free(number)
-        if number is not None and self._on_streams:
-            self._pending.append((self._freed, number))
-            self._freed += 1
-
-    def record_event(self) -> None:
-        self._events.append(self._freed)
-
-    def before_gathering(self) -> None:
-        if len(self._events) >= IN_FLIGHT:
-            self.wait_for_oldest()
-
-    def wait_for_oldest(self) -> None:
-        if self._events:
-            self._passed(self._events.popleft())
-
-    def synchronise(self) -> None:
-        """Wait for the whole device, as reading a loss or a norm does."""
-        self._passed(self._freed)
-        self._events.clear()
-
-    def _passed(self, until: int) -> None:
-        done = []
-        while self._pending and self._pending[0][0] < until:
-            done.append(self._pending.popleft()[1])
-        self._book.returned(done)
-
 
 class Fsdp1(Rewriter):
-    """Units of accelerate: decoder layers, and a root (layer -1) with the rest."""
+    """Flat parameters, gathered before their use and reduced after their gradients."""
 
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
         super().__init__(trace, usage)
         self.sharding = sharding
         self.optimizer = optimizer_of(trace, usage)
-        self.units: dict[UnitKey, list[int]] = {}
-        self.unit_of = self._unit_of()
-        for index in range(len(usage.parameters)):
-            self.units.setdefault(self.unit_of[index], []).append(index)
+        self.flat = FlatParameters(usage, sharding)
+        self.units = self.flat.units
         self.own = {key[1]: key for key in self.units if key[1] is not None}  # module -> its own unit
         self.open: dict[int, list[int]] = {}  # layer -> gathered blocks, without units of its modules
         self.apart: dict[UnitKey, int] = {}  # the same of those
@@ -93,7 +41,7 @@ class Fsdp1(Rewriter):
         self.narrow: dict[int, list[int]] = {}
         self.seen: dict[int, int] = {}
         self.states: list[int] = []
-        self.announcers = self._announcers()
+        self.announcers = self.flat.announcers()
         self.current: int | None = None
         self.recomputing: int | None = None  # layer whose whole forward pass runs again before its backward pass
         self.turned: int | None = None  # layer whose backward pass has begun
@@ -102,20 +50,7 @@ class Fsdp1(Rewriter):
         self.records_streams = sharding.records_streams or _records_streams(trace.versions.get("torch", ""))
         self.limiter = RateLimiter(self.book, on_streams=self.on_streams)
         if trace.device == "cuda":
-            self.gone |= {one.number for one in usage.parameters if one.number is not None and not self._ignored(one.trains)}
-
-    def _unit_of(self) -> dict[int, UnitKey]:
-        """Return the unit of each parameter: its layer's, or beside frozen parameters its own module's.
-
-        PEFT's wrapping policy makes a unit of each module that has nothing but a trainable weight, so of
-        each matrix of an adapter: most are in the allocator's pool of small blocks.
-        """
-        frozen = {self._layer(index) for index, parameter in enumerate(self.usage.parameters) if not parameter.trains}
-        owner = {index: module for module, held in enumerate(self.usage.modules) for index in held}
-        return {
-            index: (self._layer(index), owner.get(index) if parameter.trains and self._layer(index) in frozen else None)
-            for index, parameter in enumerate(self.usage.parameters)
-        }
+            self.gone |= {one.number for one in usage.parameters if one.number is not None and not self.flat.ignored(one.trains)}
 
     def _recomputes_whole(self) -> bool:
         """Return True for reentrant checkpointing: a layer's forward pass is repeated before its backward pass begins."""
@@ -127,7 +62,7 @@ class Fsdp1(Rewriter):
                 turned.clear()
             if kind not in (FORWARD, BACKWARD) or not self.usage.modules[which]:
                 continue
-            layer = self._layer(self.usage.modules[which][0])
+            layer = self.flat.layer(self.usage.modules[which][0])
             if kind == BACKWARD:
                 backward = True
                 turned.add(layer)
@@ -135,53 +70,11 @@ class Fsdp1(Rewriter):
                 return True
         return False
 
-    def _layer(self, index: int) -> int:
-        layer = self.usage.parameters[index].layer
-        return -1 if layer is None else layer
-
-    def _trains(self, unit: Sequence[int]) -> bool:
-        """Trainable and frozen parameters are flattened separately."""
-        return self.usage.parameters[unit[0]].trains
-
-    def _ignored(self, trains: bool) -> bool:
-        """Parameters outside FSDP are whole on every rank, as in the trace."""
-        return trains and self.sharding.ignores_trainable
-
-    def _announcers(self) -> dict[int, int]:
-        """Return layer -> module whose backward prefetches the layer below.
-
-        Prefetched is the unit that ran before. If adapters are units of their own, a layer's frozen
-        part runs after its last adapter, and only its first adapter runs after the layer below.
-        """
-        frozen = {layer for (layer, _), unit in self.units.items() if not self._trains(unit)}
-        found: dict[int, int] = {}
-        for module, held in enumerate(self.usage.modules):
-            if held and self._trains(held) and self._layer(held[0]) in frozen:
-                found.setdefault(self._layer(held[0]), module)
-        return {} if self.sharding.ignores_trainable else found
-
-    # Elements of a unit (padded), of a rank's shard, and bytes per element.
-
-    def _count(self, unit: list[int]) -> int:
-        count = sum(self.usage.parameters[index].count for index in unit)
-        return -(-count // self.sharding.ranks) * self.sharding.ranks
-
-    def _shard(self, unit: list[int]) -> int:
-        return self._count(unit) // self.sharding.ranks
-
-    def _width(self, unit: list[int]) -> int:
-        parameter = self.usage.parameters[unit[0]]
-        return max(1, parameter.size // max(1, parameter.count))
-
-    def _master_width(self, unit: list[int]) -> int:
-        stated = self.sharding.master_bytes if self._trains(unit) else self.sharding.frozen_master_bytes
-        return stated or self._width(unit)
-
     # Load.
 
     def loaded(self) -> None:
         """Wrap units from the inside out, the root last; then widen the trainable ones."""
-        units = [key for key, unit in self.units.items() if not self._ignored(self._trains(unit))]
+        units = [key for key, unit in self.units.items() if not self.flat.ignored(self.flat.trains(unit))]
         shards = []
         for at, key in enumerate(sorted(units, key=lambda key: (key[0] < 0, key[0]))):
             # Copies from the host wait for the device. Ranks that begin on meta copy nothing
@@ -193,17 +86,17 @@ class Fsdp1(Rewriter):
             shards.append(self._wrapped(self.units[key]))
             self.limiter.record_event()
         for number, unit in [shards[-1], *shards[:-1]]:
-            if self._master_width(unit) != self._width(unit):
-                self.book.allocate(self._shard(unit) * self._master_width(unit), "weights")
-                self.narrow.setdefault(self._layer(unit[0]), []).append(number)
+            if self.flat.master_width(unit) != self.flat.width(unit):
+                self.book.allocate(self.flat.shard(unit) * self.flat.master_width(unit), "weights")
+                self.narrow.setdefault(self.flat.layer(unit[0]), []).append(number)
         for _, unit in [shards[-1], *shards[:-1]] if self.on_streams else ():
             # Gather buffers are made and freed once (`init_flat_param_attributes`).
-            width, master = self._width(unit), self._master_width(unit)
+            width, master = self.flat.width(unit), self.flat.master_width(unit)
             if master != width:
-                self.book.passing(self._shard(unit) * width, "communication")
-            self.book.passing(self._count(unit) * width, "communication")
+                self.book.passing(self.flat.shard(unit) * width, "communication")
+            self.book.passing(self.flat.count(unit) * width, "communication")
             if master != width:
-                self.book.passing(self._count(unit) * master, "communication")
+                self.book.passing(self.flat.count(unit) * master, "communication")
 
     def _wrapped(self, unit: list[int]) -> tuple[int, list[int]]:
         """Move a unit to the device (copied or empty), broadcast, flatten and shard it."""
@@ -212,8 +105,8 @@ class Fsdp1(Rewriter):
         moved = [self.book.allocate(parameter.size, "weights") for parameter in parameters] if whole else []
         for size in _broadcasts([parameter.size for parameter in parameters]) if whole else ():
             (self.limiter if self.records_streams else self.book).free(self.book.allocate(size, "communication"))
-        flat = self.book.allocate(self._count(unit) * self._width(unit), "weights") if whole else None
-        shard = self.book.allocate(self._shard(unit) * self._width(unit), "weights")
+        flat = self.book.allocate(self.flat.count(unit) * self.flat.width(unit), "weights") if whole else None
+        shard = self.book.allocate(self.flat.shard(unit) * self.flat.width(unit), "weights")
         self.book.free(flat)
         for number in moved:  # `_init_param_handle_from_module` lists them until the flat parameter is sharded
             self.book.free(number)
@@ -228,17 +121,17 @@ class Fsdp1(Rewriter):
             return
         self.open[layer] = []
         for (where, module), unit in self.units.items():
-            if where == layer and module is None and not self._ignored(self._trains(unit)):
+            if where == layer and module is None and not self.flat.ignored(self.flat.trains(unit)):
                 self.open[layer].append(self._gathered(unit))
 
     def _unshard_own(self, module: int) -> None:
         key = self.own.get(module)
-        if key is not None and key not in self.apart and not self._ignored(self._trains(self.units[key])):
+        if key is not None and key not in self.apart and not self.flat.ignored(self.flat.trains(self.units[key])):
             self.apart[key] = self._gathered(self.units[key])
 
     def _gathered(self, unit: list[int]) -> int:
-        count, width = self._count(unit), self._width(unit)
-        casts = self._master_width(unit) != width
+        count, width = self.flat.count(unit), self.flat.width(unit)
+        casts = self.flat.master_width(unit) != width
         cast = self._allocate(count // self.sharding.ranks * width, "communication", CASTING) if casts else None
         self.limiter.before_gathering()
         whole = self._allocate(count * width, "communication", GATHERING)
@@ -312,7 +205,7 @@ class Fsdp1(Rewriter):
         """Gather the layer of this module, if it is the layer's first."""
         if not self.usage.modules[module]:
             return None
-        layer = self._layer(self.usage.modules[module][0])
+        layer = self.flat.layer(self.usage.modules[module][0])
         if layer != self.current:
             self._leave()
         self.current = layer
@@ -340,7 +233,7 @@ class Fsdp1(Rewriter):
         if not self.sharding.ignores_trainable:
             held = self.held(number)
             self.seen[parameter] = -1 if held is None else held
-            key = self.unit_of[parameter]
+            key = self.flat.unit_of[parameter]
             if all(index in self.seen for index in self.units[key]):
                 self._reduce(key)
 
@@ -352,7 +245,7 @@ class Fsdp1(Rewriter):
         gradients are read by another stream, gathered weights are not.
         """
         unit = self.units[key]
-        count, width, master = self._count(unit), self._width(unit), self._master_width(unit)
+        count, width, master = self.flat.count(unit), self.flat.width(unit), self.flat.master_width(unit)
         wide = self.sharding.reduce_bytes or width
         flat = self._allocate(count * width, "gradients", GATHERING)
         for index in unit:
@@ -386,7 +279,7 @@ class Fsdp1(Rewriter):
 
     def optimizer_begins(self) -> None:
         self._finish_backward()
-        sizes = [(count, width) for _, count, width in sorted(self._trained())]
+        sizes = [(count, width) for _, count, width in sorted(self.flat.trained())]
         if not self.states:
             kept = [one for size in sizes for one in self.optimizer.state_tensors(*size)]
             self.states = [self.book.allocate(size, "optimizer") for size in kept]
@@ -397,28 +290,6 @@ class Fsdp1(Rewriter):
         copies = [count * width for _ in range(self.optimizer.temporary_copies) for count, width in sizes]
         for number in [self.book.allocate(size, "optimizer") for size in copies]:
             self.book.free(number)
-
-    def _trained(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the optimizer's tensors: parameter, elements and width of this rank's piece."""
-        for unit in self.units.values():
-            for place, count in self._pieces(unit) if self._trains(unit) else ():
-                yield place, count, self._master_width(unit)
-
-    def _pieces(self, unit: list[int]) -> Iterator[tuple[int, int]]:
-        """Yield this rank's piece of each original parameter, or of the flat one."""
-        counts = [(index, self.usage.parameters[index].count) for index in unit]
-        shard = self._shard(unit)
-        if self.sharding.ignores_trainable:
-            yield from counts
-        elif not self.sharding.use_orig_params:
-            yield unit[0], shard
-        else:
-            start, at = self.sharding.rank * shard, 0
-            for index, count in counts:
-                held = min(start + shard, at + count) - max(start, at)
-                at += count
-                if held > 0:
-                    yield index, held
 
     def optimizer_ends(self) -> None:
         """Free the gradients: zero_grad sets them to None."""
