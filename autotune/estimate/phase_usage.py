@@ -15,17 +15,9 @@ import numpy as np
 from autotune.core.measurement import Phase
 from autotune.core.trace import Part, Trace
 from autotune.estimate.event_arrays import Integers
+from autotune.estimate.insertion import Insertion, inserted
 from autotune.estimate.replay import PhaseUse, Replay, Track
-from autotune.estimate.trace_context import (
-    Insertion,
-    TraceContext,
-    emptied,
-    inserted,
-    insertions,
-    loaded_once,
-    places_in,
-    second_cycle,
-)
+from autotune.estimate.trace_context import TraceContext, emptied, insertions, loaded_once, places_in, second_cycle
 
 SHORTER_SHARE = 0.85
 """Length of the first step in the second replay, as a share of the longest: its cached blocks are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.core.trace import Trace
-from autotune.estimate.trace_context import Insertion, inserted
+from autotune.estimate.insertion import Insertion, inserted
 from tests.estimate.synthetic import Book
 
 

@@ -10,7 +10,8 @@ import pytest
 from autotune.core.units import MIB
 from autotune.estimate.generation_prefill import PrefillSizes
 from autotune.estimate.phase_usage import PhaseUse, StepStage, TraceUsage, usage, without
-from autotune.estimate.trace_context import Generation, TraceContext, loaded_once, places_in
+from autotune.estimate.trace_context import TraceContext, loaded_once, places_in
+from autotune.estimate.trainer_rollout import Generation
 from tests.estimate.synthetic import Book, training
 
 WORKSPACE = 8 * MIB + 128 * 1024

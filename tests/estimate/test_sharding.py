@@ -8,11 +8,12 @@ import pytest
 
 from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Trace
 from autotune.core.units import MIB
+from autotune.estimate.insertion import inserted
 from autotune.estimate.replay import replay
 from autotune.estimate.sharding import Sharding, apply, fsdp1, gather_for_generation_bytes, worst_rank
 from autotune.estimate.sharding.flat_parameters import FlatParameters
 from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, GRADIENT, PASS, optimizer_of
-from autotune.estimate.trace_context import TraceContext, emptied, inserted, insertions, places_in
+from autotune.estimate.trace_context import TraceContext, emptied, insertions, places_in
 from tests.estimate.test_phase_usage import generation
 
 COUNT = 1000

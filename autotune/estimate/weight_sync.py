@@ -1,0 +1,90 @@
+"""Memory that a weight sync holds on a training rank: gathered weights, merged adapters, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from autotune.core.composition import Composition
+from autotune.core.trace import Inventory, Part, Trace
+from autotune.estimate import model_shape, vllm_engine
+from autotune.estimate.trainer_rollout import gathered_bytes, gathered_pieces
+
+SYNC_STREAM = 64  # streams of the weight sync are numbered from here on, apart from those of the sharding
+MERGE_BYTES_PER_WEIGHT = 4 + 4 + 2
+"""Per weight of the largest adapted matrix: B·A, the same scaled, in the weights' dtype."""
+
+
+def sends_base_first(composition: Composition) -> bool:
+    """Return True if the base weights are sent before the first adapter: the last part sent is still
+    referenced while the adapter's part is gathered and merged."""
+    return composition.syncs_adapter_only and composition.first_sync_is_whole
+
+
+def sync_blocks(composition: Composition, config: Mapping[str, object], trace: Trace) -> Iterator[tuple[Part, int]]:
+    """Yield gathered weights, the merged adapter, the slice for a tensor-parallel rank.
+
+    With adapters ZeRO-3 gathers all weights to merge them, in as many parts as the framework
+    states; otherwise one parameter at a time. An adapter pushed alone is too small to count, unless
+    its framework gathers the base weights for it as well.
+    """
+    if composition.generation not in ("engine", "server"):
+        return
+    if composition.sync_gathers == "packed":
+        yield from (("communication", size) for size in _packed_blocks(composition, trace.inventory))
+        return
+    if composition.sync_gathers is not None:
+        yield "communication", _sent_bytes(composition, config, trace.inventory)
+        return
+    if composition.syncs_adapter_only and not composition.first_sync_is_whole:
+        return
+    adapters = composition["policy"].adapter_rank is not None
+    whole = adapters and composition.sharded_by == "zero3"
+    size = gathered_bytes(composition, trace.inventory, whole=whole)
+    if whole:
+        yield from (("communication", one // composition.sync_parts) for one in gathered_pieces(size, trace))
+    else:
+        yield "communication", size
+    if adapters:  # merged one module at a time, before the push
+        shape = model_shape.shape(config)
+        widest = max(max(layer.width, layer.expert_width) for layer, _ in shape.kinds)
+        yield "workspaces", MERGE_BYTES_PER_WEIGHT * shape.hidden * max(widest, shape.heads * shape.head_dim)
+    if composition.engine is not None:
+        dtype, tensor_parallel = composition["policy"].dtype, composition.engine.tensor_parallel
+        yield "workspaces", vllm_engine.sync_bytes(config, dtype=dtype, tensor_parallel=tensor_parallel)
+
+
+def _sent_bytes(composition: Composition, config: Mapping[str, object], inventory: Inventory) -> int:
+    """Return what a rank holds at most while it sends weights in the precision of its shards.
+
+    The buffer is made after the copies. A layer or a model is gathered before it, and no longer there.
+    """
+    width, buffer = model_shape.dtype_bytes(composition["policy"].dtype), composition.sync_buffer_bytes
+    per_byte = inventory.parameters / max(1, inventory.weight_bytes)
+    shape, apart = model_shape.shape(config), composition.ranks > 1
+    layer = max(inventory.layer_bytes, default=0)
+    root = inventory.weight_bytes - sum(inventory.layer_bytes)
+    if composition.sync_gathers == "model":
+        return max(buffer, inventory.parameters * width * apart)
+    if composition.sync_gathers == "layer":
+        return max(buffer, round(max(layer, root) * per_byte) * width * apart)
+    largest = inventory.largest_parameter * width * apart
+    if composition.sync_gathers == "parameter":
+        return largest + buffer
+    # A state dict names a tied head again. A unit's whole parameters and a copy of the largest are there before the buffer.
+    named = inventory.parameters + (0 if shape.head else shape.embedding)
+    return named * width // composition.ranks + largest + max(buffer, round(max(layer, root) * per_byte) * width * apart)
+
+
+def _packed_blocks(composition: Composition, inventory: Inventory) -> tuple[int, ...]:
+    """Return two packed buffers, one of them overshot by the last parameter in it, in the trained precision,
+    and what is gathered for the second one.
+
+    `packed_nccl_broadcast_producer` of vLLM collects parameters until they exceed the buffer's size, and
+    concatenates them while the buffer before is sent. Sharded ones are gathered first. Each buffer is on a
+    stream of its own, made anew for each sync: no later sync finds the blocks of an earlier one.
+    """
+    width = model_shape.dtype_bytes(composition["policy"].dtype)
+    whole, buffer = inventory.parameters * width, composition.sync_buffer_bytes
+    chunk = min(whole, buffer + inventory.largest_parameter * width)
+    gathered = chunk if composition["policy"].sharding == "parameters" else 0
+    return chunk, min(buffer, whole - chunk), gathered
