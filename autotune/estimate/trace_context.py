@@ -15,6 +15,7 @@ from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.insertion import Insertion
 from autotune.estimate.trainer_rollout import Generation, PassGathering, rollout, trainer_rollout
 from autotune.estimate.weight_sync import SYNC_STREAM, sends_base_first, sync_blocks
+from autotune.worker.releases import release_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +224,6 @@ def step_context(
 
 def _loads_at_once(composition: Composition, trace: Trace) -> bool:
     """Return True if the model is loaded straight onto the device: on one rank, or quantised."""
-    version = trace.versions.get("transformers", "")
-    known = tuple(int(number) for number in version.split(".")[:2] if number.isdigit())
+    known = release_numbers(trace.versions.get("transformers", "0"))
     straight = composition.ranks == 1 or composition["policy"].quantised_bits is not None
     return trace.basis == "traced" and straight and known >= LOADS_AT_ONCE_FROM

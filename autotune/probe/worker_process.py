@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import time
@@ -30,6 +29,7 @@ from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES, Spawned, WorkFolder
 from autotune.worker import protocol
 from autotune.worker.processes import descendants
 from autotune.worker.protocol import Message
+from autotune.worker.releases import release_numbers
 
 START_SECONDS = 60.0
 """Limit for the first message: usually a fraction of a second, longer on a network disk."""
@@ -331,7 +331,7 @@ def require_supported(supported: Supported, versions: Mapping[str, str], python:
     """Raise TrainingEnvironmentError, with an install command, for an unsupported package."""
     for package, (oldest, beyond) in supported.items():
         found = versions.get(package)
-        if found is None or not _parts(oldest) <= _parts(found) < _parts(beyond):
+        if found is None or not release_numbers(oldest) <= release_numbers(found) < release_numbers(beyond):
             state = f"has no {package}" if found is None else f"has {package} {found}"
             raise TrainingEnvironmentError(
                 f"The interpreter {python} {state}; autotune supports {package} from {oldest} to below {beyond}. "
@@ -342,12 +342,3 @@ def require_supported(supported: Supported, versions: Mapping[str, str], python:
 def install_hint(python: Path, package: str, supported: tuple[str, str]) -> str:
     """Return the command that installs a supported version, as a sentence."""
     return f"Install it with: {python} -m pip install '{package}>={supported[0]},<{supported[1]}'"
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    """Return the release numbers of a version: `1.16.0.dev0` as (1, 16); 1.0 equals 1."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    numbers = [int(part) for part in match[0].split(".")] if match else []
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)

@@ -13,7 +13,6 @@ import argparse
 import faulthandler
 import gc
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -29,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, NoReturn
 
-from . import cuda_before_fork, processes, protocol, rank
+from . import cuda_before_fork, processes, protocol, rank, releases
 from .protocol import Message, Wire
 
 POLL_INTERVAL_S = 0.02  # delay until the exit of a rank is noticed, at most
@@ -137,7 +136,7 @@ class Worker:
     def _start_ranks(self, message: Message) -> None:
         """Start the ranks of this machine; `span` has their position among all ranks of the job."""
         ranks = int(message["ranks"])
-        port = _free_port() if ranks > 1 else None
+        port = rank.free_port() if ranks > 1 else None
         span = message.get("span") or {"first": 0, "world": ranks, "address": "127.0.0.1", "port": port}
         self._expected_ranks = range(span["first"], span["first"] + ranks)
         for number in self._expected_ranks:
@@ -245,23 +244,6 @@ def load_adapter(name: str) -> ModuleType:
     return module
 
 
-def _installed(packages: list[str]) -> dict[str, str]:
-    """Return the versions of installed packages from their metadata, without an import."""
-    versions = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def main(arguments: list[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="autotune/worker")
     parser.add_argument("--adapter", required=True, help="a module of autotune.worker, or the path of an adapter (.py)")
@@ -278,6 +260,6 @@ def main(arguments: list[str]) -> NoReturn:
     processes.adopt_orphans()
     parent = Wire(socket.socket(fileno=options.fd))
     if not options.spawn_ranks:
-        versions = _installed([p for p in options.packages.split(",") if p])
+        versions = {"python": platform.python_version(), **releases.versions(filter(None, options.packages.split(",")))}
         parent.send({"event": protocol.ENVIRONMENT, "pid": os.getpid(), "versions": versions})
     Worker(parent, options.adapter, spawns=options.spawn_ranks).run()

@@ -20,7 +20,6 @@ from autotune.probe.message_validation import RankSpeed
 from autotune.probe.output_log import MAX_LOG_BYTES, OutputLog
 from autotune.probe.process_meter import ProcessMeter, TreeMemory
 from autotune.probe.spawn import WorkFolder, environment, marked
-from autotune.probe.worker_process import _parts
 from autotune.worker.memory_guard import Guard, give_back, own_bytes
 from autotune.worker.protocol import Wire
 
@@ -230,8 +229,3 @@ def test_ranks_are_merged_by_the_slowest_of_each_cycle() -> None:
     assert merged.prompt_tokens == 16
     assert merged.phase_seconds == {"rollout": 3.0, "other": 0.5}
     assert merge_speeds([]) is None
-
-
-def test_versions_compare_by_their_numbers() -> None:
-    assert _parts("1.9") < _parts("1.16.0.dev0") == _parts("1.16") < _parts("1.17rc1") == _parts("1.17.0")
-    assert _parts("2.13.0+cpu") == (2, 13)

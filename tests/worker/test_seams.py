@@ -59,7 +59,7 @@ def test_each_hook_of_a_run_is_in_the_table(method: str) -> None:
     seams, found = inside("trl.seams"), inside("trl.methods").METHODS[method]
     run = object.__new__(found.run)
     run.recorder = run.lengths = run.seen = run.rollouts = None
-    required = {seam.name for seam in seams.SEAMS if seam.module == found.module and seam.use == "probe"}
+    required = {seam.name for seam in seams.SEAMS if seam.module == found.run.module and seam.use == "probe"}
     hooked = {f"{found.run.names[1]}.{name}" for name in run._hooks()}
     assert hooked <= required
     assert required - hooked <= {"PPOTrainer.null_ref_context"}  # read by the loop itself

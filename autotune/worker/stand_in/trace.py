@@ -9,7 +9,6 @@ and the specification, for frameworks that replace parts of a model.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import importlib.metadata
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .. import releases
 from ..tracing import Untraceable
 
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
@@ -183,11 +183,7 @@ def batches(spec: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> 
 
 def versions() -> dict[str, str]:
     """Versions of the packages whose code is traced."""
-    found = {}
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return releases.versions(PACKAGES)
 
 
 __all__ = ["Untraceable", "load", "measure", "release", "supported", "trace", "warm"]

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..releases import release
 from . import traced_gpu
 from .patching import torch_kernels
 
@@ -82,8 +83,7 @@ def _prefers_cudnn() -> bool:
 
     It saves the same as flash: the output, one float32 per row and head, and a given mask as it is.
     """
-    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
-    return release >= (2, 10) and traced_gpu.capability()[0] in (9, 10) and torch.backends.cuda.cudnn_sdp_enabled()
+    return release("torch") >= (2, 10) and traced_gpu.capability()[0] in (9, 10) and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def _fits_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout: float, gqa: bool) -> bool:

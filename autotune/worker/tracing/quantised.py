@@ -18,7 +18,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import math
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .. import releases
 from . import Untraceable
 from .patching import swapped
 
@@ -306,11 +306,7 @@ def _as_gptq(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
 
 def _trains_by_torch() -> bool:
     """Return the behaviour of the installed GPTQModel; without one that of today's."""
-    try:
-        installed = importlib.metadata.version("gptqmodel")
-    except importlib.metadata.PackageNotFoundError:
-        return True
-    return tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) >= TRAINS_BY_TORCH
+    return releases.release("gptqmodel") >= TRAINS_BY_TORCH
 
 
 def _as_bitsandbytes(name: str, packed: Any, **options: Any) -> Any:

@@ -11,7 +11,7 @@ import importlib
 import itertools
 import queue
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,9 +23,6 @@ NEVER_STALE = 2**40
 
 PROMPTS = 97
 """Different first tokens of prompts."""
-
-TREE_ATTENTION = "tree_fa3"
-"""Attention under which the trainer loads its model."""
 
 
 class EndlessQueue:
@@ -139,46 +136,4 @@ def loading(model: Any) -> Iterator[None]:
         return model
 
     with swapped(vars(importlib.import_module(seams.ASYNC_GRPO)), seams.REFERENCE_LOADER, load):
-        yield
-
-
-# Trace.
-
-
-def traced_arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the trainer's arguments beside those of every method; it loads the model by its name.
-
-    A micro-batch is one row: so many rollouts, over so many prompts."""
-    lengths = spec["lengths"]["prompt"], spec["lengths"]["completion"]
-    rows, groups = int(spec["settings"]["per_device_train_batch_size"]), int(spec.get("groups") or 1)
-    made = rollouts(lambda: lengths, lambda number: number // rows * groups + number % rows * groups // rows)
-    return {"model": spec["model"]["name"], "rollout_worker": FinishedRollouts(made), "weight_transfer": NoTransfer()}
-
-
-def without_sync(trainer_class: Any) -> Any:
-    """Return a subclass that sends no weights: a trace adds the memory of a sync itself."""
-    from ..tracing.patching import attribute
-
-    class Unsynchronised(trainer_class):  # type: ignore[misc]
-        def _sync_weight(self) -> None:
-            self.model_version += 1
-
-        def get_train_dataloader(self) -> Any:
-            with attribute(self.accelerator, "device_placement", True):  # the dispatcher of batches requires it
-                return super().get_train_dataloader()
-
-    Unsynchronised.__name__ = trainer_class.__name__
-    return Unsynchronised
-
-
-@contextmanager
-def attention_kernel(spec: Mapping[str, Any]) -> Iterator[None]:
-    """Register the trainer's attention, on a GPU with the kernel's stand-in."""
-    from ..tracing import flash_attention_3
-    from ..tracing.patching import swapped
-
-    packing = importlib.import_module(f"{seams.ASYNC_GRPO.rpartition('.')[0]}.packing")
-    packing.register_tree_attention()
-    on_gpu = spec["device"] == "cuda"
-    with swapped(vars(packing), "_flash_attn", lambda: flash_attention_3.KERNEL) if on_gpu else contextlib.nullcontext():
         yield

@@ -8,7 +8,6 @@ rewards), seams (hooked names of TRL).
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import importlib.metadata
@@ -22,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import cuda_before_fork, cuda_recovery, memory_meter
+from .. import cuda_before_fork, cuda_recovery, memory_meter, releases
 from . import base_model, drawn_completions, engine, methods, rank_environment, seams, vllm_server
 from .loaded import Loaded, start_engine
 from .seams import supported as supported
@@ -61,17 +60,8 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
 
 
 def installed(packages: list[str]) -> dict[str, str]:
-    versions = {name.removesuffix("-cpu"): version for name in packages if (version := _version(name)) is not None}
+    versions = {name.removesuffix("-cpu"): version for name in packages if (version := releases.version(name)) is not None}
     return {"python": platform.python_version(), **versions}
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    """Version of a package, cached: it does not change under the process that imported it."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _import_model_code(load: Mapping[str, Any]) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from ..rank import free_port
 
 # Variables of the launcher that the worker has set already.
 SET_BY_WORKER = frozenset({
@@ -70,9 +71,3 @@ def environment_of(configuration: Mapping[str, Any], scratch: Path) -> dict[str,
         os.environ.clear()
         os.environ.update(before)
     return {name: value for name, value in made.items() if os.environ.get(name) != value and name not in SET_BY_WORKER}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import importlib
 import inspect
 import sys
 import types
@@ -20,12 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..tracing.patching import attribute
-
-# Methods, with the prefix of their class names.
-METHODS: Mapping[str, str] = {
-    "grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward", "async-grpo": "AsyncGRPO",
-}  # fmt: skip
-EXPERIMENTAL = {"async-grpo": "trl.experimental.async_grpo.async_grpo"}  # beginning of the modules' names
+from .methods import METHODS
 
 
 class CaptureDone(BaseException):
@@ -112,7 +106,7 @@ class Capture:
 
     def _reaching(self, trainer_class: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of TRL's constructor, as passed on by the user's subclass."""
-        base = classes_of(method)[0]
+        base = METHODS[method].run.classes()[1]
         reached: list[dict[str, Any]] = []
         real = base.__init__
 
@@ -169,27 +163,20 @@ class _Placeholder:
         raise CaptureDone
 
 
-def classes_of(method: str) -> tuple[Any, Any]:
-    """Import the trainer and configuration classes of a method."""
-    begin = EXPERIMENTAL.get(method, f"trl.trainer.{method}")
-    trainer, config = (importlib.import_module(f"{begin}_{kind}") for kind in ("trainer", "config"))
-    return getattr(trainer, f"{METHODS[method]}Trainer"), getattr(config, f"{METHODS[method]}Config")
-
-
 @contextmanager
 def patched(capture: Capture) -> Iterator[None]:
     """Make TRL's trainers return placeholders, and record its configurations. Other trainers are refused."""
     from transformers import Trainer, TrainingArguments
 
     classes = {}
-    for method in METHODS:
+    for method in (name for name, method in METHODS.items() if method.in_scripts):
         with contextlib.suppress(ImportError):  # older releases have no KTO outside of trl.experimental
-            classes[method] = classes_of(method)
+            classes[method] = METHODS[method].run.classes()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_constructed_by(Trainer, _refuse))
-        for method, (trainer, _) in classes.items():
+        for method, (_, trainer) in classes.items():
             stack.enter_context(_constructed_by(trainer, _capturing(method, capture)))
-        for config in (TrainingArguments, *(config for _, config in classes.values())):
+        for config in (TrainingArguments, *(config for config, _ in classes.values())):
             if "__post_init__" in vars(config):
                 stack.enter_context(attribute(config, "__post_init__", _recording(config.__post_init__, capture)))
         yield

@@ -27,7 +27,8 @@ from typing import Any
 
 from ..tracing.patching import attribute, swapped
 from .engine import without_vllm
-from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, classes_of, default_of
+from .methods import METHODS
+from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, default_of
 
 SPECIAL = ("tools", "rollout_func", "environment_factory")
 LORA = {"r": "lora_r", **{name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}}
@@ -103,7 +104,7 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
 
 def _defaults(method: str) -> dict[str, Any]:
     """Return the defaults of the configuration that the trainer makes for a script without one."""
-    config = classes_of(method)[1]
+    config = METHODS[method].run.classes()[0]
     return {field.name: default_of(config, field.name) for field in dataclasses.fields(config) if field.init}
 
 

@@ -20,7 +20,8 @@ from .grpo_probe import release as release
 from .grpo_probe import supported as supported
 from .grpo_probe import warm as warm
 from .loaded import Loaded
-from .script_capture import CapturedTrainer, catch, classes_of, default_of
+from .methods import METHODS
+from .script_capture import CapturedTrainer, catch, default_of
 from .trainer_run import TrainerRun
 
 # Two forms of one setting; a configuration accepts one of them.
@@ -117,9 +118,9 @@ class ScriptRun(TrainerRun):
     def captured(self) -> CapturedTrainer:
         return self.loaded.captured or self.loaded.run_script()
 
-    def _classes(self, trl: Any) -> tuple[Any, Any]:
+    def _classes(self) -> tuple[Any, Any]:
         config = self.captured.given.get("args")
-        config_class = type(config) if config is not None else classes_of(self.captured.method)[1]
+        config_class = type(config) if config is not None else METHODS[self.captured.method].run.classes()[0]
         return config_class, self.captured.trainer_class
 
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -167,7 +168,7 @@ class ScriptRun(TrainerRun):
 
     def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
         """Call the class like the script; TRL's constructor receives the candidate's arguments."""
-        base = classes_of(self.captured.method)[0]
+        base = METHODS[self.captured.method].run.classes()[1]
         args, kwargs = self.captured.outer
         real = base.__init__
         names = [name for name in inspect.signature(real).parameters if name != "self"]

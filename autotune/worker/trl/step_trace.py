@@ -22,8 +22,6 @@ from ..stand_in.trace import release as release
 from . import grpo_probe, seams, trainer_state
 from .seams import supported as supported
 
-GENERATING = ("grpo", "rloo", "online-dpo")  # methods whose trainer generates
-
 
 def warm(load: Mapping[str, Any]) -> dict[str, str]:
     """Import everything that a trace needs."""
@@ -33,8 +31,8 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
     kernels.install_triton_stub()  # before any library checks for Triton
     versions = grpo_probe.warm({**load, "engine": None, "device": "cpu"})
     for method in methods.METHODS.values():
-        if not method.module.startswith("trl.experimental"):  # not in all releases: imported on request
-            importlib.import_module(method.module)
+        if not method.run.module.startswith("trl.experimental"):  # not in all releases: imported on request
+            importlib.import_module(method.run.module)
     for name in ("torch._subclasses.fake_tensor", "torch.utils.flop_counter", "torch.optim"):
         importlib.import_module(name)
     return versions
@@ -63,8 +61,10 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _forgets_order(spec: Mapping[str, Any]) -> bool:
     """Return True if ZeRO-3 records the order of the modules anew after each rollout: the trainer
     generates with all weights gathered, and this TRL says so to DeepSpeed when it puts the hooks back."""
-    settings = spec["settings"]
-    if settings.get("use_vllm") or str(spec.get("method") or "grpo") not in GENERATING:
+    from . import methods
+
+    settings, traced = spec["settings"], methods.method_of(spec).traced
+    if settings.get("use_vllm") or traced is None or not traced.generates:
         return False
     if settings.get("ds3_gather_for_generation") is False:  # the hooks stay where they are
         return False
@@ -89,7 +89,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         cuda_choices.as_on_cuda(spec),
         fsdp2.process_group(spec),
         fake_models.real_tensor_paths(),
-        trace_build.attention_kernel(spec),
+        trace_build.traced_method(spec).kernel(spec),
     ):
         with fake_models.adapters_on_meta():
             trainer = trace_build.build(spec, annotator, Path(scratch), device="meta")
@@ -136,7 +136,7 @@ def run(spec: Mapping[str, Any], annotator: Any = None, before: Callable[[Any], 
     from ..tracing import step_annotator
     from . import trace_build
 
-    with tempfile.TemporaryDirectory() as scratch, trace_build.attention_kernel(spec):
+    with tempfile.TemporaryDirectory() as scratch, trace_build.traced_method(spec).kernel(spec):
         trainer = trace_build.build(spec, annotator or step_annotator.NullAnnotator(), Path(scratch), device="cpu")
         before(trainer)
         trainer.train()

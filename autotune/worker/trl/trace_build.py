@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +11,9 @@ from typing import Any
 
 from .. import synthetic
 from ..tracing import Untraceable, fake_models, fsdp2, offloaded_activations, patching, quantised, step_annotator, vision_chunks
-from . import base_model, finished_rollouts, grpo_probe, image_inputs, methods, seams, training_arguments
-from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced, with_synthetic_pairs
-
-GROUP_METHODS = ("grpo", "rloo")  # methods that compare the completions of a group
-ONLINE_DPO = "online-dpo"
-ASYNC_GRPO = "async-grpo"
+from . import base_model, grpo_probe, image_inputs, methods, seams, training_arguments
+from .traced_method import TracedMethod
+from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced
 
 # Size of the tokenizer's vocabulary. No id is read, so it need not cover the model's.
 TOKENIZER_VOCABULARY = 512
@@ -34,7 +30,8 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
 
     grpo_probe.be_quiet()
     # 1. Configuration.
-    config_class, trainer_class = _classes(spec["method"])
+    method = traced_method(spec)
+    config_class, trainer_class = methods.method_of(spec).run.classes()
     wanted = {name: value for name, value in spec["settings"].items() if name not in DROPPED | LENGTHS}
     if wanted.get("use_vllm"):
         wanted["vllm_mode"] = "colocate"  # the place of the engine does not affect the training step
@@ -49,21 +46,11 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
         arguments.deepspeed_plugin = SimpleNamespace(zero_stage=3)
     model_arguments = trl.ModelConfig(**training_arguments.model_arguments(model_settings, spec, trl.ModelConfig))
     # 2. Models.
-    attention = model_arguments.attn_implementation
-    if spec["method"] == ASYNC_GRPO:
-        attention = finished_rollouts.TREE_ATTENTION
+    attention = method.attention or model_arguments.attn_implementation
     model = model_of(spec, attention=attention, device=device)
-    special: dict[str, Any] = {}
     adapter = trl.get_peft_config(model_arguments)
-    if spec["method"] in (*GROUP_METHODS, ONLINE_DPO):
-        weights = settings.get("reward_weights")
-        special["reward_funcs"] = [_reward] * (len(weights) if isinstance(weights, list) and weights else 1)
-    if spec["method"] == ONLINE_DPO:
-        trainer_class = with_synthetic_pairs(trainer_class, annotator, lengths)
-        special["ref_model"] = None if adapter else model_of(spec, attention, device)
-    if spec["method"] == ASYNC_GRPO:
-        trainer_class = finished_rollouts.without_sync(trainer_class)
-        special = finished_rollouts.traced_arguments(spec)
+    special = method.arguments(spec, settings, lambda: None if adapter else model_of(spec, attention, device))
+    trainer_class = method.trainer_class(trainer_class, annotator, lengths)
     # 3. The trainer.
     images = spec.get("images")
     processing = _tokenizer(scratch) if images is None else _processor(scratch, model, images)
@@ -72,12 +59,12 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
         made = model_of(spec, attention, device)
         return made if images is None else image_inputs.with_ids(made, processing.tokenizer)
 
-    with _without_disk_and_engine(spec["method"], another):
-        trainer = traced(trainer_class, annotator, plan, lengths, _casting(spec), tokenizes=images is not None)(
+    with _without_disk_and_engine(methods.method_of(spec).run.module, another):
+        trainer = traced(method, trainer_class, annotator, plan, lengths, casting=_casting(spec), tokenizes=images is not None)(
             **{
                 "model": model,
                 "args": arguments,
-                "train_dataset": _rows(spec["method"], arguments, plan, lengths, processing, images),
+                "train_dataset": _rows(spec, arguments, plan, lengths, processing),
                 "processing_class": processing,
                 "peft_config": adapter,
                 "callbacks": [trace_watcher(transformers.TrainerCallback, annotator)],
@@ -86,15 +73,8 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
         )
     trainer.remove_callback(transformers.PrinterCallback)
     _check_router_loss(trainer, model)
-    if spec["method"] in GROUP_METHODS:
-        rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
-        trainer.num_generations = math.gcd(rows, arguments.num_generations)  # this rank's part of a group
+    method.prepare(trainer, arguments)
     return trainer
-
-
-def attention_kernel(spec: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """Make the attention of a method that brings its own known; enter it around construction and loop."""
-    return finished_rollouts.attention_kernel(spec) if spec["method"] == ASYNC_GRPO else contextlib.nullcontext()
 
 
 def _check_router_loss(trainer: Any, model: Any) -> None:
@@ -108,15 +88,12 @@ def _check_router_loss(trainer: Any, model: Any) -> None:
         )
 
 
-def _classes(method: str) -> tuple[Any, Any]:
-    """Return the classes of configuration and trainer, from the trainer's module."""
-    found = methods.METHODS.get(method)
-    if found is None:
-        known = ", ".join(methods.METHODS)
-        raise Untraceable(f"no trainer of TRL is called for by the method {method!r}; there are {known}")
-    config_name, trainer_name = found.run.names
-    module = importlib.import_module(found.module)
-    return getattr(module, config_name), getattr(module, trainer_name)
+def traced_method(spec: Mapping[str, Any]) -> TracedMethod:
+    """Return the method's differences from the others."""
+    method, known = spec["method"], {name: found.traced for name, found in methods.METHODS.items() if found.traced is not None}
+    if method not in known:
+        raise Untraceable(f"no trainer of TRL is called for by the method {method!r}; there are {', '.join(known)}")
+    return known[method]
 
 
 def _casting(spec: Mapping[str, Any]) -> str:
@@ -133,7 +110,7 @@ def model_of(spec: Mapping[str, Any], attention: str | None, device: str) -> Any
     folder = model_spec["folder"] if trust else None
     config = fake_models.config_of(dict(model_spec), folder, trust_remote_code=trust)
     dtype = getattr(torch, model_spec["dtype"])
-    scores = spec["method"] == "reward"
+    scores = traced_method(spec).scores
     model = fake_models.build(config, dtype, attention, device=device, trust_remote_code=trust, scores=scores)
     if device == "meta":
         quantised.quantise(model, spec)
@@ -195,48 +172,21 @@ def _with_ranks(config_class: Any, ranks: int) -> Any:
     return Config
 
 
-def _rows(
-    method: str, arguments: Any, plan: TracePlan, lengths: TracedLengths, processing: Any, images: Mapping[str, Any] | None
-) -> Any:
+def _rows(spec: Mapping[str, Any], arguments: Any, plan: TracePlan, lengths: TracedLengths, processing: Any) -> Any:
     from datasets import Dataset
 
     rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * plan.optimizer_steps
-    if images is not None:
-        return _rows_with_images(method, max(rows, getattr(arguments, "generation_batch_size", 0)), lengths, processing, images)
-    if method in GROUP_METHODS:
-        return Dataset.from_dict({"prompt": ["a"] * max(rows, arguments.generation_batch_size)})
-    if method in (ONLINE_DPO, ASYNC_GRPO):
-        return Dataset.from_dict({"prompt": ["a"] * rows})
-    if method == "sft":
-        whole = TracedLengths(prompt=lengths.prompt + lengths.completion, completion=1, padded=lengths.padded)
-        return Dataset.from_dict({"input_ids": whole.prompts(rows), "labels": whole.prompts(rows)})
-    prompts, completions = lengths.prompts(rows), lengths.completions(rows)
-    if method == "reward":
-        whole_rows = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
-        return Dataset.from_dict({"chosen_ids": whole_rows, "rejected_ids": whole_rows})
-    if method == "kto":
-        labels = [row % 2 == 0 for row in range(rows)]
-        columns = {"prompt_ids": prompts, "completion_ids": completions, "label": labels}
-        return Dataset.from_dict(columns | ({"KL_completion_ids": completions} if arguments.loss_type == "kto" else {}))
-    return Dataset.from_dict({"prompt_ids": prompts, "chosen_ids": completions, "rejected_ids": completions})
-
-
-def _rows_with_images(method: str, rows: int, lengths: TracedLengths, processor: Any, images: Mapping[str, Any]) -> Any:
-    """Rows that the trainer processes itself: texts and images."""
-    from datasets import Dataset
-
-    if method in GROUP_METHODS:
-        columns = {"prompt": [image_inputs.messages(processor, images, lengths.prompt, generates=True)] * rows}
-    elif method == "sft":
-        whole = lengths.prompt + lengths.completion
-        columns = {"messages": [image_inputs.messages(processor, images, whole, generates=False)] * rows}
-    else:
-        raise Untraceable(f"images: rows of {method} have none. Leave --image-size out, or use sft, grpo or rloo")
-    return Dataset.from_dict({**columns, "images": [image_inputs.pictures(images)] * rows})
-
-
-def _reward(completions: Any, **_: Any) -> list[float]:
-    return [float(index % 2) for index, _ in enumerate(completions)]
+    method, images = traced_method(spec), spec.get("images")
+    if images is None:
+        return Dataset.from_dict(method.columns(arguments, rows, lengths))
+    # Rows that the trainer processes itself: texts and images.
+    found = method.image_column(lengths)
+    if found is None:
+        raise Untraceable(f"images: rows of {spec['method']} have none. Leave --image-size out, or use sft, grpo or rloo")
+    column, tokens = found
+    rows = max(rows, getattr(arguments, "generation_batch_size", 0))
+    message = image_inputs.messages(processing, images, tokens, generates=method.generates)
+    return Dataset.from_dict({column: [message] * rows, "images": [image_inputs.pictures(images)] * rows})
 
 
 def _tokenizer(scratch: Path) -> Any:
@@ -254,9 +204,9 @@ def _processor(scratch: Path, model: Any, images: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _without_disk_and_engine(method: str, make: Callable[[], Any]) -> Iterator[None]:
+def _without_disk_and_engine(trainer_module: str, make: Callable[[], Any]) -> Iterator[None]:
     """Replace reads of reference models from disk, and the engine: a trace has neither."""
-    module: Any = importlib.import_module(methods.METHODS[method].module)
+    module: Any = importlib.import_module(trainer_module)
     replacements: dict[str, Any] = {seams.REFERENCE_LOADER: lambda *_, **__: make(), "VLLMGeneration": _NoEngine}
     replacements["hash_module"] = lambda *_: ""  # of weights that do not exist
     replacements["get_peak_flops_per_device"] = lambda *_: None  # asks the GPU for its name

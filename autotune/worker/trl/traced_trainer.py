@@ -6,15 +6,15 @@ The same class runs on fake tensors, with annotations, and on real ones, without
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..tracing.patching import attribute
 from ..tracing.step_annotator import NullAnnotator, within
+from .traced_method import TracedMethod
 
 # Traced chunks of a batch that is scored in chunks: first, middle and last contain all transitions.
 MAX_CHUNKS = 3
-ONLINE_DPO_COMPLETIONS = 2  # completions per prompt in online DPO
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,8 @@ class TracedLengths:
 
 
 def traced(
-    trainer_class: Any, annotator: NullAnnotator, plan: TracePlan, lengths: TracedLengths, casting: str = "autocast", *,
-    tokenizes: bool = False,
+    method: TracedMethod, trainer_class: Any, annotator: NullAnnotator, plan: TracePlan, lengths: TracedLengths, *,
+    casting: str, tokenizes: bool,
 ) -> Any:  # fmt: skip
     """Return a subclass that annotates its phases and uses synthetic completions.
 
@@ -160,10 +160,7 @@ def traced(
             return super()._tokenize_prompts(prompts) if tokenizes else (lengths.prompts(len(prompts)), None, {})
 
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-            completions = lengths.completions(len(prompt_ids))
-            if "Rloo" in trainer_class.__name__ or "RLOO" in trainer_class.__name__:
-                return completions
-            return completions, [[0.0] * len(ids) for ids in completions] if self.use_vllm else None
+            return method.single_turn(self, lengths.completions(len(prompt_ids)))
 
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
             with annotator.inside("rollout"):
@@ -211,34 +208,6 @@ def traced(
 
     TracedTrainer.__name__ = trainer_class.__name__
     return TracedTrainer
-
-
-def with_synthetic_pairs(trainer_class: Any, annotator: Any, lengths: TracedLengths) -> Any:
-    """Return a subclass of online DPO's trainer with synthetic completions."""
-    import torch
-
-    class SyntheticCompletions(trainer_class):  # type: ignore[misc]
-        def _generate(self, model: Any, prompts: Sequence[Any], images: Any = None) -> Any:
-            rows = ONLINE_DPO_COMPLETIONS * len(prompts)
-            prompt_ids, completion_ids = lengths.prompts(rows), lengths.completions(rows)
-            device = self.accelerator.device
-            return *_padded(torch, prompt_ids, device, left=True), *_padded(torch, completion_ids, device, left=False), None
-
-        def _calculate_rewards_from_functions(self, *args: Any, **kwargs: Any) -> Any:
-            with annotator.inside("reward"):
-                return super()._calculate_rewards_from_functions(*args, **kwargs)
-
-    SyntheticCompletions.__name__ = trainer_class.__name__
-    return SyntheticCompletions
-
-
-def _padded(torch: Any, rows: Sequence[Sequence[int]], device: Any, *, left: bool) -> tuple[Any, Any]:
-    """Return token ids and their mask, each row padded to the longest."""
-    longest = max(len(row) for row in rows)
-    fill = [[0] * (longest - len(row)) for row in rows]
-    ids = [[*gap, *row] if left else [*row, *gap] for row, gap in zip(rows, fill, strict=True)]
-    masks = [[*gap, *[1] * len(row)] if left else [*[1] * len(row), *gap] for row, gap in zip(rows, fill, strict=True)]
-    return torch.tensor(ids, device=device), torch.tensor(masks, device=device)
 
 
 def trace_watcher(callback_class: Any, annotator: NullAnnotator) -> Any:

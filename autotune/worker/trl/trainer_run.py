@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import os
 import shutil
@@ -41,7 +42,7 @@ def finite(number: Any) -> float | None:
 class TrainerRun:
     """One trainer of GRPO; subclasses for other methods override what differs."""
 
-    names = ("GRPOConfig", "GRPOTrainer")
+    module, names = seams.GRPO, ("GRPOConfig", "GRPOTrainer")
     reuses_rollouts = True  # false: a rollout belongs to the step that learns from it
     ends_completions = True  # false: the trainer generates all completions to one length
     # True: each optimizer step equals the one before it, so it is the timed unit.
@@ -57,13 +58,19 @@ class TrainerRun:
         self.reward_clock, self.seen = training_data.RewardClock(), hooks.LoopCounts()
         self.loop_seconds, self.steps = 0.0, 0
 
+    @classmethod
+    def classes(cls) -> tuple[Any, Any]:
+        """Import the classes of the configuration and of the trainer."""
+        module = importlib.import_module(cls.module)
+        return getattr(module, cls.names[0]), getattr(module, cls.names[1])
+
     def go(self) -> dict[str, Any]:
         """Run the trainer, and return its `protocol.Speed`."""
         import trl
 
         self.loaded.doubtful = True
         before = engine.rendezvous()
-        config_class, _ = self._classes(trl)
+        config_class, _ = self._classes()
         settings, model_settings = self._settings(trl, config_class)
         try:
             plan = self._measurement_plan(config_class, settings)
@@ -79,9 +86,8 @@ class TrainerRun:
 
     # Overridden by other methods, or by a user's script.
 
-    def _classes(self, trl: Any) -> tuple[Any, Any]:
-        """Return the classes of the configuration and of the trainer."""
-        return getattr(trl, self.names[0]), getattr(trl, self.names[1])
+    def _classes(self) -> tuple[Any, Any]:
+        return self.classes()
 
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the settings of the configuration and those of the model."""
@@ -238,7 +244,7 @@ class TrainerRun:
 
         # 1. Configuration, model and data.
         loaded, recorder = self.loaded, self.recorder
-        config_class, trainer_class = self._classes(trl)
+        config_class, trainer_class = self._classes()
         config = self._config(config_class, settings, plan.optimizer_steps)
         model_arguments = trl.ModelConfig(**training_arguments.model_arguments(model_settings, loaded.request, trl.ModelConfig))
         self.model = model = loaded.model_for(model_arguments.attn_implementation, recorder)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import processes
+from ..rank import free_port
 from .engine import RENDEZVOUS
-from .rank_environment import free_port
 
 HOST = "127.0.0.1"
 POLL_INTERVAL_S = 0.25

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from autotune.worker import releases  # noqa: E402
 from autotune.worker.tracing import bitsandbytes_optimizers, fake_models, quantised  # noqa: E402
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
@@ -80,7 +80,7 @@ def forward(settings: dict[str, Any], dtype: Any = torch.bfloat16, bias: bool = 
 
 @pytest.mark.parametrize("settings", [{"load_in_4bit": True}, {"gptq_bits": 4}])
 def test_the_weight_is_unpacked_for_the_product_and_freed(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.0.0")
+    monkeypatch.setattr(releases, "version", lambda package: "2.0.0")
     peaks = forward(settings)
     held = weights(settings) + ROWS * 64 * 2 + TOKENS * (COLUMNS + ROWS) * 2
     assert peaks.left == held  # input and output; the input is not saved again
@@ -91,7 +91,7 @@ def test_the_weight_is_unpacked_for_the_product_and_freed(settings: dict[str, An
 @pytest.mark.parametrize("installed", ["2.1.0", "7.7.0", None])
 def test_gptqmodel_keeps_the_unpacked_weight_of_a_training_layer(installed: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if installed:
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
+        monkeypatch.setattr(releases, "version", lambda package: installed)
     peaks = forward({"gptq_bits": 4})
     assert peaks.left == weights({"gptq_bits": 4}) + ROWS * 64 * 2 + TOKENS * (COLUMNS + ROWS) * 2 + COUNT * 2
     assert peaks.flops == 2 * TOKENS * COUNT

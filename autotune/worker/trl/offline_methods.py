@@ -1,0 +1,176 @@
+"""Training on given rows: SFT, DPO, KTO and reward models."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import hooks, seams, training_arguments, training_data
+from .traced_method import TracedMethod
+from .trainer_run import TrainerRun
+
+if TYPE_CHECKING:
+    from .traced_trainer import TracedLengths
+
+
+class OfflineRun(TrainerRun):
+    """Training on given rows (SFT, DPO): no rollout, and labels decide the tokens in the loss.
+
+    Rows are synthetic or repeated, and get the forced length once the trainer has prepared them.
+    """
+
+    reuses_rollouts, steps_are_units = False, True
+    columns: Sequence[str] = ("text",)  # columns of a synthetic row
+
+    def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
+
+    def _rows(self, *, rows: int, group: int, seed: int) -> Any:
+        """Return rows of the user's dataset, or synthetic ones."""
+        from datasets import Dataset
+
+        source = training_data.user_dataset(self.request.get("dataset"))
+        if source is not None:
+            return self._of_dataset(source, rows=rows, group=group, limit=self._words)
+        if self.request.get("images"):
+            return self._rows_with_images(rows, "messages", self._words, generates=False)
+        draw = random.Random(seed)
+
+        def text() -> str:
+            return " ".join(str(draw.randrange(10, 10_000)) for _ in range(self._words))
+
+        return Dataset.from_list([{name: text() for name in self.columns} | self._marks(row) for row in range(rows)])
+
+    def _marks(self, row: int) -> dict[str, Any]:
+        """Columns of a synthetic row beside its texts."""
+        return {}
+
+    @property
+    def _words(self) -> int:
+        """Words of a synthetic column. Each has at least one token; longer rows are cut."""
+        return (self.lengths.prompt or 0) + self.lengths.completion
+
+    def _column_lengths(self) -> dict[str, int]:
+        """Length of each prepared column; `""` is the default."""
+        return {"": (self.lengths.prompt or 0) + self.lengths.completion}
+
+    def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
+        adapter = trl.get_peft_config(model_settings)
+        return {
+            "model": model,
+            "args": config,
+            "train_dataset": data,
+            "processing_class": self.processing,
+            "peft_config": adapter,
+        }
+
+    def _exercised(self, timing: Any) -> dict[str, Any]:
+        return {**super()._exercised(timing), "watched": "offline"}
+
+    def _hooks(self) -> dict[str, hooks.Hook]:
+        scored: set[int] = set()
+
+        def prepare(_: Any, original: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            prepared = original(dataset, *args, **kwargs)
+            # The trainer does not have its configuration yet; it is among the arguments.
+            config = next((one for one in args if hasattr(one, "per_device_train_batch_size")), None)
+            packed = getattr(config, "packing", False)  # packs have the maximum length already
+            return prepared if packed else training_data.fit_columns(prepared, self._column_lengths())
+
+        def compute_loss(trainer: Any, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if trainer.model.training:
+                self.seen.add_rows(inputs)
+                for module in (trainer.model, getattr(trainer, "ref_model", None)):
+                    if module is not None and id(module) not in scored:
+                        scored.add(id(module))
+                        self._watch_scoring(module)
+            with self.recorder.inside("forward"):
+                return original(model, inputs, *args, **kwargs)
+
+        return {"_prepare_dataset": prepare, "compute_loss": compute_loss}
+
+    def _watch_scoring(self, module: Any) -> None:
+        """Record a reference's pass, a forward without gradients, as phase `score`."""
+        import torch
+
+        def before(*_: Any) -> None:
+            if not torch.is_grad_enabled() and self.recorder.phase == "forward":
+                self.recorder.enter("score")
+
+        def after(*_: Any) -> None:
+            if self.recorder.phase == "score":
+                self.recorder.leave()
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+
+
+class SftRun(OfflineRun):
+    module, names = seams.SFT, ("SFTConfig", "SFTTrainer")
+
+
+class TracedSft(TracedMethod):
+    def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
+        whole = dataclasses.replace(lengths, prompt=lengths.prompt + lengths.completion, completion=1)
+        return {"input_ids": whole.prompts(rows), "labels": whole.prompts(rows)}
+
+    def image_column(self, lengths: TracedLengths) -> tuple[str, int] | None:
+        return "messages", lengths.prompt + lengths.completion
+
+
+class DpoRun(OfflineRun):
+    """Pairs: a prompt with two answers, both in the loss behind the prompt."""
+
+    module, names = seams.DPO, ("DPOConfig", "DPOTrainer")
+    columns = ("prompt", "chosen", "rejected")
+    _words = 1  # the trainer drops pairs with a prompt that is too long; short columns are padded
+
+    def _column_lengths(self) -> dict[str, int]:
+        prompt, answer = self.lengths.prompt or 1, self.lengths.completion
+        return {"prompt_ids": prompt, "chosen_ids": answer, "rejected_ids": answer}
+
+
+class TracedDpo(TracedMethod):
+    def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
+        completions = lengths.completions(rows)
+        return {"prompt_ids": lengths.prompts(rows), "chosen_ids": completions, "rejected_ids": completions}
+
+
+class KtoRun(OfflineRun):
+    """Single answers, half of them good ones. A second pass scores each prompt with its neighbour's answer."""
+
+    module, names = seams.KTO, ("KTOConfig", "KTOTrainer")
+    columns = ("prompt", "completion")
+    _words = 1
+
+    def _marks(self, row: int) -> dict[str, Any]:
+        return {"label": row % 2 == 0}
+
+    def _column_lengths(self) -> dict[str, int]:
+        return {"": self.lengths.completion, "prompt_ids": self.lengths.prompt or 1}
+
+
+class TracedKto(TracedMethod):
+    def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
+        labels, completions = [row % 2 == 0 for row in range(rows)], lengths.completions(rows)
+        columns = {"prompt_ids": lengths.prompts(rows), "completion_ids": completions, "label": labels}
+        return columns | ({"KL_completion_ids": completions} if config.loss_type == "kto" else {})
+
+
+class RewardRun(OfflineRun):
+    """Reward model: pairs of whole rows, each scored at its last token."""
+
+    module, names = seams.REWARD, ("RewardConfig", "RewardTrainer")
+    columns = ("chosen", "rejected")
+    _words = 1
+
+
+class TracedReward(TracedMethod):
+    scores = True
+
+    def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
+        both = zip(lengths.prompts(rows), lengths.completions(rows), strict=True)
+        whole = [prompt + completion for prompt, completion in both]
+        return {"chosen_ids": whole, "rejected_ids": whole}
