@@ -224,6 +224,6 @@ def step_context(
 
 def _loads_at_once(composition: Composition, trace: Trace) -> bool:
     """Return True if the model is loaded straight onto the device: on one rank, or quantised."""
-    known = release_numbers(trace.versions.get("transformers", "0"))
+    known = release_numbers(trace.versions.get("transformers") or "0")
     straight = composition.ranks == 1 or composition["policy"].quantised_bits is not None
     return trace.basis == "traced" and straight and known >= LOADS_AT_ONCE_FROM
