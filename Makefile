@@ -43,7 +43,7 @@ DEMO_OUT ?= demo-out
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
 .PHONY: help demo pictures test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-search bench-rig bench-diagnose bench-gpu \
-  bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks fuzz test-faults trl-overlays field-lists frameworks format clean
+  bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists frameworks format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
@@ -53,6 +53,7 @@ help:
 	@echo "make test-long     further variants of the slow tests: every fault on Ray, every sharding, every model (40 minutes)"
 	@echo "make test-release RELEASE=transformers==5.24.0  a release (or several, in quotes) that is not pinned yet, laid over .venv, and what it can change"
 	@echo "make cuda          an environment for emulated GPUs: a CUDA build of torch, TRL, vLLM (9 GB)"
+	@echo "make cuda-reports  for emulated GPUs: ms-swift 3.1.1 and Open-Reasoner-Zero with the releases of examples' reports (14 GB)"
 	@echo "make test-cuda     the tests that need a GPU, on emulated ones, in that environment"
 	@echo "make test-cuda-quick  the few of them that say most"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
@@ -197,6 +198,21 @@ cuda-frameworks: $(CUDA_FRAMEWORKS:%=$(CUDA_VENV)-%/.ready)
 
 bench-emulated-frameworks: $(READY) cuda-frameworks
 	$(BIN)/python benchmarks/emulated_frameworks.py --environments $(OVERLAYS)
+
+# Two of examples/ were reported with torch 2.5.1: whole environments, with flash-attn, again without its kernels, after torch,
+# which its build imports. Open-Reasoner-Zero is on no package index: its test needs a clone in .venvs/frameworks/orz/repo.
+CUDA_REPORTS := swift orz
+$(OVERLAYS)/report-orz/.ready: export FLASH_ATTENTION_SKIP_CUDA_BUILD := TRUE
+$(OVERLAYS)/report-orz/.ready: export FLASH_ATTENTION_FORCE_BUILD := TRUE
+cuda-reports: $(CUDA_REPORTS:%=$(OVERLAYS)/report-%/.ready)
+
+$(OVERLAYS)/report-%/.ready: .ci/constraints/report-%.txt .ci/constraints/build.txt
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	for file in .ci/constraints/build.txt $< $(wildcard .ci/constraints/report-$*-after.txt); do \
+	  DS_BUILD_OPS=0 $(PINNED:$(BIN)/%=$(@D)/bin/%) "$$file"; \
+	done
+	touch $@
 
 $(CUDA_VENV)-%/.ready: .ci/constraints/framework-%.txt $(READY) $(CUDA_VENV)/.ready
 	$(CUDA_PYTHON) -m venv --without-pip --clear $(@D)

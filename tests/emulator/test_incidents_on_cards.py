@@ -16,6 +16,8 @@ from autotune.catalog.model_lookup import find_model
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_CUDA_FRAMEWORKS", ROOT / ".venvs"))
+ORZ = Path(os.environ.get("AUTOTUNE_FRAMEWORKS", ROOT / ".venvs/frameworks")) / "orz/repo"
 STEPS = 3
 
 
@@ -68,3 +70,38 @@ def test_rloo_gathers_a_model_larger_than_its_cards(python: str, tmp_path: Path)
     code, failed = rehearsed("4xRTX3060-12G", python, folder, *failing)
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
     assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("rollout", "zero_gather")
+
+
+def python_of_report(name: str) -> Path:
+    """Return the interpreter of the environment with a report's own releases."""
+    python = ENVIRONMENTS / f"report-{name}/bin/python"
+    if not python.exists():
+        pytest.skip(f"no {python}: make cuda-reports")
+    return python
+
+
+def failing(folder: Path, model: str, model_folder: str, *added: str) -> list[str]:
+    """Return the command of failing.sh with this model, and words behind it."""
+    text = (folder / "failing.sh").read_text().replace(model, model_folder).rstrip()
+    return ["sh", "-c", " ".join([text, *added])]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ms_swift_trains_on_rows_longer_than_the_engines_window(tmp_path: Path) -> None:
+    python, model = python_of_report("swift"), empty_model(tmp_path / "model", "Qwen2.5-7B-Instruct")
+    row = {"messages": [{"role": "user", "content": 3200 * "word "}]}  # 16,000 tokens, one for each byte
+    (tmp_path / "rows.jsonl").write_text(64 * (json.dumps(row) + "\n"))
+    # A folder's name tells no model type, and ms-swift splits rows for an evaluation, whose batch is not in the report.
+    added = ("--model_type qwen2_5", "--split_dataset_ratio 0", "--max_steps 1", f"--output_dir {tmp_path}/out")
+    command = failing(EXAMPLES / "swift-grpo-7b-4xa100-80g", "Qwen/Qwen2.5-7B-Instruct", model, *added)
+    command[-1] = command[-1].replace("PLACEHOLDER/your-prompts", f"{tmp_path}/rows.jsonl")
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    code, failed = rehearsed("4xA100-80G", str(python), tmp_path, *command, PATH=path, MODELSCOPE_CACHE=f"{tmp_path}/cache")
+    assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
+    assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("forward", "logits")
+    by_card = {card: [one for one in failed["processes"] if one["card"] == card] for card in range(4)}
+    for card in range(3):
+        assert "forward" in by_card[card][0]["phase_peak_bytes"]
+    engine, share = by_card[3][0], 0.6 * 80 * 2**30
+    assert engine["peak_bytes"] < share

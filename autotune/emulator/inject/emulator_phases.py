@@ -104,15 +104,18 @@ def _watch_engine(engine: Any) -> None:
 
 def _watch_worker(worker: Any) -> None:
     """vLLM's worker, which has a process of its own unless the trainer runs it."""
-    for name in ("load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model"):
+    for name in ("load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model",
+                 "determine_num_available_blocks", "initialize_cache"):  # fmt: skip
         _wrap(worker, name, "engine start", None)
     _wrap(worker, "execute_model", "rollout", None)
 
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "transformers.generation.utils": lambda m: _wrap(m.GenerationMixin, "generate", "rollout"),
+    "transformers.trainer": lambda m: _wrap(m.Trainer, "training_step", "forward"),
     "vllm.entrypoints.llm": lambda m: _watch_engine(m.LLM),
     "vllm.v1.worker.gpu_worker": lambda m: _watch_worker(m.Worker),
+    "vllm.worker.worker": lambda m: _watch_worker(m.Worker),
     "trl.generation.vllm_generation": lambda m: _wrap(m.VLLMGeneration, "sync_weights", "weight sync"),
     "deepspeed.runtime.engine": lambda m: _wrap(m.DeepSpeedEngine, "step", "optimizer"),
 }

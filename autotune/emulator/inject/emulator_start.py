@@ -58,6 +58,18 @@ class _TorchImportHook(importlib.abc.MetaPathFinder):
         return None
 
 
+class _AbsentKernels(importlib.abc.MetaPathFinder):
+    """Last of the finders: flash-attn's compiled module where it was not built."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "flash_attn_2_cuda":
+            return None
+        here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+        return importlib.util.spec_from_file_location(name, os.path.join(here, "emulator_flash_attention.py"))  # noqa: PTH118
+
+
 def begin() -> None:
     """Install the hooks in a process on emulated cards: for torch, and for modules with phases if
     these are requested."""
@@ -75,6 +87,7 @@ def begin() -> None:
         for name in ("transformers.generation.utils", "vllm.entrypoints.llm"):
             after[name] = _both(_shorten_rollouts, after[name]) if name in after else _shorten_rollouts
     sys.meta_path.insert(0, _TorchImportHook(after))
+    sys.meta_path.append(_AbsentKernels())
 
 
 def _shorten_rollouts(module: ModuleType) -> None:
