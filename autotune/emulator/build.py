@@ -125,6 +125,7 @@ def _compile(compiler: str, installation: Installation, sources: list[Path], lib
     included = [word for folder in installation.headers for word in ("-isystem", str(folder))]
     command = [
         compiler, "-O2", "-g0", "-w", "-fPIC", "-fvisibility=hidden", "-shared", f"-DCUDA_MAJOR={installation.cuda[0]}",
+        f"-DNCCL_CODE={installation.nccl}",
         f"-I{SOURCES}", *included, "-idirafter", str(SOURCES / "headers"), "-Wl,-soname,libcuda.so.1",
         "-o", str(library), *map(str, sources), "-ldl", "-lpthread", "-lrt",
     ]  # fmt: skip

@@ -31,6 +31,10 @@ _LIBRARIES = re.compile(
 """Whose entry points are taken over, also under the names that auditwheel makes."""
 
 
+_NCCL = re.compile(r"^#define NCCL_VERSION_CODE (\d+)", re.MULTILINE)
+CURRENT_NCCL = 22907
+
+
 @dataclass(frozen=True, kw_only=True)
 class Installation:
     """Environment with a CUDA build of torch."""
@@ -42,6 +46,14 @@ class Installation:
 
     headers: tuple[Path, ...]
     """Folders with NVIDIA's headers, the one of cuda_runtime_api.h first."""
+
+    @property
+    def nccl(self) -> int:
+        """Return NCCL's release as NCCL writes it, 22809 for 2.28.9; a current one where its header is missing."""
+        for header in (folder / "nccl.h" for folder in self.headers):
+            if header.is_file() and (found := _NCCL.search(header.read_text())):
+                return int(found[1])
+        return CURRENT_NCCL
 
 
 def look(python: Path) -> Installation:

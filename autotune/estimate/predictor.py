@@ -108,11 +108,8 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     composition, used = given.composition, stage_of(given).usage()
     if "optimizer" in composition.offloaded_in_rollout and composition.sync_gathers is not None:
         used = phase_usage.without(used, "sync", "optimizer")  # weights are back to be sent, its state is not
-    tensor_parallel = composition.engine is not None and composition.engine.tensor_parallel > 1
-    # DeepSpeed reduces in a group of its own beside torch's default one.
-    zero = composition.sharded_by.startswith("zero")
-    communicators = max(composition.processes, 2 if tensor_parallel or zero else 1)
-    outside = device_memory.outside(given.gpu, composition.ranks, communicators=communicators)
+    outside = device_memory.outside(given.gpu, composition.ranks, communicators=_communicators(composition))
+    at_start = device_memory.outside(given.gpu, composition.ranks, communicators=_communicators_at_engine_start(composition))
     scene = Scene(
         usage=used,
         basis=given.trace.basis,
@@ -121,8 +118,8 @@ def _on_gpu(given: PredictionInput) -> Prediction:
         others=other_model_bytes(given.trace, composition, used, given.config),
         away=composition.offloaded_in_rollout,
         fused_parts=composition.fused_parts,
-        connects_after_engine=_connects_after_engine(composition),
-        shards_after_engine=zero and composition.engine is not None and not composition.engine.apart,
+        communication_at_engine_start=at_start.communication,
+        shards_after_engine=composition.sharded_by.startswith("zero") and _engine_is_here(composition),
     )
     # 2. The engine, in the memory that is left.
     engine = _engine(given, scene)
@@ -135,11 +132,29 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     return _prediction(given, scene, tight or points, engine, retried=tight is not None)
 
 
-def _connects_after_engine(composition: Composition) -> bool:
-    """Return True if an engine in the trainer's process starts before the first collective, which creates
-    NCCL's buffers. ZeRO-3 needs them to load its weights, tensor parallelism to start the engine."""
+def _communicators(composition: Composition) -> int:
+    """Return the number of NCCL's communicators that carry anything: the first operation allocates their buffers.
+
+    torch's default one; one in which ZeRO-1 and ZeRO-2 reduce (ZeRO-3 uses the default one); for an
+    engine under tensor parallelism its own, and one in which the trainer gathers the engine's prompts.
+    """
     engine = composition.engine
-    return engine is not None and not engine.apart and engine.tensor_parallel == 1 and composition.sharded_by != "zero3"
+    of_deepspeed = composition.sharded_by in ("zero1", "zero2")
+    of_engine = 0 if engine is None or engine.tensor_parallel == 1 else 1 + _engine_is_here(composition)
+    return max(composition.processes, 1 + of_deepspeed + of_engine)
+
+
+def _communicators_at_engine_start(composition: Composition) -> int:
+    """Return how many of them are there before an engine in the trainer's process has started: the one with which
+    ZeRO-3 loads its weights, and the engine's own."""
+    if not _engine_is_here(composition):
+        return _communicators(composition)
+    assert composition.engine is not None
+    return (composition.sharded_by == "zero3") + (composition.engine.tensor_parallel > 1)
+
+
+def _engine_is_here(composition: Composition) -> bool:
+    return composition.engine is not None and not composition.engine.apart
 
 
 def _split_engine(given: PredictionInput) -> EngineUse | None:

@@ -71,8 +71,8 @@ class Scene:
     others: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)  # models outside the step, by phase and part
     away: tuple[str, ...] = ()  # parts of the trainer's state that are offloaded during the rollout
     fused_parts: tuple[str, ...] = ()  # parts that may be nearly empty
-    connects_after_engine: bool = False  # NCCL's buffers do not exist yet when the engine starts
-    shards_after_engine: bool = False  # neither do masters and buffers of DeepSpeed: the weights alone do
+    communication_at_engine_start: Estimate = Estimate.exactly(0)  # NCCL's buffers that exist by then
+    shards_after_engine: bool = False  # masters and buffers of DeepSpeed do not exist by then: the weights alone do
 
     @property
     def away_bytes(self) -> int:
@@ -158,15 +158,13 @@ def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:
     """max(engine's start beside what is there by then, the trainer's whole state beside the started engine)."""
     if scene.engine is None or scene.engine.starts_after_load:
         return _point(scene, use)
-    found, outside = use, scene.outside
+    found, outside = use, dataclasses.replace(scene.outside, communication=scene.communication_at_engine_start)
     if scene.shards_after_engine:
         weights: dict[Part, int] = {part: size for part, size in use.parts.items() if part in ("weights", "adapters")}
         size = sum(weights.values())
         found = dataclasses.replace(
             use, requested_bytes=size, allocated_bytes=size, reserved_bytes=size, reserved_high_bytes=size, parts=weights
         )
-    if scene.connects_after_engine:
-        outside = dataclasses.replace(outside, communication=Estimate.exactly(0))
     start = _point(dataclasses.replace(scene, outside=outside), found)
     whole = _point(scene, use, engine_phase="backward")
     return max(start, whole, key=lambda point: point.device_bytes.value)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.estimate import vllm_engine
+
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_CUDA_FRAMEWORKS", ROOT / ".venvs"))
 
@@ -44,4 +46,6 @@ def test_real_steps_stay_within_the_prediction(framework: str, tmp_path: Path) -
     trainers = [one for one in processes if "backward" in one["phase_peak_bytes"]]
     assert trainers
     for trainer in trainers:
-        assert allocated["low"] <= trainer["torch_allocated_bytes"] <= allocated["high"]
+        # The emulated driver has nothing of what vLLM holds outside torch: the cache of an engine in this process takes it.
+        outside = vllm_engine.outside_torch_bytes(1).value if "engine start" in trainer["phase_peak_bytes"] else 0
+        assert allocated["low"] <= trainer["torch_allocated_bytes"] - outside <= allocated["high"]

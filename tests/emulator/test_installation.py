@@ -11,7 +11,7 @@ import pytest
 from autotune.core.errors import TrainingEnvironmentError
 from autotune.emulator import build
 from autotune.emulator.elf import ElfError, defined_in, needed_by
-from autotune.emulator.installation import Installation, look
+from autotune.emulator.installation import CURRENT_NCCL, Installation, look
 from tests.emulator.installations import elf, environment
 
 
@@ -73,6 +73,13 @@ def test_nvidias_wheels_are_found_wherever_they_are_on_the_path(tmp_path: Path) 
     (headers / "cuda_runtime_api.h").touch()
     python.write_text(python.read_text().replace("/site ", f"/site:{tmp_path}/below "))
     assert look(python).headers[0] == headers
+
+
+def test_release_of_nccl_is_that_of_its_header(tmp_path: Path) -> None:
+    found = installation(tmp_path)
+    assert found.nccl == CURRENT_NCCL
+    (found.headers[0] / "nccl.h").write_text("#define NCCL_MAJOR 2\n#define NCCL_VERSION_CODE 22105\n")
+    assert found.nccl == 22105
 
 
 def test_no_interpreter(tmp_path: Path) -> None:

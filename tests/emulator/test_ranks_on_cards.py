@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.catalog.constants import constant
+from autotune.emulator import installation
 from tests.emulator.on_cards import GIB, MIB, Cards, Ran, cards
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -20,17 +21,17 @@ dist.init_process_group("nccl", device_id=torch.device("cuda", local))
 """
 
 
-def ranks(stand: Cards, folder: Path, program: str, count: int = 2) -> list[Ran]:
+def ranks(stand: Cards, folder: Path, program: str, count: int = 2, **variables: str) -> list[Ran]:
     """Run the program in so many ranks; what each has said."""
-    return on_machines([(stand, local) for local in range(count)], folder, program)
+    return on_machines([(stand, local) for local in range(count)], folder, program, **variables)
 
 
-def on_machines(places: list[tuple[Cards, int]], folder: Path, program: str) -> list[Ran]:
+def on_machines(places: list[tuple[Cards, int]], folder: Path, program: str, **variables: str) -> list[Ran]:
     """Run one rank at each place, a machine and a card of it."""
     file = folder / "program.py"
     file.write_text(HEAD + program)
     start = f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')"
-    common = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    common = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), **variables}
     started = [stand.start(start, RANK=str(rank), LOCAL_RANK=str(local), **common) for rank, (stand, local) in enumerate(places)]
     return [stand.ended(process) for (stand, _), process in zip(places, started, strict=True)]
 
@@ -102,6 +103,35 @@ print(json.dumps([before, during, torch.cuda.mem_get_info()[0]]), flush=True)
             nccl = constant("nccl_mib_two_nvlink").value * MIB
             taken = max(before, after) - during
             assert nccl <= taken <= nccl + GIB // 2
+
+
+@pytest.mark.parametrize(("variables", "unused"), [({}, 0), ({"NCCL_RUNTIME_CONNECT": "0"}, 1), ({"NCCL_CUMEM_ENABLE": "0"}, 1)])
+def test_buffers_are_allocated_by_the_first_operation(
+    python: str, tmp_path: Path, variables: dict[str, str], unused: int
+) -> None:
+    program = """
+free = lambda: torch.cuda.mem_get_info()[0]
+values = torch.ones(4, device="cuda")
+dist.all_reduce(values)
+connected = free()
+group = dist.new_group([0, 1])
+created = free()
+dist.all_reduce(values, group=group)
+torch.cuda.synchronize()
+print(json.dumps([connected - created, created - free()]), flush=True)
+dist.destroy_process_group()
+"""
+    with cards(python, "2xA100-40G") as stand:
+        if unused == 0 and _nccl(python) < 22200:
+            pytest.skip("NCCL before 2.22 connects all ranks when a communicator is created")
+        for ran in ranks(stand, tmp_path, program, **variables):
+            assert ran.code == 0, ran.said
+            nccl = constant("nccl_mib_two_nvlink").value * MIB
+            assert ran.told == [unused * nccl, (1 - unused) * nccl]
+
+
+def _nccl(python: str) -> int:
+    return installation.look(Path(python)).nccl
 
 
 def test_ddp_and_fsdp_hold_what_they_should(python: str, tmp_path: Path) -> None:

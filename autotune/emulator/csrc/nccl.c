@@ -8,7 +8,7 @@
 #include <time.h>
 
 enum { MAX_RANKS = 64, SLOT = 1 << 20, CELL = 64 << 10, MOST_FLOATS = 64 << 10, MOST_INTEGERS = 64 << 20 };
-enum { NCCL_SUCCESS = 0, NCCL_SYSTEM_ERROR = 2, NCCL_INVALID_USAGE = 5, NCCL_REMOTE_ERROR = 6 };
+enum { NCCL_SUCCESS = 0, NCCL_UNHANDLED_CUDA_ERROR = 1, NCCL_SYSTEM_ERROR = 2, NCCL_INVALID_USAGE = 5, NCCL_REMOTE_ERROR = 6 };
 enum { SUM = 0, PRODUCT = 1, MAX = 2, MIN = 3, AVERAGE = 4 };
 
 typedef struct { _Atomic uint32_t full; uint32_t size; char data[CELL]; } Cell;
@@ -73,6 +73,25 @@ static int open_room(Communicator *c) {
   return failed;
 }
 
+static int is_off(const char *variable) {
+  const char *value = getenv(variable);
+  return value && !strcmp(value, "0");
+}
+
+/* From 2.22 on, a communicator allocates its buffers in its first operation, where memory can be mapped (runtimeConn in
+ * NCCL's init.cc). One that is created and never used has none. */
+static int connects_at_use(void) {
+  return NCCL_CODE >= 22200 && !is_off("NCCL_RUNTIME_CONNECT") && !is_off("NCCL_CUMEM_ENABLE");
+}
+
+static int connect_ranks(Communicator *c) {
+  if (c->size < 2 || c->charged) return NCCL_SUCCESS;
+  int64_t size = emu_card(c->device)->nccl;
+  if (emu_enter(c->device) || emu_charge(c->device, size)) return NCCL_UNHANDLED_CUDA_ERROR;
+  c->charged = size;
+  return NCCL_SUCCESS;
+}
+
 static int join(const char *name, int size, int rank, void **out) {
   if (size > MAX_RANKS) return NCCL_INVALID_USAGE;
   Communicator *c = calloc(1, sizeof *c);
@@ -82,9 +101,8 @@ static int join(const char *name, int size, int rank, void **out) {
   snprintf(c->name, sizeof c->name, "%s", name);
   *out = c;
   if (size < 2) return NCCL_SUCCESS;
-  if (emu_enter(c->device) || emu_charge(c->device, emu_card(c->device)->nccl)) return 1; /* ncclUnhandledCudaError */
-  c->charged = emu_card(c->device)->nccl;
-  return open_room(c);
+  int failed = connects_at_use() ? NCCL_SUCCESS : connect_ranks(c);
+  return failed ? failed : open_room(c);
 }
 
 static int leave(Communicator *c) {
@@ -95,7 +113,7 @@ static int leave(Communicator *c) {
   return NCCL_SUCCESS;
 }
 
-ENTRY int ncclGetVersion(int *version) { *version = 22907; return NCCL_SUCCESS; }
+ENTRY int ncclGetVersion(int *version) { *version = NCCL_CODE; return NCCL_SUCCESS; }
 ENTRY const char *ncclGetErrorString(int error) {
   return error == NCCL_REMOTE_ERROR ? "a remote process exited" : error ? "emulated NCCL error" : "no error";
 }
@@ -233,8 +251,10 @@ static void reduce(Communicator *c, char *to, size_t offset, size_t bytes, int t
 
 static size_t least(size_t one, size_t other) { return one < other ? one : other; }
 
-/* Alone, or too much to carry. */
+/* Alone, too much to carry, or no memory for the buffers. */
 static int is_trivial(Communicator *c, const void *from, void *to, size_t bytes, size_t heaviest, int type, int *result) {
+  *result = connect_ranks(c);
+  if (*result) return 1;
   if (c->size == 1) {
     if (from && to) emu_copy(to, from, bytes);
     *result = NCCL_SUCCESS;
@@ -363,6 +383,7 @@ static int carry_out(void) {
 static int transfer(Communicator *c, char *at, size_t count, int type, int peer, int sends) {
   if (c->size == 1 || peer == c->rank) return NCCL_SUCCESS;
   if (queued == MOST_TRANSFERS) return NCCL_INVALID_USAGE;
+  if (connect_ranks(c)) return NCCL_UNHANDLED_CUDA_ERROR;
   size_t bytes = count * size_of(type);
   transfers[queued++] = (Transfer){c, at, bytes, 0, peer, sends, is_carried(bytes, type)};
   return depth ? NCCL_SUCCESS : carry_out();
