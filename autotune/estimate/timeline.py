@@ -71,7 +71,7 @@ class Scene:
     others: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)  # models outside the step, by phase and part
     away: tuple[str, ...] = ()  # parts of the trainer's state that are offloaded during the rollout
     fused_parts: tuple[str, ...] = ()  # parts that may be nearly empty
-    communication_at_engine_start: Estimate = Estimate.exactly(0)  # NCCL's buffers that exist by then
+    communication_at_engine_start: Estimate  # NCCL's buffers that exist by then
     shards_after_engine: bool = False  # masters and buffers of DeepSpeed do not exist by then: the weights alone do
 
     @property

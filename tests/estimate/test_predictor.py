@@ -124,6 +124,21 @@ def test_a_second_gpu_adds_communication_buffers() -> None:
     assert two.peak_memory_bytes.value - one.peak_memory_bytes.value == two.breakdown["communication"] == 544 * MIB
 
 
+@pytest.mark.parametrize(
+    ("sharded_by", "tensor_parallel", "at_start", "in_all"),
+    [("ddp", 0, 1, 1), ("zero2", 0, 2, 2), ("zero3", 0, 1, 1), ("fsdp2", 0, 1, 1), ("ddp", 1, 0, 1), ("zero3", 1, 1, 1),
+     ("ddp", 2, 1, 3), ("zero2", 2, 1, 4)],
+)  # fmt: skip
+def test_communicators_that_carry_anything(sharded_by: str, tensor_parallel: int, at_start: int, in_all: int) -> None:
+    asleep = dataclasses.replace(ENGINE, utilization=0.6, tensor_parallel=max(1, tensor_parallel), sleep=True)
+    engine = asleep if tensor_parallel else None
+    ranked = composition(engine=engine, generation="engine" if engine else "trainer", ranks=2)
+    found = predicted(composition=dataclasses.replace(ranked, sharded_by=sharded_by), hardware=hardware(count=2))
+    parts = {phase.name: phase.parts for phase in found.phases}
+    assert parts["load"].get("communication", 0) == at_start * 544 * MIB
+    assert parts["backward"]["communication"] == in_all * 544 * MIB
+
+
 # The engine.
 
 
