@@ -172,8 +172,8 @@ GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include='test_*.py')
 cuda: $(CUDA_VENV)/.ready
 
 test-cuda: $(CUDA_VENV)/.ready $(CUDA_VENV)-swift/.ready
-	$(ON_CARDS) --gpus 1xA100-80G -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)
-	$(ON_CARDS) --gpus 2xA100-80G -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)
+	$(ON_CARDS) --gpus 1xA100-80G --stride 16 -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)
+	$(ON_CARDS) --gpus 2xA100-80G --stride 16 -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)
 	PYTHONPATH=$(CURDIR) AUTOTUNE_CUDA_PYTHON=$(CUDA_PYTHON) $(CUDA_PYTHON) -m pytest -q tests/emulator
 
 # A fit, a refusal with what follows it, two ranks, slots of eight cards.

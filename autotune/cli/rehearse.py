@@ -27,6 +27,7 @@ EXITS = {"fits": DONE, "out_of_memory": NOTHING_FITS, "failed": FAULT}
 """Status of the document -> exit code."""
 
 _PYTHON = "Python interpreter of the training environment. Default: the one beside COMMAND's program, else the first python."
+_STRIDE = "Tokens that each decoded token stands for. 16: shorter rollouts; a cache of transformers grows 16 tokens at a time."
 _EDGES = ("start", "end")
 """Phases outside the command's own work."""
 
@@ -36,8 +37,9 @@ _EDGES = ("start", "end")
 @declared_option("gpus", default=None, show_default=False, help="Emulated GPUs: a model with a count. Example: 4xA100-80G.")
 @declared_option("python", help=_PYTHON)
 @click.option("--late", is_flag=True, help="Work finishes as late as a GPU allows: the upper end of what torch reserves.")
+@click.option("--stride", type=click.IntRange(1), default=1, show_default=True, metavar="TOKENS", help=_STRIDE)
 @as_json_option("Print one JSON document on stdout; COMMAND's output goes to stderr.")
-def command(words: tuple[str, ...], gpus: str | None, python: str | None, late: bool, as_json: bool) -> int:
+def command(words: tuple[str, ...], gpus: str | None, python: str | None, late: bool, stride: int, as_json: bool) -> int:
     """Run COMMAND unchanged on GPUs that this machine does not have, with a CUDA build of torch.
     Memory is accounted for as torch and the driver do it; nothing is computed. It ends with the
     peak of every rank and phase, or with the error, its place and remedies.
@@ -62,7 +64,7 @@ def command(words: tuple[str, ...], gpus: str | None, python: str | None, late: 
     environment = _interpreter(words, python)
     stream = sys.stderr if as_json else sys.stdout
     with interruptible():
-        found = rehearse(words, machine, environment, lambda line: (stream.write(line), stream.flush()))
+        found = rehearse(words, machine, environment, lambda line: (stream.write(line), stream.flush()), stride=stride)
     diagnosis = diagnose_lines(found.output) if found.code else None
     print(json.dumps(_document(found, diagnosis)) if as_json else _text(found, diagnosis))
     return EXITS[_status(found, diagnosis)]

@@ -52,14 +52,19 @@ class Rehearsed:
     """Last lines of the command's output."""
 
 
-def rehearse(command: Sequence[str], machine: EmulatedMachine, python: Path, show: Callable[[str], object]) -> Rehearsed:
-    """Run the command, whose processes use the cards of this machine; `show` receives its output."""
+def rehearse(
+    command: Sequence[str], machine: EmulatedMachine, python: Path, show: Callable[[str], object], *, stride: int = 1
+) -> Rehearsed:
+    """Run the command, whose processes use the cards of this machine; `show` receives its output.
+
+    `stride`: number of tokens for which a decoded one stands.
+    """
     installation = look(python)
     built = build(installation)
     last: deque[str] = deque(maxlen=KEPT_LINES)
     with tempfile.TemporaryDirectory(prefix="autotune-emulated-", ignore_cleanup_errors=True) as folder:
         stand = launch.set_up(machine, installation, Path(folder))
-        environment = launch.environment(without_side_effects(os.environ, Path(folder)), built, stand, phases=True)
+        environment = launch.environment(without_side_effects(os.environ, Path(folder)), built, stand, phases=True, stride=stride if stride > 1 else None)
         code = _run(command, environment, last, show)
         report = reports.read(stand.reports, built.stubs)
     failure = first_failure(last) if code else None

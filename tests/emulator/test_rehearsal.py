@@ -56,6 +56,11 @@ def test_a_card_that_nobody_knows_is_one_sentence() -> None:
     assert ran.stderr == "Error: 'A100' comes with different amounts of memory. Say which: A100-40G or A100-80G.\n"
 
 
+def test_a_stride_below_one_is_one_sentence() -> None:
+    ran = rehearse("--gpus", "L4", "--stride", "0", "--", "true")
+    assert ran.returncode == 2 and "--stride" in ran.stderr and len(ran.stderr.splitlines()) == 1
+
+
 def test_an_environment_without_cuda_is_one_sentence(tmp_path: Path) -> None:
     from tests.emulator.installations import environment
 
