@@ -64,7 +64,9 @@ def rehearse(
     last: deque[str] = deque(maxlen=KEPT_LINES)
     with tempfile.TemporaryDirectory(prefix="autotune-emulated-", ignore_cleanup_errors=True) as folder:
         stand = launch.set_up(machine, installation, Path(folder))
-        environment = launch.environment(without_side_effects(os.environ, Path(folder)), built, stand, phases=True, stride=stride if stride > 1 else None)
+        environment = launch.environment(
+            without_side_effects(os.environ, Path(folder)), built, stand, phases=True, stride=stride if stride > 1 else None
+        )
         code = _run(command, environment, last, show)
         report = reports.read(stand.reports, built.stubs)
     failure = first_failure(last) if code else None
