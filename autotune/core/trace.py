@@ -51,6 +51,7 @@ class Inventory:
     layer_bytes: tuple[int, ...]  # by decoder layer; rest of `weight_bytes`: outside
     layer_trainable: tuple[int, ...]  # trainable parameter count by decoder layer
     largest_parameter: int  # element count: size of the largest single gather
+    statistics_bytes: int = 0  # of quantised weights; computed while these are loaded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,10 +148,11 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
 
 
 def _loaded_weights(trace: Trace) -> int:
-    """Return the weights held after loading; adapters, made later, excluded."""
+    """Return the weights held after loading. Adapters and the statistics of quantised weights are made later."""
     first = next((mark.event for mark in trace.marks if mark.phase != "load"), len(trace.events))
     end = first if any(mark.phase == "load" for mark in trace.marks) else 0
-    return trace.live_parts_at(end - 1).get("weights", 0) if end else 0
+    held = trace.live_parts_at(end - 1).get("weights", 0) if end else 0
+    return max(0, held - trace.inventory.statistics_bytes)
 
 
 def _first_products(trace: Trace) -> Iterator[int]:

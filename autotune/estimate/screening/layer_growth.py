@@ -106,7 +106,7 @@ def grown_inventory(short: Trace, longer: Trace | None, repetition: LayerRepetit
     def repeated(layers: tuple[int, ...]) -> tuple[int, ...]:
         return (*layers[: group.stop], *(layers[group] * copies), *layers[group.stop :])
 
-    linear = ("parameters", "trainable_parameters", "weight_bytes", "trainable_bytes")
+    linear = ("parameters", "trainable_parameters", "weight_bytes", "trainable_bytes", "statistics_bytes")
     grown = {name: getattr(one, name) + copies * (getattr(two, name) - getattr(one, name)) for name in linear}
     return replace(
         one,

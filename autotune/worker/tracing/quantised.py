@@ -164,6 +164,12 @@ def _hold(layer: Any, name: str, *shape: int, dtype: torch.dtype) -> None:
     layer.register_buffer(name, torch.empty(shape, dtype=dtype, device="meta"), persistent=False)
 
 
+def statistics(model: Any) -> list[Any]:
+    """Return what bitsandbytes computes beside the weights while these are loaded. GPTQ's is in the checkpoint."""
+    layers = [module for module in model.modules() if isinstance(module, _Quantised) and module.kind != "gptq"]
+    return [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
+
+
 def _frozen(tensor: Any) -> Any:
     return torch.nn.Parameter(tensor, requires_grad=False)
 

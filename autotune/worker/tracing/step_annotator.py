@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..decoder_layers import layers_of
+from . import quantised
 from .ledger import Ledger
 from .tracker import Tracker
 
@@ -174,6 +175,7 @@ def inventory(model: Any, layers: list[Any]) -> dict[str, Any]:
         "layer_bytes": [sum(_bytes(parameter) for parameter in layer.parameters()) for layer in layers],
         "layer_trainable": [sum(p.numel() for p in layer.parameters() if p.requires_grad) for layer in layers],
         "largest_parameter": max((parameter.numel() for parameter in parameters), default=0),
+        "statistics_bytes": sum(_bytes(tensor) for tensor in quantised.statistics(model)),
     }
 
 
