@@ -50,7 +50,8 @@ PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=1, deadline_se
 """Two cycles: Adam's state is made in the first step, and both hold every phase."""
 
 ENGINE_PLAN = replace(PLAN, optimizer_steps=3, timed_cycles=2)
-"""One more: weights are pushed to the engine beside what the second step left, the first with all state."""
+"""One more: weights are pushed to the engine beside what the second step left, the first with all state. To a server each
+push takes buffers of its own: two cycles there, as predicted."""
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -187,7 +188,7 @@ class Worker:
             request = self._request = parse_request(setup.flags(setup.gpus, str(self._python)).replace(mode="emulate"))
             candidate, executor = candidate_of_job(request), self._executor_for(setup, request, late=late)
             runner = executor.open(candidate)
-            plan = ENGINE_PLAN if "use_vllm=true" in setup.holds else PLAN
+            plan = ENGINE_PLAN if "use_vllm=true" in setup.holds and not setup.has_server else PLAN
             measurement: Line = plain(runner.measure(candidate, plan))
             runner.close()
             measurement["memory"].pop("timeline", None)

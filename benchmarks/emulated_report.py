@@ -9,7 +9,8 @@ from typing import Any
 
 from emulated_setups import SETUPS, Setup
 
-from autotune.estimate import vllm_engine
+from autotune.catalog.model_lookup import find_model
+from autotune.estimate import model_shape, vllm_engine
 
 GIB = 1 << 30
 ALLOCATED = {"median": 0.003, "share": 0.95, "within": 0.01}
@@ -122,7 +123,7 @@ def row(setup: Setup, lines: Mapping[str, Mapping[str, Any]], predicted: Mapping
     if measurement["outcome"] != "ok":
         failure = measurement.get("failure") or {}
         return {**made, "evidence": failure.get("evidence"), "failure": prediction["failure"]}
-    return {**made, **_compared(lines, measurement["memory"], prediction)}
+    return {**made, **_compared(setup, lines, measurement["memory"], prediction)}
 
 
 def failed_rows(rows: Sequence[Row]) -> dict[str, Row]:
@@ -155,25 +156,33 @@ def lines_of(row: Row) -> list[Row]:
     return [line("emulated", figures["reserved"]), *([line("late", late)] if late else [])]
 
 
-def _compared(lines: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Any], prediction: Mapping[str, Any]) -> Row:
+def _compared(
+    setup: Setup, lines: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Any], prediction: Mapping[str, Any]
+) -> Row:
+    outside = vllm_engine.outside_torch_bytes(setup.tensor_parallel).value
     late = lines.get("late", {}).get("measurement", {}).get("memory", {})
     driver = lines["emulated"]["emulator"]
     return {
-        "allocated": _beside(_with_larger_cache(prediction), memory["torch_allocated_bytes"]),
+        "allocated": _beside(_with_larger_cache(prediction, outside), memory["torch_allocated_bytes"]),
         "reserved": _beside(
             prediction["torch_peak_reserved_bytes"], memory["torch_reserved_bytes"], late.get("torch_reserved_bytes")
         ),
-        "device": _beside(prediction["peak_memory_bytes"], driver["peak_bytes"]),
-        "kv_blocks": _kv_blocks(lines["emulated"]["measurement"]["effective"], prediction["engine"]),
-        "phases": _phases(memory, driver, prediction),
+        "device": _beside(prediction["peak_memory_bytes"], _of_trainer(setup, memory) or driver["peak_bytes"]),
+        "kv_blocks": _kv_blocks(setup, lines["emulated"]["measurement"]["effective"], prediction["engine"], outside),
+        "phases": _phases(setup, memory, driver, prediction, outside),
     }
 
 
-def _with_larger_cache(prediction: Mapping[str, Any]) -> Mapping[str, float]:
+def _of_trainer(setup: Setup, memory: Mapping[str, Any]) -> int | None:
+    """Return the peak of the first card where the last one has the server's processes; None without a server."""
+    devices = memory.get("devices")
+    return devices[0]["peak_bytes"] if devices and setup.has_server else None
+
+
+def _with_larger_cache(prediction: Mapping[str, Any], outside: float) -> Mapping[str, float]:
     """Return torch's peak. An engine's cache takes what vLLM holds outside torch on a real card."""
     here = prediction["engine"] is not None and any("kv_cache" in phase["parts"] for phase in prediction["phases"])
-    outside = vllm_engine.outside_torch_bytes(1).value if here else 0
-    return {end: prediction["torch_peak_allocated_bytes"][end] + outside for end in ("value", "low", "high")}
+    return {end: prediction["torch_peak_allocated_bytes"][end] + outside * here for end in ("value", "low", "high")}
 
 
 def _beside(predicted: Mapping[str, float], emulated: float | None, upper: float | None = None) -> Row | None:
@@ -190,14 +199,15 @@ def _beside(predicted: Mapping[str, float], emulated: float | None, upper: float
     }
 
 
-def _kv_blocks(effective: Mapping[str, Any], engine: Mapping[str, Any] | None) -> Row | None:
+def _kv_blocks(setup: Setup, effective: Mapping[str, Any], engine: Mapping[str, Any] | None, outside: float) -> Row | None:
     """Return the blocks of the engine's cache, where all layers have one kind of cache."""
     tokens = effective.get("kv_cache_tokens")
-    if engine is None or tokens is None:
+    windows = {layer.window for layer in model_shape.shape(find_model(setup.model).config).layers}
+    if engine is None or tokens is None or len(windows) > 1:
         return None
     longest = effective["vllm_max_model_length"]
     cache = engine["kv_cache_bytes"]["value"]
-    charged = (cache + vllm_engine.outside_torch_bytes(1).value) / cache  # the emulated driver has nothing outside torch
+    charged = (cache + outside) / cache  # the emulated driver has nothing outside torch
     predicted = round(engine["concurrency"] * charged * math.ceil(longest / BLOCK_TOKENS))
     emulated = tokens // BLOCK_TOKENS
     error = round(predicted / emulated - 1, 6)
@@ -211,26 +221,29 @@ def _error(value: float, low: float, high: float) -> float:
     return value / nearest - 1
 
 
-def _phases(memory: Mapping[str, Any], driver: Mapping[str, Any], prediction: Mapping[str, Any]) -> dict[str, Row]:
+def _phases(
+    setup: Setup, memory: Mapping[str, Any], driver: Mapping[str, Any], prediction: Mapping[str, Any], outside: float
+) -> dict[str, Row]:
     """Return the device memory of each phase that both have."""
-    emulated = dict(memory["phase_peak_bytes"])
-    for theirs, ours in DRIVER_PHASES.items():
+    emulated = dict(
+        memory["devices"][0]["phase_peak_bytes"] if setup.has_server and memory.get("devices") else memory["phase_peak_bytes"]
+    )
+    for theirs, ours in () if setup.has_server else DRIVER_PHASES.items():
         if theirs in driver["phase_peak_bytes"] and ours in emulated:
             emulated[ours] = driver["phase_peak_bytes"][theirs]
-    found = {phase["name"]: _charged(phase) for phase in prediction["phases"]}
+    found = {phase["name"]: _charged(phase, outside) for phase in prediction["phases"]}
     both = {name: _beside(found[name], emulated[name]) for name in found if emulated.get(name)}
     return {name: one for name, one in both.items() if one is not None}
 
 
-def _charged(phase: Mapping[str, Any]) -> Mapping[str, float]:
+def _charged(phase: Mapping[str, Any], outside: float) -> Mapping[str, float]:
     """Return the peak of a phase without vLLM's memory outside torch, which the emulated driver does not have.
 
     An awake engine has it in its share.
     """
     parts, peak = phase["parts"], phase["peak_bytes"]
     beside = phase["name"] in BESIDE_SLEEPING and "engine" in parts and "kv_cache" not in parts
-    outside = vllm_engine.outside_torch_bytes(1).value if beside else 0
-    return {end: peak[end] - outside for end in ("value", "low", "high")}
+    return {end: peak[end] - outside * beside for end in ("value", "low", "high")}
 
 
 def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:

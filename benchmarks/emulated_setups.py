@@ -56,12 +56,21 @@ class Setup:
         )  # fmt: skip
 
     @property
+    def has_server(self) -> bool:
+        return "vllm_mode=server" in self.holds
+
+    @property
+    def tensor_parallel(self) -> int:
+        named = [hold.partition("=")[2] for hold in self.holds if hold.startswith("vllm_tensor_parallel_size=")]
+        return int(named[0]) if named else 1
+
+    @property
     def _batch(self) -> int:
         return self.micro_batch * self.accumulation * self._ranks
 
     @property
     def _ranks(self) -> int:
-        return self.cards - ("vllm_mode=server" in self.holds)
+        return self.cards - self.has_server
 
 
 CHECKPOINTING, PLAIN = "gradient_checkpointing=true", "gradient_checkpointing=false"

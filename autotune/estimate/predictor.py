@@ -15,7 +15,17 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import cpu_memory, device_memory, phase_usage, sglang_engine, throughput, timeline, vllm_engine
+from autotune.estimate import (
+    communicators,
+    cpu_memory,
+    device_memory,
+    phase_usage,
+    sglang_engine,
+    throughput,
+    timeline,
+    vllm_engine,
+    weight_sync,
+)  # fmt: skip
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.device_memory import whole_bytes
 from autotune.estimate.other_models import other_model_bytes
@@ -108,8 +118,9 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     composition, used = given.composition, stage_of(given).usage()
     if "optimizer" in composition.offloaded_in_rollout and composition.sync_gathers is not None:
         used = phase_usage.without(used, "sync", "optimizer")  # weights are back to be sent, its state is not
-    outside = device_memory.outside(given.gpu, composition.ranks, communicators=_communicators(composition))
-    at_start = device_memory.outside(given.gpu, composition.ranks, communicators=_communicators_at_engine_start(composition))
+    ranks = given.hardware.count if communicators.joins_server(composition) else composition.ranks
+    outside = device_memory.outside(given.gpu, ranks, communicators=communicators.count(composition))
+    at_start = device_memory.outside(given.gpu, ranks, communicators=communicators.count_at_engine_start(composition))
     scene = Scene(
         usage=used,
         basis=given.trace.basis,
@@ -119,7 +130,7 @@ def _on_gpu(given: PredictionInput) -> Prediction:
         away=composition.offloaded_in_rollout,
         fused_parts=composition.fused_parts,
         communication_at_engine_start=at_start.communication,
-        shards_after_engine=composition.sharded_by.startswith("zero") and _engine_is_here(composition),
+        shards_after_engine=composition.sharded_by.startswith("zero") and communicators.has_engine(composition),
     )
     # 2. The engine, in the memory that is left.
     engine = _engine(given, scene)
@@ -132,36 +143,16 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     return _prediction(given, scene, tight or points, engine, retried=tight is not None)
 
 
-def _communicators(composition: Composition) -> int:
-    """Return the number of NCCL's communicators that carry anything: the first operation allocates their buffers.
-
-    torch's default one; one in which ZeRO-1 and ZeRO-2 reduce (ZeRO-3 uses the default one); for an
-    engine under tensor parallelism its own, and one in which the trainer gathers the engine's prompts.
-    """
-    engine = composition.engine
-    of_deepspeed = composition.sharded_by in ("zero1", "zero2")
-    of_engine = 0 if engine is None or engine.tensor_parallel == 1 else 1 + _engine_is_here(composition)
-    return max(composition.processes, 1 + of_deepspeed + of_engine)
-
-
-def _communicators_at_engine_start(composition: Composition) -> int:
-    """Return how many of them are there before an engine in the trainer's process has started: the one with which
-    ZeRO-3 loads its weights, and the engine's own."""
-    if not _engine_is_here(composition):
-        return _communicators(composition)
-    assert composition.engine is not None
-    return (composition.sharded_by == "zero3") + (composition.engine.tensor_parallel > 1)
-
-
-def _engine_is_here(composition: Composition) -> bool:
-    return composition.engine is not None and not composition.engine.apart
-
-
 def _split_engine(given: PredictionInput) -> EngineUse | None:
     """Fit an engine that has GPUs of its own."""
     split = given.composition.split
-    context = round(device_memory.outside(given.gpu, 1).context.value)
-    return None if split is None else _fitted(given, context, split.engine, split.dtype)
+    if split is None:
+        return None
+    context = device_memory.outside(given.gpu, 1).context
+    use = _fitted(given, round(context.value), split.engine, split.dtype)
+    room = device_memory.offered(given.hardware.memory_bytes, given.gpu).high - context.low - use.reserved_bytes.low
+    failure = weight_sync.receiving_failure(given.composition, given.trace, room)
+    return use if use.failure or failure is None else dataclasses.replace(use, failure=failure, sure=True)
 
 
 def _engine(given: PredictionInput, scene: Scene) -> _Engine | None:

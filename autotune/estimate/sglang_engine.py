@@ -19,7 +19,7 @@ from autotune.catalog.constants import efficiency
 from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import GIB, MIB
-from autotune.estimate import model_shape, vllm_engine
+from autotune.estimate import model_shape, vllm_engine, vllm_weights
 from autotune.estimate.model_shape import Shape, dtype_bytes
 from autotune.estimate.vllm_engine import NOTHING, EngineUse
 
@@ -48,7 +48,7 @@ def fit(
     chunk, captured = _defaults(total, ranks)
     # 1. The static part: weights and cache.
     outside = vllm_engine.outside_torch_bytes(ranks)
-    weights = vllm_engine.weight_bytes(
+    weights = vllm_weights.weight_bytes(
         shape, dtype=dtype, tensor_parallel=ranks, expert_parallel=settings.expert_parallel,
         quantised_bits=settings.quantised_bits,
     )  # fmt: skip

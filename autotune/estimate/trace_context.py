@@ -14,7 +14,7 @@ from autotune.estimate import constant_estimates
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.insertion import Insertion
 from autotune.estimate.trainer_rollout import Generation, PassGathering, rollout, trainer_rollout
-from autotune.estimate.weight_sync import SYNC_STREAM, sends_base_first, sync_blocks
+from autotune.estimate.weight_sync import SYNC_STREAM, packed_blocks, packs, sends_base_first, sync_blocks
 from autotune.worker.releases import release_numbers
 
 
@@ -26,7 +26,7 @@ class TraceContext:
     generation: Generation | None = None
     sync: tuple[tuple[Part, int], ...] = ()  # blocks held together by the weight sync: gathered weights, a merged adapter
     first_sync: tuple[tuple[Part, int], ...] = ()  # further ones of the first sync
-    sync_streams: bool = False  # each block is on a stream of its own, and on another one in each sync
+    sync_streams: int = 0  # of its first blocks, each is on a stream of its own, and on another one in each sync
     loads_at_once: bool = False  # one block for all weights is requested and freed before they are loaded
     empties_before_rollout: bool = False  # cache emptied before and after each rollout, as an offloaded engine does
     empty_cache_steps: int | None = None  # cache emptied before the backward passes of every n-th step
@@ -138,8 +138,8 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
             parts, sizes = zip(*blocks, strict=True)
             made = range(1, len(sizes) + 1)
             order = (*made, *(-one for one in made))
-            first = SYNC_STREAM + number * len(blocks)
-            streams = {at: first + at for at in range(len(blocks))} if context.sync_streams else {}
+            first = SYNC_STREAM + number * context.sync_streams
+            streams = {at: first + at for at in range(context.sync_streams)}
             yield Insertion(event=event, sizes=sizes, parts=parts, order=order, phase="sync", step=step, streams=streams)
         if context.generation is not None:
             workspace = context.cublas_workspace_bytes if number == 0 else 0
@@ -209,13 +209,13 @@ def step_context(
     allocator: AllocatorSettings,
     on_cpu: bool = False,
 ) -> TraceContext:
-    every = settings.get("torch_empty_cache_steps")
+    every, packed = settings.get("torch_empty_cache_steps"), packs(composition, trace.versions)
     return TraceContext(
         cublas_workspace_bytes=0 if on_cpu else constant_estimates.cublas_workspace(gpu),
         generation=trainer_rollout(composition, config, trace) if composition.generation == "trainer" else None,
         sync=(sync := tuple(block for block in sync_blocks(composition, config, trace) if block[1])),
         first_sync=tuple(block for block in sync if block[0] == "communication") if sends_base_first(composition) else (),
-        sync_streams=composition.sync_gathers == "packed",
+        sync_streams=sum(size > 0 for size in packed_blocks(composition, trace.inventory)) if packed else 0,
         loads_at_once=not on_cpu and _loads_at_once(composition, trace),
         empties_before_rollout=composition.empties_rollout_cache or (composition.engine is not None and composition.engine.sleep),
         empty_cache_steps=every if isinstance(every, int) and every > 0 else None,

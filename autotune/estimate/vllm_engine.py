@@ -23,12 +23,20 @@ from autotune.estimate import constant_estimates, model_shape, vision_encoder
 from autotune.estimate.allocator import EXACT_FROM, LARGE_SEGMENT, SEGMENT_ROUNDING
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.vllm_blocks import Pages, gib, pages
+from autotune.estimate.vllm_weights import (
+    MAX_CACHED,
+    adapter_slot_bytes,
+    quantisation,
+    table_bytes,
+    unsplit_bytes,
+    weight_bytes,
+)  # fmt: skip
 
 TRL_BATCHED_TOKENS = 4096  # set by TRL for an engine in its own processes
 
-# First releases with: filtering of logits in place, CUDA graphs inside the share, the second model
-# runner; and the release assumed if the version is unknown.
-FILTERS_IN_PLACE, GRAPHS_IN_SHARE, SECOND_RUNNER, CURRENT = (0, 17), (0, 21), (0, 31), (0, 31)
+# First releases with: filtering of logits in place, CUDA graphs inside the share, weights in blocks that are
+# not split, the second model runner; and the release assumed if the version is unknown.
+FILTERS_IN_PLACE, GRAPHS_IN_SHARE, LOADS_UNSPLIT, SECOND_RUNNER, CURRENT = (0, 17), (0, 21), (0, 21), (0, 31), (0, 31)
 
 TUNES_WHILE_COMPILING = (0, 26)
 """Release in which this was read. torch's `standalone_compile` times kernels on example inputs of their sizes, inside the
@@ -37,9 +45,6 @@ profiling run. A compiled graph that is found in vLLM's cache on disk needs none
 MAKES_HEAD_FIRST = frozenset({"llama", "gemma3", "gemma3_text"})
 """Model types whose class in vLLM makes an output projection and then ties it to the embedding. Sleep mode's allocator gives
 its memory back behind torch, which still counts it as reserved: as much more is left to the cache."""
-
-MAX_CACHED = 256  # results per function: thousands of candidates share a few shapes and settings
-VOCABULARY_MULTIPLE = 64  # vLLM pads the vocabulary to it
 
 NOTHING = Estimate.exactly(0)
 
@@ -86,6 +91,8 @@ def fit(
         shape, dtype=dtype, tensor_parallel=ranks, expert_parallel=settings.expert_parallel, quantised_bits=bits, method=method
     )
     weights += adapter_slot_bytes(shape, size, ranks, adapter_rank) if adapter_rank else 0
+    if release(vllm) >= LOADS_UNSPLIT and not on_cpu and bits is None and method is None:
+        weights += unsplit_bytes(shape, size, ranks)
     graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
     activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
     encoder = vision_encoder.profiled(config, size, hidden=shape.hidden, tokens=tokens)
@@ -136,72 +143,6 @@ def fit(
         sure=early is not None or _same_at_both_ends(paged, rest, length),
         parts=parts,
     )
-
-
-@lru_cache(MAX_CACHED)
-def weight_bytes(
-    shape: Shape, *, dtype: str, tensor_parallel: int, expert_parallel: int = 1, quantised_bits: int | None = None,
-    method: str | None = None,
-) -> int:  # fmt: skip
-    """Bytes of this rank's weights in vLLM's layout, with its rotary tables."""
-    size = dtype_bytes(dtype)
-    outside = (
-        table_bytes(shape, 1, tensor_parallel) * (2 if shape.head else 1)
-        + shape.layer_embeddings
-        + shape.final_norm
-        + shape.towers
-        + shape.rotary_rows * shape.rotary_dim
-    )
-    per_weight = size if quantised_bits is None else quantised_bytes(quantised_bits, method)
-    return outside * size + sum(
-        _layer_bytes(layer, size, tensor_parallel, max(tensor_parallel, expert_parallel), per_weight) for layer in shape.layers
-    )
-
-
-def table_bytes(shape: Shape, size: int, ranks: int) -> int:
-    """Bytes of this rank's part of the embedding."""
-    vocabulary = -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-    return vocabulary * shape.hidden // ranks * size
-
-
-ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of a slot: an adapter's is rounded up."""
-
-
-@lru_cache(MAX_CACHED)
-def adapter_slot_bytes(shape: Shape, size: int, ranks: int, rank: int) -> int:
-    """Bytes of one slot for adapters: A and B of every product of a layer, targeted or not, without experts.
-
-    B of products that are split by columns, and A of those split by rows, have a rank's part.
-    (`lora/layers/base_linear.py`, vLLM 0.26.)
-    """
-    slot = next((one for one in ADAPTER_RANKS if one >= rank), rank)
-    heads, cached = shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
-    attention = 3 * shape.hidden + (heads + 2 * cached) // ranks + heads // ranks + shape.hidden
-    dense = sum(3 * shape.hidden + 3 * layer.width // ranks for layer in shape.layers if layer.width)
-    return slot * size * (len(shape.layers) * attention + dense)
-
-
-def _layer_bytes(layer: Layer, size: int, ranks: int, expert_ranks: int, per_weight: float) -> int:
-    heads = max(1, layer.cache_heads // ranks) / layer.cache_heads
-    here = (layer.split - layer.experts) / ranks + layer.experts / expert_ranks + layer.key_value * heads + layer.copied
-    matrices = here * layer.matrices / layer.parameters
-    return round(matrices * per_weight + (here - matrices) * size)
-
-
-def quantised_bytes(bits: int, method: str | None = None) -> float:
-    """Bytes per weight with scales: AWQ and GPTQ: half precision and a zero point per 128 weights;
-    bitsandbytes: float32 per 64 after loading; 8 bits: one per channel (not counted)."""
-    if bits != 4:
-        return bits / 8
-    return bits / 8 + ((2 + 0.5) / 128 if method in ("awq", "gptq") else 4 / 64)
-
-
-def quantisation(config: Mapping[str, object]) -> str | None:
-    """Return the quantisation method that the model's own config names."""
-    stated = config.get("quantization_config")
-    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
-    return method if isinstance(method, str) else None
 
 
 @lru_cache(MAX_CACHED)

@@ -6,12 +6,23 @@ from collections.abc import Iterator, Mapping
 
 from autotune.core.composition import Composition
 from autotune.core.trace import Inventory, Part, Trace
+from autotune.core.units import format_bytes
 from autotune.estimate import model_shape, vllm_engine
 from autotune.estimate.trainer_rollout import gathered_bytes, gathered_pieces
+from autotune.worker.releases import release_numbers
 
 SYNC_STREAM = 64  # streams of the weight sync are numbered from here on, apart from those of the sharding
 MERGE_BYTES_PER_WEIGHT = 4 + 4 + 2
 """Per weight of the largest adapted matrix: B·A, the same scaled, in the weights' dtype."""
+
+
+TRL_PACKS_FROM = (1, 11)
+"""First release of TRL that sends packed buffers to its server; earlier ones send one parameter at a time."""
+
+
+def packs(composition: Composition, versions: Mapping[str, str]) -> bool:
+    """Return True if weights are sent in packed buffers, two of which are held at a time."""
+    return composition.sync_gathers == "packed" and release_numbers(versions.get("trl") or "") >= TRL_PACKS_FROM
 
 
 def sends_base_first(composition: Composition) -> bool:
@@ -29,20 +40,20 @@ def sync_blocks(composition: Composition, config: Mapping[str, object], trace: T
     """
     if composition.generation not in ("engine", "server"):
         return
-    if composition.sync_gathers == "packed":
-        yield from (("communication", size) for size in _packed_blocks(composition, trace.inventory))
-        return
-    if composition.sync_gathers is not None:
+    adapters = composition["policy"].adapter_rank is not None
+    whole = adapters and composition.sharded_by == "zero3"
+    packed = packs(composition, trace.versions)
+    if packed:
+        yield from (("communication", size) for size in packed_blocks(composition, trace.inventory))
+    elif composition.sync_gathers not in (None, "packed"):
         yield "communication", _sent_bytes(composition, config, trace.inventory)
         return
     if composition.syncs_adapter_only and not composition.first_sync_is_whole:
         return
-    adapters = composition["policy"].adapter_rank is not None
-    whole = adapters and composition.sharded_by == "zero3"
     size = gathered_bytes(composition, trace.inventory, whole=whole)
     if whole:
         yield from (("communication", one // composition.sync_parts) for one in gathered_pieces(size, trace))
-    else:
+    elif not packed:
         yield "communication", size
     if adapters:  # merged one module at a time, before the push
         shape = model_shape.shape(config)
@@ -51,6 +62,16 @@ def sync_blocks(composition: Composition, config: Mapping[str, object], trace: T
     if composition.engine is not None:
         dtype, tensor_parallel = composition["policy"].dtype, composition.engine.tensor_parallel
         yield "workspaces", vllm_engine.sync_bytes(config, dtype=dtype, tensor_parallel=tensor_parallel)
+
+
+def receiving_failure(composition: Composition, trace: Trace, room_bytes: float) -> str | None:
+    """Return the error of a server that has no room for the two buffers beside its engine's share."""
+    if not packs(composition, trace.versions):
+        return None
+    buffers = sum(packed_blocks(composition, trace.inventory)[:2])
+    if buffers <= room_bytes:
+        return None
+    return f"CUDA out of memory on the server's GPU: it receives weights in {format_bytes(buffers)} beside its engine's share."
 
 
 def _sent_bytes(composition: Composition, config: Mapping[str, object], inventory: Inventory) -> int:
@@ -75,9 +96,9 @@ def _sent_bytes(composition: Composition, config: Mapping[str, object], inventor
     return named * width // composition.ranks + largest + max(buffer, round(max(layer, root) * per_byte) * width * apart)
 
 
-def _packed_blocks(composition: Composition, inventory: Inventory) -> tuple[int, ...]:
+def packed_blocks(composition: Composition, inventory: Inventory) -> tuple[int, ...]:
     """Return two packed buffers, one of them overshot by the last parameter in it, in the trained precision,
-    and what is gathered for the second one.
+    and what is gathered for the second one, unless adapters are merged into weights that are all gathered.
 
     `packed_nccl_broadcast_producer` of vLLM collects parameters until they exceed the buffer's size, and
     concatenates them while the buffer before is sent. Sharded ones are gathered first. Each buffer is on a
@@ -86,5 +107,6 @@ def _packed_blocks(composition: Composition, inventory: Inventory) -> tuple[int,
     width = model_shape.dtype_bytes(composition["policy"].dtype)
     whole, buffer = inventory.parameters * width, composition.sync_buffer_bytes
     chunk = min(whole, buffer + inventory.largest_parameter * width)
-    gathered = chunk if composition["policy"].sharding == "parameters" else 0
+    policy = composition["policy"]
+    gathered = chunk if policy.sharding == "parameters" and policy.adapter_rank is None else 0
     return chunk, min(buffer, whole - chunk), gathered

@@ -11,7 +11,7 @@ import yaml
 from autotune.catalog.model_lookup import find_model
 from autotune.core.composition import EngineSettings
 from autotune.core.units import GIB
-from autotune.estimate import model_shape, sglang_engine, vllm_engine
+from autotune.estimate import model_shape, sglang_engine, vllm_engine, vllm_weights
 
 LOGS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("sglang_logs.yaml").read_text(encoding="utf-8"))
 LOGGED_POSITIONS = 131072
@@ -35,7 +35,7 @@ def test_the_cache_is_what_the_log_says(row: dict[str, Any]) -> None:
     weights = row["free"] - row["after_weights"]
     cache = sglang_engine.cache_bytes(row["free"] * GIB, row["fraction"], weights * GIB)
     assert cache // sglang_engine.cache_bytes_per_token(shape, 2, ranks) == pytest.approx(row["tokens"], rel=0.001)
-    computed = vllm_engine.weight_bytes(shape, dtype="bfloat16", tensor_parallel=ranks) / GIB
+    computed = vllm_weights.weight_bytes(shape, dtype="bfloat16", tensor_parallel=ranks) / GIB
     assert computed == pytest.approx(weights, abs=0.35) and computed < weights
 
 

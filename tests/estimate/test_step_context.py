@@ -10,6 +10,7 @@ import pytest
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
+from autotune.estimate import weight_sync
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.trace_context import TraceContext, step_context
 from tests.estimate.synthetic import A100, CONFIG, composition, training
@@ -107,6 +108,18 @@ def test_weights_are_packed_into_two_buffers_one_of_them_overshot() -> None:
     assert synced(around(dataclasses.replace(sending, residents=cut), trace=trace)) == (64 + 104 + 104) * MIB
     small = dataclasses.replace(sending, sync_buffer_bytes=1024 * MIB)
     assert synced(around(small, trace=trace)) == 200 * MIB, "no more than there is to send"
+    before = dataclasses.replace(trace, versions={"trl": "1.10.0"})
+    assert synced(around(sending, trace=before)) == 0, "earlier releases send one parameter at a time, where it is"
+
+
+def test_a_server_without_room_for_the_buffers_fails() -> None:
+    sending = dataclasses.replace(
+        composition(ranks=1, generation="server"), sync_gathers="packed", sync_buffer_bytes=64 * MIB
+    )  # fmt: skip
+    buffers = synced(around(sending, trace=training()))
+    assert weight_sync.receiving_failure(sending, training(), buffers) is None
+    failure = weight_sync.receiving_failure(sending, training(), buffers - 1)
+    assert failure is not None and failure.startswith("CUDA out of memory on the server's GPU")
 
 
 def test_zero_3_gathers_the_model_for_its_own_generation_by_default() -> None:

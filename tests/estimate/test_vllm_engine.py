@@ -15,7 +15,7 @@ import pytest
 from autotune import catalog
 from autotune.core.composition import EngineSettings
 from autotune.core.units import GIB, MIB
-from autotune.estimate import vllm_engine
+from autotune.estimate import vllm_engine, vllm_weights
 from autotune.estimate.model_shape import Shape, shape
 from autotune.estimate.vllm_blocks import Pages, pages
 from autotune.estimate.vllm_engine import EngineUse, fit
@@ -112,11 +112,20 @@ def test_tensor_parallel_divides_weights_and_heads_down_to_one() -> None:
 def test_expert_parallelism_spreads_whole_experts_over_replicas() -> None:
     moe = shape(config_of("Qwen/Qwen3-30B-A3B"))
     one, split, spread = (
-        vllm_engine.weight_bytes(moe, dtype="bfloat16", tensor_parallel=ranks, expert_parallel=experts)
+        vllm_weights.weight_bytes(moe, dtype="bfloat16", tensor_parallel=ranks, expert_parallel=experts)
         for ranks, experts in ((1, 1), (2, 2), (1, 8))
     )
     assert spread == one - 2 * sum(layer.experts for layer in moe.layers) * 7 // 8
-    assert split == vllm_engine.weight_bytes(moe, dtype="bfloat16", tensor_parallel=2)
+    assert split == vllm_weights.weight_bytes(moe, dtype="bfloat16", tensor_parallel=2)
+
+
+def test_weights_from_20_mib_on_are_loaded_into_blocks_of_their_own() -> None:
+    narrow, even = shape(config_of("Qwen/Qwen2.5-1.5B")), shape(config_of("meta-llama/Llama-3.2-1B"))
+    # 28 layers: 52.5 MiB in 54, 26.25 in 28; queries, keys and values (6) and the output (4.5) share segments of 20.
+    assert vllm_weights.unsplit_bytes(narrow, 2, 1) == pytest.approx(28 * 3.25 * MIB, rel=0.05)
+    assert vllm_weights.unsplit_bytes(even, 2, 1) <= MIB
+    before, after = (used("Qwen/Qwen2.5-1.5B", vllm=version) for version in ("0.20.2", "0.21.0"))
+    assert after.weights_bytes - before.weights_bytes == vllm_weights.unsplit_bytes(narrow, 2, 1)
 
 
 def test_quantisation_excludes_embeddings() -> None:

@@ -21,7 +21,8 @@ from autotune.estimate import model_shape
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.throughput import roofline
 from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, longer
-from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS, quantisation, quantised_bytes
+from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS
+from autotune.estimate.vllm_weights import quantisation, quantised_bytes
 
 CACHE_SLOWDOWN = 4
 """Upper bound of transformers' time over its cache, relative to an ordered copy."""

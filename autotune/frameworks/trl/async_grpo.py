@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition, SplitEngines
 from autotune.core.task import Task
-from autotune.core.units import GIB
 from autotune.frameworks.base import count_of, other_global_batch
 from autotune.frameworks.served_engines import SHARE, served
 from autotune.frameworks.trl import combinations, topology
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.packed_rows import fullest_row, token_budget, window
 from autotune.frameworks.trl.requests import trace_request as plain_trace_request
-from autotune.frameworks.trl.resident_models import residents
+from autotune.frameworks.trl.resident_models import BUFFER_BYTES, NEW_BUFFERS, residents
 from autotune.frameworks.trl.settings import DEFAULT_PROMPT_LENGTH, adapter_settings, default, is_read, precision
 from autotune.frameworks.trl.topology import ranks_of, server_gpus, server_parallel, sharding_of
 from autotune.frameworks.trl.weight_dtype import engine_dtype, loaded_dtype
@@ -46,9 +45,6 @@ RECURRENT = ("linear_num_value_heads", "mamba_d_state", "linear_attn_config")
 
 KERNEL_FROM, KERNEL_BELOW, LARGEST_HEAD = 8.0, 10.0, 256
 """Compute capabilities with a build of `kernels-community/flash-attn3` (its build.toml: 8.0 and 9.0a)."""
-
-BUFFER_BYTES = GIB
-"""Of each of the two buffers in which weights are sent (vLLM's `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)."""
 
 NOT_IN_STEP = frozenset({"token_budget", "max_inflight_tasks", "max_staleness", "weight_sync_steps", "queue_maxsize"})
 """Settings without effect on the training of one row."""
@@ -257,6 +253,7 @@ def _split(settings: Settings, task: Task, batch: int) -> SplitEngines:
 
 
 def _notes(settings: Settings) -> Iterator[str]:
+    yield NEW_BUFFERS
     yield "trains on rollouts of older weights, within max_staleness; a step of this trainer has never been measured by autotune"
     if settings.get("use_peft"):
         yield "the adapter is merged to be sent; a server with --enable-lora takes it as files, which is not modelled"

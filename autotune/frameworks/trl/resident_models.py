@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from autotune.core.candidate import Candidate
 from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Sharding, SplitEngines
 from autotune.core.task import Task
+from autotune.core.units import GIB
 from autotune.frameworks.base import Settings, count_of, share_of
 from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, SPREAD_BY, OtherModel, StandInSpec
@@ -17,6 +18,14 @@ from autotune.frameworks.trl.weight_dtype import engine_dtype
 
 ONLINE = frozenset({"grpo", "rloo", "online-dpo"})
 """Methods that generate completions."""
+
+BUFFER_BYTES = GIB
+"""Of each of the two buffers in which weights are sent to a server (vLLM's `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)."""
+
+NEW_BUFFERS = (
+    "each weight sync to the server allocates buffers of its own: over the first 16, torch reserves up to 2 GiB more each time, "
+    "which it gives back when memory is short"
+)
 
 WITH_REFERENCE = frozenset({"dpo", "kto", "online-dpo"})
 """Methods with a reference model for every beta."""
@@ -43,6 +52,9 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         gathers_per_token=generation == "trainer" and settings.get("ds3_gather_for_generation") is False,
         engine=_engine(settings, task) if generation == "engine" else None,
         split=_served(settings, task) if generation == "server" else None,
+        sync_gathers="packed" if generation == "server" else None,
+        sync_buffer_bytes=BUFFER_BYTES if generation == "server" else 0,
+        notes=(NEW_BUFFERS,) if generation == "server" else (),
         attention=attention if isinstance(attention, str) else None,
         sharded_by=sharding_of(settings, ranks),
         loss_tokens=_loss_tokens(settings, task) if generation == "none" else None,

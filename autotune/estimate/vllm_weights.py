@@ -1,0 +1,109 @@
+"""Weights of a vLLM engine on one rank: in its layout, and in the blocks into which they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from autotune.core.units import MIB
+from autotune.estimate.allocator import AllocatorSettings, CachingAllocator
+from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
+
+MAX_CACHED = 256  # results per function: thousands of candidates share a few shapes and settings
+VOCABULARY_MULTIPLE = 64  # vLLM pads the vocabulary to it
+
+LOADING = AllocatorSettings(max_split_bytes=20 * MIB)
+"""vLLM's allocator settings while it loads weights (`_scoped_allocator_max_split`)."""
+
+
+@lru_cache(MAX_CACHED)
+def weight_bytes(
+    shape: Shape, *, dtype: str, tensor_parallel: int, expert_parallel: int = 1, quantised_bits: int | None = None,
+    method: str | None = None,
+) -> int:  # fmt: skip
+    """Bytes of this rank's weights in vLLM's layout, with its rotary tables."""
+    size = dtype_bytes(dtype)
+    outside = (
+        table_bytes(shape, 1, tensor_parallel) * (2 if shape.head else 1)
+        + shape.layer_embeddings
+        + shape.final_norm
+        + shape.towers
+        + shape.rotary_rows * shape.rotary_dim
+    )
+    per_weight = size if quantised_bits is None else quantised_bytes(quantised_bits, method)
+    return outside * size + sum(
+        _layer_bytes(layer, size, tensor_parallel, max(tensor_parallel, expert_parallel), per_weight) for layer in shape.layers
+    )
+
+
+def table_bytes(shape: Shape, size: int, ranks: int) -> int:
+    """Bytes of this rank's part of the embedding."""
+    vocabulary = -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    return vocabulary * shape.hidden // ranks * size
+
+
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of a slot: an adapter's is rounded up."""
+
+
+@lru_cache(MAX_CACHED)
+def adapter_slot_bytes(shape: Shape, size: int, ranks: int, rank: int) -> int:
+    """Bytes of one slot for adapters: A and B of every product of a layer, targeted or not, without experts.
+
+    B of products that are split by columns, and A of those split by rows, have a rank's part.
+    (`lora/layers/base_linear.py`, vLLM 0.26.)
+    """
+    slot = next((one for one in ADAPTER_RANKS if one >= rank), rank)
+    heads, cached = shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
+    attention = 3 * shape.hidden + (heads + 2 * cached) // ranks + heads // ranks + shape.hidden
+    dense = sum(3 * shape.hidden + 3 * layer.width // ranks for layer in shape.layers if layer.width)
+    return slot * size * (len(shape.layers) * attention + dense)
+
+
+def _layer_bytes(layer: Layer, size: int, ranks: int, expert_ranks: int, per_weight: float) -> int:
+    heads = max(1, layer.cache_heads // ranks) / layer.cache_heads
+    here = (layer.split - layer.experts) / ranks + layer.experts / expert_ranks + layer.key_value * heads + layer.copied
+    matrices = here * layer.matrices / layer.parameters
+    return round(matrices * per_weight + (here - matrices) * size)
+
+
+def quantised_bytes(bits: int, method: str | None = None) -> float:
+    """Bytes per weight with scales: AWQ and GPTQ: half precision and a zero point per 128 weights;
+    bitsandbytes: float32 per 64 after loading; 8 bits: one per channel (not counted)."""
+    if bits != 4:
+        return bits / 8
+    return bits / 8 + ((2 + 0.5) / 128 if method in ("awq", "gptq") else 4 / 64)
+
+
+def quantisation(config: Mapping[str, object]) -> str | None:
+    """Return the quantisation method that the model's own config names."""
+    stated = config.get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    return method if isinstance(method, str) else None
+
+
+@lru_cache(MAX_CACHED)
+def unsplit_bytes(shape: Shape, size: int, ranks: int) -> int:
+    """Ends of the blocks that the weights are loaded into: larger ones are rounded up to 2 MiB and not split."""
+    allocator = CachingAllocator(LOADING)
+    for number, weight in enumerate(_matrices(shape, ranks)):
+        allocator.malloc(number, weight * size)
+    return allocator.allocated - allocator.requested
+
+
+def _matrices(shape: Shape, ranks: int) -> Iterator[int]:
+    """Yield elements of the fused matrices, in the order in which they are made; latent attention has others."""
+    yield table_bytes(shape, 1, ranks)
+    queries, keys = shape.heads * shape.head_dim // ranks, max(1, shape.key_value_heads // ranks) * shape.head_dim
+    for layer in shape.layers:
+        if layer.cached == 2 * shape.key_value_heads * shape.head_dim:
+            yield from ((queries + 2 * keys) * shape.hidden, queries * shape.hidden)
+        for width, count in ((layer.width, 1), (layer.expert_width, _experts(shape, layer))):
+            if width and count:
+                yield from (2 * count * width * shape.hidden // ranks, count * width * shape.hidden // ranks)
+    if shape.head:
+        yield table_bytes(shape, 1, ranks)
+
+
+def _experts(shape: Shape, layer: Layer) -> int:
+    return layer.experts // (3 * layer.expert_width * shape.hidden) if layer.expert_width else 0
