@@ -163,9 +163,9 @@ def _compared(
     late = lines.get("late", {}).get("measurement", {}).get("memory", {})
     driver = lines["emulated"]["emulator"]
     return {
-        "allocated": _beside(_with_larger_cache(prediction, outside), memory["torch_allocated_bytes"]),
+        "allocated": _beside(_with_larger_cache(prediction, "allocated", outside), memory["torch_allocated_bytes"]),
         "reserved": _beside(
-            prediction["torch_peak_reserved_bytes"], memory["torch_reserved_bytes"], late.get("torch_reserved_bytes")
+            _with_larger_cache(prediction, "reserved", outside), memory["torch_reserved_bytes"], late.get("torch_reserved_bytes")
         ),
         "device": _beside(prediction["peak_memory_bytes"], _of_trainer(setup, memory) or driver["peak_bytes"]),
         "kv_blocks": _kv_blocks(setup, lines["emulated"]["measurement"]["effective"], prediction["engine"], outside),
@@ -179,10 +179,10 @@ def _of_trainer(setup: Setup, memory: Mapping[str, Any]) -> int | None:
     return devices[0]["peak_bytes"] if devices and setup.has_server else None
 
 
-def _with_larger_cache(prediction: Mapping[str, Any], outside: float) -> Mapping[str, float]:
-    """Return torch's peak. An engine's cache takes what vLLM holds outside torch on a real card."""
+def _with_larger_cache(prediction: Mapping[str, Any], kind: str, outside: float) -> Mapping[str, float]:
+    """Return torch's peak of this kind. An engine's cache takes what vLLM holds outside torch on a real card."""
     here = prediction["engine"] is not None and any("kv_cache" in phase["parts"] for phase in prediction["phases"])
-    return {end: prediction["torch_peak_allocated_bytes"][end] + outside * here for end in ("value", "low", "high")}
+    return {end: prediction[f"torch_peak_{kind}_bytes"][end] + outside * here for end in ("value", "low", "high")}
 
 
 def _beside(predicted: Mapping[str, float], emulated: float | None, upper: float | None = None) -> Row | None:

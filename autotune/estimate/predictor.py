@@ -120,7 +120,7 @@ def _on_gpu(given: PredictionInput) -> Prediction:
         used = phase_usage.without(used, "sync", "optimizer")  # weights are back to be sent, its state is not
     ranks = given.hardware.count if communicators.joins_server(composition) else composition.ranks
     outside = device_memory.outside(given.gpu, ranks, communicators=communicators.count(composition))
-    at_start = device_memory.outside(given.gpu, ranks, communicators=communicators.count_at_engine_start(composition))
+    at_start = device_memory.outside(given.gpu, ranks, communicators=engine_start.communicators(composition))
     scene = Scene(
         usage=used,
         basis=given.trace.basis,
@@ -130,7 +130,7 @@ def _on_gpu(given: PredictionInput) -> Prediction:
         away=composition.offloaded_in_rollout,
         fused_parts=composition.fused_parts,
         communication_at_engine_start=at_start.communication,
-        shards_after_engine=composition.sharded_by.startswith("zero") and communicators.has_engine(composition),
+        parts_at_engine_start=engine_start.parts(composition),
     )
     # 2. The engine, in the memory that is left.
     engine = _engine(given, scene)

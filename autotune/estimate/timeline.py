@@ -72,7 +72,7 @@ class Scene:
     away: tuple[str, ...] = ()  # parts of the trainer's state that are offloaded during the rollout
     fused_parts: tuple[str, ...] = ()  # parts that may be nearly empty
     communication_at_engine_start: Estimate  # NCCL's buffers that exist by then
-    shards_after_engine: bool = False  # masters and buffers of DeepSpeed do not exist by then: the weights alone do
+    parts_at_engine_start: tuple[str, ...] | None = None  # the trainer's parts that exist by then; None: all
 
     @property
     def away_bytes(self) -> int:
@@ -159,11 +159,11 @@ def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:
     if scene.engine is None or scene.engine.starts_after_load:
         return _point(scene, use)
     found, outside = use, dataclasses.replace(scene.outside, communication=scene.communication_at_engine_start)
-    if scene.shards_after_engine:
-        weights: dict[Part, int] = {part: size for part, size in use.parts.items() if part in ("weights", "adapters")}
-        size = sum(weights.values())
+    if scene.parts_at_engine_start is not None:
+        parts: dict[Part, int] = {part: size for part, size in use.parts.items() if part in scene.parts_at_engine_start}
+        size = sum(parts.values())
         found = dataclasses.replace(
-            use, requested_bytes=size, allocated_bytes=size, reserved_bytes=size, reserved_high_bytes=size, parts=weights
+            use, requested_bytes=size, allocated_bytes=size, reserved_bytes=size, reserved_high_bytes=size, parts=parts
         )
     start = _point(dataclasses.replace(scene, outside=outside), found)
     whole = _point(scene, use, engine_phase="backward")

@@ -218,17 +218,6 @@ def outside_torch_bytes(tensor_parallel: int) -> Estimate:
     return known.scaled(MIB)
 
 
-def sync_bytes(config: Mapping[str, object], *, dtype: str, tensor_parallel: int = 1) -> int:
-    """Temporary memory of pushing weights: the slice of the largest fused parameter.
-
-    Adapters are merged in place, and a whole parameter needs no copy. A parameter that is cut to a
-    rank's part, or fused with its neighbours, is copied.
-    """
-    shape = model_shape.shape(config)
-    largest = max([shape.embedding, *(layer.width * shape.hidden for layer in shape.layers)])
-    return largest // tensor_parallel * dtype_bytes(dtype) if tensor_parallel > 1 else 0
-
-
 def offered_bytes(device_memory_bytes: int, gpu: Gpu | None) -> int:
     """Memory that CUDA offers, of the device memory (NVML)."""
     if gpu is not None and gpu.seen_by == "torch":

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from autotune.core.composition import Composition
 from autotune.core.trace import Inventory, Part, Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import model_shape, vllm_engine
+from autotune.estimate import model_shape
 from autotune.estimate.trainer_rollout import gathered_bytes, gathered_pieces
 from autotune.worker.releases import release_numbers
 
@@ -32,7 +32,7 @@ def sends_base_first(composition: Composition) -> bool:
 
 
 def sync_blocks(composition: Composition, config: Mapping[str, object], trace: Trace) -> Iterator[tuple[Part, int]]:
-    """Yield gathered weights, the merged adapter, the slice for a tensor-parallel rank.
+    """Yield gathered weights, the merged adapter.
 
     With adapters ZeRO-3 gathers all weights to merge them, in as many parts as the framework
     states; otherwise one parameter at a time. An adapter pushed alone is too small to count, unless
@@ -55,13 +55,10 @@ def sync_blocks(composition: Composition, config: Mapping[str, object], trace: T
         yield from (("communication", one // composition.sync_parts) for one in gathered_pieces(size, trace))
     elif not packed:
         yield "communication", size
-    if adapters:  # merged one module at a time, before the push
+    if adapters and not packed:  # merged one module at a time; a buffer, made afterwards, is larger
         shape = model_shape.shape(config)
         widest = max(max(layer.width, layer.expert_width) for layer, _ in shape.kinds)
         yield "workspaces", MERGE_BYTES_PER_WEIGHT * shape.hidden * max(widest, shape.heads * shape.head_dim)
-    if composition.engine is not None:
-        dtype, tensor_parallel = composition["policy"].dtype, composition.engine.tensor_parallel
-        yield "workspaces", vllm_engine.sync_bytes(config, dtype=dtype, tensor_parallel=tensor_parallel)
 
 
 def receiving_failure(composition: Composition, trace: Trace, room_bytes: float) -> str | None:
