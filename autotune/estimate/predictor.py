@@ -19,13 +19,14 @@ from autotune.estimate import (
     communicators,
     cpu_memory,
     device_memory,
+    engine_start,
     phase_usage,
     sglang_engine,
     throughput,
     timeline,
     vllm_engine,
     weight_sync,
-)  # fmt: skip
+)
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.device_memory import whole_bytes
 from autotune.estimate.other_models import other_model_bytes
