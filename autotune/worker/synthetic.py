@@ -102,6 +102,30 @@ def write_tokenizer(path: str | Path, config: Mapping[str, Any]) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
 
 
+SAFETENSORS_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def write_zero_weights(folder: Path, model: Any) -> None:
+    """Write a checkpoint of zeros for loaders that need a file, as those that quantise what they read do.
+
+    The file has the model's size and, where the file system knows holes, takes no space.
+    """
+    header: dict[str, Any] = {}
+    end, seen = 0, set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:
+            continue  # a checkpoint has tied weights once
+        seen.add(id(tensor))
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        dtype = SAFETENSORS_TYPES[str(tensor.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Part of the config with the vocabulary: `text_config` of a multimodal model."""
     inner = config.get("text_config")

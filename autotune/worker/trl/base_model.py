@@ -238,7 +238,7 @@ def is_finite(model: Any) -> bool:
 
 def build_as_loaded(model_class: Any, config: Any, dtype: Any, place: str, trust_remote_code: bool) -> Any:
     """Build a random model with the allocations of a loaded checkpoint: each shared tensor once, and no other."""
-    model = _without_values(model_class, config, dtype, trust_remote_code)
+    model = without_values(model_class, config, dtype, trust_remote_code)
     if one_rank():  # TRL loads a rank of several into the host's memory and moves it from there
         request_at_once(sum(parameter.nbytes for parameter in model.parameters()), place)
     deviation = float(model.config.initializer_range)
@@ -248,7 +248,7 @@ def build_as_loaded(model_class: Any, config: Any, dtype: Any, place: str, trust
     return model
 
 
-def _without_values(model_class: Any, config: Any, dtype: Any, trust_remote_code: bool) -> Any:
+def without_values(model_class: Any, config: Any, dtype: Any, trust_remote_code: bool) -> Any:
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
@@ -280,7 +280,7 @@ def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any
     reads one. Without it, the same layers of bitsandbytes replace the same modules, so memory and
     speed are those of the real model. At most one layer is unquantised at a time.
     """
-    model = _without_values(model_class, config, dtype, trust_remote_code)
+    model = without_values(model_class, config, dtype, trust_remote_code)
     linears = dict(_quantised_linears(model))
     packed = sum(module.weight.numel() // 2 - module.weight.nbytes for module in linears.values())
     request_at_once(sum(parameter.nbytes for parameter in model.parameters()) + packed, place)

@@ -13,10 +13,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .. import memory_guard
+from .. import memory_guard, synthetic
+from . import base_model
 from .seams import GENERATION, GRPO, RLOO
 
 # The engine shares its process with the trainer: it must not bind the trainer's threads to cores,
@@ -91,7 +93,9 @@ class Engines:
     def get(self, arguments: dict[str, Any]) -> Any:
         """Return the engine with these arguments, and build it if necessary."""
         whole = dict(arguments)
-        if self._random:
+        if self._random and whole.get("quantization") == "bitsandbytes":
+            write_checkpoint(Path(whole["model"]), trust_remote_code=bool(whole.get("trust_remote_code")))
+        elif self._random:
             whole["load_format"] = "dummy"  # sufficient: the trainer pushes its weights before the first generation
         if self._cpu:
             whole["enforce_eager"] = True
@@ -132,6 +136,17 @@ class Engines:
             self._engine = self._key = None
             gc.unfreeze()
             gc.collect()
+
+
+def write_checkpoint(folder: Path, *, trust_remote_code: bool) -> None:
+    """Write zeros where vLLM's loader for bitsandbytes finds no weights: it quantises what it reads from a file."""
+    from transformers import AutoConfig
+
+    if any(folder.glob("*.safetensors")):
+        return
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    model = base_model.without_values(base_model.auto_class({}, config), config, config.dtype or "bfloat16", trust_remote_code)
+    synthetic.write_zero_weights(folder, model)
 
 
 def abort_unfinished(engine: Any) -> None:
