@@ -27,6 +27,7 @@ from autotune.estimate.vllm_weights import (
     MAX_CACHED,
     adapter_slot_bytes,
     quantisation,
+    statistics_bytes,
     table_bytes,
     unsplit_bytes,
     weight_bytes,
@@ -133,10 +134,11 @@ def fit(
     # The activations need not reach their peak; the profiling run misses up to `slack`.
     used, beyond = sum(parts.values()), 0.0 if graphs_in_share else graphs.high - graphs.value
     slack = efficiency("engine_slack_mib").high * MIB
+    standing = standing_bytes(shape, size, tokens, gpu) + (statistics_bytes(shape, ranks) if bits == 4 else 0)
     awake = Estimate(value=used, low=max(0.0, used - activations.value), high=used + slack + beyond)
     return EngineUse(
         reserved_bytes=awake,
-        asleep_bytes=graphs + outside + Estimate.exactly(standing_bytes(shape, size, tokens, gpu)) if settings.sleep else awake,
+        asleep_bytes=graphs + outside + Estimate.exactly(standing) if settings.sleep else awake,
         weights_bytes=weights,
         kv=kv,
         failure=early or paged.refusal(cache, length),

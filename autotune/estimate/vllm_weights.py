@@ -12,6 +12,8 @@ from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 MAX_CACHED = 256  # results per function: thousands of candidates share a few shapes and settings
 VOCABULARY_MULTIPLE = 64  # vLLM pads the vocabulary to it
 
+FLOAT32_BYTES, WEIGHTS_PER_STATISTIC = 4, 64  # bitsandbytes, 4 bits
+
 LOADING = AllocatorSettings(max_split_bytes=20 * MIB)
 """vLLM's allocator settings while it loads weights (`_scoped_allocator_max_split`)."""
 
@@ -72,7 +74,12 @@ def quantised_bytes(bits: int, method: str | None = None) -> float:
     bitsandbytes: float32 per 64 after loading; 8 bits: one per channel (not counted)."""
     if bits != 4:
         return bits / 8
-    return bits / 8 + ((2 + 0.5) / 128 if method in ("awq", "gptq") else 4 / 64)
+    return bits / 8 + ((2 + 0.5) / 128 if method in ("awq", "gptq") else FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
+
+
+def statistics_bytes(shape: Shape, ranks: int) -> int:
+    """Bytes of what bitsandbytes computes for weights in 4 bits; it is not in the pool that sleep mode offloads."""
+    return sum(layer.matrices for layer in shape.layers) * FLOAT32_BYTES // (WEIGHTS_PER_STATISTIC * ranks)
 
 
 def quantisation(config: Mapping[str, object]) -> str | None:

@@ -128,6 +128,14 @@ def test_weights_from_20_mib_on_are_loaded_into_blocks_of_their_own() -> None:
     assert after.weights_bytes - before.weights_bytes == vllm_weights.unsplit_bytes(narrow, 2, 1)
 
 
+def test_statistics_of_weights_in_4_bits_stay_while_the_engine_sleeps() -> None:
+    four = used(quantised_bits=4, vllm="0.26.0")
+    plain = used(vllm="0.26.0")
+    statistics = vllm_weights.statistics_bytes(shape(config_of("Qwen/Qwen2.5-7B")), 1)
+    assert statistics == pytest.approx(6.5e9 * 4 / 64, rel=0.01)
+    assert four.asleep_bytes.value - plain.asleep_bytes.value == pytest.approx(statistics, rel=0.01)
+
+
 def test_quantisation_excludes_embeddings() -> None:
     whole, four = used(), used(quantised_bits=4)
     tables = 2 * 152_064 * 3584 * 2
