@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import emulator_pinned
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -185,6 +186,8 @@ class TrueValues(TorchDispatchMode):  # type: ignore[misc]
                 return function.decompose(*args, **kwargs)
         if facts.is_view or function.namespace in COLLECTIVES:
             return function(*args, **kwargs)
+        if emulator_pinned.concerns(function, kwargs):
+            return emulator_pinned.pinned(function, args, kwargs)
         call = _Call(function, facts, args, kwargs)
         return call.answer() if call.is_on_card else function(*args, **kwargs)
 
