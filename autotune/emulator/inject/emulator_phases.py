@@ -105,9 +105,27 @@ def _watch_engine(engine: Any) -> None:
 def _watch_worker(worker: Any) -> None:
     """vLLM's worker, which has a process of its own unless the trainer runs it."""
     for name in ("load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model",
-                 "determine_num_available_blocks", "initialize_cache"):  # fmt: skip
+                 "determine_num_available_blocks", "initialize_cache", "_init_cache_engine"):  # fmt: skip
         _wrap(worker, name, "engine start", None)
     _wrap(worker, "execute_model", "rollout", None)
+
+
+def _watch_deepspeed(engine: Any) -> None:
+    """A Ray worker has its actor's title by then, and had none when torch was imported."""
+    made = engine.__init__
+
+    @functools.wraps(made)
+    def init(*args: Any, **kwargs: Any) -> None:
+        made(*args, **kwargs)
+        _tell(_phase)
+
+    engine.__init__ = init
+    _wrap(engine, "step", "optimizer")
+
+
+def _watch_open_reasoner_zero(actor: Any) -> None:
+    for name in ("_broadcast_to_vllm", "_broadcast_to_vllm_cudaipc"):
+        _wrap(actor, name, "weight sync")
 
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {
@@ -117,6 +135,7 @@ AFTER: dict[str, Callable[[ModuleType], None]] = {
     "vllm.v1.worker.gpu_worker": lambda m: _watch_worker(m.Worker),
     "vllm.worker.worker": lambda m: _watch_worker(m.Worker),
     "trl.generation.vllm_generation": lambda m: _wrap(m.VLLMGeneration, "sync_weights", "weight sync"),
-    "deepspeed.runtime.engine": lambda m: _wrap(m.DeepSpeedEngine, "step", "optimizer"),
+    "deepspeed.runtime.engine": lambda m: _watch_deepspeed(m.DeepSpeedEngine),
+    "orz.ppo.actors": lambda m: _watch_open_reasoner_zero(m.PolicyRayActorBase),
 }
 """Hooks by module, run after its import."""

@@ -45,7 +45,8 @@ def pinned(function: Any, args: Any, kwargs: Any) -> Any:
 
 def _copied(function: Any, args: Any, kwargs: Any) -> Any:
     source = args[0]
-    if source.device.type != "cpu" or source.layout != torch.strided or source.nbytes <= MOST_WRITTEN or not source.is_contiguous():
+    is_plain = source.device.type == "cpu" and source.layout == torch.strided and source.is_contiguous()
+    if not is_plain or source.nbytes <= MOST_WRITTEN:
         return function(*args, **kwargs)
     made = _emptied(torch.empty(source.shape, dtype=source.dtype, pin_memory=True))
     _library().emu_copy_written(made.data_ptr(), source.data_ptr(), source.nbytes)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import emulator_pinned
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,6 +36,7 @@ MOST_FOR_SHAPES = 1 << 26
 MOST_ZEROED_ON_THE_HOST = 1 << 24
 MOST_ALIASES = 20_000
 
+emulator_pinned = importlib.import_module("emulator_pinned")
 aten = torch.ops.aten
 COLLECTIVES = {"c10d", "_c10d_functional"}
 """Namespaces whose payloads the emulated NCCL carries by itself."""
