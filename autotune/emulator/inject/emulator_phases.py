@@ -123,9 +123,9 @@ def _watch_deepspeed(engine: Any) -> None:
     _wrap(engine, "step", "optimizer")
 
 
-def _watch_open_reasoner_zero(actor: Any) -> None:
-    for name in ("_broadcast_to_vllm", "_broadcast_to_vllm_cudaipc"):
-        _wrap(actor, name, "weight sync")
+def _watch_received_weights(worker: Any) -> None:
+    for name in ("update_weight", "update_weight_internal_with_cuda_ipc"):
+        _wrap(worker, name, "weight sync", None)
 
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {
@@ -136,6 +136,8 @@ AFTER: dict[str, Callable[[ModuleType], None]] = {
     "vllm.worker.worker": lambda m: _watch_worker(m.Worker),
     "trl.generation.vllm_generation": lambda m: _wrap(m.VLLMGeneration, "sync_weights", "weight sync"),
     "deepspeed.runtime.engine": lambda m: _watch_deepspeed(m.DeepSpeedEngine),
-    "orz.ppo.actors": lambda m: _watch_open_reasoner_zero(m.PolicyRayActorBase),
+    # Ray copies an actor's methods while `orz.ppo.actors` is imported; these are called by them.
+    "orz.exp_engine.parallels.orz_distributed_c10d": lambda m: _wrap(m.CUDAIPCHandle, "from_tensor", "weight sync", None),
+    "orz.exp_engine.accelerators.inference.vllm_worker_wrap": lambda m: _watch_received_weights(m.WorkerWrap),
 }
 """Hooks by module, run after its import."""
