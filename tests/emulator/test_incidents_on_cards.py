@@ -19,9 +19,6 @@ EXAMPLES = ROOT / "examples"
 ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_CUDA_FRAMEWORKS", ROOT / ".venvs"))
 ORZ = Path(os.environ.get("AUTOTUNE_FRAMEWORKS", ROOT / ".venvs/frameworks")) / "orz/repo"
 STEPS = 3
-PACKED = 16_384
-"""Tokens of Open-Reasoner-Zero's rows, full at two prompts of the longest length a step."""
-
 GIB = 2**30
 
 
@@ -146,3 +143,19 @@ def test_open_reasoner_zero_restores_its_engines_beside_the_policy(tmp_path: Pat
         assert 64 * GIB < engine["torch_allocated_bytes"] < 68 * GIB  # reported: 66.85
     for role in ("PolicyRayActorBase", "CriticRayActorBase", "RefRayActorBase"):
         assert all(set(process["phase_peak_bytes"]) == {"load"} for process in by_role(failed, role))  # no step was begun
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_open_reasoner_zero_trains_with_half_of_a_card_for_its_engine(tmp_path: Path) -> None:
+    # The reference would be loaded anew from a checkpoint after the rows, which end with the third step. vLLM decodes 16 tokens.
+    added = ("exp.enable_eval=False", "exp.update_ref_every_epoch=False")
+    script = "recommended/recommended.sh"
+    code, trained = trained_by_open_reasoner_zero(script, tmp_path, *added, AUTOTUNE_EMULATOR_STRIDE="16")
+    assert code == 0 and trained["status"] == "fits", trained["error"]
+    assert len(list((tmp_path / "out").glob("iter*_generation_results.json"))) == STEPS
+    assert {"engine start", "rollout", "weight sync"} <= set(by_role(trained, "LLMActor")[0]["phase_peak_bytes"])
+    for policy in by_role(trained, "PolicyRayActorBase"):
+        assert {"forward", "backward", "optimizer", "weight sync"} <= set(policy["phase_peak_bytes"])
+        assert 28.7 * GIB < policy["torch_allocated_bytes"] < 48 * GIB  # predicted: 36.2
+    assert all(50.7 * GIB < card["peak_bytes"] < 68.9 * GIB for card in trained["cards"])  # predicted: 59.5

@@ -177,6 +177,15 @@ void emu_copy(void *to, const void *from, size_t size) {
   }
 }
 
+/* Zeroes memory that no file backs, without writing to its whole pages. */
+ENTRY void emu_give_back(void *at, size_t size) {
+  uintptr_t first = up_to((uintptr_t)at, PAGE), end = ((uintptr_t)at + size) & ~(uintptr_t)(PAGE - 1);
+  memset(at, 0, first - (uintptr_t)at);
+  if (madvise((void *)first, end - first, MADV_REMOVE)) /* which is for shared backing alone */
+    madvise((void *)first, end - first, MADV_DONTNEED);
+  memset((void *)end, 0, (uintptr_t)at + size - end);
+}
+
 /* Zeroing gives whole pages back to the host instead of writing to them; pinned memory is a mapping of its own as well. */
 void emu_fill(void *at, int byte, size_t size) {
   if (byte & 0xff) {
@@ -188,11 +197,7 @@ void emu_fill(void *at, int byte, size_t size) {
     if (size <= COPY_MOST) memset(at, 0, size);
     return;
   }
-  uintptr_t first = up_to((uintptr_t)at, PAGE), end = ((uintptr_t)at + size) & ~(uintptr_t)(PAGE - 1);
-  memset(at, 0, first - (uintptr_t)at);
-  if (madvise((void *)first, end - first, MADV_REMOVE)) /* which is for shared backing alone */
-    madvise((void *)first, end - first, MADV_DONTNEED);
-  memset((void *)end, 0, (uintptr_t)at + size - end);
+  emu_give_back(at, size);
 }
 
 void *emu_handle(void) { return calloc(1, 1024); }

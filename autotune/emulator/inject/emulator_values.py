@@ -34,6 +34,9 @@ MOST_FOR_SHAPES = 1 << 26
 """The same where the shape of a result depends on values."""
 
 MOST_ZEROED_ON_THE_HOST = 1 << 24
+LEAST_GIVEN_BACK = 1 << 20
+"""Bytes from which a new result on the host is zeroed without writing to it."""
+
 MOST_ALIASES = 20_000
 
 emulator_pinned = importlib.import_module("emulator_pinned")
@@ -104,6 +107,7 @@ def _driver() -> Any:
     """Return the emulated runtime, which is preloaded."""
     library = ctypes.CDLL(None)
     library.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    library.emu_give_back.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return library
 
 
@@ -309,6 +313,9 @@ class _Call:
                     _driver().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
                 elif result.numel() <= MOST_FLOATS:
                     alias(result).zero_()
+            elif not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK:  # its memory is new, from torch's allocator
+                storage = result.untyped_storage()
+                _driver().emu_give_back(storage.data_ptr(), storage.nbytes())
             elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
                 result.zero_()
 

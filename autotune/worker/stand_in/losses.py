@@ -18,8 +18,9 @@ entropy over the same logits: `softmax`, or by torch.compile: `compiled`), `entr
 chunks of this many tokens), `entropy_frozen` (without a gradient), `entropy_widened` (a softmax under autocast,
 which computes it in float32), `each_row` (rows are slices of one packed row, so that each row's gradient has
 the size of all logits), `held` (for an entropy that is only logged: the logits, their log-softmax and a copy of this
-share of it, the completions', stay until the loss is freed), `kernel_package` with `kernel_user` (the module with the kernel, and the framework that
-uses it: where the second is installed and the first is not, `logprobs_kernel` is `logprobs_tokens`).
+share of it, the completions', stay until the loss is freed), `kernel_package` with `kernel_user` (the module with the
+kernel, and the framework that uses it: where the second is installed and the first is not, `logprobs_kernel` is
+`logprobs_tokens`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pinned memory of the host: pages that hold nothing take none of the host's memory."""
+"""Memory of the host, pinned or not: pages that hold nothing take none of it."""
 
 from __future__ import annotations
 
@@ -53,3 +53,20 @@ def test_memory_that_the_program_registered_is_zeroed_where_it_is(python: str) -
     ran = run(python, "A100-80G", program)
     assert ran.code == 0, ran.said
     assert ran.told == [1, "a"]
+
+
+def test_a_copy_of_large_weights_on_the_host_is_zero_and_takes_nothing(python: str) -> None:
+    program = """
+        import json, torch
+        def resident():
+            return int(open("/proc/self/statm").read().split()[1]) * 4096
+        weights = torch.empty(2**24, device="cuda")
+        before = resident()
+        copies = [weights.cpu() for _ in range(32)]
+        taken = resident() - before
+        print(json.dumps([taken, any(copy.any().item() for copy in copies)]))
+    """
+    ran = run(python, "A100-80G", program)
+    assert ran.code == 0, ran.said
+    taken, written = ran.told
+    assert taken < GIB // 4 and not written
