@@ -138,7 +138,7 @@ def by_role(document: dict[str, Any], role: str) -> list[dict[str, Any]]:
 def test_open_reasoner_zero_restores_its_engines_beside_the_policy(tmp_path: Path) -> None:
     code, failed = trained_by_open_reasoner_zero("failing.sh", tmp_path, "exp.gpu_memory_utilization=0.85")
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
-    assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("load", "kv_cache")
+    assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("sync", "kv_cache")
     for engine in by_role(failed, "LLMActor"):
         assert 64 * GIB < engine["torch_allocated_bytes"] < 68 * GIB  # reported: 66.85
     for role in ("PolicyRayActorBase", "CriticRayActorBase", "RefRayActorBase"):
