@@ -313,6 +313,8 @@ class _Call:
                     _driver().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
                 elif result.numel() <= MOST_FLOATS:
                     alias(result).zero_()
+            elif result.device.type != "cpu":  # "meta" has no memory
+                continue
             elif not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK:  # its memory is new, from torch's allocator
                 storage = result.untyped_storage()
                 _driver().emu_give_back(storage.data_ptr(), storage.nbytes())
