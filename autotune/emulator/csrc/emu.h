@@ -112,7 +112,6 @@ int emu_share(void *base, size_t size);       /* its backing as a descriptor tha
 int emu_move_onto_memfd(void *base, size_t size);
 void *emu_map_shared(int pid, int fd, size_t size, int ordinal);
 void emu_copy(void *to, const void *from, size_t size);
-void emu_copy_written(void *to, const void *from, size_t size);
 void emu_fill(void *at, int byte, size_t size);
 void *emu_handle(void); /* something with an address of its own */
 
