@@ -4,7 +4,8 @@ Written for its repository at 3fdd9a07b4 (`orz/ppo/{trainer,actors,models,utils}
 `playground/orz_7b_ppo.py`). Assumptions of the stand-in step:
 
 - DeepSpeed's settings stay at `auto` and are dropped, so that DeepSpeed's defaults apply.
-- Log-softmax over all logits in bfloat16; its entropy is computed in small chunks.
+- Log-softmax over all logits in bfloat16. The policy's entropy, which is only logged, has one of its own; it, its part for the
+  completions and the logits stay until the step ends (`training_step` in `orz/ppo/actors.py`).
 - With `colocate_all`, gradients and optimizer states of policy and critic are offloaded to the
   host by turns with vLLM. Their bfloat16 weights stay on the device, like the reference's.
 """
@@ -68,10 +69,13 @@ class OpenReasonerZero(StandIn):
         whole_prompts = {"max_num_batched_tokens": max(ENGINE_TOKENS, sum(self.lengths(settings)))}
         chunks = truth(settings, "enable_chunked_prefill")
         others = tuple(self._others(settings, task, stage, together=together))
+        prompt, completion = self.lengths(settings)
         return {
             "sharded_by": f"zero{stage}",
             "options": {"offload_optimizer": {"device": "cpu"}} if truth(settings, "adam_offload") else {},
             "attention": "flash_attention_2" if truth(settings, "flash_attn") else "eager",
+            "loss_options": {"held": completion / max(1, prompt + completion)},
+            "score_options": {"held": None},
             "others": others,
             "generation": "engine" if together else "server",
             "engine": self.engine_settings(settings, **({} if chunks else whole_prompts)) if together else None,

@@ -98,7 +98,9 @@ def test_the_hand_written_entry_points_are_found_in_the_sources() -> None:
         "nvmlErrorString",
         "__cudaRegisterFunction", "cublasLtGetVersion",
     } <= written  # fmt: skip
-    for_python = {"emu_set_foreign", "emu_phase", "emu_peak", "emu_note_torch", "emu_compiled_for"}
+    for_python = {
+        f"emu_{name}" for name in ("set_foreign", "phase", "peak", "note_torch", "compiled_for", "copy_written", "give_back")
+    }
     assert {name for name in written if name.startswith("emu")} == for_python
 
 

@@ -19,6 +19,7 @@ EXAMPLES = ROOT / "examples"
 ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_CUDA_FRAMEWORKS", ROOT / ".venvs"))
 ORZ = Path(os.environ.get("AUTOTUNE_FRAMEWORKS", ROOT / ".venvs/frameworks")) / "orz/repo"
 STEPS = 3
+GIB = 2**30
 
 
 def rehearsed(gpus: str, python: str, folder: Path, *command: str, **variables: str) -> tuple[int, dict[str, Any]]:
@@ -105,3 +106,56 @@ def test_ms_swift_trains_on_rows_longer_than_the_engines_window(tmp_path: Path) 
         assert "forward" in by_card[card][0]["phase_peak_bytes"]
     engine, share = by_card[3][0], 0.6 * 80 * 2**30
     assert engine["peak_bytes"] < share
+
+
+def trained_by_open_reasoner_zero(script: str, folder: Path, *added: str, **variables: str) -> tuple[int, dict[str, Any]]:
+    """Run a script of the example in a clone, with a model without weights and two prompts for each step."""
+    python = python_of_report("orz")
+    if not (ORZ / "playground/orz_7b_ppo.py").exists():
+        pytest.skip(f"no clone of Open-Reasoner-Zero in {ORZ} (commit 3fdd9a07b4)")
+    model = empty_model(folder / "model", "Qwen2.5-1.5B")
+    row = [{"value": 300 * "word "}, {"ground_truth": {"value": "1"}}]  # cut to 1,024 tokens, one for each byte
+    (folder / "rows.json").write_text(json.dumps(2 * STEPS * [row]))
+    outputs = [f"exp.{name}={folder}/out" for name in ("save_path", "ckpt_path", "tensorboard_log_dir")]
+    ours = ["exp.num_episodes=1", f"exp.prompt_data=[{folder}/rows.json]", *outputs, *added]
+    text = (EXAMPLES / "orz-ppo-1.5b-4xa100-80g" / script).read_text().replace('"$@"', "").rstrip()
+    command = ["sh", "-c", " ".join([text.replace("Qwen/Qwen2.5-1.5B", model), *ours])]
+    # Ray gives each process of a card a fifth of a core, and every reward a whole one.
+    ray = {"RAY_OVERRIDE_RESOURCES": '{"CPU": 6}', "RAY_memory_monitor_refresh_ms": "0"}
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    return rehearsed("4xA100-80G", str(python), ORZ, *command, PATH=path, **ray, **variables)
+
+
+def by_role(document: dict[str, Any], role: str) -> list[dict[str, Any]]:
+    """Return the processes of a Ray actor, one on each card."""
+    found = [process for process in document["processes"] if process["role"] == role]
+    assert sorted(process["card"] for process in found) == [0, 1, 2, 3]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_open_reasoner_zero_restores_its_engines_beside_the_policy(tmp_path: Path) -> None:
+    code, failed = trained_by_open_reasoner_zero("failing.sh", tmp_path, "exp.gpu_memory_utilization=0.85")
+    assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
+    assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("sync", "kv_cache")
+    assert 64 * GIB < failed["diagnosis"]["numbers"]["allocated_bytes"] < 68 * GIB  # reported: 66.85
+    assert "engine start" in by_role(failed, "LLMActor")[0]["phase_peak_bytes"]
+    for role in ("PolicyRayActorBase", "CriticRayActorBase", "RefRayActorBase"):
+        assert all(set(process["phase_peak_bytes"]) == {"load"} for process in by_role(failed, role))  # no step was begun
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_open_reasoner_zero_trains_with_half_of_a_card_for_its_engine(tmp_path: Path) -> None:
+    # The reference would be loaded anew from a checkpoint after the rows, which end with the third step. vLLM decodes 16 tokens.
+    added = ("exp.enable_eval=False", "exp.update_ref_every_epoch=False")
+    script = "recommended/recommended.sh"
+    code, trained = trained_by_open_reasoner_zero(script, tmp_path, *added, AUTOTUNE_EMULATOR_STRIDE="16")
+    assert code == 0 and trained["status"] == "fits", trained["error"]
+    assert len(list((tmp_path / "out").glob("iter*_generation_results.json"))) == STEPS
+    assert {"engine start", "rollout", "weight sync"} <= set(by_role(trained, "LLMActor")[0]["phase_peak_bytes"])
+    for policy in by_role(trained, "PolicyRayActorBase"):
+        assert {"forward", "backward", "optimizer", "weight sync"} <= set(policy["phase_peak_bytes"])
+        assert 28.7 * GIB < policy["torch_allocated_bytes"] < 48 * GIB  # predicted: 36.2
+    assert all(50.7 * GIB < card["peak_bytes"] < 68.9 * GIB for card in trained["cards"])  # predicted: 59.5

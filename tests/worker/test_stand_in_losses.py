@@ -172,3 +172,17 @@ def test_offloaded_activations_stay_on_the_device_up_to_a_number() -> None:
         gc.collect()
         assert sum(one() is not None for one in live) == kept
         total.backward()
+
+
+def test_an_entropy_that_is_only_logged_holds_its_tensors_after_the_backward_pass() -> None:
+    weights, out, labels = answered()
+    plain, again = SimpleNamespace(logits=weights * 1), out.logits
+    policy_loss(plain, labels, "logprobs_plain", {}).backward()
+    expected, weights.grad = weights.grad, None
+    loss = policy_loss(SimpleNamespace(logits=again), labels, "logprobs_plain", {"held": 0.5})
+    loss.backward()
+    torch.testing.assert_close(weights.grad, expected)
+    logits, logs, chosen = loss.grad_fn.tensors
+    assert logits.untyped_storage().data_ptr() == again.untyped_storage().data_ptr()
+    assert logs.shape == (ROWS, LENGTH - 1, WORDS)
+    assert chosen.shape == (round(0.5 * ROWS * (LENGTH - 1)), WORDS)

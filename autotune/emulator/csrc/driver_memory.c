@@ -24,7 +24,7 @@ ENTRY int cuPointerGetAttribute(void *out, int attribute, const void *at) {
   int cuDevicePrimaryCtxRetain(void **, int);
   switch (attribute) {
     case 1: return cuDevicePrimaryCtxRetain(out, block.device);
-    case 2: *(int *)out = block.kind == HOST ? 1 : 2; return SUCCESS;
+    case 2: *(int *)out = emu_on_host(block.kind) ? 1 : 2; return SUCCESS;
     case 3: case 4: *(const void **)out = at; return SUCCESS;
     case 7: case 11: *(void **)out = block.base; return SUCCESS; /* an identity; the range's start */
     case 9: *(int *)out = block.device; return SUCCESS;

@@ -96,7 +96,11 @@ void emu_note_use(int physical, int64_t used);
 void emu_keep_report(void);
 
 /* memory.c */
-enum kind { HOST = 1, DEVICE = 2, REMOTE = 3 /* another process's, not charged here */ };
+enum kind {
+  HOST = 1, DEVICE = 2, REMOTE = 3, /* another process's, not charged here */
+  LENT = 4 /* the program's own memory, which it registered */
+};
+static inline int emu_on_host(enum kind kind) { return kind == HOST || kind == LENT; }
 typedef struct { void *base; size_t size; int device; enum kind kind; int shared; /* a memfd, or -1 */ } Block;
 void *emu_allocate(int ordinal, size_t size); /* NULL when the card is full */
 void *emu_allocate_host(size_t size);

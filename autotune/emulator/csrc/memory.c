@@ -140,7 +140,7 @@ void *emu_map_shared(int pid, int fd, size_t size, int ordinal) {
 static void copy_written(char *to, const char *from, size_t size) {
   unsigned char written[AT_ONCE];
   Block block;
-  int onto_card = emu_find(to, &block) && block.kind != HOST;
+  int onto_card = emu_find(to, &block) && !emu_on_host(block.kind);
   for (size_t done = 0; done < size;) {
     const char *page = (const char *)((uintptr_t)(from + done) & ~(uintptr_t)(PAGE - 1));
     size_t pages = up_to(from + size - page, PAGE) / PAGE;
@@ -156,6 +156,9 @@ static void copy_written(char *to, const char *from, size_t size) {
   }
 }
 
+/* For the host's memory, `to` holding zeros: see inject/emulator_pinned.py. */
+ENTRY void emu_copy_written(void *to, const void *from, size_t size) { copy_written(to, from, size); }
+
 /* A large copy from the host is left out: it is weights, whose values nothing computes with, and a card would hold them in the
  * host's memory once more. Ids, masks and pickled objects are small or kept true elsewhere. */
 void emu_copy(void *to, const void *from, size_t size) {
@@ -164,7 +167,7 @@ void emu_copy(void *to, const void *from, size_t size) {
   emu_report->copies++;
   if (size <= COPY_PLAINLY) {
     memmove(to, from, size);
-  } else if (emu_find(from, &block) && block.kind != HOST) {
+  } else if (emu_find(from, &block) && !emu_on_host(block.kind)) {
     copy_written(to, from, size);
   } else if (size <= COPY_MOST) {
     memmove(to, from, size);
@@ -174,22 +177,27 @@ void emu_copy(void *to, const void *from, size_t size) {
   }
 }
 
-/* Zeroing gives whole pages back to the host instead of writing to them. */
+/* Zeroes memory that no file backs, without writing to its whole pages. */
+ENTRY void emu_give_back(void *at, size_t size) {
+  uintptr_t first = up_to((uintptr_t)at, PAGE), end = ((uintptr_t)at + size) & ~(uintptr_t)(PAGE - 1);
+  memset(at, 0, first - (uintptr_t)at);
+  if (madvise((void *)first, end - first, MADV_REMOVE)) /* which is for shared backing alone */
+    madvise((void *)first, end - first, MADV_DONTNEED);
+  memset((void *)end, 0, (uintptr_t)at + size - end);
+}
+
+/* Zeroing gives whole pages back to the host instead of writing to them; pinned memory is a mapping of its own as well. */
 void emu_fill(void *at, int byte, size_t size) {
   if (byte & 0xff) {
     if (size <= COPY_MOST) memset(at, byte, size);
     return;
   }
   Block block;
-  if (size < 4 * PAGE || !emu_find(at, &block) || block.kind == HOST) {
+  if (size < 4 * PAGE || !emu_find(at, &block) || block.kind == LENT) {
     if (size <= COPY_MOST) memset(at, 0, size);
     return;
   }
-  uintptr_t first = up_to((uintptr_t)at, PAGE), end = ((uintptr_t)at + size) & ~(uintptr_t)(PAGE - 1);
-  memset(at, 0, first - (uintptr_t)at);
-  if (madvise((void *)first, end - first, MADV_REMOVE)) /* which is for shared backing alone */
-    madvise((void *)first, end - first, MADV_DONTNEED);
-  memset((void *)end, 0, (uintptr_t)at + size - end);
+  emu_give_back(at, size);
 }
 
 void *emu_handle(void) { return calloc(1, 1024); }

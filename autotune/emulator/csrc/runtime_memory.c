@@ -60,7 +60,7 @@ ENTRY int cudaFreeHost(void *base) { return emu_error(emu_release(base)); }
 ALIAS(cuMemFreeHost, cudaFreeHost)
 
 ENTRY int cudaHostRegister(void *base, size_t size, unsigned flags) {
-  emu_track(base, size, emu_device(), HOST);
+  emu_track(base, size, emu_device(), LENT);
   return SUCCESS;
 }
 ALIAS(cuMemHostRegister_v2, cudaHostRegister)
@@ -97,7 +97,7 @@ ENTRY int cudaPointerGetAttributes(struct attributes *found, const void *at) {
     *found = (struct attributes){.type = 0, .device = -2, .host_pointer = (void *)at};
     return SUCCESS;
   }
-  int on_host = block.kind == HOST;
+  int on_host = emu_on_host(block.kind);
   *found = (struct attributes){on_host ? 1 : 2, block.device, (void *)at, on_host ? (void *)at : NULL};
   return SUCCESS;
 }

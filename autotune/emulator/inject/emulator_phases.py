@@ -105,9 +105,27 @@ def _watch_engine(engine: Any) -> None:
 def _watch_worker(worker: Any) -> None:
     """vLLM's worker, which has a process of its own unless the trainer runs it."""
     for name in ("load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model",
-                 "determine_num_available_blocks", "initialize_cache"):  # fmt: skip
+                 "determine_num_available_blocks", "initialize_cache", "_init_cache_engine"):  # fmt: skip
         _wrap(worker, name, "engine start", None)
     _wrap(worker, "execute_model", "rollout", None)
+
+
+def _watch_deepspeed(engine: Any) -> None:
+    """A Ray worker has its actor's title by then, and had none when torch was imported."""
+    made = engine.__init__
+
+    @functools.wraps(made)
+    def init(*args: Any, **kwargs: Any) -> None:
+        made(*args, **kwargs)
+        _tell(_phase)
+
+    engine.__init__ = init
+    _wrap(engine, "step", "optimizer")
+
+
+def _watch_received_weights(worker: Any) -> None:
+    for name in ("update_weight", "update_weight_internal_with_cuda_ipc"):
+        _wrap(worker, name, "weight sync", None)
 
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {
@@ -117,6 +135,9 @@ AFTER: dict[str, Callable[[ModuleType], None]] = {
     "vllm.v1.worker.gpu_worker": lambda m: _watch_worker(m.Worker),
     "vllm.worker.worker": lambda m: _watch_worker(m.Worker),
     "trl.generation.vllm_generation": lambda m: _wrap(m.VLLMGeneration, "sync_weights", "weight sync"),
-    "deepspeed.runtime.engine": lambda m: _wrap(m.DeepSpeedEngine, "step", "optimizer"),
+    "deepspeed.runtime.engine": lambda m: _watch_deepspeed(m.DeepSpeedEngine),
+    # Ray copies an actor's methods while `orz.ppo.actors` is imported; these are called by them.
+    "orz.exp_engine.parallels.orz_distributed_c10d": lambda m: _wrap(m.CUDAIPCHandle, "from_tensor", "weight sync", None),
+    "orz.exp_engine.accelerators.inference.vllm_worker_wrap": lambda m: _watch_received_weights(m.WorkerWrap),
 }
 """Hooks by module, run after its import."""

@@ -77,20 +77,27 @@ def shorten_vllm(entrypoints: ModuleType) -> None:
     generate = engine.generate
 
     @functools.wraps(generate)
-    def shortened(llm: Any, prompts: Any, sampling_params: Any = None, **kwargs: Any) -> Any:
+    def shortened(llm: Any, prompts: Any = None, sampling_params: Any = None, *args: Any, **kwargs: Any) -> Any:
         tokens = getattr(sampling_params, "max_tokens", None)
         if not tokens or tokens <= STRIDE:
-            return generate(llm, prompts, sampling_params, **kwargs)
+            return generate(llm, prompts, sampling_params, *args, **kwargs)
         short = sampling_params.clone()
         short.max_tokens, short.min_tokens = STRIDE, min(short.min_tokens or 0, STRIDE)
-        answers = generate(llm, prompts, short, **kwargs)
+        answers = generate(llm, prompts, short, *args, **kwargs)
         for output in (output for answer in answers for output in answer.outputs):
             if len(output.token_ids) == STRIDE:
-                output.token_ids = _repeated(output.token_ids, tokens)
-                output.logprobs = None if output.logprobs is None else _repeated(output.logprobs, tokens)
+                _repeat_last(output, tokens, llm, short)
         return answers
 
     engine.generate = shortened
+
+
+def _repeat_last(output: Any, tokens: int, llm: Any, sampling_params: Any) -> None:
+    output.token_ids = _repeated(output.token_ids, tokens)
+    output.logprobs = None if output.logprobs is None else _repeated(output.logprobs, tokens)
+    if output.text:  # what a framework counts that encodes the text again
+        hidden = sampling_params.skip_special_tokens
+        output.text = llm.get_tokenizer().decode(output.token_ids, skip_special_tokens=hidden)
 
 
 def _repeated(values: Any, length: int) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -33,8 +34,12 @@ MOST_FOR_SHAPES = 1 << 26
 """The same where the shape of a result depends on values."""
 
 MOST_ZEROED_ON_THE_HOST = 1 << 24
+LEAST_GIVEN_BACK = 1 << 20
+"""Bytes from which a new result on the host is zeroed without writing to it."""
+
 MOST_ALIASES = 20_000
 
+emulator_pinned = importlib.import_module("emulator_pinned")
 aten = torch.ops.aten
 COLLECTIVES = {"c10d", "_c10d_functional"}
 """Namespaces whose payloads the emulated NCCL carries by itself."""
@@ -102,6 +107,7 @@ def _driver() -> Any:
     """Return the emulated runtime, which is preloaded."""
     library = ctypes.CDLL(None)
     library.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    library.emu_give_back.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return library
 
 
@@ -185,6 +191,8 @@ class TrueValues(TorchDispatchMode):  # type: ignore[misc]
                 return function.decompose(*args, **kwargs)
         if facts.is_view or function.namespace in COLLECTIVES:
             return function(*args, **kwargs)
+        if emulator_pinned.concerns(function, kwargs):
+            return emulator_pinned.pinned(function, args, kwargs)
         call = _Call(function, facts, args, kwargs)
         return call.answer() if call.is_on_card else function(*args, **kwargs)
 
@@ -305,6 +313,11 @@ class _Call:
                     _driver().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
                 elif result.numel() <= MOST_FLOATS:
                     alias(result).zero_()
+            elif result.device.type != "cpu":  # "meta" has no memory
+                continue
+            elif not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK:  # its memory is new, from torch's allocator
+                storage = result.untyped_storage()
+                _driver().emu_give_back(storage.data_ptr(), storage.nbytes())
             elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
                 result.zero_()
 

@@ -17,8 +17,10 @@ float32 first), `copied` (of a copy of the logits, as when rows are cut out of p
 entropy over the same logits: `softmax`, or by torch.compile: `compiled`), `entropy_chunk` (in float32, in
 chunks of this many tokens), `entropy_frozen` (without a gradient), `entropy_widened` (a softmax under autocast,
 which computes it in float32), `each_row` (rows are slices of one packed row, so that each row's gradient has
-the size of all logits), `kernel_package` with `kernel_user` (the module with the kernel, and the framework that
-uses it: where the second is installed and the first is not, `logprobs_kernel` is `logprobs_tokens`).
+the size of all logits), `held` (for an entropy that is only logged: the logits, their log-softmax and a copy of this
+share of it, the completions', stay until the loss is freed), `kernel_package` with `kernel_user` (the module with the
+kernel, and the framework that uses it: where the second is installed and the first is not, `logprobs_kernel` is
+`logprobs_tokens`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,17 @@ def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) ->
         rows = logits.clone() if options.get("copied") else logits
         chosen = _log_probabilities(rows, labels, loss, in_place=bool(options.get("in_place")))
     total = -torch.exp(chosen - chosen.detach()).mean()
+    if share := options.get("held"):
+        total = _holding(total, logits.detach(), float(share))
     return total if entropy is None else total - 1e-3 * entropy.mean()
+
+
+def _holding(total: Any, logits: Any, share: float) -> Any:
+    with torch.no_grad():
+        logs = torch.log_softmax(logits[:, :-1], dim=-1)
+        rows = logs.reshape(-1, logs.shape[-1])
+        chosen = rows[: round(share * len(rows))].clone()
+    return _Held.apply(total, logits, logs, chosen)
 
 
 def _lacks_kernel(options: Mapping[str, Any]) -> bool:
@@ -115,6 +127,19 @@ def _compiled(logits: Any, chunk: int) -> Any:
 
 
 ENTROPIES = {"softmax": _by_softmax, "log_softmax": _by_log_softmax, "compiled": _compiled}
+
+
+class _Held(torch.autograd.Function):  # type: ignore[misc]
+    """A figure whose graph holds tensors, after the backward pass as well."""
+
+    @staticmethod
+    def forward(context: Any, total: Any, *tensors: Any) -> Any:
+        context.tensors = tensors
+        return total.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        return gradient, *(None for _ in context.tensors)
 
 
 class _FusedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
