@@ -52,7 +52,8 @@ def command(folder: str, storage: str | None, name: str | None, host: str, port:
 
 
 def _document(folder: Path, *, needed: bool) -> dict[str, Any] | None:
-    from autotune.report import DOCUMENT, read_document
+    from autotune.report.html.render import read_document
+    from autotune.report.output_folder import DOCUMENT
 
     source = folder / DOCUMENT if folder.is_dir() else folder
     return read_document(source) if needed or source.exists() else None
@@ -81,7 +82,7 @@ def _name_of(document: dict[str, Any] | None) -> str | None:
 
 def _extras(document: dict[str, Any] | None) -> Extras:
     """Return notes and figures of the answer, if present."""
-    from autotune.report import figures_of, markdown
+    from autotune.report.html.render import figures_of, markdown
     from autotune.search.dashboard import Extras
 
     if document is None:

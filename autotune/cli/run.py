@@ -56,7 +56,10 @@ def command(as_json: bool, **flags: Any) -> int:
 
 
 def _show(words: Console, answer: RunAnswer) -> None:
-    from autotune.report import PAGE, show_answer, show_file, show_forecast
+    from autotune.report.file_section import show_file
+    from autotune.report.forecast_text import show_forecast
+    from autotune.report.html.render import PAGE
+    from autotune.report.terminal import show_answer
 
     job, described = answer.job, answer.document
     if answer.forecast is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.diagnosis.log_framework import LogFramework
-from autotune.failures import Numbers, Remedy, remedies_for
+from autotune.failures.numbers import Numbers
+from autotune.failures.remedies import Remedy, remedies_for
 
 
 def advice_for(diagnosis: Diagnosis, framework: LogFramework | None = None) -> tuple[Advice, ...]:

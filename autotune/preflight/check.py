@@ -180,7 +180,7 @@ def _measured(job: Job, candidate: Candidate, versions: Mapping[str, str], execu
 
 
 def _certificate(job: Job, trial: Trial) -> Mapping[str, object]:
-    from autotune.report import certificate_row
+    from autotune.report.certificate import certificate_row
 
     return certificate_row(job, trial) or {}
 

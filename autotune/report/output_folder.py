@@ -18,7 +18,7 @@ from autotune.core.job import Job
 from autotune.core.units import MIB, format_bytes
 from autotune.report.certificate import certificate_lines
 from autotune.report.folder_claim import unwritable
-from autotune.report.html import PAGE
+from autotune.report.html.render import PAGE
 
 MIN_FREE_BYTES = 32 * MIB
 """Free space required before the search; a filtered dataset may take more."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.failures import BY_CAUSE, BY_ROW, CAUSES, KNOWN_WARNINGS, MEMORY_CAUSES, ROWS, directions_after, warning_in
+from autotune.failures.remedies import BY_CAUSE, BY_ROW, directions_after
+from autotune.failures.table import CAUSES, MEMORY_CAUSES, ROWS
+from autotune.failures.warnings_in_log import KNOWN_WARNINGS, warning_in
 
 SHARE = "vllm_gpu_memory_utilization"
 
