@@ -83,8 +83,7 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
     from autotune.report.folder_claim import claimed_folder
     from autotune.report.output_folder import check_folder
     from autotune.report.trackers import check_tracker, log_answer
-    from autotune.request.possible_candidates import possible_candidates
-    from autotune.request.request_parser import parse_request
+    from autotune.request.request_parser import parse_request, possible_candidates
     from autotune.search.loop import legal_candidates
 
     request = parse_request(flags)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exit_codes import DONE
-from autotune.cli.interruption import interruptible
+from autotune.cli.exit_codes import DONE, interruptible
 from autotune.cli.options import storage_options
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exit_codes import DONE, UNDECIDED
-from autotune.cli.interruption import interruptible
+from autotune.cli.exit_codes import DONE, UNDECIDED, interruptible
 from autotune.cli.options import as_json_option, declared_option
 from autotune.core.errors import BadInput
 

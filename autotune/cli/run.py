@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exit_codes import DONE, FAULT, INTERRUPTED, NOTHING_FITS, UNDECIDED
+from autotune.cli.exit_codes import DONE, FAULT, INTERRUPTED, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.formatting import say
-from autotune.cli.interruption import interruptible
 from autotune.cli.options import RequestCommand, as_json_option, request_options
 from autotune.request.flags import Flags, RunOptions
 

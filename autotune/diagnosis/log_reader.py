@@ -27,9 +27,8 @@ from autotune.failures.classify import Finding, classify_line, classify_logged
 from autotune.failures.frames import phase_of
 from autotune.failures.log_lines import LogLine, read_line
 from autotune.failures.numbers import without_neighbours
-from autotune.failures.table import MEMORY_CAUSES, ROWS
+from autotune.failures.table import MEMORY_CAUSES, ROWS, warning_in
 from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
-from autotune.failures.warnings_in_log import warning_in
 
 STEPS_SURVIVED = 3
 """Number of steps logged after an error that show that it was handled. Fewer may come from other

@@ -19,7 +19,7 @@ from autotune.catalog.constants import constant, efficiency
 from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
-from autotune.estimate import constant_estimates, model_shape, vision_encoder
+from autotune.estimate import constant_estimates, model_shape, vision_towers
 from autotune.estimate.allocator import EXACT_FROM, LARGE_SEGMENT, SEGMENT_ROUNDING
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.vllm_blocks import Pages, gib, pages
@@ -88,7 +88,7 @@ def fit(
     weights += adapter_slot_bytes(shape, size, ranks, adapter_rank) if adapter_rank else 0
     graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
     activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
-    encoder = vision_encoder.profiled(config, size, hidden=shape.hidden, tokens=tokens)
+    encoder = vision_towers.profiled_encoder(config, size, hidden=shape.hidden, tokens=tokens)
     activations = Estimate(  # of the encoder, or of the decoder beside the encoder's outputs
         value=max(activations.value + encoder.cache, encoder.tower),
         low=activations.low,

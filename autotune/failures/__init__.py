@@ -8,7 +8,6 @@ table.py              rows of the closed table; each row has a recorded sample i
     frames.py             purpose of the memory and phase, from the frames of a traceback
     classify.py           exception or exit status -> Finding;  launched_exit.py  the same for launched programs
     remedies.py           remedies by cause, with the direction in which a setting must move
-    warnings_in_log.py    warnings that cost speed although the run continues
     environment_traps.py  known conflicts of versions and settings, from traps.yaml
     log_lines.py, tracebacks.py   interleaved lines of several processes -> exceptions
 """

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from autotune.core.dataset_lengths import PromptLengths, RowLengths
+from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.errors import BadInput, TrainingEnvironmentError
-from autotune.core.images import ImageRows
 from autotune.core.task import Task
 from autotune.frameworks.base import model_path
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
-from autotune.core.dataset_lengths import PromptLengths, RowLengths
+from autotune.core.dataset import PromptLengths, RowLengths
 from autotune.core.errors import CannotPredict
 from autotune.core.files import TO_BE_RUN, comment, write_atomically
 from autotune.core.measurement import Phase

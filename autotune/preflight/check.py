@@ -27,7 +27,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput, ProbeError
 from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeStarted, ignore_events
 from autotune.core.job import Job
-from autotune.core.verdict import judge
+from autotune.core.measurement import judge
 from autotune.preflight.proofs import PROOF, Missed, Proof, Proofs, decided, longest_prompt
 from autotune.probe.executors.base import Executor
 from autotune.request.assignments import held_by

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.failures.remedies import BY_CAUSE, BY_ROW, directions_after
-from autotune.failures.table import CAUSES, MEMORY_CAUSES, ROWS
-from autotune.failures.warnings_in_log import KNOWN_WARNINGS, warning_in
+from autotune.failures.table import CAUSES, KNOWN_WARNINGS, MEMORY_CAUSES, ROWS, warning_in
 
 SHARE = "vllm_gpu_memory_utilization"
 

@@ -8,8 +8,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from autotune.core.measurement import Failure, Outcome
-from autotune.core.verdict import judge
+from autotune.core.measurement import Failure, Outcome, judge
 from autotune.report import document_types
 from autotune.report.answer_document import document, nearest_miss
 from autotune.report.terminal import show_answer

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, cast
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
-from autotune.core.dataset_lengths import PromptLengths, RowLengths
-from autotune.core.images import ImageRows
+from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
