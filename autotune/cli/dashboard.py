@@ -37,7 +37,8 @@ def command(folder: str, storage: str | None, name: str | None, host: str, port:
     from autotune.search.dashboard import application, serve
 
     document = _document(Path(folder), needed=storage is None)
-    app = application(storage or _storage_of(document, Path(folder)), name or _name_of(document), _extras(document))
+    study = (document or {}).get("study") or {}
+    app = application(storage or _storage_of(study, Path(folder)), name or study.get("name"), _extras(document))
     with serve(app, host, port) as server:
         url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/dashboard"
         print(json.dumps({"schema": 1, "url": url}) if as_json else f"Serving on {url} (Ctrl-C ends it)", flush=True)
@@ -58,7 +59,7 @@ def _document(folder: Path, *, needed: bool) -> dict[str, Any] | None:
     return read_document(source) if needed or source.exists() else None
 
 
-def _storage_of(document: dict[str, Any] | None, folder: Path) -> str:
+def _storage_of(study: dict[str, Any], folder: Path) -> str:
     """Return the folder's own database, since folders are moved; else the answer's storage."""
     from autotune.core.errors import BadInput
     from autotune.core.files import sqlite_url
@@ -66,17 +67,12 @@ def _storage_of(document: dict[str, Any] | None, folder: Path) -> str:
     beside = folder / "study.db"
     if beside.exists():
         return sqlite_url(beside)
-    named = (document or {}).get("study") or {}
-    if not named.get("storage"):
+    if not study.get("storage"):
         raise BadInput(
             f"{folder} holds a predicted answer: nothing was measured, so there is no study.",
             way_out="`autotune report` shows it.",
         )
-    return str(named["storage"])
-
-
-def _name_of(document: dict[str, Any] | None) -> str | None:
-    return ((document or {}).get("study") or {}).get("name")
+    return str(study["storage"])
 
 
 def _extras(document: dict[str, Any] | None) -> Extras:

@@ -55,22 +55,18 @@ class GenerationLoad:
 
 def seconds(load: GenerationLoad, device: Ceilings) -> Estimate:
     """Return the time of a whole cycle's completions."""
-    shape, together = model_shape.shape(load.config), load.together
-    return _prefill(load, shape, device) + _step(load, shape, device).scaled(load.sequences * load.completion_length / together)
+    return prefill(load, device) + step(load, device).scaled(load.sequences * load.completion_length / load.together)
 
 
 def step(load: GenerationLoad, device: Ceilings) -> Estimate:
     """Return the time of one token of each running sequence, halfway through its completion."""
-    return _step(load, model_shape.shape(load.config), device)
+    length = load.prompt_length + load.completion_length / 2
+    return _pass(load, model_shape.shape(load.config), device, together=load.together, length=length)
 
 
 def prefill(load: GenerationLoad, device: Ceilings) -> Estimate:
-    """Return the time of reading the prompts."""
-    return _prefill(load, model_shape.shape(load.config), device)
-
-
-def _prefill(load: GenerationLoad, shape: Shape, device: Ceilings) -> Estimate:
-    """2 · tokens · parameters + attention; the head for the last tokens alone."""
+    """Return the time of reading the prompts: 2 · tokens · parameters + attention; the head for the last tokens alone."""
+    shape = model_shape.shape(load.config)
     prompts = load.prompts if load.by_engine else load.sequences
     tokens = prompts * load.prompt_length
     products = 2.0 * tokens * (shape.active_parameters - shape.head) + 2.0 * prompts * shape.hidden * shape.vocabulary
@@ -86,11 +82,6 @@ def _attention(shape: Shape, layer: Layer, length: int) -> float:
         return 4.0 * length * (layer.state + layer.wide_state)
     seen = length / 2 if layer.window is None else min(length / 2, layer.window)
     return 4.0 * length * seen * shape.heads * shape.head_dim
-
-
-def _step(load: GenerationLoad, shape: Shape, device: Ceilings) -> Estimate:
-    together, length = load.together, load.prompt_length + load.completion_length / 2
-    return _pass(load, shape, device, together=together, length=length)
 
 
 def pass_seconds(load: GenerationLoad, device: Ceilings, *, together: int, length: float, prefilled: int) -> float:
