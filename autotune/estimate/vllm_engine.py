@@ -21,6 +21,7 @@ from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
 from autotune.estimate import constant_estimates, model_shape, vision_towers
 from autotune.estimate.allocator import EXACT_FROM, LARGE_SEGMENT, SEGMENT_ROUNDING
+from autotune.estimate.device_memory import offered
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.vllm_blocks import Pages, gib, pages
 
@@ -78,7 +79,7 @@ def fit(
     shape, size = model_shape.shape(config), dtype_bytes(dtype)
     ranks, sequences, length = settings.tensor_parallel, settings.max_num_seqs, settings.max_model_length
     tokens = settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
-    total = device_memory_bytes if on_cpu else offered_bytes(device_memory_bytes, gpu)
+    total = device_memory_bytes if on_cpu else round(offered(device_memory_bytes, gpu).value)
     claimed = math.ceil(total * settings.utilization)
     method = quantisation(config)
     bits = settings.quantised_bits
@@ -102,12 +103,8 @@ def fit(
         examples = table_bytes(shape, size, ranks) + 2 * tokens * shape.hidden * size
     returned = table_bytes(shape, size, ranks) if settings.sleep and not shape.head and shape.kind in MAKES_HEAD_FIRST else 0
     profiled = Estimate(value=max(activations.value, examples), low=activations.low, high=max(activations.high, examples))
-    taken = (profiled, outside, graphs if graphs_in_share else NOTHING)
-    rest = Estimate(
-        value=claimed + returned - weights - sum(one.value for one in taken),
-        low=claimed + returned - weights - sum(one.high for one in taken),
-        high=claimed + returned - weights - sum(one.low for one in taken),
-    )
+    taken = profiled + outside + (graphs if graphs_in_share else NOTHING)
+    rest = Estimate.exactly(claimed + returned - weights) - taken
     paged = pages(shape, element_bytes=size, tensor_parallel=ranks, max_num_batched_tokens=tokens)
     tuning = round(profiled.value - activations.value)
     if paged.refusal(int(rest.value), length) is not None:  # at most a first start fails: later ones find the compiled graph
@@ -286,13 +283,6 @@ def sync_bytes(config: Mapping[str, object], *, dtype: str, tensor_parallel: int
     shape = model_shape.shape(config)
     largest = max([shape.embedding, *(layer.width * shape.hidden for layer in shape.layers)])
     return largest // tensor_parallel * dtype_bytes(dtype) if tensor_parallel > 1 else 0
-
-
-def offered_bytes(device_memory_bytes: int, gpu: Gpu | None) -> int:
-    """Memory that CUDA offers, of the device memory (NVML)."""
-    if gpu is not None and gpu.seen_by == "torch":
-        return device_memory_bytes
-    return device_memory_bytes - round(efficiency("driver_reserve_mib").value * MIB)
 
 
 def _refused_at_start(total: int, other: int, claimed: int, utilization: float) -> str | None:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from autotune.catalog.constants import efficiency
 from autotune.core.composition import Composition
-from autotune.core.prediction import Estimate
+from autotune.core.prediction import Estimate, highest
 from autotune.core.trace import Inventory
 from autotune.estimate import model_shape
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.throughput import roofline
-from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, longer
+from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings
 from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS, quantisation, quantised_bytes
 
 CACHE_SLOWDOWN = 4
@@ -73,7 +73,7 @@ def prefill(load: GenerationLoad, device: Ceilings) -> Estimate:
     attention = sum(count * _attention(shape, layer, load.prompt_length) for layer, count in shape.kinds) * prompts
     work = roofline.compute_seconds({load.dtype: (products + attention) / load.tensor_parallel}, device)
     passes = max(1.0, tokens / TRL_BATCHED_TOKENS) if load.by_engine else 1.0
-    return longer(work, roofline.memory_seconds(passes * _weight_bytes(load, shape), device))
+    return highest((work, roofline.memory_seconds(passes * _weight_bytes(load, shape), device)))
 
 
 def _attention(shape: Shape, layer: Layer, length: int) -> float:
@@ -101,13 +101,13 @@ def _pass(load: GenerationLoad, shape: Shape, device: Ceilings, *, together: int
         cache = Estimate(value=cache.value, low=cache.low, high=CACHE_SLOWDOWN * cache.high)
     weights = roofline.memory_seconds(_weight_bytes(load, shape, tokens), device, share="decode_memory_share")
     products = 2.0 * tokens * shape.active_parameters / load.tensor_parallel
-    busy = longer(weights + cache, roofline.compute_seconds({load.dtype: products}, device))
+    busy = highest((weights + cache, roofline.compute_seconds({load.dtype: products}, device)))
     # 2. The host.
     layers = len(shape.layers)
     if not load.by_engine:
         # It waits once per token: concurrent at best, sequential at worst.
         host = roofline.overhead_seconds(layers, efficiency("generate_layer_microseconds"), MICRO)
-        both = longer(busy, host)
+        both = highest((busy, host))
         return Estimate(value=both.value, low=both.low, high=busy.high + host.high)
     own = roofline.overhead_seconds(1, efficiency("engine_step_milliseconds"), MILLI)
     own = own + roofline.overhead_seconds(layers, efficiency("engine_layer_microseconds"), MICRO)
@@ -165,7 +165,7 @@ def with_gathering(
         return None if composition.gathers_per_token else rollout
     whole = sent + roofline.overhead_seconds(passes * layers, efficiency("exchange_microseconds"), MICRO)
     # At best the next layer is gathered while this one computes.
-    return Estimate(value=rollout.value + whole.value, low=longer(rollout, whole).low, high=rollout.high + whole.high)
+    return Estimate(value=rollout.value + whole.value, low=highest((rollout, whole)).low, high=rollout.high + whole.high)
 
 
 def passes_of(load: GenerationLoad) -> int:
