@@ -120,7 +120,7 @@ def _audio(config: Config) -> int:
     if audio.get("model_type") == "gemma4_unified_audio":
         return number(audio, "output_proj_dims") * number(text, "hidden_size")
     hidden, out = number(audio, "hidden_size"), number(audio, "output_proj_dims")
-    first, second = _two_numbers(audio, "subsampling_conv_channels", (128, 32))
+    first, second = _subsampling_channels(audio)
     subsampling = 9 * first + first + 9 * first * second + second + first // 4 * second * hidden
     feed_forward = 2 * 4 * hidden * hidden + 2 * hidden
     attention = 5 * hidden * hidden + hidden // number(audio, "num_attention_heads")
@@ -130,10 +130,11 @@ def _audio(config: Config) -> int:
     return outside + number(audio, "num_hidden_layers") * layer
 
 
-def _two_numbers(config: Config, name: str, default: tuple[int, int]) -> tuple[int, int]:
+def _subsampling_channels(config: Config) -> tuple[int, int]:
+    name = "subsampling_conv_channels"
     match config.get(name):
         case None:
-            return default
+            return 128, 32
         case [int(first), int(second)]:
             return first, second
     raise BadInput(f"The model's config states no two numbers as {name}.", way_out="Give the whole config.json of the model.")

@@ -258,9 +258,9 @@ def graph_bytes(shape: Shape, size: int, ranks: int, sequences: int, tokens: int
     return Estimate(value=pool + pieces * known.value, low=pieces * known.low, high=2 * pool + pieces * known.high)
 
 
-def captured_sizes(sequences: int, tokens: int, *, ceiling: int = 512) -> list[int]:
+def captured_sizes(sequences: int, tokens: int) -> list[int]:
     """Batch sizes for which vLLM captures graphs by default."""
-    largest = min(2 * sequences, ceiling, tokens)
+    largest = min(2 * sequences, 512, tokens)
     sizes = [size for size in (1, 2, 4) if size <= largest]
     return sizes + list(range(8, min(largest + 1, 256), 8)) + list(range(256, largest + 1, 16))
 
