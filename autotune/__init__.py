@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from autotune.core.candidate import Candidate
     from autotune.core.hardware import Hardware
     from autotune.core.job import Job
-    from autotune.core.measurement import Measurement, Outcome
+    from autotune.core.measurement import Measurement, Outcome, Verdict
     from autotune.core.space import Knob, SearchSpace
-    from autotune.core.verdict import Verdict
     from autotune.core.workload import Workload
     from autotune.diagnosis import Diagnosis
     from autotune.preflight.check import Preflight, preflight
@@ -42,7 +41,7 @@ _MODULES = {
     "Recommendation": "core.answer",
     "RunAnswer": "api",
     "SearchSpace": "core.space",
-    "Verdict": "core.verdict",
+    "Verdict": "core.measurement",
     "Workload": "core.workload",
     "diagnose": "api",
     "predict": "api",

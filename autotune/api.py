@@ -80,9 +80,10 @@ def run(*, listener: Listener = ignore_events, **options: Unpack[RunOptions]) ->
 def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: frozenset[str] = frozenset()) -> RunAnswer:
     """Run a search for parsed flags. `pinned` settings are never relaxed, like those of --hold."""
     from autotune.core.units import parse_seconds
-    from autotune.report import check_folder, check_tracker, claimed_folder, log_answer
-    from autotune.request.possible_candidates import possible_candidates
-    from autotune.request.request_parser import parse_request
+    from autotune.report.folder_claim import claimed_folder
+    from autotune.report.output_folder import check_folder
+    from autotune.report.trackers import check_tracker, log_answer
+    from autotune.request.request_parser import parse_request, possible_candidates
     from autotune.search.loop import legal_candidates
 
     request = parse_request(flags)
@@ -115,7 +116,7 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
     """Predict one configuration for parsed flags."""
     from autotune.estimate.unknown_facts import FactVariant, agreed, worst
     from autotune.prediction.service import open_prediction_service
-    from autotune.report import prediction_document
+    from autotune.report.answer_document import prediction_document
     from autotune.search.advice import Adviser
 
     # 1. One prediction for each combination of unknown facts.
@@ -252,7 +253,7 @@ def _search(
     request: ParsedRequest, candidates: tuple[Candidate, ...], words: list[str], listener: Listener, soak_seconds: float | None
 ) -> RunAnswer:
     """Measure candidates on this machine."""
-    from autotune.report import best_so_far_listener
+    from autotune.report.output_folder import best_so_far_listener
     from autotune.search.executor_choice import open_executor
     from autotune.search.pipeline import answer
 
@@ -276,7 +277,10 @@ def _search(
 
 def _written(request: ParsedRequest, answer: Recommendation, words: list[str]) -> Mapping[str, Any]:
     """Write the winner's files and the page into the output folder; return the document."""
-    from autotune.report import FinalFiles, document, head_lines, publish, render
+    from autotune.report.answer_document import document
+    from autotune.report.file_section import FinalFiles
+    from autotune.report.html.render import render
+    from autotune.report.output_folder import head_lines, publish
 
     job, winner = request.job, answer.winner
     if job.task.workload.script is not None and answer.certificate is None:
@@ -313,7 +317,10 @@ def _next_commands(out: Path, answer: Recommendation, words: list[str]) -> dict[
 def _forecast(request: ParsedRequest, candidates: tuple[Candidate, ...], *, confirm_with: str) -> RunAnswer:
     """Predict all candidates; nothing is measured."""
     from autotune.prediction.service import open_prediction_service
-    from autotune.report import FinalFiles, document, publish, render
+    from autotune.report.answer_document import document
+    from autotune.report.file_section import FinalFiles
+    from autotune.report.html.render import render
+    from autotune.report.output_folder import publish
     from autotune.search.forecast_search import forecast
     from autotune.search.loop import baseline_candidate
 

@@ -13,9 +13,8 @@ from machine import facts
 
 from autotune.core.answer import plain
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement
+from autotune.core.measurement import Measurement, judge
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.verdict import judge
 
 
 class Record:

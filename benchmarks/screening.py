@@ -41,8 +41,7 @@ from autotune.prediction.tracer import Tracer
 from autotune.prediction.tracer_pool import TracerPool
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
-from autotune.request.possible_candidates import possible_candidates
-from autotune.request.request_parser import parse_request
+from autotune.request.request_parser import parse_request, possible_candidates
 from autotune.search.loop import legal_candidates
 from autotune.worker.processes import descendants
 

@@ -18,9 +18,8 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from search_machines import Machine
 
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement
+from autotune.core.measurement import Measurement, judge
 from autotune.core.space import SearchSpace
-from autotune.core.verdict import judge
 from autotune.search.loop import SHORT_PROBE
 from autotune.search.tiers import tiers_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autotune.core.candidate import Candidate, Knobs
 from autotune.core.composition import Composition
-from autotune.core.dataset_lengths import PromptLengths
+from autotune.core.dataset import PromptLengths
 from autotune.core.hardware import Hardware
 from autotune.core.job import Job
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, Speed

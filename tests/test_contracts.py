@@ -22,7 +22,7 @@ from autotune.emulator.rehearsal import CommandFailure, Rehearsed
 from autotune.emulator.reports import ProcessReport, RunReport
 from autotune.preflight.check import Preflight
 from autotune.preflight.proofs import Proof
-from autotune.report import document, prediction_document
+from autotune.report.answer_document import document, prediction_document
 from tests.report import test_forecast as predicted
 from tests.report.answers import answered
 from tests.simulated import toy_job, toy_space

@@ -1,4 +1,7 @@
-"""Lookup of `--model`: a local folder, a hub id or a short name, without a network."""
+"""Lookup of `--model`: a local folder, a hub id or a short name.
+
+The config.json of a hub id is fetched if nothing here has it, unless the network is absent or --offline was given.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import difflib
 import os
 import re
 import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
 from autotune import catalog
-from autotune.catalog.hub_config import fetched_config
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.files import read_loose_json, read_text, refuse_special_files
 from autotune.core.units import MIB
@@ -170,3 +175,29 @@ def hub_cache() -> Path:
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
     return Path(home).expanduser() / "hub"
+
+
+ENDPOINT = "https://huggingface.co"
+FETCH_TIMEOUT_S = 5.0
+MAX_FETCHED_BYTES = 1 << 20  # a config has a few kB
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+def stay_offline() -> None:
+    """Fetch nothing from now on, in this process and in those that it starts."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def fetched_config(hub_id: str) -> bytes | None:
+    """Return the text of the model's config.json; None offline, without an answer, or if it is too large."""
+    endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
+    offline = any(os.environ.get(name, "").lower() in ("1", "on", "yes", "true") for name in OFFLINE_VARIABLES)
+    if offline or not endpoint.startswith(("http://", "https://")):
+        return None
+    url = f"{endpoint}/{urllib.parse.quote(hub_id)}/resolve/main/config.json"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url), timeout=FETCH_TIMEOUT_S) as answer:
+            text: bytes = answer.read(MAX_FETCHED_BYTES + 1)
+    except (OSError, ValueError):  # no network, no such model, a gated one
+        return None
+    return text if len(text) <= MAX_FETCHED_BYTES else None

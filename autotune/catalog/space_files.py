@@ -52,7 +52,7 @@ def read_space(path: Path) -> SearchSpace:
         space = msgspec.convert(content, SearchSpace)
     except msgspec.ValidationError as error:
         raise document.error(
-            _path_in(str(error)), _without_path(str(error)), way_out="Compare it with search_spaces/grpo.yaml."
+            _path_in(str(error)), _PATH.sub("", str(error)).rstrip(".") + ".", way_out="Compare it with search_spaces/grpo.yaml."
         ) from error
     _check(document, space)
     return space
@@ -108,7 +108,3 @@ def _path_in(message: str) -> KeyPath:
     match = _PATH.search(message)
     parts = re.findall(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", match["path"] if match else "")
     return tuple(int(index) if index else name for name, index in parts)
-
-
-def _without_path(message: str) -> str:
-    return _PATH.sub("", message).rstrip(".") + "."

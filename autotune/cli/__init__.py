@@ -6,18 +6,16 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
 import autotune
-from autotune.cli.broken_pipe import PipeOutput
 from autotune.cli.exit_codes import FAULT, INTERRUPTED, report_and_exit_code
 from autotune.cli.formatting import Context
 from autotune.core.errors import BadInput
 from autotune.core.files import printable
-from autotune.machine.process_end import exit_handlers_are_skipped
-from autotune.machine.signals import ignore_stop_signals, stop_requested
+from autotune.machine.signals import exit_handlers_are_skipped, ignore_stop_signals, stop_requested
 
 _COMMANDS = {
     "run": "measure candidates on this machine and recommend the fastest that fits",
@@ -102,3 +100,33 @@ def _check_text(arguments: Sequence[str]) -> None:
     for word in arguments:
         if any("\ud800" <= character <= "\udfff" for character in word):
             raise BadInput(f"The argument '{printable(word)}' is not UTF-8 text.", way_out="Rename that file or folder.")
+
+
+class PipeOutput:
+    """Text stream that discards its output once nobody reads it. The command goes on and keeps its
+    exit code."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._discard()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._discard()
+
+    def _discard(self) -> None:
+        # The stream keeps its unwritten text, which goes to the null device with its next flush.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

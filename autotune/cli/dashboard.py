@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exit_codes import DONE
-from autotune.cli.interruption import interruptible
+from autotune.cli.exit_codes import DONE, interruptible
 from autotune.cli.options import storage_options
 
 if TYPE_CHECKING:
@@ -38,7 +37,8 @@ def command(folder: str, storage: str | None, name: str | None, host: str, port:
     from autotune.search.dashboard import application, serve
 
     document = _document(Path(folder), needed=storage is None)
-    app = application(storage or _storage_of(document, Path(folder)), name or _name_of(document), _extras(document))
+    study = (document or {}).get("study") or {}
+    app = application(storage or _storage_of(study, Path(folder)), name or study.get("name"), _extras(document))
     with serve(app, host, port) as server:
         url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/dashboard"
         print(json.dumps({"schema": 1, "url": url}) if as_json else f"Serving on {url} (Ctrl-C ends it)", flush=True)
@@ -52,13 +52,14 @@ def command(folder: str, storage: str | None, name: str | None, host: str, port:
 
 
 def _document(folder: Path, *, needed: bool) -> dict[str, Any] | None:
-    from autotune.report import DOCUMENT, read_document
+    from autotune.report.html.render import read_document
+    from autotune.report.output_folder import DOCUMENT
 
     source = folder / DOCUMENT if folder.is_dir() else folder
     return read_document(source) if needed or source.exists() else None
 
 
-def _storage_of(document: dict[str, Any] | None, folder: Path) -> str:
+def _storage_of(study: dict[str, Any], folder: Path) -> str:
     """Return the folder's own database, since folders are moved; else the answer's storage."""
     from autotune.core.errors import BadInput
     from autotune.core.files import sqlite_url
@@ -66,22 +67,17 @@ def _storage_of(document: dict[str, Any] | None, folder: Path) -> str:
     beside = folder / "study.db"
     if beside.exists():
         return sqlite_url(beside)
-    named = (document or {}).get("study") or {}
-    if not named.get("storage"):
+    if not study.get("storage"):
         raise BadInput(
             f"{folder} holds a predicted answer: nothing was measured, so there is no study.",
             way_out="`autotune report` shows it.",
         )
-    return str(named["storage"])
-
-
-def _name_of(document: dict[str, Any] | None) -> str | None:
-    return ((document or {}).get("study") or {}).get("name")
+    return str(study["storage"])
 
 
 def _extras(document: dict[str, Any] | None) -> Extras:
     """Return notes and figures of the answer, if present."""
-    from autotune.report import figures_of, markdown
+    from autotune.report.html.render import figures_of, markdown
     from autotune.search.dashboard import Extras
 
     if document is None:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exit_codes import DONE, UNDECIDED
-from autotune.cli.interruption import interruptible
+from autotune.cli.exit_codes import DONE, UNDECIDED, interruptible
 from autotune.cli.options import as_json_option, declared_option
 from autotune.core.errors import BadInput
 
 if TYPE_CHECKING:
     from autotune.diagnosis import Diagnosis
-    from autotune.failures import ActiveTrap
+    from autotune.failures.environment_traps import ActiveTrap
 
 
 @click.command(name="diagnose", short_help="find the first failure in a training log")
@@ -70,7 +69,7 @@ def _diagnosed(log: str, config: str | None, gpus: str | None, python: str | Non
 
 def _checked(python: str | None) -> tuple[ActiveTrap, ...]:
     from autotune.diagnosis.environment_snapshot import environment_facts
-    from autotune.failures import active_traps
+    from autotune.failures.environment_traps import active_traps
     from autotune.machine import environment
 
     return active_traps(environment_facts(environment.interpreter(python)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,6 +16,7 @@ import click
 from autotune.cli.formatting import say
 from autotune.core.errors import AutotuneError, BadInput, TrainingEnvironmentError
 from autotune.core.files import describe_full_disk
+from autotune.machine import signals
 
 DONE = 0
 FAULT = 1
@@ -79,3 +83,20 @@ def _traceback_file(error: BaseException) -> Path:
     with tempfile.NamedTemporaryFile("w", prefix="autotune-traceback-", suffix=".txt", delete=False, encoding="utf-8") as file:
         file.writelines(traceback.format_exception(error))
     return Path(file.name)
+
+
+ABANDONED = b"Error: Interrupted. What did not close in time was abandoned; everything recorded before is kept.\n"
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn the first stop signal into KeyboardInterrupt; end the process if it does not exit by
+    itself in time. Workers exit with it."""
+    with signals.interruptible(_end_at_once):
+        yield
+
+
+def _end_at_once() -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, ABANDONED)  # without locks, which the main thread may hold
+    os._exit(INTERRUPTED)

@@ -14,10 +14,10 @@ from autotune.cli.formatting import Context
 from autotune.request.flags import (
     FLAGS,
     GROUPS,
+    REPEATED,
     PredictOptions,
     RunOptions,
     SolveOptions,
-    is_repeated,
     option_name,
 )  # fmt: skip
 
@@ -64,7 +64,7 @@ def declared_option(name: str, **changes: Any) -> Callable[[F], F]:
     if get_origin(hint) in (types.UnionType, Union):
         hint = next(one for one in get_args(hint) if one is not types.NoneType)
     attributes: dict[str, Any] = {"help": flag.help, "metavar": flag.metavar}
-    if is_repeated(name):
+    if name in REPEATED:
         attributes["multiple"] = True
     elif hint is bool:
         attributes["is_flag"] = True

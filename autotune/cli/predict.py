@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED
-from autotune.cli.interruption import interruptible
+from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import RequestCommand, as_json_option, console, request_options
 from autotune.cli.waiting import Waiting
 from autotune.request.flags import Flags, PredictOptions
@@ -43,7 +42,8 @@ def command(as_json: bool, check: bool, **flags: Any) -> int:
     """
     # Imported here so that --help answers at once.
     from autotune.api import check_can_emulate, emulate_flags, predict_flags
-    from autotune.report import check_document, show_check, show_ways
+    from autotune.report.check_text import check_document, show_check
+    from autotune.report.forecast_text import show_ways
 
     if check:
         check_can_emulate(Flags(**flags))
@@ -72,7 +72,7 @@ class _PredictionDisplay:
 
     def __call__(self, event: Event) -> None:
         from autotune.core.events import CandidatePredicted, JobStarted
-        from autotune.report import show_prediction
+        from autotune.report.forecast_text import show_prediction
 
         if isinstance(event, JobStarted):
             self._started = event

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from autotune.cli.exit_codes import DONE, INTERRUPTED, NOTHING_FITS, UNDECIDED
+from autotune.cli.exit_codes import DONE, INTERRUPTED, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.formatting import say
-from autotune.cli.interruption import interruptible
 from autotune.cli.options import as_json_option, declared_option
 from autotune.cli.search_output import Terminal
 from autotune.core.errors import BadInput

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exit_codes import DONE, FAULT, NOTHING_FITS
-from autotune.cli.interruption import interruptible
+from autotune.cli.exit_codes import DONE, FAULT, NOTHING_FITS, interruptible
 from autotune.cli.options import as_json_option, declared_option
 from autotune.core.errors import BadInput
 from autotune.core.units import format_bytes

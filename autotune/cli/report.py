@@ -27,7 +27,8 @@ def command(folder: str, target: str | None, as_json: bool) -> int:
       autotune report autotune-out
 
     """
-    from autotune.report import DOCUMENT, PAGE, read_document, render, write_page
+    from autotune.report.html.render import PAGE, read_document, render, write_page
+    from autotune.report.output_folder import DOCUMENT
 
     named = Path(folder)
     source = named / DOCUMENT if named.is_dir() else named

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.exit_codes import DONE, FAULT, INTERRUPTED, NOTHING_FITS, UNDECIDED
+from autotune.cli.exit_codes import DONE, FAULT, INTERRUPTED, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.formatting import say
-from autotune.cli.interruption import interruptible
 from autotune.cli.options import RequestCommand, as_json_option, request_options
 from autotune.request.flags import Flags, RunOptions
 
@@ -56,7 +55,10 @@ def command(as_json: bool, **flags: Any) -> int:
 
 
 def _show(words: Console, answer: RunAnswer) -> None:
-    from autotune.report import PAGE, show_answer, show_file, show_forecast
+    from autotune.report.file_section import show_file
+    from autotune.report.forecast_text import show_forecast
+    from autotune.report.html.render import PAGE
+    from autotune.report.terminal import show_answer
 
     job, described = answer.job, answer.document
     if answer.forecast is not None:

@@ -52,12 +52,12 @@ class Terminal:
 
     def _measuring(self, started: JobStarted) -> Listener:
         """Start the progress display. Imported late: an answer from the record needs none."""
-        from autotune.report import Progress
+        from autotune.report.progress import Progress
 
         return self._open.enter_context(Progress(started.job.space))
 
     def show(self, event: JobStarted) -> None:
         """Show the parsed job."""
-        from autotune.report import show_job
+        from autotune.report.terminal import show_job
 
         show_job(self.words, event.job, event.candidates, assumed=event.assumed, notes=event.notes)

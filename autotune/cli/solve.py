@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED
-from autotune.cli.interruption import interruptible
+from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import RequestCommand, as_json_option, console, request_options
 from autotune.cli.waiting import Waiting
 from autotune.core.events import Event, JobStarted, Predicting

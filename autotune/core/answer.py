@@ -12,11 +12,10 @@ import msgspec
 
 from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.interference import Disturbance
-from autotune.core.measurement import Measurement
+from autotune.core.measurement import Measurement, Verdict
 from autotune.core.memory_growth import Soak
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.run_spread import RunSpread
-from autotune.core.verdict import Verdict
 
 Purpose = Literal["baseline", "anchor", "search", "refused", "confirm"]
 """`refused`: probe of a candidate that prediction ruled out, to check the prediction."""

@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import tempfile
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -204,3 +205,19 @@ def comments(lines: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """Return the text with an escape in place of each character that can't be printed."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+MAX_TOML_BYTES = 1024 * 1024
+
+
+def read_toml(path: Path) -> Mapping[str, Any]:
+    """Read a TOML file; any obstacle becomes a BadInput."""
+    fix = "Give the original one."
+    text = read_text(path, largest_bytes=MAX_TOML_BYTES, way_out="It must be a readable TOML file.")
+    try:
+        return shallow(path, tomllib.loads(text), fix)
+    except RecursionError:
+        raise too_deep(path, fix) from None
+    except ValueError as error:  # broken TOML, and integers of thousands of digits
+        what = (str(error).splitlines() or ["no message"])[0][:200]
+        raise BadInput(f"{path}: broken TOML: {what}.", way_out="Mend that line.") from None

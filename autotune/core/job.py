@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from autotune.core.dataset_lengths import RowLengths
+from autotune.core.dataset import RowLengths
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
 

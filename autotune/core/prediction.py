@@ -5,7 +5,7 @@ No conversion to Measurement exists: the two types stay separate in storage and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,8 +35,23 @@ class Estimate:
         """Add values and bounds: errors are assumed fully correlated."""
         return Estimate(value=self.value + other.value, low=self.low + other.low, high=self.high + other.high)
 
+    def __sub__(self, other: Estimate) -> Estimate:
+        """Subtract a figure with errors of its own: its bounds swap."""
+        return Estimate(value=self.value - other.value, low=self.low - other.high, high=self.high - other.low)
+
+    def at_most(self, limit: float) -> Estimate:
+        return Estimate(value=min(self.value, limit), low=min(self.low, limit), high=min(self.high, limit))
+
     def scaled(self, factor: float) -> Estimate:
         return Estimate(value=self.value * factor, low=self.low * factor, high=self.high * factor)
+
+
+def highest(estimates: Iterable[Estimate]) -> Estimate:
+    """Return the maximum of values, of lows and of highs: of two concurrent activities the time of both."""
+    several = list(estimates)
+    return Estimate(
+        value=max(one.value for one in several), low=max(one.low for one in several), high=max(one.high for one in several)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +117,8 @@ class Prediction:
 
     @property
     def margin_bytes(self) -> Estimate:
-        """Limit minus peak; the bounds swap."""
-        peak = self.peak_memory_bytes
-        return Estimate(value=self.limit_bytes - peak.value, low=self.limit_bytes - peak.high, high=self.limit_bytes - peak.low)
+        """Limit minus peak."""
+        return Estimate.exactly(self.limit_bytes) - self.peak_memory_bytes
 
     @property
     def peak_phase(self) -> PhasePrediction | None:

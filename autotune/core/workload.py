@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.core.candidate import KnobValue, fingerprint
-from autotune.core.images import Images
+from autotune.core.dataset import Images
 from autotune.core.token_lengths import TokenLengths
 from autotune.core.user_launch import LaunchScript
 from autotune.core.user_script import UserScript

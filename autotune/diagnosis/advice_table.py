@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.diagnosis.log_framework import LogFramework
-from autotune.failures import Numbers, Remedy, remedies_for
+from autotune.failures.remedies import remedies_for
 
 
 def advice_for(diagnosis: Diagnosis, framework: LogFramework | None = None) -> tuple[Advice, ...]:
@@ -16,12 +16,11 @@ def advice_for(diagnosis: Diagnosis, framework: LogFramework | None = None) -> t
     remedies = remedies_for(diagnosis.cause, diagnosis.row)
     if framework is not None:
         remedies = framework.translated(remedies)
-    return tuple(_advice(remedy, diagnosis.numbers) for remedy in remedies)
-
-
-def _advice(remedy: Remedy, numbers: Numbers) -> Advice:
-    bound = numbers.get(remedy.bounded_by or "")
-    return Advice(change={name: _bounded(way, bound) for name, way in remedy.change.items()}, why=remedy.why)
+    bounds = [diagnosis.numbers.get(remedy.bounded_by or "") for remedy in remedies]
+    return tuple(
+        Advice(change={name: _bounded(way, bound) for name, way in remedy.change.items()}, why=remedy.why)
+        for remedy, bound in zip(remedies, bounds, strict=True)
+    )
 
 
 def _bounded(direction: str, bound: int | float | None) -> str:

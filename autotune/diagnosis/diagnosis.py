@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.core.measurement import Phase
-from autotune.failures import Numbers
+from autotune.failures.numbers import Numbers
 
 SCHEMA = 1
 

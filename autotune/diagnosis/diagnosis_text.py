@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.core.units import format_bytes
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
-from autotune.failures import ActiveTrap
+from autotune.failures.environment_traps import ActiveTrap
 
 _CAUSES = {
     "weights": "the model's weights",

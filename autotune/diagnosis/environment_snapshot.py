@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.core.errors import TrainingEnvironmentError
-from autotune.failures import EnvironmentFacts
+from autotune.failures.environment_traps import EnvironmentFacts
 
 SECONDS = 60
 

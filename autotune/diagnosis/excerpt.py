@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.diagnosis.diagnosis import Diagnosis
-from autotune.failures import MEMORY_CAUSES, ROWS, LogLine, Tracebacks, cause_of, classify_quoted, phase_of, read_line
+from autotune.failures.classify import classify_quoted
+from autotune.failures.frames import cause_of, phase_of
+from autotune.failures.log_lines import LogLine, read_line
+from autotune.failures.table import MEMORY_CAUSES, ROWS
+from autotune.failures.tracebacks import Tracebacks
 
 MOST_LINES = 40
 MOST_CHARACTERS = 2000

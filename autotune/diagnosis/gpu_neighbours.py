@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 
 from autotune.core.units import GIB, KIB, MIB, format_bytes
-from autotune.failures import NEIGHBOUR, Finding, mostly_unlisted
+from autotune.failures.classify import Finding
+from autotune.failures.numbers import NEIGHBOUR, mostly_unlisted
 
 _PID = re.compile(r"(?:\x1b\[\d+m)?\(\w[^()]{0,80}\bpid=(\d{1,10})")
 _MOST_PIDS = 4096

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from autotune.failures import read_line
+from autotune.failures.log_lines import read_line
 
 STEPS_OF_NO_NUMBERS = 3
 """Number of consecutive steps without a finite loss or gradient after which training does not recover.

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from autotune.core.errors import BadInput
 from autotune.core.units import GIB, format_bytes
-from autotune.failures import lines_of
-from autotune.failures.log_lines import Readable
+from autotune.failures.log_lines import Readable, lines_of
 
 LARGEST_BYTES = 4 * GIB
 """Size limit. A larger file takes minutes to read, and its last part is enough."""

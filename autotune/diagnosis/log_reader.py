@@ -23,21 +23,12 @@ from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.diagnosis.gpu_neighbours import GpuNeighbours
 from autotune.diagnosis.host_memory_users import HostMemoryUsers
 from autotune.diagnosis.log_endings import PROGRESS, LogEndings
-from autotune.failures import (
-    MEMORY_CAUSES,
-    ROWS,
-    ExceptionChain,
-    Finding,
-    LoggedException,
-    LogLine,
-    Tracebacks,
-    classify_line,
-    classify_logged,
-    phase_of,
-    read_line,
-    warning_in,
-    without_neighbours,
-)
+from autotune.failures.classify import Finding, classify_line, classify_logged
+from autotune.failures.frames import phase_of
+from autotune.failures.log_lines import LogLine, read_line
+from autotune.failures.numbers import without_neighbours
+from autotune.failures.table import MEMORY_CAUSES, ROWS, warning_in
+from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
 
 STEPS_SURVIVED = 3
 """Number of steps logged after an error that show that it was handled. Fewer may come from other

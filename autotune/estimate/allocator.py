@@ -145,12 +145,6 @@ class CachingAllocator:
         if block is not None:
             self._to_cache(block)
 
-    def defer_free(self, number: int) -> None:
-        """Free a block that another stream may still read: unusable until `finish_free`."""
-        block = self._remove_from_use(number)
-        if block is not None:
-            self._deferred[number] = block
-
     def finish_free(self, number: int) -> None:
         """Return a deferred block to the cache: the other stream has passed."""
         if number in self._deferred:
@@ -322,10 +316,10 @@ class StreamAllocator(CachingAllocator):
         super().malloc(number, size, self._streams.get(number, stream))
 
     def free(self, number: int) -> None:
-        if number in self._returns:
-            self.defer_free(number)
-        else:
+        if number not in self._returns:
             super().free(number)
+        elif (block := self._remove_from_use(number)) is not None:
+            self._deferred[number] = block  # another stream may still read it: unusable until `finish_free`
 
 
 def _segment_bytes(size: int) -> int:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.catalog import Gpu
@@ -80,14 +80,6 @@ def reserved(use: PhaseUse, basis: Basis, high_extra_bytes: int) -> Estimate:
     )
 
 
-def highest(estimates: Iterable[Estimate]) -> Estimate:
-    """Return the maximum of values, of lows and of highs."""
-    several = list(estimates)
-    return Estimate(
-        value=max(one.value for one in several), low=max(one.low for one in several), high=max(one.high for one in several)
-    )
-
-
 def whole_bytes(estimate: Estimate) -> Estimate:
     value = round(estimate.value)
     return Estimate(value=value, low=min(value, round(estimate.low)), high=max(value, round(estimate.high)))
@@ -97,12 +89,7 @@ def offered(device_memory_bytes: int, gpu: Gpu | None) -> Estimate:
     """Memory that CUDA offers: the device's, less the driver's own part."""
     if gpu is not None and gpu.seen_by == "torch":
         return Estimate.exactly(device_memory_bytes)
-    kept = efficiency("driver_reserve_mib")
-    return Estimate(
-        value=device_memory_bytes - kept.value * MIB,
-        low=device_memory_bytes - kept.high * MIB,
-        high=device_memory_bytes - kept.low * MIB,
-    )
+    return Estimate.exactly(device_memory_bytes) - efficiency("driver_reserve_mib").scaled(MIB)
 
 
 def verdict(peak: Estimate, room: Estimate) -> bool | None:

@@ -12,7 +12,7 @@ from functools import cache
 
 from autotune.core.trace import Part
 from autotune.estimate.model_shape import Shape, dtype_bytes
-from autotune.estimate.transformers_generation import layer_widths
+from autotune.estimate.transformers_generation import repeats_keys, widest_mlp
 
 FLOAT32_BYTES = 4
 
@@ -33,18 +33,18 @@ class PrefillSizes:
     rotary: int  # cosines, or sines
 
 
-def prefill_sizes(shape: Shape, *, dtype: str, batch: int, prompt: int, padded: bool = True) -> PrefillSizes:
+def prefill_sizes(shape: Shape, *, dtype: str, batch: int, prompt: int) -> PrefillSizes:
     size, tokens = dtype_bytes(dtype), batch * prompt
-    wide, routing, masked, repeats = layer_widths(shape, size, prompt, padded=padded)
+    wide, routing = widest_mlp(shape, size)
     queries = tokens * size * shape.heads * shape.head_dim
     return PrefillSizes(
         hidden=tokens * size * shape.hidden,
         normed=tokens * FLOAT32_BYTES * shape.hidden,
         queries=queries,
         keys=tokens * size * shape.key_value_heads * shape.head_dim,
-        repeated=queries if repeats else 0,
-        mask=tokens * prompt if masked else 0,
-        scores=tokens * prompt * size if masked else 0,
+        repeated=queries if repeats_keys(shape) else 0,
+        mask=tokens * prompt,
+        scores=tokens * prompt * size,
         wide=tokens * size * wide // 3,
         routing=tokens * routing,
         rotary=tokens * size * shape.rotary_dim,

@@ -11,7 +11,7 @@ from autotune.catalog import Gpu
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.hardware import Hardware
 from autotune.core.measurement import Phase
-from autotune.core.prediction import Estimate, Prediction
+from autotune.core.prediction import Estimate, Prediction, highest
 from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
@@ -232,7 +232,7 @@ def _prediction(
     given: PredictionInput, scene: Scene, points: tuple[TimelinePoint, ...], engine: _Engine | None, *, retried: bool
 ) -> Prediction:
     top = timeline.peak(points)
-    total = device_memory.highest(point.device_bytes for point in points)
+    total = highest(point.device_bytes for point in points)
     failure = engine.use.failure if engine is not None and not engine.uncertain else None
     if (split := _split_engine(given)) is not None and split.sure:
         failure = failure or split.failure
@@ -246,12 +246,12 @@ def _prediction(
         total = Estimate(value=total.value, low=total.low, high=max(total.value, min(total.high, room.high)))
     # torch counts an engine's weights and cache while they have addresses, also offloaded ones.
     in_torch = 0 if engine is None or engine.apart else engine.use.weights_bytes + engine.use.parts.get("kv_cache", 0)
-    own_allocated = device_memory.highest(
+    own_allocated = highest(
         device_memory.allocated(use, scene.basis, scene.high_extra_bytes)
         + device_memory.other_models(scene.others.get(use.phase, {}), scene.basis)
         for use in scene.usage.phases
     )
-    own_reserved = device_memory.highest(point.torch_reserved for point in points)
+    own_reserved = highest(point.torch_reserved for point in points)
     ranks = given.composition.ranks
     return Prediction(
         candidate_id=given.candidate_id,
@@ -280,9 +280,7 @@ def _prediction(
 
 def _room(given: PredictionInput) -> Estimate:
     """Return the memory that a job may use: min(limit, memory that CUDA offers)."""
-    offered = device_memory.offered(given.hardware.memory_bytes, given.gpu)
-    limit = given.limit_bytes
-    return Estimate(value=min(limit, offered.value), low=min(limit, offered.low), high=min(limit, offered.high))
+    return device_memory.offered(given.hardware.memory_bytes, given.gpu).at_most(given.limit_bytes)
 
 
 def _assumed(given: PredictionInput, peak: Estimate, room: Estimate, startup: str | None, *, retried: bool) -> Iterator[str]:
@@ -306,7 +304,7 @@ def _on_cpu(given: PredictionInput) -> Prediction:
     engine = None if given.composition.engine is None else _fitted(given, used.loaded_bytes)
     others = other_model_bytes(given.trace, given.composition, used, given.config)
     phases = cpu_memory.phases(used, given.trace, given.composition, engine, others)
-    total = device_memory.highest(phase.peak_bytes for phase in phases)
+    total = highest(phase.peak_bytes for phase in phases)
     fits = device_memory.verdict(total, Estimate.exactly(given.limit_bytes))
     requested = _requested(used, given, others)
     return Prediction(

@@ -20,6 +20,7 @@ from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import GIB, MIB
 from autotune.estimate import model_shape, vllm_engine, vllm_weights
+from autotune.estimate.device_memory import offered
 from autotune.estimate.model_shape import Shape, dtype_bytes
 from autotune.estimate.vllm_engine import NOTHING, EngineUse
 
@@ -44,7 +45,7 @@ def fit(
     """Return the engine's memory. `other_bytes`: memory of the device in use when the engine starts."""
     shape, size = model_shape.shape(config), dtype_bytes(dtype)
     ranks, length = settings.tensor_parallel, settings.max_model_length
-    total = vllm_engine.offered_bytes(device_memory_bytes, gpu)
+    total = round(offered(device_memory_bytes, gpu).value)
     chunk, captured = _defaults(total, ranks)
     # 1. The static part: weights and cache.
     outside = vllm_engine.outside_torch_bytes(ranks)
@@ -52,9 +53,7 @@ def fit(
         shape, dtype=dtype, tensor_parallel=ranks, expert_parallel=settings.expert_parallel,
         quantised_bits=settings.quantised_bits,
     )  # fmt: skip
-    free = Estimate(
-        value=total - other_bytes - outside.value, low=total - other_bytes - outside.high, high=total - other_bytes - outside.low
-    )
+    free = Estimate.exactly(total - other_bytes) - outside
     low, value, high = (cache_bytes(end, settings.utilization, weights) for end in (free.low, free.value, free.high))
     per_token = cache_bytes_per_token(shape, size, ranks)
     kv = None if value <= 0 else EngineFit(

@@ -19,47 +19,25 @@ from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 SCORE_BYTES = 4
 KEPT_PER_LOGIT = SCORE_BYTES + SCORE_BYTES  # scores and probabilities, kept from token to token
 MADE_PER_LOGIT = 4  # the next token's scores, then its probabilities, while the last one's are held
-TEMPERATURE_COPY = 4  # each processor writes new scores while its input is still held
-TOP_K_COPY = 4 + 1  # new scores, and a mask
-SORTED = 4 + 8  # top-p: sorted scores and their 64-bit positions
-AFTER_SORTING = 4 + 1 + 1 + 4  # then running sums, masks in order and in place, new scores
-SORTING_ON_CUDA = 20  # temporary memory of torch's segmented sort
-
 TOKEN_BYTES = 3 * 8  # per token of the sequence: ids, attention mask, one more copy while it grows (int64)
 
 
 def transformers_generation(
-    config: Mapping[str, object],
-    *,
-    dtype: str,
-    batch: int,
-    prompt: int,
-    completion: int,
-    padded: bool = True,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    on_cpu: bool = False,
+    config: Mapping[str, object], *, dtype: str, batch: int, prompt: int, completion: int
 ) -> Mapping[str, int]:
     """Return the parts (kv_cache, activations, logits) that sum to the peak.
 
-    `padded`: prompts differ in length. Attention then gets a mask, as it does for a window shorter
-    than the prompt, and with a mask each key head is repeated for its queries.
+    Prompts differ in length: attention gets a mask, for which each key head is repeated for its queries.
     """
     shape, size = model_shape.shape(config), dtype_bytes(dtype)
     length = prompt + completion - 1
-    sorting = SORTED + max(AFTER_SORTING, 0 if on_cpu else SORTING_ON_CUDA)
-    processed = (temperature != 1.0) * TEMPERATURE_COPY + (top_k > 0) * TOP_K_COPY + (top_p < 1.0) * sorting
     cache, tokens = cache_bytes(shape, size, batch, length), batch * length * TOKEN_BYTES
-    one_token = max(_one_more_token(shape, layer, size, batch, length, padded=padded) for layer in set(shape.layers))
+    one_token = max(_one_more_token(shape, layer, size, batch, length) for layer in set(shape.layers))
+    logits = batch * shape.vocabulary
     candidates = [
-        _prefill(shape, size, batch, prompt, padded=padded),
-        {"kv_cache": cache, "activations": one_token + tokens, "logits": batch * shape.vocabulary * KEPT_PER_LOGIT},
-        {
-            "kv_cache": cache,
-            "activations": tokens,
-            "logits": batch * shape.vocabulary * (size + KEPT_PER_LOGIT + MADE_PER_LOGIT + processed),
-        },
+        _prefill(shape, size, batch, prompt),
+        {"kv_cache": cache, "activations": one_token + tokens, "logits": logits * KEPT_PER_LOGIT},
+        {"kv_cache": cache, "activations": tokens, "logits": logits * (size + KEPT_PER_LOGIT + MADE_PER_LOGIT)},
     ]
     return max(candidates, key=lambda parts: sum(parts.values()))
 
@@ -71,10 +49,10 @@ def cache_bytes(shape: Shape, size: int, batch: int, length: int) -> int:
     return batch * (growing * size + states)
 
 
-def _prefill(shape: Shape, size: int, batch: int, prompt: int, *, padded: bool) -> dict[str, int]:
+def _prefill(shape: Shape, size: int, batch: int, prompt: int) -> dict[str, int]:
     """Widest layer + keys and values of all layers over the whole prompt."""
     tokens = batch * prompt
-    widest = max(_layer_prefill(shape, layer, size, batch, prompt, padded=padded) for layer in set(shape.layers))
+    widest = max(_layer_prefill(shape, layer, size, batch, prompt) for layer in set(shape.layers))
     return {
         "kv_cache": sum(tokens * size * _cached_elements(shape, layer) for layer in shape.layers),
         "activations": widest + tokens * size * 2 * shape.rotary_dim,
@@ -82,35 +60,34 @@ def _prefill(shape: Shape, size: int, batch: int, prompt: int, *, padded: bool) 
     }
 
 
-def layer_widths(shape: Shape, size: int, prompt: int, *, padded: bool) -> tuple[int, int, bool, bool]:
-    """Return, of the widest MLP, elements and bytes of routing per token; whether a mask is added; whether keys are repeated."""
+def widest_mlp(shape: Shape, size: int) -> tuple[int, int]:
+    """Return elements and bytes of routing per token, of the layer with the widest MLP."""
     widest = max(set(shape.layers), key=lambda layer: size * _mlp_width(shape, layer) + _routing_bytes(layer, size))
-    masked = padded or any(_is_windowed(layer, prompt) for layer in shape.layers)
-    return _mlp_width(shape, widest), _routing_bytes(widest, size), masked, _repeats(shape, masked=masked)
+    return _mlp_width(shape, widest), _routing_bytes(widest, size)
 
 
-def _layer_prefill(shape: Shape, layer: Layer, size: int, batch: int, prompt: int, *, padded: bool) -> int:
+def repeats_keys(shape: Shape) -> bool:
+    """Masked attention takes as many key heads as query heads."""
+    return shape.heads > shape.key_value_heads
+
+
+def _layer_prefill(shape: Shape, layer: Layer, size: int, batch: int, prompt: int) -> int:
     """max(MLP, attention) of one layer over the prompts."""
-    tokens, masked = batch * prompt, padded or _is_windowed(layer, prompt)
-    mask = batch * prompt * prompt if masked else 0
+    tokens, mask = batch * prompt, batch * prompt * prompt
     mlp = tokens * (size * (4 * shape.hidden + _mlp_width(shape, layer)) + _routing_bytes(layer, size)) + mask
     # Queries while they are rotated: both products, their sum. Or rotated ones, repeated keys and values, the result.
     queries, keys = shape.heads * shape.head_dim, shape.key_value_heads * shape.head_dim
-    width = 3 * shape.hidden + 4 * queries + (0 if _repeats(shape, masked=masked) else 2 * keys)
+    width = 3 * shape.hidden + 4 * queries + (0 if repeats_keys(shape) else 2 * keys)
     return max(mlp, tokens * size * width + _mask_bytes(size, mask))
 
 
-def _one_more_token(shape: Shape, layer: Layer, size: int, batch: int, length: int, *, padded: bool) -> int:
+def _one_more_token(shape: Shape, layer: Layer, size: int, batch: int, length: int) -> int:
     """Bytes of one layer for one more token of the longest completions."""
-    cached, masked = batch * _cached_length(layer, length), padded or _is_windowed(layer, length)
+    cached = batch * _cached_length(layer, length)
     growing = cached * _cached_elements(shape, layer) * size // 2  # the old keys; the values grow after these are freed
-    repeated = cached * 2 * shape.heads * shape.head_dim * size if _repeats(shape, masked=masked) else 0
-    reading = repeated + (_mask_bytes(size, cached) if masked else 0)
+    repeated = cached * 2 * shape.heads * shape.head_dim * size if repeats_keys(shape) else 0
+    reading = repeated + _mask_bytes(size, cached)
     return max(growing, reading) + batch * size * (4 * shape.hidden + _mlp_width(shape, layer))
-
-
-def _is_windowed(layer: Layer, length: int) -> bool:
-    return layer.window is not None and layer.window < length
 
 
 def _mlp_width(shape: Shape, layer: Layer) -> int:
@@ -125,11 +102,6 @@ def _routing_bytes(layer: Layer, size: int) -> int:
         return 0
     count = layer.experts * layer.experts_per_token // layer.experts_used
     return count * (size + 4) + layer.experts_per_token * 4 * 8
-
-
-def _repeats(shape: Shape, *, masked: bool) -> bool:
-    """Masked attention takes as many key heads as query heads."""
-    return masked and shape.heads > shape.key_value_heads
 
 
 def _mask_bytes(size: int, elements: int) -> int:

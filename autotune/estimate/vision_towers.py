@@ -1,4 +1,4 @@
-"""Parameters of vision and audio towers with their projections into the language model.
+"""Vision and audio towers: parameters with their projections into the language model, and memory in an engine.
 
 d: hidden size, m: MLP width, h: hidden size of the language model. A test compares the sums with
 transformers' own models.
@@ -7,8 +7,10 @@ transformers' own models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from autotune.core.errors import BadInput
+from autotune.estimate import image_tokens
 from autotune.estimate.config_fields import Config, number, numbers
 
 
@@ -118,7 +120,7 @@ def _audio(config: Config) -> int:
     if audio.get("model_type") == "gemma4_unified_audio":
         return number(audio, "output_proj_dims") * number(text, "hidden_size")
     hidden, out = number(audio, "hidden_size"), number(audio, "output_proj_dims")
-    first, second = _two_numbers(audio, "subsampling_conv_channels", (128, 32))
+    first, second = _subsampling_channels(audio)
     subsampling = 9 * first + first + 9 * first * second + second + first // 4 * second * hidden
     feed_forward = 2 * 4 * hidden * hidden + 2 * hidden
     attention = 5 * hidden * hidden + hidden // number(audio, "num_attention_heads")
@@ -128,10 +130,39 @@ def _audio(config: Config) -> int:
     return outside + number(audio, "num_hidden_layers") * layer
 
 
-def _two_numbers(config: Config, name: str, default: tuple[int, int]) -> tuple[int, int]:
+def _subsampling_channels(config: Config) -> tuple[int, int]:
+    name = "subsampling_conv_channels"
     match config.get(name):
         case None:
-            return default
+            return 128, 32
         case [int(first), int(second)]:
             return first, second
     raise BadInput(f"The model's config states no two numbers as {name}.", way_out="Give the whole config.json of the model.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderUse:
+    """Bytes of the encoder in the profiling run."""
+
+    cache: int = 0  # its outputs
+    tower: int = 0  # peak of its forward pass
+
+
+def profiled_encoder(config: Config, size: int, *, hidden: int, tokens: int) -> EncoderUse:
+    """Return what vLLM profiles before the decoder, at `tokens` per batch; nothing for a language model.
+
+    N: tokens of the encoder's batch, whole images of the largest size; P: their patches
+    cache = N · hidden · size · (1 + deepstack levels), live during the decoder's run
+    tower = P · size · (2 · d + max(3 · m, 6 · d))
+    """
+    image, patches = image_tokens.largest(config)
+    vision = config.get("vision_config")
+    if not image or not isinstance(vision, Mapping):
+        return EncoderUse()
+    images = max(tokens, image) // image
+    levels = vision.get("deepstack_visual_indexes")
+    width, wide = number(vision, "hidden_size"), number(vision, "intermediate_size", 3420)
+    return EncoderUse(
+        cache=images * image * hidden * size * (1 + (len(levels) if isinstance(levels, list | tuple) else 0)),
+        tower=images * patches * size * (2 * width + max(3 * wide, 6 * width)),
+    )

@@ -19,8 +19,9 @@ from autotune.catalog.constants import constant, efficiency
 from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
-from autotune.estimate import constant_estimates, model_shape, vision_encoder
+from autotune.estimate import constant_estimates, model_shape, vision_towers
 from autotune.estimate.allocator import EXACT_FROM, LARGE_SEGMENT, SEGMENT_ROUNDING
+from autotune.estimate.device_memory import offered
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.vllm_blocks import Pages, gib, pages
 from autotune.estimate.vllm_weights import (
@@ -84,7 +85,7 @@ def fit(
     shape, size = model_shape.shape(config), dtype_bytes(dtype)
     ranks, sequences, length = settings.tensor_parallel, settings.max_num_seqs, settings.max_model_length
     tokens = settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
-    total = device_memory_bytes if on_cpu else offered_bytes(device_memory_bytes, gpu)
+    total = device_memory_bytes if on_cpu else round(offered(device_memory_bytes, gpu).value)
     claimed = math.ceil(total * settings.utilization)
     method = quantisation(config)
     bits = settings.quantised_bits
@@ -96,7 +97,7 @@ def fit(
         weights += unsplit_bytes(shape, size, ranks)
     graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
     activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
-    encoder = vision_encoder.profiled(config, size, hidden=shape.hidden, tokens=tokens)
+    encoder = vision_towers.profiled_encoder(config, size, hidden=shape.hidden, tokens=tokens)
     activations = Estimate(  # of the encoder, or of the decoder beside the encoder's outputs
         value=max(activations.value + encoder.cache, encoder.tower),
         low=activations.low,
@@ -110,12 +111,8 @@ def fit(
         examples = table_bytes(shape, size, ranks) + 2 * tokens * shape.hidden * size
     returned = table_bytes(shape, size, ranks) if settings.sleep and not shape.head and shape.kind in MAKES_HEAD_FIRST else 0
     profiled = Estimate(value=max(activations.value, examples), low=activations.low, high=max(activations.high, examples))
-    taken = (profiled, outside, graphs if graphs_in_share else NOTHING)
-    rest = Estimate(
-        value=claimed + returned - weights - sum(one.value for one in taken),
-        low=claimed + returned - weights - sum(one.high for one in taken),
-        high=claimed + returned - weights - sum(one.low for one in taken),
-    )
+    taken = profiled + outside + (graphs if graphs_in_share else NOTHING)
+    rest = Estimate.exactly(claimed + returned - weights) - taken
     paged = pages(shape, element_bytes=size, tensor_parallel=ranks, max_num_batched_tokens=tokens)
     tuning = round(profiled.value - activations.value)
     if paged.refusal(int(rest.value), length) is not None:  # at most a first start fails: later ones find the compiled graph
@@ -204,9 +201,9 @@ def graph_bytes(shape: Shape, size: int, ranks: int, sequences: int, tokens: int
     return Estimate(value=pool + pieces * known.value, low=pieces * known.low, high=2 * pool + pieces * known.high)
 
 
-def captured_sizes(sequences: int, tokens: int, *, ceiling: int = 512) -> list[int]:
+def captured_sizes(sequences: int, tokens: int) -> list[int]:
     """Batch sizes for which vLLM captures graphs by default."""
-    largest = min(2 * sequences, ceiling, tokens)
+    largest = min(2 * sequences, 512, tokens)
     sizes = [size for size in (1, 2, 4) if size <= largest]
     return sizes + list(range(8, min(largest + 1, 256), 8)) + list(range(256, largest + 1, 16))
 
@@ -218,13 +215,6 @@ def outside_torch_bytes(tensor_parallel: int) -> Estimate:
     if tensor_parallel > 1:
         known = known + efficiency("engine_non_torch_per_peer_mib")
     return known.scaled(MIB)
-
-
-def offered_bytes(device_memory_bytes: int, gpu: Gpu | None) -> int:
-    """Memory that CUDA offers, of the device memory (NVML)."""
-    if gpu is not None and gpu.seen_by == "torch":
-        return device_memory_bytes
-    return device_memory_bytes - round(efficiency("driver_reserve_mib").value * MIB)
 
 
 def _refused_at_start(total: int, other: int, claimed: int, utilization: float) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autotune.core.hardware import DeviceKind
-from autotune.core.measurement import Outcome, Phase
+from autotune.core.measurement import Failure, Outcome, Phase
 from autotune.failures.frames import cause_of
 from autotune.failures.log_lines import read_line
 from autotune.failures.numbers import Numbers, numbers_of
+from autotune.failures.patterns import read_table
 from autotune.failures.table import QUOTED_ROWS, ROWS, FailureRow
 from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
 
@@ -297,3 +299,20 @@ def _how(ending: ProcessExit) -> str:
     if ending.exit is not None:
         return f"the process ended with exit code {ending.exit} and no result"
     return "the process ended with no result"
+
+
+IMPORT_CAUSE = "version"
+_IMPORT_ERROR = re.compile(r"\b(?:ModuleNotFoundError|ImportError|PackageNotFoundError)\b")
+
+
+def depends_on_candidate(failure: Failure) -> bool:
+    """Return False for a failure that no other candidate can avoid."""
+    if failure.cause != IMPORT_CAUSE or not _IMPORT_ERROR.search(failure.evidence):
+        return True
+    return _optional_packages().search(f"{failure.evidence}\n{failure.excerpt}") is not None
+
+
+@functools.cache
+def _optional_packages() -> re.Pattern[str]:
+    names = "|".join(re.escape(name) for name in read_table("optional_packages", list[str]))
+    return re.compile(rf"(?<![A-Za-z0-9])(?:{names})(?![A-Za-z0-9])")

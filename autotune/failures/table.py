@@ -6,6 +6,7 @@
     tables/checks.yaml     checks of a framework, recognised by their place instead of their words
     tables/files.yaml      files that are absent or unreadable, and classes of exceptions
     tables/excerpts.yaml   messages quoted without their place: read in short texts alone
+    tables/warnings.yaml   warnings of a training that continues, but loses speed or differs from its configuration
 
 A row is searched for in the exception that was raised, at its place in the code; and, where only a failure has such words, in
 every printed line.
@@ -120,3 +121,20 @@ ROWS = _read(*TABLES)
 
 QUOTED_ROWS = _read("excerpts")
 """Rows of short excerpts, behind the others."""
+
+
+class KnownWarning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Row of tables/warnings.yaml."""
+
+    name: str
+    pattern: str
+    says: str
+    """Meaning for the run."""
+
+
+KNOWN_WARNINGS = read_table("warnings", tuple[KnownWarning, ...])
+
+
+def warning_in(line: str) -> str | None:
+    """Return the meaning of the warning in a line, None where there is none."""
+    return next((known.says for known in KNOWN_WARNINGS if re.search(known.pattern, line, re.IGNORECASE)), None)

@@ -12,8 +12,7 @@ from typing import Protocol
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
-from autotune.core.dataset_lengths import PromptLengths, RowLengths
-from autotune.core.images import ImageRows
+from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
@@ -23,7 +22,7 @@ Settings = Mapping[str, KnobValue]
 
 
 class Trainer(Protocol):
-    """Training method of a framework."""
+    """Training method of a framework; most of them inherit from it the members that they share."""
 
     name: str
     """Value of `--framework`."""
@@ -37,40 +36,40 @@ class Trainer(Protocol):
     trace_adapter: str
     """Module of `autotune.worker` that traces a step without a GPU."""
 
-    needs: tuple[str, ...]
+    needs: tuple[str, ...] = ()
     """Packages that the training environment must contain."""
 
     space: str
     """Default search space."""
 
-    measures: bool
+    measures: bool = True
     """True if probes can run the framework. Prediction does not require it."""
 
-    canonical: Mapping[str, str]
+    canonical: Mapping[str, str] = {}
     """Framework settings behind autotune's own flags (`max_prompt_length`, `max_completion_length`,
     `num_generations`, `lora_r`). Other flags are refused."""
 
-    equivalent_settings: Mapping[str, tuple[str, ...]]
+    equivalent_settings: Mapping[str, tuple[str, ...]] = {}
     """Knob -> settings that determine the same value. The knob is not searched if all are given."""
 
-    requires: Mapping[str, str]
+    requires: Mapping[str, str] = {}
     """Module -> pip requirement with its supported versions."""
 
-    own_settings: frozenset[str]
+    own_settings: frozenset[str] = frozenset()
     """Settings of autotune's own that --hold and --set accept beside those of `fields`."""
 
-    reads_config: bool
+    reads_config: bool = False
     """True if `--config` reads this framework's files."""
 
-    reads_images: bool
+    reads_images: bool = False
     """True if rows may have images."""
 
-    completions_each: int
+    completions_each: int = 1
     """Completions per row of a micro-batch, for a global batch counted in completions; 0: no fixed number."""
 
     def ranks(self, settings: Settings, gpus: int) -> int:
         """Return the number of training processes."""
-        ...
+        return gpus
 
     def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
         """Return the settings that a run of the user's file has and the file does not state.
@@ -96,19 +95,19 @@ class Trainer(Protocol):
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         """Measure the dataset's prompts and count those within `limit`; None: no readable dataset."""
-        ...
+        return None
 
     def image_rows(self, task: Task) -> ImageRows | None:
         """Read the sizes of the images in the dataset's rows; None: no dataset, or a method without images.
 
         Raises BadInput for an unreadable dataset."""
-        ...
+        return None
 
     def row_lengths(self, task: Task) -> RowLengths | None:
         """Measure the dataset's rows if the method trains on rows; None: no dataset.
 
         Raises BadInput for an unreadable dataset."""
-        ...
+        return None
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         """Return the request to load this candidate, as JSON."""
@@ -127,7 +126,7 @@ class Trainer(Protocol):
 
         It bounds memory from below if micro-batches contain only real tokens. None: the size of a
         micro-batch does not depend on the data."""
-        ...
+        return None
 
     def compose(self, candidate: Candidate, task: Task) -> Composition:
         """Return the resident models and the shape of the step."""

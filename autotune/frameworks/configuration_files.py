@@ -22,8 +22,8 @@ import msgspec
 
 from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
+from autotune.core.files import read_toml
 from autotune.core.shell_script import UNKNOWN, Word
-from autotune.core.toml_document import read_toml
 from autotune.core.user_launch import LaunchScript, SharedSetting, StatedSetting
 
 ABSENT = "None"

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from autotune.core.dataset_lengths import PromptLengths, RowLengths
+from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.errors import BadInput, TrainingEnvironmentError
-from autotune.core.images import ImageRows
 from autotune.core.task import Task
 from autotune.frameworks.base import model_path
 
@@ -46,12 +45,10 @@ def prompt_lengths(task: Task, dataset: Mapping[str, object] | None, limit: int 
         return None
 
 
-def measure_prompts(
-    task: Task, dataset: Mapping[str, object], *, limit: int | None, out: Path | None, timeout_seconds: float = PROMPTS_TIMEOUT_S
-) -> dict[str, object]:
+def measure_prompts(task: Task, dataset: Mapping[str, object], *, limit: int | None, out: Path | None) -> dict[str, object]:
     """Measure the prompts. With `out`, also write the dataset without prompts longer than `limit`."""
     extra = {"limit": limit, "out": None if out is None else str(out)}
-    answer: dict[str, object] = json.loads(_measure("prompt", task, dataset, extra, timeout_seconds))
+    answer: dict[str, object] = json.loads(_measure("prompt", task, dataset, extra, PROMPTS_TIMEOUT_S))
     return answer
 
 

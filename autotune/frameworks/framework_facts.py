@@ -7,13 +7,14 @@ synthetic prompt, and `{name.of.a.setting}` a whole number among the settings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal
 
 import msgspec
 
 from autotune.core.candidate import KnobValue
+from autotune.core.errors import CannotPredict
 from autotune.core.measurement import Phase
 from autotune.frameworks.base import Settings, as_word
 from autotune.frameworks.launched_run import Figures, ReportedSettings, Watch
@@ -39,11 +40,9 @@ class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def reasons(self, settings: Settings) -> Iterator[str]:
         """Yield the reason for each setting of such a value."""
         for name in self.settings:
-            if self._applies_to(value := settings.get(name)):
+            value = settings.get(name)
+            if value not in self.modelled if self.unmodelled is None else value in self.unmodelled:
                 yield self.because.format(name=name, value=as_word(value))
-
-    def _applies_to(self, value: object) -> bool:
-        return value not in self.modelled if self.unmodelled is None else value in self.unmodelled
 
 
 class StatedValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,10 +166,11 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     watch: Watch
 
-    def reasons_untraced(self, settings: Settings) -> Iterator[str]:
-        """Yield settings that change the step's memory without a counterpart in the stand-in step."""
-        for row in self.untraced:
-            yield from row.reasons(settings)
+
+def refuse_untraced(rows: Iterable[Untraced], settings: Settings, framework: str) -> None:
+    """Refuse settings that change the step's memory without a counterpart in the stand-in step."""
+    for reason in (reason for row in rows for reason in row.reasons(settings)):
+        raise CannotPredict(f"{reason}; the stand-in step of {framework} does not model it.")
 
 
 @cache

@@ -95,7 +95,10 @@ def find_launch(path: str, text: str, commands: Sequence[SimpleCommand]) -> Laun
             f"{path}, line {sharded.line}: the sharding of {sharded.text} is the launcher's, and {kind.framework} has its own.",
             way_out=f"State it in {kind.framework}'s settings, or measure the command: --framework command -- COMMAND.",
         )
-    settings = _settings(path, kind, command.words, start)
+    if kind.files is not None:
+        settings = settings_of(path, kind.files, command.words[start:])
+    else:
+        settings = FileSettings(stated=dict(_stated(kind, command.words, start)))
     stated = settings.stated
     return LaunchScript(
         path=path, text=text, framework=kind.framework, method=_method(path, kind, method, stated), line=command.line,
@@ -171,12 +174,6 @@ def _method(path: str, kind: LaunchKind, method: str, stated: Mapping[str, State
             "--framework command -- COMMAND.",
         )
     return kind.methods[named]
-
-
-def _settings(path: str, kind: LaunchKind, words: Sequence[Word], start: int) -> FileSettings:
-    if kind.files is not None:
-        return settings_of(path, kind.files, words[start:])
-    return FileSettings(stated=dict(_stated(kind, words, start)))
 
 
 def _stated(kind: LaunchKind, words: Sequence[Word], start: int) -> Iterator[tuple[str, StatedSetting]]:

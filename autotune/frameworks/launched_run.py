@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,14 +16,14 @@ from typing import ClassVar, Literal
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
-from autotune.core.dataset_lengths import PromptLengths, RowLengths
+from autotune.core.dataset import RowLengths
 from autotune.core.errors import CannotPredict
 from autotune.core.files import TO_BE_RUN, comment, write_atomically
 from autotune.core.measurement import Phase
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
-from autotune.frameworks.base import Settings
+from autotune.frameworks.base import Settings, Trainer
 from autotune.frameworks.dataset_measurement import row_lengths
 from autotune.frameworks.settings_table import KINDS, Field
 from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_request
@@ -143,26 +143,13 @@ def probe_steps(plan: ProbePlan) -> int:
     return max(plan.optimizer_steps, plan.warmup_cycles + plan.timed_cycles)
 
 
-class Launched(ABC):
+class Launched(Trainer):
     """Base class of a trainer that is started by its command line.
 
     Its settings are those in `defaults`. One rank starts it on any number of GPUs. Prediction
     requires a subclass with `step`.
     """
 
-    name: str
-    method: str
-    space: str
-    needs: tuple[str, ...] = ()
-    requires: Mapping[str, str] = {}
-    """Module -> pip requirement with its supported versions."""
-
-    canonical: Mapping[str, str] = {}
-    equivalent_settings: Mapping[str, tuple[str, ...]] = {}
-    own_settings: frozenset[str] = frozenset()
-    reads_config = False
-    completions_each = 1
-    reads_images = False
     defaults: Mapping[str, KnobValue] = {}
     """Setting -> default, in the framework's names."""
 
@@ -172,7 +159,6 @@ class Launched(ABC):
 
     adapter = "launched_command"
     trace_adapter = ""
-    measures = True
 
     @abstractmethod
     def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
@@ -197,9 +183,6 @@ class Launched(ABC):
 
     def fields(self) -> Mapping[str, Field]:
         return {name: Field(kinds=(KINDS[type(value)],), default=value) for name, value in self.defaults.items()}
-
-    def ranks(self, settings: Settings, gpus: int) -> int:
-        return gpus
 
     def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
         known = self.fields()
@@ -231,19 +214,10 @@ class Launched(ABC):
         ]
         return next((knobs for knobs in tried if self.why_illegal(self.complete(knobs, task), task) is None), tried[0])
 
-    def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
-        return None
-
-    def image_rows(self, task: Task) -> None:
-        return None
-
     def row_lengths(self, task: Task) -> RowLengths | None:
         dataset = task.workload.dataset
         measured = self.measures_rows and self.method == "sft" and dataset
         return row_lengths(task, {"dataset_name": dataset}) if measured else None
-
-    def lower_bound_candidate(self, candidate: Candidate, task: Task) -> Candidate | None:
-        return None
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return {"device": task.hardware.kind}

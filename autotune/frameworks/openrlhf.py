@@ -63,7 +63,8 @@ class OpenRlhf(StandIn):
         return longest - completion, completion
 
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
-        count, longest, ranks = self.table.count, sum(self.lengths(settings)), self._trains_on(settings, task)
+        count, longest = self.table.count, sum(self.lengths(settings))
+        ranks = task.hardware.count if self._together(settings) else max(1, self._policy_gpus(settings))
         ring, whole = max(1, count(settings, "ds.ring_attn_size")), count(settings, "train.batch_size")
         groups, budget = max(1, ranks // ring), count(settings, "train.max_tokens_per_gpu")
         rows, score_rows = count(settings, "train.micro_batch_size"), count(settings, "rollout.micro_batch_size")
@@ -136,11 +137,6 @@ class OpenRlhf(StandIn):
             return self.engines_apart(settings, engines * parallel, overlap="batch")
         ahead = float(self.table.count(settings, "train.async_queue_size"))
         return self.engines_apart(settings, engines * parallel, overlap="stream", at_sync="pause", batches_ahead=ahead)
-
-    def _trains_on(self, settings: Settings, task: Task) -> int:
-        if self._together(settings):
-            return task.hardware.count
-        return max(1, self._policy_gpus(settings))
 
     def _policy_gpus(self, settings: Settings) -> int:
         return (self.table.count(settings, "actor.num_nodes") or 1) * self.table.count(settings, "actor.num_gpus_per_node")

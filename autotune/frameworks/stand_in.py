@@ -18,13 +18,12 @@ from typing import Any
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue, fingerprint
 from autotune.core.composition import EngineSettings, SplitEngines
-from autotune.core.errors import CannotPredict
 from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, as_word, model_path, other_global_batch
-from autotune.frameworks.framework_facts import StepBatch, filled, read_facts
+from autotune.frameworks.framework_facts import StepBatch, filled, read_facts, refuse_untraced
 from autotune.frameworks.hydra_values import quoted
 from autotune.frameworks.launched_run import OUT, Figures, Launch, Launched, probe_steps, synthetic_prompts
 from autotune.frameworks.settings_table import Field, SettingsTable, read_table
@@ -122,8 +121,7 @@ class StandIn(Launched):
         given |= {name: value for name, value in held.items() if name in self.table.fields}
         given |= {name: value for name, value in knobs.items() if value is not None}
         settings: dict[str, KnobValue] = {name: value for name, value in given.items() if value is not None}
-        if (reason := next(self.facts.reasons_untraced(settings), None)) is not None:
-            raise CannotPredict(f"{reason}; the stand-in step of {self.name} does not model it.")
+        refuse_untraced(self.facts.untraced, settings, self.name)
         # 2. Derived settings, then defaults.
         for name, size in self._step_batch(settings, task).items():
             settings.setdefault(name, size)

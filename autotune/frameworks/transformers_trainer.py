@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue
-from autotune.core.errors import CannotPredict
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, as_word, count_of, other_global_batch
-from autotune.frameworks.framework_facts import Untraced
+from autotune.frameworks.framework_facts import Untraced, refuse_untraced
 from autotune.frameworks.launched_run import OF_TRANSFORMERS, OUT, Figures, Launched
 from autotune.frameworks.settings_table import KINDS, Field, read_yaml
 from autotune.frameworks.stand_in_step import STAND_IN, StandInSpec
@@ -96,9 +95,7 @@ class TransformersTrainer(Launched):
         return {}
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
-        reason = next((reason for row in self.facts.untraced for reason in row.reasons(task.workload.held)), None)
-        if reason is not None:
-            raise CannotPredict(f"{reason}; the stand-in step of {self.name} does not model it.")
+        refuse_untraced(self.facts.untraced, task.workload.held, self.name)
         given = {**self.facts.implied[task.workload.tuning], **self.held(task), **knobs}
         settings = {**self.defaults, **given}
         settings |= self.derived(settings, task)

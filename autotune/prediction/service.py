@@ -87,7 +87,7 @@ class PredictionService:
         unsure = [
             (one.id, self._trainer.lower_bound_candidate(one, self._job))
             for one in candidates
-            if _may_not_fit(longest.get(one.id))
+            if one.id in longest and not longest[one.id].fits
         ]
         shortest = {name: one for name, one in unsure if one is not None}
         least = self._screen_longest(list(dict.fromkeys(shortest.values())), deadline)
@@ -122,7 +122,8 @@ class PredictionService:
 
     def _predict_traced(self, candidate: Candidate) -> Prediction:
         if candidate.id not in self._longest:
-            self._longest[candidate.id] = predict(self.input_of(candidate))
+            request = self.request(candidate)
+            self._longest[candidate.id] = predict(self._situation(candidate, request, self._trace(request)))
         return self._longest[candidate.id]
 
     def _with_memory_at_lengths(self, candidate: Candidate, longest: Prediction) -> Prediction:
@@ -141,11 +142,6 @@ class PredictionService:
             own = replace(situation.composition, prompt_length=row[0], completion_length=row[1])
             found = memory(replace(situation, composition=own))
         return replace(longest, peak_memory_bytes_at_lengths=found.peak_memory_bytes, fits_at_lengths=found.fits)
-
-    def input_of(self, candidate: Candidate) -> PredictionInput:
-        """Return everything that a prediction of this candidate depends on."""
-        request = self.request(candidate)
-        return self._situation(candidate, request, self._trace(request))
 
     def _trace(self, request: Request) -> Trace:
         return self._tracer.trace(trace_requests.traced_request(request))
@@ -329,10 +325,6 @@ def _share(deadline: float, parts: int) -> float:
     """Return the end of the first of `parts` equal shares of the remaining time."""
     now = time.monotonic()
     return now + (deadline - now) / parts
-
-
-def _may_not_fit(prediction: Prediction | None) -> bool:
-    return prediction is not None and not prediction.fits
 
 
 def _traced_alone(members: Members, *, has_reference: bool) -> bool:

@@ -27,9 +27,10 @@ from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput, ProbeError
 from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeStarted, ignore_events
 from autotune.core.job import Job
-from autotune.core.verdict import judge
+from autotune.core.measurement import judge
 from autotune.preflight.proofs import PROOF, Missed, Proof, Proofs, decided, longest_prompt
 from autotune.probe.executors.base import Executor
+from autotune.report.certificate import certificate_row
 from autotune.request.assignments import held_by
 from autotune.request.flags import CommonOptions, Flags, flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
@@ -126,7 +127,7 @@ def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = ig
         if isinstance(found, Missed):
             listener(Note(text=f"Not on record: {found.why}. Measuring its worst case."))
             trial = _measured(request.job, candidate, versions, executor, listener)
-            found = proofs.keep(trial, _certificate(request.job, trial))
+            found = proofs.keep(trial, certificate_row(request.job, trial) or {})
     known = Preflight(
         job=request.job, candidate=candidate, proof=found, from_record=missed is None, missed=missed, tuned=None,
         use=None, elapsed_seconds=0.0,
@@ -177,12 +178,6 @@ def _measured(job: Job, candidate: Candidate, versions: Mapping[str, str], execu
     trial = Trial(number=0, purpose="confirm", candidate=candidate, measurement=measurement, verdict=judge(measurement))
     record(ProbeEnded(trial=trial, best=trial if trial.verdict.fits else None, seconds_left=0.0))
     return trial
-
-
-def _certificate(job: Job, trial: Trial) -> Mapping[str, object]:
-    from autotune.report import certificate_row
-
-    return certificate_row(job, trial) or {}
 
 
 def _tuned(known: Preflight, flags: Flags, study: str, listener: Listener) -> Preflight:

@@ -10,16 +10,16 @@ from typing import Literal
 from autotune.core.errors import ProbeError
 from autotune.core.hardware import DeviceKind
 from autotune.core.measurement import CycleMemory, Failure, LoopActivity, ModelMemory, Outcome, Phase, Speed
-from autotune.failures import (
+from autotune.failures.classify import (
     HOST_KILLED,
     Finding,
     ProcessExit,
     ReportedException,
     classify_exception,
     classify_exit,
-    classify_launched,
     ended_from_outside,
 )
+from autotune.failures.launched_exit import classify_launched
 from autotune.probe.command_exchange import CommandReply
 from autotune.probe.message_validation import RankResult, RankSpeed, rank_result
 from autotune.worker.protocol import LOST, Message

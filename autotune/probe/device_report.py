@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune import failures
 from autotune.core.measurement import DeviceMemory, TorchMemory
 from autotune.core.units import MIB, format_bytes
+from autotune.failures import numbers
 from autotune.machine.nvml import in_words, named
 from autotune.probe.device_meter import DevicePeaks
 from autotune.probe.gpu_set import Gpus, GpuSlot
@@ -95,7 +95,7 @@ def caveats(gpus: Gpus) -> tuple[str, ...]:
 def without_neighbours(text: Any) -> Any:
     """Remove torch's list of other processes from a message: they were present before the probe."""
     if isinstance(text, str):
-        return failures.without_neighbours(text)
+        return numbers.without_neighbours(text)
     if isinstance(text, dict):
         return {name: without_neighbours(value) for name, value in text.items()}
     return [without_neighbours(value) for value in text] if isinstance(text, list) else text

@@ -23,11 +23,13 @@ _Part = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class _Error(msgspec.Struct):
+    """Exception of the worker or of a rank."""
+
     type: _Text
     text: _Text
     traceback: _Text | None = None
-    frames: list[_Text] = []
-    chain: list[_Link] = []
+    frames: list[_Text] = []  # innermost frames as file:function, outermost first
+    chain: list[_Link] = []  # the error, its cause, the cause of that
 
 
 class _Link(msgspec.Struct):
@@ -36,17 +38,17 @@ class _Link(msgspec.Struct):
 
 
 class RankSpeed(msgspec.Struct):
-    """Timed cycles of one rank, with the fields of `protocol.Speed`."""
+    """Timed cycles of one run on one rank."""
 
-    completion_tokens: Count
+    completion_tokens: Count  # length of each completion; of drawn lengths the mean
     cycle_seconds: list[Seconds]
     cycle_loss_tokens: list[Count]
     prompt_tokens: Count
-    phase_seconds: dict[str, Seconds] = {}
+    phase_seconds: dict[str, Seconds] = {}  # exclusive, `protocol.OTHER` among them; their sum is that of `cycle_seconds`
     user_reward_seconds: Seconds = 0.0
     cut_short: bool = False
-    borrowed_seconds: Seconds = 0.0
-    drawn: bool = False
+    borrowed_seconds: Seconds = 0.0  # part of `cycle_seconds` measured for an earlier candidate with the same rollouts
+    drawn: bool = False  # each completion had a length of its own
 
     def __post_init__(self) -> None:
         if len(self.cycle_seconds) != len(self.cycle_loss_tokens):
@@ -56,49 +58,53 @@ class RankSpeed(msgspec.Struct):
 
 
 class _Memory(msgspec.Struct):
+    """Memory of one rank. CPU: RssAnon + RssShmem. GPU: the rank's share of its device."""
+
     peak_bytes: Count | None = None
     phase_peak_bytes: dict[Phase, Count] | None = None
     torch_by_phase: dict[str, TorchMemory] | None = None
     torch_allocated_bytes: Count | None = None
     torch_reserved_bytes: Count | None = None
-    torch_reserved_why: _Text | None = None
+    torch_reserved_why: _Text | None = None  # reason for an unknown reserved figure
     allocation_retries: Count | None = None
     allocation_failures: Count | None = None
     device_uuid: _Text | None = None
-    model_bytes: dict[_Part, Count] | None = None
+    model_bytes: dict[_Part, Count] | None = None  # the models' own tensors by part, see `worker/model_memory.py`
 
 
 @read_by_threads
 class RankResult(_Memory):
-    """Result of one rank, complete or partial, with the fields of `protocol.Result`."""
+    """Result of one measure on one rank, complete or partial."""
 
     memory: _Memory = msgspec.field(default_factory=_Memory)
     """The same figures in a message of some adapters; `rank_result` moves them up."""
 
-    worst: RankSpeed | None = None
-    typical: RankSpeed | None = None
+    worst: RankSpeed | None = None  # run at the longest lengths
+    typical: RankSpeed | None = None  # run at typical lengths
     optimizer_steps: Count | None = None
-    effective: dict[str, Any] | None = None
+    effective: dict[str, Any] | None = None  # settings read back from the trainer, the model and the engine
     exercised: LoopActivity | None = None
     setup_seconds: Seconds | None = None
     loop_seconds: Seconds | None = None
-    world_size: Count | None = None
-    models: list[ModelMemory] | None = None
+    world_size: Count | None = None  # ranks according to the trainer: as many as the probe has
+    models: list[ModelMemory] | None = None  # `model_bytes` of all ranks of a launched run
 
 
 @read_by_threads
 class _Received(msgspec.Struct):
+    """Fields of an event that the parent relies on; others, such as those of progress, are display text."""
+
     event: Annotated[str, msgspec.Meta(max_length=64)]
     id: int | None = None
     rank: Annotated[int, msgspec.Meta(ge=0, le=2**20)] | None = None
     phase: Phase | None = None
     signal: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     exit: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
-    base_bytes: Count | None = None
-    stays: bool = True
+    base_bytes: Count | None = None  # memory of the rank before the request
+    stays: bool = True  # False: the rank exits and the parent loads it again
     error: _Error | None = None
     result: RankResult | None = None
-    partial: RankResult | None = None
+    partial: RankResult | None = None  # what a failed rank knew by then
     versions: dict[str, str] | None = None
     afresh: _Text | None = None
 

@@ -87,7 +87,7 @@ class TreeMemory:
         """Read with the process list and the correction updated now."""
         started = time.monotonic()
         self._list(started)
-        total, proportional = self._total(), sum(_proportional_bytes(pid) for pid in self._pids)
+        total, proportional = self._total(), self._sum("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
         self._shared_bytes = max(0, total - proportional)
         ended = time.monotonic()
         self._next_walk = ended + max(SHARED_SECONDS, WALK_PAUSE * (ended - started))
@@ -100,15 +100,10 @@ class TreeMemory:
         self._pids, self._listed = pids, now
 
     def _total(self) -> int:
-        return sum(_resident_bytes(pid) for pid in self._pids)
+        return self._sum("status", ("RssAnon:", "RssShmem:"))
 
-
-def _resident_bytes(pid: int) -> int:
-    return _sum_of(Path(f"/proc/{pid}/status"), ("RssAnon:", "RssShmem:"))
-
-
-def _proportional_bytes(pid: int) -> int:
-    return _sum_of(Path(f"/proc/{pid}/smaps_rollup"), ("Pss_Anon:", "Pss_Shmem:"))
+    def _sum(self, file: str, fields: tuple[str, ...]) -> int:
+        return sum(_sum_of(Path(f"/proc/{pid}/{file}"), fields) for pid in self._pids)
 
 
 def _sum_of(file: Path, fields: tuple[str, ...]) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.core.dataset_lengths import RowLengths
+from autotune.core.dataset import RowLengths
 
 
 def data_lines(found: RowLengths | None) -> Iterator[str]:

@@ -18,7 +18,7 @@ from autotune.core.job import Job
 from autotune.core.units import MIB, format_bytes
 from autotune.report.certificate import certificate_lines
 from autotune.report.folder_claim import unwritable
-from autotune.report.html import PAGE
+from autotune.report.html.render import PAGE
 
 MIN_FREE_BYTES = 32 * MIB
 """Free space required before the search; a filtered dataset may take more."""
@@ -63,11 +63,12 @@ def publish(
     # Absolute, because trainers return absolute paths.
     staging = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.resolve()))
     try:
-        names = _relative(writer(staging, out.resolve()), staging) if writer else []
+        files = writer(staging, out.resolve()) if writer else []
+        names = [str(file.resolve().relative_to(staging)) for file in files]
         described = dict(describe([str(out / name) for name in names]))
         (staging / DOCUMENT).write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n")
         (staging / PAGE).write_text(page(described), encoding="utf-8")
-        for name in [*_top_level(names), PAGE, DOCUMENT]:
+        for name in [*dict.fromkeys(Path(name).parts[0] for name in names), PAGE, DOCUMENT]:
             _move_in(staging / name, out / name)
     except OSError as error:
         raise BadInput(
@@ -85,14 +86,6 @@ def annotate(files: list[Path], lines: Sequence[str]) -> list[Path]:
         if file.stem == RECOMMENDED and file.suffix in (".yaml", ".yml"):
             file.write_text(comments(lines) + file.read_text(encoding="utf-8"), encoding="utf-8")
     return files
-
-
-def _relative(files: list[Path], folder: Path) -> list[str]:
-    return [str(file.resolve().relative_to(folder)) for file in files]
-
-
-def _top_level(names: list[str]) -> list[str]:
-    return list(dict.fromkeys(Path(name).parts[0] for name in names))
 
 
 def _move_in(source: Path, target: Path) -> None:

@@ -73,7 +73,11 @@ def show_job(
 
 def _moving(job: Job) -> list[Knob]:
     """Return the knobs with several choices whose conditions can hold in this space."""
-    return [knob for knob in job.space.knobs if len(knob.choices) > 1 and _can_apply(knob, job)]
+    return [
+        knob
+        for knob in job.space.knobs
+        if len(knob.choices) > 1 and all(set(values) & set(job.space[name].choices) for name, values in knob.when.items())
+    ]
 
 
 def _held(job: Job, candidates: Sequence[Candidate]) -> dict[str, KnobValue]:
@@ -84,10 +88,6 @@ def _held(job: Job, candidates: Sequence[Candidate]) -> dict[str, KnobValue]:
     moving = {knob.name for knob in job.space.knobs if len(knob.choices) > 1}
     held = {name: value for name, value in job.task.workload.held.items() if name not in moving}
     return {name: value for name, value in {**held, **fixed}.items() if value is not None}
-
-
-def _can_apply(knob: Knob, job: Job) -> bool:
-    return all(set(values) & set(job.space[name].choices) for name, values in knob.when.items())
 
 
 def show_answer(console: Console, job: Job, answer: Recommendation, files: Sequence[str], confirm_with: str = "") -> None:
@@ -128,9 +128,10 @@ def _side_by_side(job: Job, answer: Recommendation, winner: Trial) -> Table:
     proof = answer.certificate or winner
     base = answer.baseline
     table = _table("", "baseline", "recommended")
+    lengths = ", longest completions" if "max_completion_length" in job.space else ""
     table.add_row("outcome", str(base.measurement.outcome) if base else _why_no_baseline(answer), str(proof.measurement.outcome))
     table.add_row(
-        f"{_mark(job, 'predicted')}tokens/s{_at_which_lengths(job)}",
+        f"{_mark(job, 'predicted')}tokens/s{lengths}",
         _rate(base.measurement.worst if base else None, answer),
         _rate(proof.measurement.worst, answer),
     )
@@ -160,10 +161,6 @@ def _why_no_baseline(answer: Recommendation) -> str:
 
 def _drawn(trial: Trial) -> bool:
     return trial.measurement.typical is not None and trial.measurement.typical.drawn
-
-
-def _at_which_lengths(job: Job) -> str:
-    return ", longest completions" if "max_completion_length" in job.space else ""
 
 
 def _knob_rows(job: Job, answer: Recommendation, winner: Trial) -> Iterator[tuple[str, str, str]]:

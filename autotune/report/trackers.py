@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.errors import MissingExtra
-from autotune.report.html import PAGE
+from autotune.report.html.render import PAGE
 from autotune.report.output_folder import DOCUMENT
 
 PROJECT = "autotune"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput, UnknownName
+from autotune.core.hardware import Hardware
 from autotune.core.space import Knob, SearchSpace
 from autotune.core.workload import Tuning
 from autotune.core.yaml_document import read_scalar
+from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR
 from autotune.request.flags import Flags, option_name
 
 Words = Mapping[str, str]
@@ -185,3 +188,19 @@ def _kind(knob: Knob) -> str:
 def _examples(knob: Knob) -> str:
     words = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in _choices(knob)]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def with_exported(
+    flags: Flags, space: SearchSpace, settings: Collection[str], hardware: Hardware, ours: Mapping[str, str] = os.environ
+) -> tuple[Flags, list[str]]:
+    """Return the flags with the exported allocator settings held, and a note; flags that name them win.
+
+    Only for GPUs of this machine: elsewhere another shell starts the run.
+    """
+    value = ours.get(OTHER_ALLOCATOR) or ours.get(ALLOCATOR)
+    known = ALLOCATOR in space or ALLOCATOR in settings
+    named = any(text.partition("=")[0].strip() == ALLOCATOR for text in (*flags.hold, *flags.search, *flags.set, *flags.unknown))
+    if not value or not known or named or hardware.kind != "cuda" or not hardware.here:
+        return flags, []
+    note = f"{ALLOCATOR}={value} is exported here, and so held: --hold {ALLOCATOR}=null leaves it out"
+    return flags.replace(hold=(*flags.hold, f"{ALLOCATOR}={value}")), [note]

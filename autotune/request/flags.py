@@ -188,7 +188,8 @@ class SolveOptions(ConfigurationOptions, total=False):
 
 # fmt: on
 
-_REPEATED = ("hold", "set", "search", "unknown", "learning")
+REPEATED = ("hold", "set", "search", "unknown", "learning")
+"""Flags that may be given several times."""
 _HINTS: dict[str, Any] = {
     name: hint
     for kind in (RunOptions, PredictOptions, SolveOptions)
@@ -210,7 +211,7 @@ FLAGS: dict[str, tuple[Any, Flag]] = {
 
 _TYPED_FIRST = ("model", "gpus", "method", "framework", "python")
 
-_DEFAULTS = {**{name: () if name in _REPEATED else flag.default for name, (_, flag) in FLAGS.items()}, "arguments": ()}
+_DEFAULTS = {**{name: () if name in REPEATED else flag.default for name, (_, flag) in FLAGS.items()}, "arguments": ()}
 
 if TYPE_CHECKING:
     # The fields are made from the declarations above, which mypy can't evaluate.
@@ -229,11 +230,6 @@ else:
         frozen=True,
         kw_only=True,
     )
-
-
-def is_repeated(name: str) -> bool:
-    """Return True for flags that may be given several times."""
-    return name in _REPEATED
 
 
 def flags_of(given: Mapping[str, Any], known: Collection[str] | None = None) -> Flags:
@@ -270,7 +266,7 @@ def _as_typed(name: str, value: Any) -> Any:
         return tuple(f"{knob}={_choices(one)}" for knob, one in value.items())
     if isinstance(value, PathLike):
         return str(value)
-    return tuple(value) if isinstance(value, list) or name in _REPEATED else value
+    return tuple(value) if isinstance(value, list) or name in REPEATED else value
 
 
 def _choices(value: Any) -> str:

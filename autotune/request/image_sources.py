@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from autotune.core.dataset import ImageRows, Images
 from autotune.core.errors import BadInput
 from autotune.core.hardware import Hardware
-from autotune.core.images import ImageRows, Images
 from autotune.core.task import Task
 from autotune.core.workload import Model, Workload
 from autotune.estimate import image_tokens

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from autotune import frameworks
-from autotune.catalog import hub_config, model_lookup, space_files
+from autotune.catalog import model_lookup, space_files
 from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.dataset_files import refuse_unreadable
+from autotune.core.dataset import refuse_unreadable
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.files import sqlite_url
 from autotune.core.hardware import Hardware
@@ -27,8 +27,7 @@ from autotune.frameworks.trl.user_config import UserConfig, read_user_config
 from autotune.machine import environment
 from autotune.probe.gpu_notes import gpu_notes
 from autotune.request import length_sources
-from autotune.request.assignments import held_by, named_choices, parse_holds, positive
-from autotune.request.exported_variables import with_exported
+from autotune.request.assignments import held_by, named_choices, parse_holds, positive, with_exported
 from autotune.request.flags import Flags
 from autotune.request.image_sources import with_images
 from autotune.request.installed_packages import restrict_to_installed
@@ -64,7 +63,7 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
     """Build the job without measuring. BadInput and its subclasses contain the fix."""
     refuse_resume_and_fresh(flags)
     if flags.offline:
-        hub_config.stay_offline()
+        model_lookup.stay_offline()
 
     # 1. Trainer, hardware, model and configuration.
     launched = read_launch(flags)

@@ -20,7 +20,7 @@ import numpy as np
 from autotune.core.answer import Proven, Purpose, Trial
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Failure, Outcome
-from autotune.failures.candidate_dependence import depends_on_candidate
+from autotune.failures.classify import depends_on_candidate
 from autotune.search.finalists import next_confirmation
 from autotune.search.implications import ran_out
 from autotune.search.search_options import SearchOptions

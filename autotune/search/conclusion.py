@@ -6,8 +6,7 @@ from __future__ import annotations
 from autotune.core.answer import Change, Counts, Proven, Recommendation, Trial, without_result
 from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.job import Job
-from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome
-from autotune.core.verdict import judge
+from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, judge
 from autotune.search.choice import choose
 from autotune.search.tiers import Tier, learning_values
 from autotune.search.trial_view import TrialView, speed_of

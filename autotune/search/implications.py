@@ -16,7 +16,7 @@ import numpy as np
 from autotune.core.answer import Trial
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Failure, Measurement, Outcome
-from autotune.failures import directions_after
+from autotune.failures.remedies import directions_after
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable
 
 ENGINE_CAUSES = frozenset({"kv_cache", "engine_startup"})

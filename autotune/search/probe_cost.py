@@ -60,4 +60,4 @@ def _seconds(cycle: Estimate, plan: ProbePlan, one: Prediction) -> Estimate:
     engine = efficiency("engine_start_seconds") if one.engine is not None else Estimate.exactly(0)
     total = started + engine + cycle.scaled(plan.warmup_cycles + plan.timed_cycles)
     limit = plan.deadline_seconds
-    return Estimate(value=min(total.value, limit), low=min(total.low, limit), high=min(total.high, limit))
+    return total.at_most(limit)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from autotune.core.answer import Recommendation
 from autotune.core.candidate import KnobValue
-from autotune.core.dataset_lengths import PromptLengths
+from autotune.core.dataset import PromptLengths
 from autotune.core.job import Job
 from autotune.core.space import Knob, SearchSpace
 from autotune.frameworks.base import Trainer

@@ -19,9 +19,8 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.core.answer import Expected, Purpose, Trial
 from autotune.core.candidate import Candidate
 from autotune.core.job import Job
-from autotune.core.measurement import Measurement, Outcome, Phase, Speed
+from autotune.core.measurement import Measurement, Outcome, Phase, Speed, judge
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.verdict import judge
 from autotune.search import trial_records
 from autotune.search.agenda import Agenda, NextProbe, RemainingBudget, SearchEnd, Wait
 from autotune.search.atomic_storage import TrialEnd, TrialStart, TrialWriter

@@ -17,10 +17,9 @@ from optuna.trial import FrozenTrial
 
 from autotune.core.answer import Expected, Purpose, Trial, plain
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement, Outcome
+from autotune.core.measurement import Measurement, Outcome, judge
 from autotune.core.prediction import Prediction
 from autotune.core.units import format_bytes
-from autotune.core.verdict import judge
 
 CANDIDATE, PURPOSE, EXPECTED, MEASUREMENT, OUTCOME, WHY = "candidate", "purpose", "expected", "measurement", "outcome", "why"
 DRIVER = "driver"

@@ -12,9 +12,8 @@ import numpy as np
 
 from autotune.core.answer import Trial
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed
+from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed, judge
 from autotune.core.run_spread import RunSpread, learn_run_spread
-from autotune.core.verdict import judge
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates, SurrogateModel
 from autotune.search.surrogate.throughput_model import median_scatter

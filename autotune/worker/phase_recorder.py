@@ -175,7 +175,7 @@ class PhaseRecorder:
         return dict(self._seconds)
 
     def memory(self) -> dict[str, Any]:
-        """Peaks since `begin` as `protocol.Memory`."""
+        """Peaks since `begin`, as the parent reads them."""
         self._account()
         return {
             "peak_bytes": max(self._peaks.values()),

@@ -3,8 +3,9 @@
 Both sides import this module. A message starts and ends with a line feed, so a half-written line of
 a killed process cannot swallow it. A line that is no JSON object is counted and skipped.
 
-The parent sends a `Command`; the worker and its ranks reply with `Event`s. Fields are absent, or
-null, where they do not apply. An unknown figure is null, never 0.
+The parent sends commands; the worker and its ranks reply with events, whose fields and limits
+`probe/message_validation.py` states. Fields are absent, or null, where they do not apply. An unknown
+figure is null, never 0.
 """
 
 from __future__ import annotations
@@ -14,19 +15,25 @@ import json
 import select
 import socket
 import threading
-from typing import Any, TypedDict
+from typing import Any
 
-Message = dict[str, Any]  # `Command` or `Event`, not yet validated
-# Commands: parent to worker.
-WARM = "warm"  # import everything that this load needs; answered by READY or UNREADY
-LOAD = "load"  # end the ranks, fork new ones and load in each
-MEASURE = "measure"  # measure one candidate in each rank
+Message = dict[str, Any]  # command or event, not yet validated
+
+# Commands: parent to worker. `do` is one of these; `id` returns in the replies.
+WARM = "warm"  # import everything that `load`, the adapter's request, needs; answered by READY or UNREADY
+# End the ranks, fork `ranks` new ones and load in each. `devices`: others_bytes, cap_bytes and engine_share_scale of each.
+# `span`: first rank here, ranks of all machines (world), address and port where they meet; null where all are here.
+LOAD = "load"
+# Measure the candidate of `request`, defined by the adapter, in each rank. `guard_bytes`: growth that remains for each rank up
+# to the machine's memory limit; `slack_bytes`: memory beyond it that a rank may map without touching it, where a cgroup counts
+# touched pages; `device_limit_bytes`: limit of each rank on its own GPU.
+MEASURE = "measure"
 UNLOAD = "unload"  # end the ranks, keep the worker
 QUIT = "quit"
 
 # Events: worker to parent.
 ENVIRONMENT = "environment"  # installed versions, before any heavy import
-READY = "ready"  # imports are done
+READY = "ready"  # imports are done; `afresh`: reason to start each rank as an interpreter of its own
 UNREADY = "unready"  # imports failed: `error`
 LOST = "lost"  # a rank exited without reporting: `signal` or `exit`
 UNLOADED = "unloaded"
@@ -43,123 +50,6 @@ FAILED = "failed"
 
 PHASES = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")
 OTHER = "other"  # time that belongs to none of PHASES
-
-
-class Span(TypedDict):
-    """Position of this machine's ranks among all ranks of a job."""
-
-    first: int
-    world: int
-    address: str
-    port: int | None
-
-
-class Command(TypedDict, total=False):
-    """Message from parent to worker."""
-
-    do: str
-    id: int
-    load: Message  # request of WARM and LOAD, defined by the adapter
-    ranks: int  # number of ranks on this machine
-    span: Span | None
-    request: Message  # request of MEASURE, defined by the adapter
-    guard_bytes: int | None  # growth that remains for each rank up to the machine's memory limit
-    # Memory that a rank may map beyond that without touching it, where a cgroup counts touched
-    # pages.
-    slack_bytes: int
-    device_limit_bytes: int | None  # limit of each rank on its own GPU
-    devices: list[Message]  # one entry per local rank: others_bytes, cap_bytes, engine_share_scale
-
-
-class ErrorText(TypedDict, total=False):
-    """Exception of the worker or of a rank."""
-
-    type: str
-    text: str
-    traceback: str
-    chain: list[Message]  # `type` and `text` of the error, its cause, the cause of that,
-    frames: list[str]  # innermost frames as file:function, outermost first
-
-
-class Memory(TypedDict, total=False):
-    """Memory of one rank. CPU: RssAnon + RssShmem. GPU: the rank's share of its device."""
-
-    peak_bytes: int | None
-    phase_peak_bytes: dict[str, int]
-    # allocated_bytes, reserved_bytes (both peaks), retries and out_of_memory (both counts) by
-    # phase.
-    torch_by_phase: dict[str, Message]
-    torch_allocated_bytes: int | None
-    torch_reserved_bytes: int | None
-    torch_reserved_why: str | None  # reason for an unknown reserved figure
-    allocation_retries: int | None
-    allocation_failures: int | None
-    device_uuid: str | None
-
-
-class Speed(TypedDict):
-    """Timed cycles of one run on one rank."""
-
-    completion_tokens: int  # length of each completion; of drawn lengths the mean
-    drawn: bool  # true: each completion had a length of its own
-    cycle_seconds: list[float]
-    cycle_loss_tokens: list[int]
-    prompt_tokens: int
-    # Exclusive seconds by phase, OTHER among them; their sum is that of `cycle_seconds`.
-    phase_seconds: dict[str, float]
-    user_reward_seconds: float
-    cut_short: bool
-    # Part of `cycle_seconds` that was measured for an earlier candidate with the same rollouts.
-    borrowed_seconds: float
-
-
-class Result(TypedDict, total=False):
-    """Result of one measure on one rank; `partial` of FAILED has the fields known by then."""
-
-    worst: Speed | None  # run at the longest lengths
-    typical: Speed | None  # run at typical lengths
-    optimizer_steps: int
-    effective: Message  # settings read back from the trainer, the model and the engine
-    memory: Memory
-    setup_seconds: float
-    loop_seconds: float
-    model_bytes: dict[str, int]  # bytes of the models' own tensors by part, see `model_memory.py`
-    # The same for all ranks of a launched run: [{"rank": r, "bytes": {...}}, ...].
-    models: list[Message]
-    exercised: Message  # counts of the real run: `autotune.core.measurement.LoopActivity`
-    # Number of ranks according to the trainer; it has to equal that of the probe.
-    world_size: int | None
-
-
-class Event(TypedDict, total=False):
-    """Message from worker or rank to parent."""
-
-    event: str
-    id: int
-    rank: int
-    pid: int
-    pids: list[int]
-    seconds: float
-    versions: dict[str, str]
-    # READY: reason to start each rank as an interpreter of its own, because imports initialised
-    # CUDA.
-    afresh: str | None
-    world_size: int
-    bytes: int
-    phase: str | None
-    done: int
-    of: int | None
-    tokens: int
-    words: str
-    base_bytes: int  # memory of the rank before the request
-    # False: the rank exits and the parent loads it again. True: it takes the next candidate.
-    stays: bool
-    result: Result
-    partial: Result
-    error: ErrorText
-    signal: int | None
-    exit: int | None
-    ended: Message  # `signal` and `exit` of a program that the adapter started
 
 
 MAX_LINE_BYTES = 128 * 2**20  # larger than any trace of a step, which is the longest message

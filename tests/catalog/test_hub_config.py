@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.catalog.hub_config import MAX_BYTES
-from autotune.catalog.model_lookup import find_model
+from autotune.catalog.model_lookup import MAX_FETCHED_BYTES, find_model
 from autotune.core.errors import BadInput
 from autotune.request.flags import Flags
 from autotune.request.request_parser import parse_request
@@ -79,7 +78,7 @@ def test_the_flag_keeps_a_request_offline(hub: Hub, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_missing_or_too_large_is_refused_as_without_a_network(hub: Hub) -> None:
-    hub.answers["/nobody/large/resolve/main/config.json"] = b" " * (MAX_BYTES + 1)
+    hub.answers["/nobody/large/resolve/main/config.json"] = b" " * (MAX_FETCHED_BYTES + 1)
     for name in ("nobody/none", "nobody/large"):
         with pytest.raises(BadInput, match="neither in the catalogue"):
             find_model(name)

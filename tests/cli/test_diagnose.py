@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.failures import CAUSES
+from autotune.failures.table import CAUSES
 from tests.cli.command import PROGRAM, Done, autotune, environment
 from tests.diagnosis.around import FORWARD, FRAMES, SHAPES, sample
 

@@ -16,7 +16,7 @@ from autotune.core.errors import BadInput
 from autotune.core.files import MAX_DEPTH, read_bounded, read_json
 from autotune.core.yaml_document import read_document, read_scalar
 from autotune.frameworks.trl.user_config import read_user_config as read_config
-from autotune.report.html import read_document as read_answer
+from autotune.report.html.render import read_document as read_answer
 from autotune.search import study_export
 from tests.fuzz import drive
 from tests.fuzz.parsers import chain

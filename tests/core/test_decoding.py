@@ -45,4 +45,4 @@ def test_types_for_threads_are_registered_on_import(module: str, name: str) -> N
 
 
 def test_an_unregistered_type_is_inspected_at_the_first_decoding() -> None:
-    assert _first_decoding("autotune.core.dataset_lengths", "RowLengths") == "learns now"
+    assert _first_decoding("autotune.core.dataset", "RowLengths") == "learns now"

@@ -73,7 +73,7 @@ def followed(case: dict[str, Any], rank: int, device: str = "cpu") -> Trace:
     with fsdp2.process_group(spec, rank=rank), fake_models.real_tensor_paths():
         model = two_ranks_loop.build(case)
         with fake_models.fake_mode_with(tracker, device):
-            fake_models.materialise(model, fake_models.empty_on("cpu"))
+            fake_models.materialise(model)
             model = fsdp2.shard(two_ranks_loop.ready(model, case), spec, tracker)
             gc.collect()
             if parameter_uses.wanted(spec):

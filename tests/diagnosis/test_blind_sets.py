@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from autotune.diagnosis import diagnose
-from autotune.failures import CAUSES
+from autotune.failures.table import CAUSES
 
 HERE = Path(__file__).parent
 RESULTS = json.loads((HERE.parents[1] / "benchmarks" / "results" / "diagnose.json").read_text())

@@ -13,7 +13,7 @@ import yaml
 
 from autotune.core.measurement import PHASES
 from autotune.diagnosis import diagnose
-from autotune.failures import CAUSES, MEMORY_CAUSES
+from autotune.failures.table import CAUSES, MEMORY_CAUSES
 
 HERE = Path(__file__).parent
 LABELS: list[dict[str, Any]] = yaml.safe_load((HERE / "labels.yaml").read_text())["logs"]

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.diagnosis import Diagnosis, as_document, diagnose, diagnose_lines
-from autotune.failures import CAUSES, lines_of
-from autotune.failures.log_lines import LONGEST_LINE
+from autotune.failures.log_lines import LONGEST_LINE, lines_of
+from autotune.failures.table import CAUSES
 from tests.diagnosis.around import FRAMES, NAMES, SHAPES, raised, sample
 
 TELLING = [

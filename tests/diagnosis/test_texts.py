@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from autotune.diagnosis import diagnose
-from autotune.failures import CAUSES, MEMORY_CAUSES
+from autotune.failures.table import CAUSES, MEMORY_CAUSES
 
 TEXTS = Path(__file__).parent / "texts"
 PACKAGES = "/venv/lib/python3.11/site-packages/"

@@ -17,7 +17,9 @@ from autotune.core.hardware import Hardware
 from autotune.core.job import Job
 from autotune.core.measurement import Speed
 from autotune.core.prediction import Estimate
-from autotune.report import document, render, show_answer
+from autotune.report.answer_document import document
+from autotune.report.html.render import render
+from autotune.report.terminal import show_answer
 from autotune.search.record import circumstances
 from autotune.search.study import with_predicted_speed
 from tests.cli.command import autotune, shape_only

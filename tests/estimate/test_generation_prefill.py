@@ -14,21 +14,20 @@ CONFIG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
     "changed", [{}, {"intermediate_size": 96, "num_attention_heads": 16, "head_dim": 64}], ids=["mlp", "attention"]
 )
-def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int], padded: bool) -> None:
+def test_the_peak_of_the_events_is_that_of_the_formula(changed: dict[str, int]) -> None:
     config, batch, prompt = {**CONFIG, **changed}, 8, 512
     shape = model_shape.shape(config)
     cached = batch * prompt * 2 * shape.key_value_heads * shape.head_dim
-    sizes = sizes_of(prefill_sizes(shape, dtype="bfloat16", batch=batch, prompt=prompt, padded=padded), cached, 0)
+    sizes = sizes_of(prefill_sizes(shape, dtype="bfloat16", batch=batch, prompt=prompt), cached, 0)
     found = prefill_events(len(shape.layers), frozenset(sizes))
     live = peak = 0
     for entry in found.order:
         live += sizes[found.names[abs(entry) - 1]] * (1 if entry > 0 else -1)
         peak = max(peak, live)
-    expected = transformers_generation(config, dtype="bfloat16", batch=batch, prompt=prompt, completion=1, padded=padded)
+    expected = transformers_generation(config, dtype="bfloat16", batch=batch, prompt=prompt, completion=1)
     assert peak == pytest.approx(sum(expected.values()), rel=0.05)
     assert live == 2 * len(shape.layers) * cached
     assert {found.names[one - 1] for one in found.cache} == {CACHE} and len(found.cache) == 2 * len(shape.layers)

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import BadInput
-from autotune.estimate import image_tokens, model_shape, vision_encoder
+from autotune.estimate import image_tokens, model_shape, vision_towers
 
 SIZES = [(448, 448), (1024, 768), (37, 2000), (28, 28), (5000, 4000), (300, 200)]
 MODELS = ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct", "google/gemma-4-E2B", "google/gemma-4-12B"]
@@ -58,8 +58,8 @@ def test_models_without_a_rule_are_refused(name: str, what: str) -> None:
 def test_an_engine_profiles_the_largest_images_its_batch_holds() -> None:
     config = find_model("google/gemma-3-4b-it").config
     hidden = model_shape.shape(config).hidden
-    assert vision_encoder.profiled(config, 2, hidden=hidden, tokens=4096).cache == 4096 * hidden * 2
-    assert vision_encoder.profiled(find_model("Qwen/Qwen3-8B").config, 2, hidden=4096, tokens=4096).tower == 0
+    assert vision_towers.profiled_encoder(config, 2, hidden=hidden, tokens=4096).cache == 4096 * hidden * 2
+    assert vision_towers.profiled_encoder(find_model("Qwen/Qwen3-8B").config, 2, hidden=4096, tokens=4096).tower == 0
 
 
 def test_a_broken_preprocessor_file_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -478,7 +478,7 @@ def traced_work(*, batch: int, adapter: bool) -> list[Work]:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     ledger = Ledger()
     with fake_models.real_tensor_paths(), FakeTensorMode(allow_non_fake_inputs=True), Tracker(ledger) as tracker:
-        fake_models.materialise(model, fake_models.empty_on("cpu"))
+        fake_models.materialise(model)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
         ids = torch.zeros(batch, 4096, dtype=torch.long)
         tracker.reset_work()

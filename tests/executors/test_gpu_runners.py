@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from autotune.core.errors import ProbeError
-from autotune.core.measurement import Measurement, Outcome
-from autotune.core.verdict import judge
+from autotune.core.measurement import Measurement, Outcome, judge
 from autotune.probe.executors.local import LocalExecutor
 from autotune.probe.gpu_set import Gpus
 from autotune.worker.processes import descendants

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.measurement import Outcome
-from autotune.failures import ReportedException, classify_exception, classify_line, read_log, warning_in
+from autotune.failures.classify import ReportedException, classify_exception, classify_line, read_log
+from autotune.failures.table import warning_in
 
 NEVER_OUT_OF_MEMORY = [
     ("AssertionError: Error in memory profiling. Initial free memory 30.3 GiB, current free memory 31 GiB.", "gpu_other_process"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.units import GIB, MIB
-from autotune.failures import NUMBERS, numbers, read_log
+from autotune.failures import numbers
+from autotune.failures.classify import read_log
+from autotune.failures.numbers import NUMBERS
 from tests.failures.test_table import NAMES, sample
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from autotune.core.measurement import Outcome, Phase
-from autotune.failures import CAUSES, ROWS, ProcessExit, ReportedException, classify_exception, classify_exit, read_log
+from autotune.failures.classify import ProcessExit, ReportedException, classify_exception, classify_exit, read_log
+from autotune.failures.table import CAUSES, ROWS
 
 SAMPLES = Path(__file__).parent / "samples"
 NAMES = sorted(file.stem for file in SAMPLES.iterdir())

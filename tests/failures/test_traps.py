@@ -10,7 +10,7 @@ import pytest
 
 from autotune.core.units import MIB
 from autotune.diagnosis.environment_snapshot import environment_facts
-from autotune.failures import EnvironmentFacts, active_traps, traps
+from autotune.failures.environment_traps import EnvironmentFacts, active_traps, traps
 
 Packages = dict[str, str]
 

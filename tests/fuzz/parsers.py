@@ -32,8 +32,8 @@ from autotune.probe.assembly import (
 from autotune.probe.command_exchange import CommandReply
 from autotune.probe.device_report import torch_by_phase
 from autotune.probe.message_validation import valid_messages
-from autotune.report.html import read_document as read_answer
-from autotune.report.html import render
+from autotune.report.html.render import read_document as read_answer
+from autotune.report.html.render import render
 from autotune.request.assignments import parse_holds, parse_searches
 from autotune.search import study_export
 from autotune.worker.protocol import Message

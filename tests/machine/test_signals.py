@@ -10,7 +10,7 @@ import pytest
 
 LOST = """
 import os, sys, time
-from autotune.cli.interruption import interruptible
+from autotune.cli.exit_codes import interruptible
 from autotune.machine import signals
 signals.END_SECONDS = 2.0
 with interruptible():
@@ -25,7 +25,7 @@ with interruptible():
 
 UNWOUND = """
 import time
-from autotune.cli.interruption import interruptible
+from autotune.cli.exit_codes import interruptible
 try:
     with interruptible():
         try:
@@ -41,7 +41,7 @@ except KeyboardInterrupt:
 
 POSTPONED = """
 import time
-from autotune.cli.interruption import interruptible
+from autotune.cli.exit_codes import interruptible
 from autotune.machine.signals import stop_requested, uninterrupted
 with interruptible():
     try:

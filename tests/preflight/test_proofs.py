@@ -14,10 +14,9 @@ from autotune.core.answer import Trial
 from autotune.core.candidate import Candidate
 from autotune.core.hardware import Hardware
 from autotune.core.job import Job
-from autotune.core.measurement import Cost, DeviceMemory, Measurement, Memory, Outcome
+from autotune.core.measurement import Cost, DeviceMemory, Measurement, Memory, Outcome, judge
 from autotune.core.task import Task
 from autotune.core.units import MIB
-from autotune.core.verdict import judge
 from autotune.core.workload import Model, Workload
 from autotune.frameworks.trl.trainers import TrlGrpo
 from autotune.preflight import proofs as room

@@ -9,7 +9,7 @@ from autotune.core.answer import Recommendation
 from autotune.core.errors import BadInput
 from autotune.core.events import BestChanged, Event, Note
 from autotune.core.job import Job
-from autotune.report import best_so_far_listener, head_lines
+from autotune.report.output_folder import best_so_far_listener, head_lines
 from tests.report.answers import answered
 
 

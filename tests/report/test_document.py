@@ -8,10 +8,10 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from autotune.core.measurement import Failure, Outcome
-from autotune.core.verdict import judge
-from autotune.report import document, document_types, show_answer
-from autotune.report.answer_document import nearest_miss
+from autotune.core.measurement import Failure, Outcome, judge
+from autotune.report import document_types
+from autotune.report.answer_document import document, nearest_miss
+from autotune.report.terminal import show_answer
 from tests.report.answers import answered
 from tests.simulated import MIB
 

@@ -95,7 +95,7 @@ def test_a_busy_folder_is_refused_with_whose_it_is(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_leaves_the_folder_free(tmp_path: Path) -> None:
-    program = "import os, sys, pathlib\nfrom autotune.report import claimed_folder\n"
+    program = "import os, sys, pathlib\nfrom autotune.report.folder_claim import claimed_folder\n"
     program += "with claimed_folder(pathlib.Path(sys.argv[1])):\n    os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)]).returncode == -9
     assert (tmp_path / CLAIM).exists()

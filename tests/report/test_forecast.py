@@ -14,9 +14,10 @@ from autotune.core.candidate import Candidate
 from autotune.core.job import Job
 from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
 from autotune.core.units import GIB
-from autotune.report import document as answer_document
-from autotune.report import prediction_document, show_forecast, show_prediction, show_ways
+from autotune.report.answer_document import document as answer_document
+from autotune.report.answer_document import prediction_document
 from autotune.report.candidate_rows import prediction_row
+from autotune.report.forecast_text import show_forecast, show_prediction, show_ways
 from autotune.search import forecast_search
 from tests.simulated import toy_job, toy_space
 

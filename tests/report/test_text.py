@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.report import show_answer, show_job
+from autotune.report.terminal import show_answer, show_job
 from autotune.search.loop import legal_candidates
 from tests.report.answers import Answered, answered
 from tests.simulated import MIB, ToyTrainer, toy_job, toy_space

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.catalog.space_files import load_space
 from autotune.core.hardware import Hardware
-from autotune.request.exported_variables import with_exported
+from autotune.request.assignments import with_exported
 from autotune.request.flags import Flags
 
 NAME = "PYTORCH_CUDA_ALLOC_CONF"

@@ -12,9 +12,8 @@ import pytest
 
 from autotune.core.answer import Trial
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Failure, Outcome, Phase
+from autotune.core.measurement import Failure, Outcome, Phase, judge
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
-from autotune.core.verdict import judge
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.search_options import SearchOptions
 from autotune.search.surrogate.candidate_table import CandidateTable

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.catalog.space_files import load_space
-from autotune.core.dataset_lengths import PromptLengths
+from autotune.core.dataset import PromptLengths
 from autotune.core.events import Event, Note
 from autotune.core.job import Job
 from autotune.core.measurement import Outcome

@@ -16,14 +16,14 @@ from autotune.catalog import Gpu
 from autotune.catalog.constants import efficiency
 from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
-from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction
+from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction, highest
 from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Inventory, Trace, Work
 from autotune.estimate import model_shape
 from autotune.estimate.throughput import drawn_lengths, exchanges, generation, roofline, split_engines
 from autotune.estimate.throughput.cycle_time import BATCH_PHASES, CycleTime, counted
 from autotune.estimate.throughput.generation import GenerationLoad
-from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, independent, longer
+from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, independent
 
 
 def with_throughput(
@@ -151,7 +151,7 @@ def phase_seconds(work: Work, device: Ceilings) -> Estimate:
         roofline.memory_seconds(work.moved_bytes, device),
         roofline.overhead_seconds(work.kernels, efficiency("kernel_gap_microseconds"), MICRO),
     )
-    return longer(busy, roofline.overhead_seconds(work.kernels, efficiency("launch_microseconds"), MICRO))
+    return highest((busy, roofline.overhead_seconds(work.kernels, efficiency("launch_microseconds"), MICRO)))
 
 
 def tokens_per_second(

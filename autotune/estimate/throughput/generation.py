@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from autotune.catalog.constants import efficiency
 from autotune.core.composition import Composition
-from autotune.core.prediction import Estimate
+from autotune.core.prediction import Estimate, highest
 from autotune.core.trace import Inventory
 from autotune.estimate import model_shape
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.throughput import roofline
-from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, longer
+from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings
 from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS
 from autotune.estimate.vllm_weights import quantisation, quantised_bytes
 
@@ -56,29 +56,25 @@ class GenerationLoad:
 
 def seconds(load: GenerationLoad, device: Ceilings) -> Estimate:
     """Return the time of a whole cycle's completions."""
-    shape, together = model_shape.shape(load.config), load.together
-    return _prefill(load, shape, device) + _step(load, shape, device).scaled(load.sequences * load.completion_length / together)
+    return prefill(load, device) + step(load, device).scaled(load.sequences * load.completion_length / load.together)
 
 
 def step(load: GenerationLoad, device: Ceilings) -> Estimate:
     """Return the time of one token of each running sequence, halfway through its completion."""
-    return _step(load, model_shape.shape(load.config), device)
+    length = load.prompt_length + load.completion_length / 2
+    return _pass(load, model_shape.shape(load.config), device, together=load.together, length=length)
 
 
 def prefill(load: GenerationLoad, device: Ceilings) -> Estimate:
-    """Return the time of reading the prompts."""
-    return _prefill(load, model_shape.shape(load.config), device)
-
-
-def _prefill(load: GenerationLoad, shape: Shape, device: Ceilings) -> Estimate:
-    """2 · tokens · parameters + attention; the head for the last tokens alone."""
+    """Return the time of reading the prompts: 2 · tokens · parameters + attention; the head for the last tokens alone."""
+    shape = model_shape.shape(load.config)
     prompts = load.prompts if load.by_engine else load.sequences
     tokens = prompts * load.prompt_length
     products = 2.0 * tokens * (shape.active_parameters - shape.head) + 2.0 * prompts * shape.hidden * shape.vocabulary
     attention = sum(count * _attention(shape, layer, load.prompt_length) for layer, count in shape.kinds) * prompts
     work = roofline.compute_seconds({load.dtype: (products + attention) / load.tensor_parallel}, device)
     passes = max(1.0, tokens / TRL_BATCHED_TOKENS) if load.by_engine else 1.0
-    return longer(work, roofline.memory_seconds(passes * _weight_bytes(load, shape), device))
+    return highest((work, roofline.memory_seconds(passes * _weight_bytes(load, shape), device)))
 
 
 def _attention(shape: Shape, layer: Layer, length: int) -> float:
@@ -87,11 +83,6 @@ def _attention(shape: Shape, layer: Layer, length: int) -> float:
         return 4.0 * length * (layer.state + layer.wide_state)
     seen = length / 2 if layer.window is None else min(length / 2, layer.window)
     return 4.0 * length * seen * shape.heads * shape.head_dim
-
-
-def _step(load: GenerationLoad, shape: Shape, device: Ceilings) -> Estimate:
-    together, length = load.together, load.prompt_length + load.completion_length / 2
-    return _pass(load, shape, device, together=together, length=length)
 
 
 def pass_seconds(load: GenerationLoad, device: Ceilings, *, together: int, length: float, prefilled: int) -> float:
@@ -111,13 +102,13 @@ def _pass(load: GenerationLoad, shape: Shape, device: Ceilings, *, together: int
         cache = Estimate(value=cache.value, low=cache.low, high=CACHE_SLOWDOWN * cache.high)
     weights = roofline.memory_seconds(_weight_bytes(load, shape, tokens), device, share="decode_memory_share")
     products = 2.0 * tokens * shape.active_parameters / load.tensor_parallel
-    busy = longer(weights + cache, roofline.compute_seconds({load.dtype: products}, device))
+    busy = highest((weights + cache, roofline.compute_seconds({load.dtype: products}, device)))
     # 2. The host.
     layers = len(shape.layers)
     if not load.by_engine:
         # It waits once per token: concurrent at best, sequential at worst.
         host = roofline.overhead_seconds(layers, efficiency("generate_layer_microseconds"), MICRO)
-        both = longer(busy, host)
+        both = highest((busy, host))
         return Estimate(value=both.value, low=both.low, high=busy.high + host.high)
     own = roofline.overhead_seconds(1, efficiency("engine_step_milliseconds"), MILLI)
     own = own + roofline.overhead_seconds(layers, efficiency("engine_layer_microseconds"), MICRO)
@@ -175,7 +166,7 @@ def with_gathering(
         return None if composition.gathers_per_token else rollout
     whole = sent + roofline.overhead_seconds(passes * layers, efficiency("exchange_microseconds"), MICRO)
     # At best the next layer is gathered while this one computes.
-    return Estimate(value=rollout.value + whole.value, low=longer(rollout, whole).low, high=rollout.high + whole.high)
+    return Estimate(value=rollout.value + whole.value, low=highest((rollout, whole)).low, high=rollout.high + whole.high)
 
 
 def passes_of(load: GenerationLoad) -> int:

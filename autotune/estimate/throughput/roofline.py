@@ -96,11 +96,6 @@ def _over(seconds: float, share: Estimate) -> Estimate:
     return Estimate(value=seconds / share.value, low=seconds / share.high, high=seconds / share.low)
 
 
-def longer(one: Estimate, other: Estimate) -> Estimate:
-    """Return the time of two concurrent activities: the maximum of each end."""
-    return Estimate(value=max(one.value, other.value), low=max(one.low, other.low), high=max(one.high, other.high))
-
-
 def independent(*parts: Estimate) -> Estimate:
     """Add times whose errors have different causes: distances to the bounds add in quadrature."""
     value = sum(part.value for part in parts)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from autotune.core.candidate import Candidate
 from autotune.core.task import Task
+from autotune.frameworks.trl.settings import engine_dtype
 from autotune.frameworks.trl.topology import (
     ALLOCATOR,
     OTHER_ALLOCATOR,
@@ -16,7 +17,6 @@ from autotune.frameworks.trl.topology import (
     server_parallel,
     with_server,
 )
-from autotune.frameworks.trl.weight_dtype import engine_dtype
 from autotune.machine.devices import DEVICE_ORDER
 
 SERVER_PORT = 8000

@@ -25,10 +25,9 @@ from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.installed_defaults import installed_defaults
 from autotune.frameworks.trl.launch_script import launch_script
-from autotune.frameworks.trl.settings import GENERATION_SHAPE, OWN_SETTINGS
+from autotune.frameworks.trl.settings import GENERATION_SHAPE, OWN_SETTINGS, loaded_dtype
 from autotune.frameworks.trl.topology import nested, ranks_of
 from autotune.frameworks.trl.user_config import REPLACED, comparable
-from autotune.frameworks.trl.weight_dtype import loaded_dtype
 
 YAML_NAME, ACCELERATE_NAME, LAUNCH_NAME, PROGRAM_NAME = "recommended.yaml", "accelerate.yaml", "launch.sh", "train.py"
 DATASET_NAME, PROMPTS_NAME, PLACEHOLDER_NAME = "dataset", "prompts.json", "placeholder"

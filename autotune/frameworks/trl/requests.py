@@ -7,14 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.dataset_files import FILE_LOADERS
+from autotune.core.dataset import FILE_LOADERS
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.task import Task
 from autotune.frameworks.stand_in_step import gptq_bits
 from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.combinations import quantisation
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.settings import OWN_SETTINGS, max_num_seqs
+from autotune.frameworks.trl.settings import OWN_SETTINGS, engine_dtype, max_num_seqs
 from autotune.frameworks.trl.topology import (
     environment_of,
     nested,
@@ -24,7 +24,6 @@ from autotune.frameworks.trl.topology import (
     sharding_of,
     with_server,
 )
-from autotune.frameworks.trl.weight_dtype import engine_dtype
 
 DATASET_KEYS = (
     "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming", "datasets",

@@ -12,9 +12,8 @@ from autotune.frameworks.base import Settings, count_of, share_of
 from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, SPREAD_BY, OtherModel, StandInSpec
 from autotune.frameworks.trl.requests import adapter_request, sharding_request
-from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, max_num_seqs
+from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, engine_dtype, max_num_seqs
 from autotune.frameworks.trl.topology import DEEPSPEED, ranks_of, server_gpus, server_parallel, sharding_of
-from autotune.frameworks.trl.weight_dtype import engine_dtype
 
 ONLINE = frozenset({"grpo", "rloo", "online-dpo"})
 """Methods that generate completions."""

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, cast
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
-from autotune.core.dataset_lengths import PromptLengths, RowLengths
-from autotune.core.images import ImageRows
+from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.space import SearchSpace
 from autotune.core.task import Task
@@ -48,7 +47,7 @@ LENGTHS = ("max_prompt_length", "max_completion_length")
 MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
-class TrlGrpo:
+class TrlGrpo(Trainer):
     """GRPO with TRL, and the base class of the other methods."""
 
     name = "trl"
@@ -57,13 +56,9 @@ class TrlGrpo:
     trace_adapter = "trl.step_trace"
     needs: tuple[str, ...] = ("trl",)
     space = "grpo"
-    measures = True
     canonical: Mapping[str, str] = {name: name for name in (*LENGTHS, "num_generations", "lora_r")}
-    equivalent_settings: Mapping[str, tuple[str, ...]] = {}
-    requires: Mapping[str, str] = {}
     own_settings = OWN_SETTINGS
     reads_config = True
-    completions_each = 1
     reads_images = True
     script: ClassVar[bool] = False
     """True for a method without a TRL command: a training script is written for it."""
@@ -159,9 +154,6 @@ class TrlGrpo:
 
     def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
         return output_files.write_files(candidate, task, folder, dataset_of(task), script=self.script, destination=destination)
-
-    def lower_bound_candidate(self, candidate: Candidate, task: Task) -> None:
-        """Return None: TRL pads its micro-batches."""
 
     def compose(self, candidate: Candidate, task: Task) -> Composition:
         return compose(candidate, task)

@@ -11,8 +11,7 @@ import msgspec
 
 import autotune
 from autotune.core.errors import BadInput, MissingExtra, SlotLost
-from autotune.machine.process_end import skip_exit_handlers
-from autotune.machine.signals import restored_signals
+from autotune.machine.signals import restored_signals, skip_exit_handlers
 from autotune.probe.executors import ray_node
 from autotune.probe.executors.cluster_plan import Node, check_port, first_line
 from autotune.probe.executors.ray_node import HeadWatch

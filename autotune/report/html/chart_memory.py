@@ -107,7 +107,7 @@ def _figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -> Figur
                 name=part,
                 orientation="h",
                 marker_color=COLOURS[number % len(COLOURS)],
-                marker_opacity=_shade(number),
+                marker_opacity=1.0 if number < len(COLOURS) else 0.5,  # the colours repeat
             )
         )
     measured = [(one.label, phase, one.measured[phase]) for one in shown for phase in PHASES if phase in one.measured]
@@ -121,11 +121,6 @@ def _figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -> Figur
     figure.update_xaxes(title_text="GiB", rangemode="tozero")
     bars = len({(one.label, phase) for one in shown for phase in {*one.measured, *one.parts}})
     return laid_out(figure, height=140 + 26 * bars, barmode="stack", bargap=0.25)
-
-
-def _shade(number: int) -> float:
-    """Opacity: lower once the colours repeat."""
-    return 1.0 if number < len(COLOURS) else 0.5
 
 
 def _across(at: Sequence[tuple[str, str, float]]) -> dict[str, object]:

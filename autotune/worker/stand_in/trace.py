@@ -86,7 +86,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         model = prepared(spec)
         with fake_models.fake_mode_with(tracker, spec["device"]):
             # From meta to fake tensors, then sharded.
-            fake_models.materialise(model, fake_models.empty_on("cpu"))
+            fake_models.materialise(model)
             annotator.mark_model(model)
             model = fsdp2.shard(model, spec, annotator.tracker)
             annotator.mark_layers(model)

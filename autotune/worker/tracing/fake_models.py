@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,6 @@ import torch
 
 from . import Untraceable, integer_values
 from .patching import attribute, swapped
-
-Make = Callable[[Any], Any]
-"""Converts a tensor on meta to one on the device."""
 
 
 def config_of(model: dict[str, Any], folder: str | None, *, trust_remote_code: bool) -> Any:
@@ -80,33 +77,21 @@ def build(
     return model.train()
 
 
-def materialise(model: Any, make: Make) -> None:
-    """Replace every tensor on meta by `make`'s, in place; shared tensors remain shared."""
+def materialise(model: Any) -> None:
+    """Replace every tensor on meta by an empty one on the CPU, in place; shared tensors remain shared."""
     made: dict[int, Any] = {}
     for module in model.modules():
         for holder in (module._parameters, module._buffers, vars(module)):
             for name, tensor in list(holder.items()):
                 if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
                     if id(tensor) not in made:
-                        made[id(tensor)] = _as_parameter(tensor, make)
+                        made[id(tensor)] = _on_cpu(tensor)
                     holder[name] = made[id(tensor)]
 
 
-def _as_parameter(tensor: Any, make: Make) -> Any:
-    swap = getattr(tensor, "made_on_the_device", None)  # a quantised parameter, which makes its own storages
-    if swap is not None:
-        return swap(make)
-    real = make(tensor)
-    return torch.nn.Parameter(real, requires_grad=tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else real
-
-
-def empty_on(device: str) -> Make:
-    """Return a function that makes an empty tensor of the same shape and strides."""
-
-    def make(tensor: Any) -> Any:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
-
-    return make
+def _on_cpu(tensor: Any) -> Any:
+    empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return torch.nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         with fake_models.fake_mode_with(tracker, spec["device"]):
             # From meta to fake tensors, then sharded.
             for model in models_of(trainer):
-                fake_models.materialise(model, fake_models.empty_on("cpu"))
+                fake_models.materialise(model)
             annotator.mark_model(trainer.model)
             for model in models_of(trainer):
                 fsdp2.shard(model, spec, tracker, scores=model is not trainer.model)

@@ -65,7 +65,7 @@ class TrainerRun:
         return getattr(module, cls.names[0]), getattr(module, cls.names[1])
 
     def go(self) -> dict[str, Any]:
-        """Run the trainer, and return its `protocol.Speed`."""
+        """Run the trainer, and return the speed of its cycles."""
         import trl
 
         self.loaded.doubtful = True

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.report import document
+from autotune.report.answer_document import document
 from tests.report.answers import answered
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tiny-qwen2-on-a-cpu" / "recommendation.json"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.report import render
+from autotune.report.html.render import render
 from tests.browser import needs_browser, tab
 from tests.report.html.documents import of_a_real_run, of_a_search, with_predictions
 

@@ -21,7 +21,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
 from autotune.core.measurement import Measurement, MemorySample
 from autotune.core.probe_plan import ProbePlan
-from autotune.report import figures_of
+from autotune.report.html.render import figures_of
 from autotune.search.dashboard import Extras, application, serve
 from autotune.search.dashboard.guard import may_be_addressed
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search

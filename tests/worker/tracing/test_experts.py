@@ -52,7 +52,7 @@ def traced_model(
 ) -> Any:
     def code() -> Any:
         made = model(kind, implementation, dtype, attention)
-        fake_models.materialise(made, fake_models.empty_on("cpu"))
+        fake_models.materialise(made)
         ids = torch.zeros(1, TOKENS, dtype=torch.long)
         with fake_models.real_tensor_paths(), experts.routed(made, {"routing": routing}), torch.set_grad_enabled(grad):
             loss = made(input_ids=ids, labels=ids).loss

@@ -22,7 +22,7 @@ def model(attention: str) -> Any:
         num_key_value_heads=KV_HEADS, vocab_size=512, use_cache=False,
     )  # fmt: skip
     made = fake_models.build(config, torch.bfloat16, attention)
-    fake_models.materialise(made, fake_models.empty_on("cpu"))
+    fake_models.materialise(made)
     return made
 
 

@@ -38,7 +38,7 @@ def made(settings: dict[str, Any], bias: bool = False) -> Any:
     with torch.device("meta"):
         model = Model(bias)
     quantised.quantise(model, {"model": {"dtype": "bfloat16", **settings}})
-    fake_models.materialise(model, fake_models.empty_on("cpu"))
+    fake_models.materialise(model)
     return model
 
 
@@ -177,7 +177,7 @@ def test_adapters_train_on_quantised_models(settings: dict[str, Any], more: dict
         model = peft.prepare_model_for_kbit_training(causal(settings), use_gradient_checkpointing=False)
         with fake_models.adapters_on_meta():
             model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **more))
-        fake_models.materialise(model, fake_models.empty_on("cpu"))
+        fake_models.materialise(model)
         ids = torch.zeros(2, 32, dtype=torch.long)
         with torch.autocast("cuda", dtype=torch.bfloat16), fake_models.real_tensor_paths():
             model(input_ids=ids, labels=ids).loss.backward()
