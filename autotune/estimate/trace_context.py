@@ -215,7 +215,7 @@ def step_context(
         generation=trainer_rollout(composition, config, trace) if composition.generation == "trainer" else None,
         sync=(sync := tuple(block for block in sync_blocks(composition, config, trace) if block[1])),
         first_sync=tuple(block for block in sync if block[0] == "communication") if sends_base_first(composition) else (),
-        sync_streams=sum(size > 0 for size in packed_blocks(composition, trace.inventory)) if packed else 0,
+        sync_streams=sum(size > 0 for size in packed_blocks(composition, trace)) if packed else 0,
         loads_at_once=not on_cpu and _loads_at_once(composition, trace),
         empties_before_rollout=composition.empties_rollout_cache or (composition.engine is not None and composition.engine.sleep),
         empty_cache_steps=every if isinstance(every, int) and every > 0 else None,

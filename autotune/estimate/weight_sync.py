@@ -44,7 +44,7 @@ def sync_blocks(composition: Composition, config: Mapping[str, object], trace: T
     whole = adapters and composition.sharded_by == "zero3"
     packed = packs(composition, trace.versions)
     if packed:
-        yield from (("communication", size) for size in packed_blocks(composition, trace.inventory))
+        yield from (("communication", size) for size in packed_blocks(composition, trace))
     elif composition.sync_gathers not in (None, "packed"):
         yield "communication", _sent_bytes(composition, config, trace.inventory)
         return
@@ -65,7 +65,7 @@ def receiving_failure(composition: Composition, trace: Trace, room_bytes: float)
     """Return the error of a server that has no room for the two buffers beside its engine's share."""
     if not packs(composition, trace.versions):
         return None
-    buffers = sum(packed_blocks(composition, trace.inventory)[:2])
+    buffers = sum(packed_blocks(composition, trace)[:2])
     if buffers <= room_bytes:
         return None
     return f"CUDA out of memory on the server's GPU: it receives weights in {format_bytes(buffers)} beside its engine's share."
@@ -93,17 +93,28 @@ def _sent_bytes(composition: Composition, config: Mapping[str, object], inventor
     return named * width // composition.ranks + largest + max(buffer, round(max(layer, root) * per_byte) * width * apart)
 
 
-def packed_blocks(composition: Composition, inventory: Inventory) -> tuple[int, ...]:
-    """Return two packed buffers, one of them overshot by the last parameter in it, in the trained precision,
-    and what is gathered for the second one, unless adapters are merged into weights that are all gathered.
+def packed_blocks(composition: Composition, trace: Trace) -> tuple[int, ...]:
+    """Return two packed buffers in the trained precision, and what is gathered for the larger one, unless
+    adapters are merged into weights that are all gathered.
 
     `packed_nccl_broadcast_producer` of vLLM collects parameters until they exceed the buffer's size, and
     concatenates them while the buffer before is sent. Sharded ones are gathered first. Each buffer is on a
     stream of its own, made anew for each sync: no later sync finds the blocks of an earlier one.
     """
-    width = model_shape.dtype_bytes(composition["policy"].dtype)
-    whole, buffer = inventory.parameters * width, composition.sync_buffer_bytes
-    chunk = min(whole, buffer + inventory.largest_parameter * width)
+    buffers: list[int] = [0]
+    for size in _in_order(composition, trace):
+        if buffers[-1] > composition.sync_buffer_bytes:
+            buffers.append(0)
+        buffers[-1] += size
     policy = composition["policy"]
-    gathered = chunk if policy.sharding == "parameters" and policy.adapter_rank is None else 0
-    return chunk, min(buffer, whole - chunk), gathered
+    gathered = max(buffers) if policy.sharding == "parameters" and policy.adapter_rank is None else 0
+    return max(buffers[::2]), max(buffers[1::2], default=0), gathered
+
+
+def _in_order(composition: Composition, trace: Trace) -> list[int]:
+    """Return the parameters' sizes as they are sent: embedding, layers, and last a head of its own."""
+    size = trace.inventory.parameters * model_shape.dtype_bytes(composition["policy"].dtype)
+    scale = size / max(1, trace.inventory.weight_bytes)
+    pieces = [round(one * scale) for one in gathered_pieces(trace.inventory.weight_bytes, trace)]
+    head = 1 if trace.usage is None and len(pieces) > 1 and pieces[0] == pieces[1] == max(pieces) else 0
+    return [*pieces[head:], *pieces[:head]]

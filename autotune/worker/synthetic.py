@@ -76,6 +76,7 @@ def write_model_folder(path: str | Path, config: Mapping[str, Any], weights: boo
     (folder / "config.json").write_text(json.dumps(whole, indent=1))
     generation = {"eos_token_id": text.get("eos_token_id") or ids[END], "pad_token_id": ids[PAD]}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
+    (folder / "model.safetensors").unlink(missing_ok=True)  # of another model, in the same folder before
     if weights:
         _write_weights(folder, seed)
     return folder
