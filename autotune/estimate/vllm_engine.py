@@ -28,11 +28,12 @@ from autotune.estimate.vllm_weights import (
     MAX_CACHED,
     adapter_slot_bytes,
     quantisation,
+    quantising_leftovers,
     statistics_bytes,
     table_bytes,
     unsplit_bytes,
     weight_bytes,
-)  # fmt: skip
+)
 
 TRL_BATCHED_TOKENS = 4096  # set by TRL for an engine in its own processes
 
@@ -45,8 +46,7 @@ TUNES_WHILE_COMPILING = (0, 26)
 profiling run. A compiled graph that is found in vLLM's cache on disk needs none."""
 
 MAKES_HEAD_FIRST = frozenset({"llama", "gemma3", "gemma3_text"})
-"""Model types whose class in vLLM makes an output projection and then ties it to the embedding. Sleep mode's allocator gives
-its memory back behind torch, which still counts it as reserved: as much more is left to the cache."""
+"""Model types whose class in vLLM makes an output projection and then ties it to the embedding."""
 
 NOTHING = Estimate.exactly(0)
 
@@ -109,7 +109,7 @@ def fit(
     examples = 0
     if release(vllm) >= TUNES_WHILE_COMPILING and not (settings.eager or on_cpu):
         examples = table_bytes(shape, size, ranks) + 2 * tokens * shape.hidden * size
-    returned = table_bytes(shape, size, ranks) if settings.sleep and not shape.head and shape.kind in MAKES_HEAD_FIRST else 0
+    returned = _returned(shape, size, ranks, bits if release(vllm) >= LOADS_UNSPLIT else None) if settings.sleep else 0
     profiled = Estimate(value=max(activations.value, examples), low=activations.low, high=max(activations.high, examples))
     taken = profiled + outside + (graphs if graphs_in_share else NOTHING)
     rest = Estimate.exactly(claimed + returned - weights) - taken
@@ -215,6 +215,14 @@ def outside_torch_bytes(tensor_parallel: int) -> Estimate:
     if tensor_parallel > 1:
         known = known + efficiency("engine_non_torch_per_peer_mib")
     return known.scaled(MIB)
+
+
+def _returned(shape: Shape, size: int, ranks: int, bits: int | None) -> int:
+    """Bytes that sleep mode's allocator gives back after loading, behind torch, which still counts them as reserved."""
+    makes_head_first = not shape.head and shape.kind in MAKES_HEAD_FIRST
+    if bits == 4 and not any(layer.experts for layer in shape.layers):
+        return quantising_leftovers(shape, size, ranks, makes_head_first=makes_head_first)
+    return table_bytes(shape, size, ranks) if makes_head_first else 0
 
 
 def _refused_at_start(total: int, other: int, claimed: int, utilization: float) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
@@ -101,16 +102,91 @@ def unsplit_bytes(shape: Shape, size: int, ranks: int) -> int:
 def _matrices(shape: Shape, ranks: int) -> Iterator[int]:
     """Yield elements of the fused matrices, in the order in which they are made; latent attention has others."""
     yield table_bytes(shape, 1, ranks)
-    queries, keys = shape.heads * shape.head_dim // ranks, max(1, shape.key_value_heads // ranks) * shape.head_dim
     for layer in shape.layers:
         if layer.cached == 2 * shape.key_value_heads * shape.head_dim:
-            yield from ((queries + 2 * keys) * shape.hidden, queries * shape.hidden)
-        for width, count in ((layer.width, 1), (layer.expert_width, _experts(shape, layer))):
-            if width and count:
-                yield from (2 * count * width * shape.hidden // ranks, count * width * shape.hidden // ranks)
+            yield from _fused(shape, layer, ranks)[:2]
+        for width in (layer.width, layer.expert_width * _experts(shape, layer)):
+            if width:
+                yield from (2 * width * shape.hidden // ranks, width * shape.hidden // ranks)
     if shape.head:
         yield table_bytes(shape, 1, ranks)
 
 
+def _heads(shape: Shape, ranks: int) -> tuple[int, int]:
+    """Return the widths of this rank's queries, and of its keys."""
+    return shape.heads * shape.head_dim // ranks, max(1, shape.key_value_heads // ranks) * shape.head_dim
+
+
 def _experts(shape: Shape, layer: Layer) -> int:
     return layer.experts // (3 * layer.expert_width * shape.hidden) if layer.expert_width else 0
+
+
+@lru_cache(MAX_CACHED)
+def quantising_leftovers(shape: Shape, size: int, ranks: int, *, makes_head_first: bool) -> int:
+    """Bytes of segments that are free once bitsandbytes has quantised the weights.
+
+    Each matrix is read as it is, packed, and freed after the next one is there; its statistics are made in
+    32 bits, kept in 8, and written back in 32. A free segment of 20 MiB is not split, so that nothing
+    smaller finds room in it: each layer leaves some.
+    """
+    allocator, numbers = CachingAllocator(LOADING), itertools.count()
+
+    def make(count: float) -> int:
+        number = next(numbers)
+        allocator.malloc(number, int(count))
+        return number
+
+    # 1. Parameters, packed, and the tables of rotary embeddings: angles, cosines and sines, both, in the model's dtype.
+    rotary = shape.rotary_rows * shape.rotary_dim
+    make(table_bytes(shape, size, ranks))
+    for index, layer in enumerate(shape.layers):
+        for weights in _fused(shape, layer, ranks):
+            make(weights / 2)
+        if index == 0:
+            made = [make(rotary * 2), make(rotary * 2), make(rotary * 2), make(rotary * FLOAT32_BYTES)]
+            make(rotary * size)
+            for one in made:
+                allocator.free(one)
+    if shape.head or makes_head_first:
+        head = make(table_bytes(shape, size, ranks))
+        if not shape.head:
+            allocator.free(head)
+    # 2. One matrix of the checkpoint after the other.
+    read = packed = None
+    kept: list[tuple[int, float]] = []
+    for weights in (weights for layer in shape.layers for weights in _separate(shape, layer, ranks)):
+        read = _replaced(allocator, read, make(weights * size))
+        wide = make(weights * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
+        new = make(weights / 2)
+        kept.append((make(weights / WEIGHTS_PER_STATISTIC), weights))
+        allocator.free(wide)
+        packed = _replaced(allocator, packed, new)
+    for number in (read, packed):
+        _replaced(allocator, number, None)
+    # 3. Statistics of fused matrices.
+    for narrow, weights in kept:
+        make(weights * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
+        allocator.free(narrow)
+    reserved = allocator.reserved
+    allocator.empty_cache()
+    return reserved - allocator.reserved
+
+
+def _replaced(allocator: CachingAllocator, old: int | None, new: int | None) -> int | None:
+    if old is not None:
+        allocator.free(old)
+    return new
+
+
+def _fused(shape: Shape, layer: Layer, ranks: int) -> tuple[int, ...]:
+    """Return elements of a dense layer's four fused matrices."""
+    queries, keys = _heads(shape, ranks)
+    wide = layer.width * shape.hidden // ranks
+    return (queries + 2 * keys) * shape.hidden, queries * shape.hidden, 2 * wide, wide
+
+
+def _separate(shape: Shape, layer: Layer, ranks: int) -> tuple[int, ...]:
+    """Return elements of a dense layer's seven matrices, in the order of a checkpoint."""
+    queries, keys = _heads(shape, ranks)
+    wide = layer.width * shape.hidden // ranks
+    return queries * shape.hidden, keys * shape.hidden, keys * shape.hidden, queries * shape.hidden, wide, wide, wide
