@@ -140,32 +140,33 @@ def quantising_leftovers(shape: Shape, size: int, ranks: int, *, makes_head_firs
     rotary = shape.rotary_rows * shape.rotary_dim
     make(table_bytes(shape, size, ranks))
     for index, layer in enumerate(shape.layers):
-        for weights in _fused(shape, layer, ranks):
-            make(weights / 2)
-        if index == 0:
-            made = [make(rotary * 2), make(rotary * 2), make(rotary * 2), make(rotary * FLOAT32_BYTES)]
-            make(rotary * size)
-            for one in made:
-                allocator.free(one)
+        for part, elements in enumerate(_fused(shape, layer, ranks)):
+            if index == 0 and part == 2:
+                *parts, both = (make(rotary * 2), make(rotary * 2), make(rotary * 2), make(rotary * FLOAT32_BYTES))
+                for one in parts:
+                    allocator.free(one)
+                make(rotary * size)
+                allocator.free(both)
+            make(elements / 2)
     if shape.head or makes_head_first:
         head = make(table_bytes(shape, size, ranks))
         if not shape.head:
             allocator.free(head)
     # 2. One matrix of the checkpoint after the other.
     read = packed = None
-    kept: list[tuple[int, float]] = []
-    for weights in (weights for layer in shape.layers for weights in _separate(shape, layer, ranks)):
-        read = _replaced(allocator, read, make(weights * size))
-        wide = make(weights * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
-        new = make(weights / 2)
-        kept.append((make(weights / WEIGHTS_PER_STATISTIC), weights))
+    kept: list[tuple[int, int]] = []
+    for elements in (elements for layer in shape.layers for elements in _separate(shape, layer, ranks)):
+        read = _replaced(allocator, read, make(elements * size))
+        wide = make(elements * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
+        new = make(elements / 2)
+        kept.append((make(elements / WEIGHTS_PER_STATISTIC), elements))
         allocator.free(wide)
         packed = _replaced(allocator, packed, new)
     for number in (read, packed):
         _replaced(allocator, number, None)
     # 3. Statistics of fused matrices.
-    for narrow, weights in kept:
-        make(weights * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
+    for narrow, elements in kept:
+        make(elements * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
         allocator.free(narrow)
     reserved = allocator.reserved
     allocator.empty_cache()
