@@ -351,8 +351,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             taken.number = self.ledger.allocate(booked.size, self._part or "activations")
 
 
-_QUERIES: Mapping[Any, Callable[[Any], Any]] = getattr(fake_tensor, "_DISPATCH_META_HANDLERS", {})
+_QUERIES: dict[Any, Callable[[Any], Any]] = dict(getattr(fake_tensor, "_DISPATCH_META_HANDLERS", {}))
 """Queries of a fake tensor, such as its device: more than half of all calls, and without effect."""
+
+if torch.distributed.is_available():  # it returns its argument; its fake kernel makes a tensor
+    _QUERIES[torch.ops._c10d_functional.wait_tensor.default] = lambda arguments: arguments[0]
 
 _PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm})
 """Operations of cuBLAS."""

@@ -51,6 +51,13 @@ def test_a_workspace_is_freed_after_its_kernel() -> None:
     assert tracker.ledger.live == 0
 
 
+def test_waiting_for_a_collective_makes_no_tensor() -> None:
+    with tracked() as tracker:
+        gathered = torch.empty(256)
+        assert torch.ops._c10d_functional.wait_tensor(gathered) is gathered
+    assert tracker.ledger.peak == KB
+
+
 def test_gradients_of_one_tensor_accumulate_in_place() -> None:
     """The engine accumulates into the first gradient; with a dispatch mode on it does not, and the
     ledger corrects that."""
