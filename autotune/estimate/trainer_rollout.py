@@ -171,7 +171,9 @@ def gathered_pieces(size: int, trace: Trace) -> tuple[int, ...]:
     if trace.usage is not None:
         return tuple(parameter.size for parameter in trace.usage.parameters)
     layers = [one for layer in inventory.layer_bytes for one in [layer // LAYER_PIECES] * LAYER_PIECES]
-    outside, largest = max(0, size - sum(layers)), max(1, inventory.largest_parameter * size // max(1, inventory.parameters))
+    outside = max(0, size - sum(layers))
+    # By the mean size of a parameter, which adapters of another precision raise a little.
+    largest = max(1, min(outside, inventory.largest_parameter * size // max(1, inventory.parameters)))
     return (*([largest] * (outside // largest)), *layers, outside % largest)
 
 
