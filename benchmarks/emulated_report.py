@@ -142,18 +142,20 @@ def lines_of(row: Row) -> list[Row]:
     figures = {name: (row.get(name) or {}).get("emulated") for name in ("allocated", "reserved", "device")}
     phases = {name: pair["emulated"] for name, pair in row.get("phases", {}).items()}
 
-    def line(kind: str, reserved: int | None) -> Row:
-        memory = {"torch_allocated_bytes": figures["allocated"], "torch_reserved_bytes": reserved, "phase_peak_bytes": phases}
+    def line(kind: str, found: Mapping[str, int | None]) -> Row:
+        memory = {
+            "torch_allocated_bytes": found["allocated"], "torch_reserved_bytes": found["reserved"], "phase_peak_bytes": phases,
+        }  # fmt: skip
         return {
             "setup": row["setup"], "kind": kind, "commit": row["commit"], "seconds": row["seconds"],
             "measurement": {
                 "outcome": row["outcome"], "memory": memory, "effective": effective, "failure": {"evidence": row.get("evidence")},
             },
-            "emulator": {"peak_bytes": figures["device"], "phase_peak_bytes": {}, "doubts": row["doubts"]},
+            "emulator": {"peak_bytes": found["device"], "phase_peak_bytes": {}, "doubts": row["doubts"]},
         }  # fmt: skip
 
-    late = (row.get("reserved") or {}).get("late")
-    return [line("emulated", figures["reserved"]), *([line("late", late)] if late else [])]
+    late = {name: (row.get(name) or {}).get("late") for name in figures}
+    return [line("emulated", figures), *([line("late", late)] if late["reserved"] else [])]
 
 
 def _compared(
@@ -161,13 +163,17 @@ def _compared(
 ) -> Row:
     outside = vllm_engine.outside_torch_bytes(setup.tensor_parallel).value
     late = lines.get("late", {}).get("measurement", {}).get("memory", {})
-    driver = lines["emulated"]["emulator"]
+    driver, late_peak = lines["emulated"]["emulator"], lines.get("late", {}).get("emulator", {}).get("peak_bytes")
     return {
-        "allocated": _beside(_with_larger_cache(prediction, "allocated", outside), memory["torch_allocated_bytes"]),
+        "allocated": _beside(
+            _with_larger_cache(prediction, "allocated", outside),
+            memory["torch_allocated_bytes"],
+            late.get("torch_allocated_bytes"),
+        ),
         "reserved": _beside(
             _with_larger_cache(prediction, "reserved", outside), memory["torch_reserved_bytes"], late.get("torch_reserved_bytes")
         ),
-        "device": _beside(prediction["peak_memory_bytes"], _of_trainer(setup, memory) or driver["peak_bytes"]),
+        "device": _beside(prediction["peak_memory_bytes"], _of_trainer(setup, memory) or driver["peak_bytes"], late_peak),
         "kv_blocks": _kv_blocks(setup, lines["emulated"]["measurement"]["effective"], prediction["engine"], outside),
         "phases": _phases(setup, memory, driver, prediction, outside),
     }
@@ -314,8 +320,8 @@ def _head(document: Mapping[str, Any]) -> list[str]:
         "",
         "Emulated figures come from the framework's real code on emulated cards ([how](../../docs/emulated-gpus.md)). They are",
         "no measurements: context, kernels and NCCL's buffers are the same figures of the catalogue on both sides, so that",
-        "device memory compares everything but these. Reserved memory is a bracket where two figures are given: work that is",
-        "done at once, and as late as a card's queue allows. A difference is the distance to the bracket.",
+        "device memory compares everything but these. Two figures are a bracket: work that is done at once, and as late as a",
+        "card's queue allows. A difference is the distance to the bracket.",
     ]
 
 

@@ -115,7 +115,8 @@ def expressed(number: int, row: Mapping[str, Any]) -> Run:
         "steps": 1,
     }
     if row["sharding"]:
-        specification["sharding"] = {"kind": row["sharding"], "ranks": row["gpus"]}
+        units = {"transformer_layer_cls_to_wrap": ["Qwen3_5DecoderLayer"]}  # the text model has no vision block to wrap
+        specification["sharding"] = {"kind": row["sharding"], "ranks": row["gpus"], "options": units}
     more = {"id": f"fakegpu-{number}", "environment": ENVIRONMENT, "gpu": CARD, "dtype": "bfloat16", "micro_batch": 1}
     return Run(row={**row, **more, "tuning": row["method"]}, specification=specification)
 
@@ -133,7 +134,7 @@ def compared(run: Run, answer: Mapping[str, Any]) -> dict[str, Any]:
     if "error" in answer:
         return {**line, "error": answer["error"]}
     try:
-        found = predicted.prediction(run, msgspec.convert(answer["trace"], Trace), 0)
+        found = predicted.prediction(run, msgspec.convert(answer["trace"], Trace, strict=False), 0)
     except ValueError as error:
         return {**line, "error": str(error)}
     # The load is not part of the published peak.
@@ -173,9 +174,6 @@ def readable(document: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|",
         f"| autotune | {found['compared']} | {found['median']:.3%} | {found['worst']:.3%} | {found['nearer']} |",
         f"| FakeGPU, static | {found['compared']} | {found['fakegpu_median']:.3%} | {found['fakegpu_worst']:.3%} | |",
-        "",
-        "With an adapter most rows are 0.008 GiB high: the size of one cuBLAS workspace (8,320 KiB), of which the prediction",
-        "counts one for the forward pass and one for autograd's thread. For the smallest models that decides which is nearer.",
         "",
         "| model | method | GPUs | recomputed | accumulation | tokens | measured GiB | predicted | error | FakeGPU | FakeCUDA |",
         "|---|---|---|---|---|---|---|---|---|---|---|",

@@ -290,7 +290,8 @@ def _optimizer_phase(trace: Trace, smallest: int) -> tuple[list[int], list[int]]
     """
     first = min((mark.step for mark in trace.marks if mark.phase == "optimizer"), default=0)
     spans = [span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("optimizer", first)]
-    inside = [trace.events[event] for span in spans for event in span]
+    last = max((at for at, entry in enumerate(trace.events) if entry > 0), default=0)  # what follows is the end of the trace
+    inside = [trace.events[event] for span in spans for event in span if event <= last]
     freed = {-entry - 1 for entry in inside if entry < 0}
     kept = [trace.sizes[entry - 1] for entry in inside if entry > 0 and entry - 1 not in freed]
     passing: dict[int, int] = {}
