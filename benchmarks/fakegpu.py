@@ -115,8 +115,8 @@ def expressed(number: int, row: Mapping[str, Any]) -> Run:
         "steps": 1,
     }
     if row["sharding"]:
-        units = {"transformer_layer_cls_to_wrap": ["Qwen3_5DecoderLayer"]}  # the text model has no vision block to wrap
-        specification["sharding"] = {"kind": row["sharding"], "ranks": row["gpus"], "options": units}
+        own = {"units": "layers", "reshard_root": True}  # its worker calls `fully_shard` on each layer and on the model
+        specification["sharding"] = {"kind": row["sharding"], "ranks": row["gpus"], "options": own}
     more = {"id": f"fakegpu-{number}", "environment": ENVIRONMENT, "gpu": CARD, "dtype": "bfloat16", "micro_batch": 1}
     return Run(row={**row, **more, "tuning": row["method"]}, specification=specification)
 

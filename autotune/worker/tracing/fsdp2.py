@@ -265,7 +265,8 @@ def _shard_by_layer(model: Any, spec: Mapping[str, Any], *, widened: bool = Fals
     for module in list(model.modules()):
         if type(module).__name__ in names or (untied and isinstance(module, torch.nn.Embedding)):
             fully_shard(module, **how, reshard_after_forward=_is_true(_options(spec).get("reshard_after_forward", True)))
-    return fully_shard(model, **how)
+    root = {"reshard_after_forward": True} if _is_true(_options(spec).get("reshard_root", False)) else {}
+    return fully_shard(model, **how, **root)
 
 
 _CURRENT_TRACKER: list[Any] = []
