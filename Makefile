@@ -58,7 +58,7 @@ help:
 	@echo "make test-cuda-quick  the few of them that say most"
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
 	@echo "make bench-foresight  predicted memory against what was publicly measured, row by row"
-	@echo "make bench-fakegpu  predicted peaks beside those that FakeGPU's page lists, measured and its own"
+	@echo "make bench-fakegpu  predicted and emulated peaks beside those that FakeGPU's page lists, measured and its own"
 	@echo "make bench-speed   predicted training speed against what was publicly measured, row by row"
 	@echo "make bench-rollout  simulated rollouts against vLLM on this machine's CPU"
 	@echo "make bench-intervals  200 probes of the demo's model and their confirmations: do the intervals overlap? (ten minutes on a quiet machine)"
@@ -114,8 +114,8 @@ sweep-demo: $(READY) $(DEMO_MODEL)/config.json
 bench-foresight: $(READY) $(FORESIGHT_OVERLAYS:%=$(OVERLAYS)/foresight-%/.ready)
 	$(BIN)/python benchmarks/foresight.py --environments $(OVERLAYS)
 
-bench-fakegpu: $(READY) $(OVERLAYS)/foresight-tf-5.12/.ready
-	$(BIN)/python benchmarks/fakegpu.py --environments $(OVERLAYS)
+bench-fakegpu: $(READY) $(OVERLAYS)/foresight-tf-5.12/.ready $(OVERLAYS)/cuda/.ready
+	$(BIN)/python benchmarks/fakegpu.py --environments $(OVERLAYS) --python $(OVERLAYS)/cuda/bin/python
 
 bench-speed: $(READY) $(FORESIGHT_OVERLAYS:%=$(OVERLAYS)/foresight-%/.ready)
 	$(BIN)/python benchmarks/speed.py --environments $(OVERLAYS)

@@ -4,13 +4,15 @@ make bench-fakegpu
 
 No GPU, no weights, no network. The runs are in fakegpu-rows.json, with their source. Each is one
 optimizer step of a loop of that project, without a trainer; the generic step is traced with the same
-model code, optimizer and adapters, and sharded and replayed as every other one.
+model code, optimizer and adapters, and sharded and replayed as every other one. With `--python`, an
+environment with a CUDA build of torch, runs on one GPU are run on an emulated card too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,8 @@ from foresight_express import Case
 
 from autotune.catalog.model_lookup import find_model
 from autotune.core.trace import Trace
+from autotune.emulator.cards import emulated_machine
+from autotune.emulator.rehearsal import rehearse
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "fakegpu-rows.json"
@@ -40,6 +44,11 @@ CARD = "RTX3090"
 
 FSDP1 = {"fsdp_use_orig_params": False, "fsdp_sync_module_states": False, "fsdp_backward_prefetch": "NO_PREFETCH"}
 
+
+COLUMNS = (
+    "model", "method", "GPUs", "recomputed", "accumulation", "tokens", "measured GiB", "predicted", "error", "emulated", "error",
+    "FakeGPU", "FakeCUDA",
+)  # fmt: skip
 
 MACHINERY = ("environment", "gpu", "dtype", "micro_batch", "tuning")
 """Fields of a row that only its trace and prediction need."""
@@ -61,7 +70,7 @@ def main() -> int:
     began = time.monotonic()
     runs = [expressed(number, row) for number, row in enumerate(source["rows"], 1)]
     traces = foresight.follow_all(runs, asked.environments, asked.keep)
-    rows = [compared(run, traces[run.key]) for run in runs]
+    rows = [{**compared(run, traces[run.key]), **emulated(run, asked)} for run in runs]
     facts = machine.facts(report.versions(traces.values()))
     document = {
         "schema": 1,
@@ -83,6 +92,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--environments", type=Path, default=foresight.ENVIRONMENTS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--keep", type=Path, help="folder of traces, as in foresight.py")
+    parser.add_argument("--python", type=Path, help="interpreter of an environment with a CUDA build of torch")
     return parser.parse_args()
 
 
@@ -141,6 +151,21 @@ def compared(run: Run, answer: Mapping[str, Any]) -> dict[str, Any]:
     return {**line, "predicted_gib": round(found.torch_peak_allocated_bytes.value / GIB, 4)}
 
 
+def emulated(run: Run, asked: argparse.Namespace) -> dict[str, Any]:
+    """Return torch's peak of the same step on an emulated card; nothing for several GPUs."""
+    if asked.python is None or run.row["gpus"] > 1:
+        return {}
+    wanted = {name: run.row[name] for name in ("method", "nested", "checkpointing", "accumulation", "length")}
+    command = [str(asked.python), str(HERE / "fakegpu_loop.py"), json.dumps({**wanted, "config": _text_config(run.row["model"])})]
+    paths = (asked.environments / f"foresight-{ENVIRONMENT}", HERE.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(path.resolve()) for path in paths)
+    shown: list[str] = []
+    found = rehearse(command, emulated_machine(CARD), asked.python, shown.append)
+    if found.code:
+        return {"emulation_error": shown[-1].strip() if shown else f"exit code {found.code}"}
+    return {"emulated_gib": json.loads(shown[-1])["peak_gib"]}
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     both = [row for row in rows if "predicted_gib" in row]
     own, theirs = [abs(_error(row)) for row in both], [row["static_error"] for row in both]
@@ -152,11 +177,21 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "fakegpu_median": round(statistics.median(theirs), 5) if theirs else None,
         "fakegpu_worst": max(theirs, default=0),
         "nearer": sum(mine < other for mine, other in zip(own, theirs, strict=True)),
+        "emulated": _emulated_summary(rows),
     }
 
 
-def _error(row: Mapping[str, Any]) -> float:
-    return float(row["predicted_gib"] / row["measured_gib"] - 1)
+def _emulated_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    run = [row for row in rows if "emulated_gib" in row]
+    if not run:
+        return None
+    own = [abs(_error(row, "emulated_gib")) for row in run]
+    nearer = sum(mine < row["static_error"] for mine, row in zip(own, run, strict=True))
+    return {"rows": len(run), "median": round(statistics.median(own), 5), "worst": round(max(own), 5), "nearer": nearer}
+
+
+def _error(row: Mapping[str, Any], figure: str = "predicted_gib") -> float:
+    return float(row[figure] / row["measured_gib"] - 1)
 
 
 def readable(document: Mapping[str, Any]) -> str:
@@ -172,11 +207,12 @@ def readable(document: Mapping[str, Any]) -> str:
         "",
         "| | rows | median error | worst | nearer to the measured peak |",
         "|---|---|---|---|---|",
-        f"| autotune | {found['compared']} | {found['median']:.3%} | {found['worst']:.3%} | {found['nearer']} |",
+        f"| autotune, predicted | {found['compared']} | {found['median']:.3%} | {found['worst']:.3%} | {found['nearer']} |",
+        *_emulated_line(found["emulated"]),
         f"| FakeGPU, static | {found['compared']} | {found['fakegpu_median']:.3%} | {found['fakegpu_worst']:.3%} | |",
         "",
-        "| model | method | GPUs | recomputed | accumulation | tokens | measured GiB | predicted | error | FakeGPU | FakeCUDA |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        _cells(COLUMNS),
+        "|---" * len(COLUMNS) + "|",
     ]
     for row in document["rows"]:
         method = (
@@ -190,10 +226,27 @@ def readable(document: Mapping[str, Any]) -> str:
         executed = f"{row['executed_error']:.3%}" if row.get("executed_error") else ""
         cells = [
             row["model"].split("/")[-1], method, f"{row['gpus']} {row['card']}", "yes" if row["checkpointing"] else "no",
-            row["accumulation"], row["length"], f"{row['measured_gib']:.3f}", *own, f"{row['static_error']:.3%}", executed,
+            row["accumulation"], row["length"], f"{row['measured_gib']:.3f}", *own, *_emulated_cells(row),
+            f"{row['static_error']:.3%}", executed,
         ]  # fmt: skip
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+        lines.append(_cells(cells))
     return "\n".join(lines) + "\n"
+
+
+def _cells(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _emulated_line(found: Mapping[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
+    return [f"| autotune, emulated | {found['rows']} | {found['median']:.3%} | {found['worst']:.3%} | {found['nearer']} |"]
+
+
+def _emulated_cells(row: Mapping[str, Any]) -> list[str]:
+    if "emulated_gib" not in row:
+        return ["", str(row.get("emulation_error", "")).replace("|", "/")[:120]]
+    return [f"{row['emulated_gib']:.3f}", f"{_error(row, 'emulated_gib'):+.3%}"]
 
 
 if __name__ == "__main__":
