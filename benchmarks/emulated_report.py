@@ -95,10 +95,10 @@ What differed, and which side was wrong:
   sleep mode gives back (cache of a 7B 7% small before; 1.3% large now). Before, such a probe crashed.
 - Prediction, mended: FSDP2 with an adapter. Waiting for a collective makes no tensor: the trace had a second
   copy of a gathered head (a 7B: allocated 8.7% high, reserved 9%).
-- Understood, left: ZeRO-2 on four cards. The first rank reserves what is predicted, the others one segment
-  of 0.9 GiB more, because a block of theirs is freed a little later. FSDP1 (DPO of a 1B): what is allocated
-  depends on when work is done; emulated as late as possible it is 14.5 GiB, at once 12.0, predicted 12.5.
-  Under FSDP2 the engine is the first to load kernels, while it profiles: its cache is 1.6% smaller.
+- Understood, left: FSDP1 (DPO of a 1B). What is allocated depends on when work is done; emulated as late as
+  possible it is 14.5 GiB, at once 12.0, predicted 12.5.
+- Open. ZeRO-2 on four cards: the first rank reserves what is predicted, another one segment of 0.9 GiB more.
+  FSDP2 beside an engine: its cache is 204 MiB smaller; kernels, which it may be the first to load, take 195.
 - Open. Reserved 3% high: GRPO of a 1B under DDP, a 0.5B under FSDP2 on four cards. Sync of a 7B in 4 bits:
   5% low.
 - Understood, left: GRPO of a 1.5B with an adapter, 16 rows, reserved 3% high. While prompts pass the

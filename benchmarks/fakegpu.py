@@ -144,7 +144,7 @@ def compared(run: Run, answer: Mapping[str, Any]) -> dict[str, Any]:
     if "error" in answer:
         return {**line, "error": answer["error"]}
     try:
-        found = predicted.prediction(run, msgspec.convert(answer["trace"], Trace, strict=False), 0)
+        found = predicted.prediction(run, msgspec.convert(answer["trace"], Trace, str_keys=True), 0)
     except ValueError as error:
         return {**line, "error": str(error)}
     # The load is not part of the published peak.
