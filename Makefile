@@ -188,9 +188,9 @@ EMULATED_RAW ?= .emulated.jsonl
 bench-emulated: $(READY) $(CUDA_VENV)/.ready
 	$(BIN)/python benchmarks/emulated.py --python $(CUDA_VENV)/bin/python --raw $(EMULATED_RAW)
 
-# ms-swift, verl, OpenRLHF and SkyRL run in environments of their own, laid over this one: their packages in front, its torch and
-# vLLM below. flash-attn is built without its kernels. SkyRL gives pydantic typing's TypedDict, which it takes from Python 3.12 on.
-CUDA_FRAMEWORKS := swift verl openrlhf skyrl
+# ms-swift, verl, OpenRLHF, SkyRL and GPTQModel run in environments of their own, laid over this one: their packages in front, its
+# torch and vLLM below. flash-attn is built without its kernels. SkyRL gives pydantic typing's TypedDict, which it takes from Python 3.12 on.
+CUDA_FRAMEWORKS := swift verl openrlhf skyrl gptq
 $(CUDA_VENV)-openrlhf/.ready $(CUDA_VENV)-skyrl/.ready: export FLASH_ATTENTION_SKIP_CUDA_BUILD := TRUE
 $(CUDA_VENV)-openrlhf/.ready $(CUDA_VENV)-skyrl/.ready: export FLASH_ATTENTION_FORCE_BUILD := TRUE
 $(CUDA_VENV)-skyrl/.ready: AT_START := import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict
@@ -214,12 +214,13 @@ $(OVERLAYS)/report-%/.ready: .ci/constraints/report-%.txt .ci/constraints/build.
 	done
 	touch $@
 
-$(CUDA_VENV)-%/.ready: .ci/constraints/framework-%.txt $(READY) $(CUDA_VENV)/.ready
+.SECONDEXPANSION:
+$(CUDA_VENV)-%/.ready: $$(wildcard .ci/constraints/framework-$$*.txt .ci/constraints/cuda-$$*.txt) $(READY) $(CUDA_VENV)/.ready
 	$(CUDA_PYTHON) -m venv --without-pip --clear $(@D)
 	site=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	$(CUDA_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/zz_base.pth"; \
 	echo '$(AT_START)' >> "$$site/zz_base.pth"; \
-	$(PINNED) $< $(addprefix --requirement ,$(wildcard .ci/constraints/cuda-$*.txt)) --quiet --target "$$site"
+	$(PINNED:--requirement=) $(addprefix --requirement ,$(filter .ci/constraints/%,$^)) --quiet --target "$$site"
 	touch $@
 
 $(CUDA_VENV)/.ready: .ci/constraints/build.txt .ci/constraints/cuda.txt pyproject.toml
