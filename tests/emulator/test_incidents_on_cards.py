@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,19 @@ def rehearsed(gpus: str, python: str, folder: Path, *command: str, **variables: 
     return ran.returncode, json.loads(ran.stdout)
 
 
-def empty_model(folder: Path, name: str) -> str:
+def empty_model(folder: Path, config: Mapping[str, Any]) -> str:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from empty_model import write_empty_model
 
-    write_empty_model(folder, find_model(name).config)
+    write_empty_model(folder, config)
     return str(folder)
 
 
-def inputs(folder: Path, model: str, row: dict[str, str], count: int) -> list[str]:
+def inputs(folder: Path, config: Mapping[str, Any], row: dict[str, str], count: int) -> list[str]:
     """Write a model without weights and rows of data; return the options that name them."""
     (folder / "rows").mkdir()
     (folder / "rows/train.jsonl").write_text(count * (json.dumps(row) + "\n"))
-    named = ["--model_name_or_path", empty_model(folder / "model", model), "--dataset_name", str(folder / "rows")]
+    named = ["--model_name_or_path", empty_model(folder / "model", config), "--dataset_name", str(folder / "rows")]
     return [*named, "--max_steps", str(STEPS), "--output_dir", str(folder / "out")]
 
 
@@ -51,7 +52,7 @@ def inputs(folder: Path, model: str, row: dict[str, str], count: int) -> list[st
 @pytest.mark.timeout(900)
 def test_sft_with_qlora_on_a_card_of_4_gb(python: str, tmp_path: Path) -> None:
     folder, trl = EXAMPLES / "trl-sft-0.5b-qlora-rtx3050", str(Path(python).parent / "trl")
-    ours = inputs(tmp_path, "Qwen2.5-0.5B", {"text": 5000 * "word "}, 4)
+    ours = inputs(tmp_path, find_model("Qwen2.5-0.5B").config, {"text": 5000 * "word "}, 4)
     failing = [trl, "sft", "--config", "failing.yaml", "--max_length", "4096", *ours]
     code, failed = rehearsed("RTX3050-4G", python, folder, *failing)
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
@@ -66,11 +67,54 @@ def test_sft_with_qlora_on_a_card_of_4_gb(python: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_rloo_gathers_a_model_larger_than_its_cards(python: str, tmp_path: Path) -> None:
     folder, trl = EXAMPLES / "trl-rloo-7b-zero3-4xrtx3060", str(Path(python).parent / "trl")
-    ours = inputs(tmp_path, "Qwen2.5-7B", {"prompt": 100 * "word "}, 64)
+    ours = inputs(tmp_path, find_model("Qwen2.5-7B").config, {"prompt": 100 * "word "}, 64)
     failing = [trl, "rloo", "--config", "failing.yaml", "--config_file", "recommended/accelerate.yaml", *ours]
     code, failed = rehearsed("4xRTX3060-12G", python, folder, *failing)
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
     assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("rollout", "zero_gather")
+
+
+def of_gptq(folder: Path, *, prompt: int) -> tuple[str, str, list[str]]:
+    """Return the interpreter with GPTQModel, its `trl`, and the options for prompts of so many tokens."""
+    python = ENVIRONMENTS / "cuda-gptq/bin/python"
+    if not python.exists():
+        pytest.skip(f"no {python}: make cuda-frameworks")
+    folder.mkdir()
+    trl = folder / "trl"
+    trl.write_text(f"#!{python}\nfrom trl.cli import main\nmain()\n")
+    trl.chmod(0o755)
+    config = json.loads((EXAMPLES / "trl-grpo-7b-gptq-2xa100-40g/model/config.json").read_text())
+    # The layer that GPTQModel chooses for training on a GPU, named: its search would first compile others.
+    config["quantization_config"]["backend"] = "gptq_triton"
+    ours = inputs(folder, config, {"prompt": prompt // 5 * "word "}, 64)  # one token for each byte
+    return str(python), str(trl), [*ours, "--attn_implementation", "sdpa"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_grpo_with_gptq_keeps_the_unpacked_weights_of_all_layers(tmp_path: Path) -> None:
+    folder = EXAMPLES / "trl-grpo-7b-gptq-2xa100-40g"
+    python, trl, ours = of_gptq(tmp_path / "failing", prompt=1500)
+    batch = ["--use_vllm", "false", "--per_device_train_batch_size", "2", "--num_generations", "2"]
+    failing = [trl, "grpo", "--config", "failing.yaml", *batch, "--max_completion_length", "64", *ours]
+    code, failed = rehearsed("A100-40G", python, folder, *failing)
+    assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
+    assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("forward", "activations")
+    assert "gptqmodel" in failed["error"]["place"]  # it was unpacking a weight
+    assert 36.5 * GIB < failed["diagnosis"]["numbers"]["allocated_bytes"] < 38.5 * GIB  # reported: 38.05 GB
+    assert "backward" not in failed["processes"][-1]["phase_peak_bytes"]
+
+    # Checkpointing leaves the unpacked weights of one layer, also with a batch of eight.
+    python, trl, ours = of_gptq(tmp_path / "recommended", prompt=500)
+    recommended = ["bash", "recommended/launch.sh", "--max_completion_length", "16", *ours]
+    code, trained = rehearsed("A100-40G", python, folder, *recommended, TRL=trl)
+    assert code == 0 and trained["status"] == "fits", trained["error"]
+    trainer = trained["processes"][-1]
+    assert {"rollout", "forward", "backward", "optimizer"} <= set(trainer["phase_peak_bytes"])
+    assert 8.76 * GIB < trainer["torch_allocated_bytes"] < 8.87 * GIB  # predicted: 8.81
+    assert 9.11 * GIB < trainer["peak_bytes"] < 10.4 * GIB  # predicted: 9.80
+    state = json.loads((tmp_path / f"recommended/out/checkpoint-{STEPS}/trainer_state.json").read_text())
+    assert state["global_step"] == STEPS
 
 
 def python_of_report(name: str) -> Path:
@@ -90,7 +134,7 @@ def failing(folder: Path, model: str, model_folder: str, *added: str) -> list[st
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_ms_swift_trains_on_rows_longer_than_the_engines_window(tmp_path: Path) -> None:
-    python, model = python_of_report("swift"), empty_model(tmp_path / "model", "Qwen2.5-7B-Instruct")
+    python, model = python_of_report("swift"), empty_model(tmp_path / "model", find_model("Qwen2.5-7B-Instruct").config)
     row = {"messages": [{"role": "user", "content": 3200 * "word "}]}  # 16,000 tokens, one for each byte
     (tmp_path / "rows.jsonl").write_text(64 * (json.dumps(row) + "\n"))
     # A folder's name tells no model type, and ms-swift splits rows for an evaluation, whose batch is not in the report.
@@ -113,7 +157,7 @@ def trained_by_open_reasoner_zero(script: str, folder: Path, *added: str, **vari
     python = python_of_report("orz")
     if not (ORZ / "playground/orz_7b_ppo.py").exists():
         pytest.skip(f"no clone of Open-Reasoner-Zero in {ORZ} (commit 3fdd9a07b4)")
-    model = empty_model(folder / "model", "Qwen2.5-1.5B")
+    model = empty_model(folder / "model", find_model("Qwen2.5-1.5B").config)
     row = [{"value": 300 * "word "}, {"ground_truth": {"value": "1"}}]  # cut to 1,024 tokens, one for each byte
     (folder / "rows.json").write_text(json.dumps(2 * STEPS * [row]))
     outputs = [f"exp.{name}={folder}/out" for name in ("save_path", "ckpt_path", "tensorboard_log_dir")]
