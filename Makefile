@@ -171,7 +171,7 @@ GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include='test_*.py')
 
 cuda: $(CUDA_VENV)/.ready
 
-test-cuda: $(CUDA_VENV)/.ready $(CUDA_VENV)-swift/.ready
+test-cuda: $(CUDA_VENV)/.ready $(CUDA_VENV)-swift/.ready $(CUDA_VENV)-gptq/.ready
 	$(ON_CARDS) --gpus 1xA100-80G --stride 16 -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)
 	$(ON_CARDS) --gpus 2xA100-80G --stride 16 -- $(CUDA_PYTHON) -m pytest -q -m gpu $(GPU_TESTS)
 	PYTHONPATH=$(CURDIR) AUTOTUNE_CUDA_PYTHON=$(CUDA_PYTHON) $(CUDA_PYTHON) -m pytest -q tests/emulator
@@ -188,8 +188,9 @@ EMULATED_RAW ?= .emulated.jsonl
 bench-emulated: $(READY) $(CUDA_VENV)/.ready
 	$(BIN)/python benchmarks/emulated.py --python $(CUDA_VENV)/bin/python --raw $(EMULATED_RAW)
 
-# ms-swift, verl, OpenRLHF, SkyRL and GPTQModel run in environments of their own, laid over this one: their packages in front, its
-# torch and vLLM below. flash-attn is built without its kernels. SkyRL gives pydantic typing's TypedDict, which it takes from Python 3.12 on.
+# ms-swift, verl, OpenRLHF, SkyRL and GPTQModel run in environments of their own, laid over this one: their packages in front,
+# its torch and vLLM below. flash-attn is built without its kernels. SkyRL gives pydantic typing's TypedDict, which it takes
+# from Python 3.12 on.
 CUDA_FRAMEWORKS := swift verl openrlhf skyrl gptq
 $(CUDA_VENV)-openrlhf/.ready $(CUDA_VENV)-skyrl/.ready: export FLASH_ATTENTION_SKIP_CUDA_BUILD := TRUE
 $(CUDA_VENV)-openrlhf/.ready $(CUDA_VENV)-skyrl/.ready: export FLASH_ATTENTION_FORCE_BUILD := TRUE
