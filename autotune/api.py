@@ -321,12 +321,16 @@ def _forecast(request: ParsedRequest, candidates: tuple[Candidate, ...], *, conf
     from autotune.report.file_section import FinalFiles
     from autotune.report.html.render import render
     from autotune.report.output_folder import publish
+    from autotune.search.advice import ways_to_fit
     from autotune.search.forecast_search import forecast
     from autotune.search.loop import baseline_candidate
 
     job, trainer = request.job, request.trainer
+    baseline = baseline_candidate(job, trainer)
     with contextlib.closing(open_prediction_service(job, trainer)) as service:
-        answer = forecast(job, service, candidates, baseline_candidate(job, trainer))
+        answer = forecast(job, service, candidates, baseline)
+        if answer.winner is None:
+            answer = replace(answer, ways_to_fit=ways_to_fit(request, baseline, service))
     winner = answer.winner
     written = FinalFiles(job, trainer, None if winner is None else winner.candidate)
     described = publish(

@@ -97,6 +97,9 @@ class Answer(Generic[Evidence]):
     trade_offs: tuple[Evidence, ...] = ()
     """Best candidates with other learning knobs: offered, never chosen."""
 
+    ways_to_fit: tuple[WayToFit, ...] = ()
+    """If nothing fits: predicted changes that make the baseline fit, cheapest first."""
+
     elapsed_seconds: float
 
 

@@ -112,6 +112,7 @@ def document(
         "baseline": own.pop("baseline"),
         "changes": [plain(change) for change in answer.changes],
         "runner_ups": runner_ups,
+        "ways_to_fit": [_way_row(way) for way in answer.ways_to_fit],
         **own,
         "file": file,
         "question": job_row(job),

@@ -156,6 +156,16 @@ class FileRow(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[FileSettingRow, ...] = ()
 
 
+class WayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted change that makes the baseline fit, where nothing that was searched does."""
+
+    change: Mapping[str, Any]
+    learning: bool
+    margin_bytes: IntervalRow | None = None
+    peak_memory_bytes: IntervalRow | None = None
+    speed_ratio: float | None = None
+
+
 class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
     """recommendation.json. Measured figures and predicted ones have different fields; `basis`
     names the kind of answer."""
@@ -171,6 +181,7 @@ class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
     trade_offs: tuple[TradeOffRow, ...] = ()
     undecided: CandidateRow | None = None
     nearest_miss: CandidateRow | None = None
+    ways_to_fit: tuple[WayRow, ...] = ()
     refuted: tuple[CandidateRow, ...] = ()
     counts: Mapping[str, int] = {}
     script: Mapping[str, Any] | None = None

@@ -106,6 +106,7 @@ def _show_no_winner(console: Console, answer: Forecast) -> None:
         console.print()
         _show_verdict(console, answer.nearest_miss.prediction)
         _show_picture(console, answer.nearest_miss.prediction)
+    show_ways_of_baseline(console, answer.ways_to_fit)
 
 
 def _show_figures(console: Console, prediction: Prediction) -> None:
@@ -222,13 +223,24 @@ def _show_engine(console: Console, prediction: Prediction) -> None:
 
 
 def show_ways(console: Console, ways: Sequence[WayToFit]) -> None:
-    """Print the changes that make the candidate fit."""
+    """Print the changes that make the candidate of `predict` fit."""
     if not ways:
         console.print("No change of one or two settings makes it surely fit.")
         return
     console.print("Changes that make it fit, the cheapest first:")
+    _list_ways(console, ways, flag="--set")
+
+
+def show_ways_of_baseline(console: Console, ways: Sequence[WayToFit]) -> None:
+    """Print the changes that make the baseline of `run` fit, where nothing that was searched does."""
+    if ways:
+        console.print("Predicted changes that make the baseline fit, the cheapest first:")
+        _list_ways(console, ways, flag="--hold")
+
+
+def _list_ways(console: Console, ways: Sequence[WayToFit], flag: str) -> None:
     for way in ways:
-        console.print(f"  {as_flags(way.change)}")
+        console.print(f"  {as_flags(way.change, flag)}")
         console.print(f"      {', '.join(_consequences(way))}")
 
 

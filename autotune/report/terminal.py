@@ -26,6 +26,7 @@ from autotune.report.answer_document import (
 from autotune.report.certificate import certificate_lines, describe_models
 from autotune.report.dataset_rows import data_lines
 from autotune.report.file_section import show_script
+from autotune.report.forecast_text import show_ways_of_baseline
 from autotune.report.line_wrapping import print_line, shorten
 
 if TYPE_CHECKING:
@@ -306,6 +307,7 @@ def _show_nothing_fits(console: Console, job: Job, answer: Recommendation) -> No
             tried = ", ".join(setting_text(value) for value in values)
             console.print(f"Given up without success: {name} (tried {tried})")
     _show_measured(console, job, answer)
+    show_ways_of_baseline(console, answer.ways_to_fit)
     console.print(_what_next(job, answer))
 
 
@@ -343,7 +345,9 @@ def _what_next(job: Job, answer: Recommendation) -> str:
         return "Next: see the reason above. `--hold` another value of the failing setting, or fix it; then --resume or --fresh."
     if answer.interrupted:
         return f"Next: the search was {answer.proven}. Go on with --resume."
-    if answer.proven != "no better candidate possible":
+    counts = answer.counts
+    decided = counts.probed + counts.screened + counts.implied >= counts.candidates
+    if answer.proven != "no better candidate possible" and not decided:
         return "Next: the space was not searched to its end. Go on with --resume and a larger --budget."
     name = next(iter(job.space.relax), None)
     smaller = f"let {name} go lower (--search {name}=...)" if name else "give --search smaller values"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core.answer import WayToFit, setting_text
@@ -19,6 +19,7 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Knob, SearchSpace
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import PredictionService
+from autotune.request.job_builder import ParsedRequest
 
 MAX_WAYS = 5
 
@@ -49,6 +50,9 @@ class Adviser:
 
     trainer: Trainer
     service: PredictionService
+    refuted: frozenset[str] = frozenset()
+    """Ids of candidates that a measurement showed not to fit."""
+
     now: Callable[[], float] = time.monotonic
 
     def ways_to_fit(self, candidate: Candidate, prediction: Prediction) -> tuple[WayToFit, ...]:
@@ -117,7 +121,7 @@ class Adviser:
     def _way(self, candidate: Candidate, before: Prediction, change: KnobValues) -> WayToFit | None:
         """Return this change if it is legal and surely fits."""
         other = self._changed(candidate, change)
-        if other == candidate or self.trainer.why_illegal(other, self.job.task) is not None:
+        if other == candidate or other.id in self.refuted or self.trainer.why_illegal(other, self.job.task) is not None:
             return None
         try:
             prediction = self.service.predict(other)
@@ -133,9 +137,25 @@ class Adviser:
         return WayToFit(change=effective, learning=learning, prediction=prediction, speed_ratio=ratio)
 
 
-def as_flags(change: KnobValues) -> str:
-    """Return the change as flags of `predict`."""
-    return " ".join(f"--set {name}={setting_text(value)}" for name, value in change.items())
+def ways_to_fit(
+    request: ParsedRequest, baseline: Candidate | None, service: PredictionService, refuted: Iterable[str] = ()
+) -> tuple[WayToFit, ...]:
+    """Return the changes that make the baseline fit; empty if there is no baseline or no prediction."""
+    if baseline is None:
+        return ()
+    try:
+        prediction = service.predict(baseline)
+    except (CannotPredict, ProbeError):
+        return ()
+    adviser = Adviser(
+        job=request.job, space=request.whole_space, trainer=request.trainer, service=service, refuted=frozenset(refuted)
+    )
+    return adviser.ways_to_fit(baseline, prediction)
+
+
+def as_flags(change: KnobValues, flag: str = "--set") -> str:
+    """Return the change as flags of `predict`, or with `--hold` of `run`."""
+    return " ".join(f"{flag} {name}={setting_text(value)}" for name, value in change.items())
 
 
 def _cost(way: WayToFit) -> tuple[bool, float]:

@@ -3,6 +3,7 @@ fits, soak."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,10 +15,11 @@ from autotune.core.job import Job
 from autotune.core.measurement import Outcome
 from autotune.core.prediction import Prediction
 from autotune.frameworks.base import Trainer
-from autotune.prediction.service import predict_candidates
+from autotune.prediction.service import open_prediction_service, predict_candidates
 from autotune.probe.executors.base import Executor
 from autotune.request.job_builder import ParsedRequest
 from autotune.search import relaxation
+from autotune.search.advice import ways_to_fit
 from autotune.search.conclusion import conclude
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.probe_cost import probe_cost
@@ -56,12 +58,24 @@ def answer(
             job.out.mkdir(parents=True, exist_ok=True)
         # 3. Search; if nothing fits, search again with relaxed knobs.
         search = _Searcher(trainer=request.trainer, executor=executor, listener=listener, clock=clock, versions=versions)
-        found = search.relaxed(request, search.run(job, candidates))
+        found = _with_ways_to_fit(search.relaxed(request, search.run(job, candidates)), request)
         record.keep_answer(found.recommendation)
     # 4. Soak the winner.
     if soak_seconds is None or found.recommendation.interrupted:
         return found
     return replace(found, recommendation=soak(found.job, found.recommendation, executor, listener, soak_seconds))
+
+
+def _with_ways_to_fit(found: SearchAnswer, request: ParsedRequest) -> SearchAnswer:
+    """Add predicted changes that make the baseline fit, if memory lacked everywhere. On a CPU nothing is predicted."""
+    answer = found.recommendation
+    concluded = answer.winner is None and not answer.interrupted
+    if not concluded or not answer.counts.out_of_memory or request.job.task.hardware.kind != "cuda":
+        return found
+    refuted = [trial.candidate.id for trial in answer.trials if not trial.verdict.fits]
+    with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
+        ways = ways_to_fit(request, baseline_candidate(request.job, request.trainer), service, refuted)
+    return replace(found, recommendation=replace(answer, ways_to_fit=ways))
 
 
 def _stored_answer(request: ParsedRequest, record: Record, listener: Listener) -> SearchAnswer | None:

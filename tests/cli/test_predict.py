@@ -134,6 +134,32 @@ def test_run_reports_that_nothing_fits(model: Path, kept: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_run_advises_a_change_where_nothing_fits(kept: Path, tmp_path: Path) -> None:
+    """Full tuning does not fit; the predicted change does, if it is held."""
+    model = shape_only(tmp_path / "large", **LARGE)
+    asked = [
+        "--gpus",
+        "A100-40G",
+        "--memory-limit",
+        "6G",
+        "--tuning",
+        "full",
+        "--max-completion-length",
+        "16",
+        "--out",
+        "there",
+        "--json",
+    ]
+    over = predict(model, kept, tmp_path, *asked, "--mode", "predict", command="run")
+    assert over.code == 3, over.err
+    (change,) = [way["change"] for way in over.document["ways_to_fit"] if "use_peft" in way["change"]]
+    held = [word for name, value in change.items() for word in ("--hold", f"{name}={json.dumps(value)}")]
+    assert " ".join(held) in over.err and "Predicted changes that make the baseline fit" in over.err
+    again = predict(model, kept, tmp_path, *asked, *held, "--mode", "predict", command="run")
+    assert again.code == 0, again.err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [("sft", []), ("dpo", []), ("kto", []), ("reward", []), ("rloo", ["--num-generations", "2"]), ("online-dpo", [])],

@@ -10,6 +10,7 @@ from rich.console import Console
 from autotune.report.terminal import show_answer, show_job
 from autotune.search.loop import legal_candidates
 from tests.report.answers import Answered, answered
+from tests.report.test_forecast import WAY
 from tests.simulated import MIB, ToyTrainer, toy_job, toy_space
 
 
@@ -76,6 +77,28 @@ def test_nothing_fits_tells_how_close_it_came() -> None:
     assert "Given up without success: num_generations (tried 8, 4)" in said
     assert "--memory-limit" in said and "--search num_generations" in said
     assert "recommended" not in said
+
+
+def test_predicted_changes_of_the_baseline_follow_where_nothing_fits() -> None:
+    case = answered(100)
+    assert "changes that make the baseline fit" not in _shown(case)
+    said = _shown(replace(case, answer=replace(case.answer, ways_to_fit=(WAY,))))
+    assert "Predicted changes that make the baseline fit, the cheapest first:\n  --hold batch=4\n" in said
+
+
+def test_a_larger_budget_is_suggested_only_if_candidates_are_undecided() -> None:
+    case = answered(100)
+    counts = replace(case.answer.counts, probed=3, implied=3, screened=4)
+    said = {
+        candidates: _shown(
+            replace(
+                case, answer=replace(case.answer, proven="not proven infeasible", counts=replace(counts, candidates=candidates))
+            )
+        )
+        for candidates in (10, 11)
+    }
+    assert "larger --budget" in said[11]
+    assert "larger --budget" not in said[10] and "raise --memory-limit" in said[10]
 
 
 def test_failures_are_not_called_a_lack_of_memory() -> None:

@@ -127,6 +127,17 @@ def test_advice_moves_one_thing_and_neutral_ones_first(tmp_path: Path) -> None:
     assert all(way["ratio"] is None for way in ways if way["learning"]), "speeds of unlike learning are not compared"
 
 
+def test_a_change_that_was_measured_not_to_fit_is_no_advice(tmp_path: Path) -> None:
+    machine = Machine(limit_bytes=600 * MIB)
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
+    trainer, oracle = ToyTrainer(), Oracle(machine=machine)
+    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    refuted = trainer.complete({**asked.knobs, "batch": 4}, job.task)
+    adviser = Adviser(job=job, space=job.space, trainer=trainer, service=oracle, refuted=frozenset([refuted.id]))
+    changes = [way.change for way in adviser.ways_to_fit(asked, oracle.predict(asked))]
+    assert {"batch": 2} in changes and {"batch": 4} not in changes
+
+
 @pytest.mark.parametrize(("peak", "first"), [("sync", {"max_completion_length": 32}), ("backward", {"batch": 4})])
 def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
     peak: Phase, first: dict[str, int], tmp_path: Path

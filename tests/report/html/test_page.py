@@ -164,6 +164,14 @@ def test_nothing_fits_is_an_answer_too() -> None:
     assert "Measured:" not in text
 
 
+def test_changes_that_make_the_baseline_fit_are_listed() -> None:
+    way = {"change": {"use_peft<b>": True}, "learning": True, "margin_bytes": {"value": 2**30, "low": 2**29, "high": 2**30}}
+    page = render({**of_a_search(), "recommendation": None, "status": "nothing_fits", "ways_to_fit": [way]})
+    row = page.partition('id="ways"')[2].partition("</tbody>")[0]
+    assert "use_peft&lt;b&gt;=true" in row and "1 GiB, at least 512 MiB" in row and "not comparable" in row and ">yes<" in row
+    assert 'id="ways"' not in render(of_a_search())
+
+
 def test_predictions_are_never_shown_as_measured() -> None:
     text = " ".join(_read(render(with_predictions())).seen)
     assert "Coloured bars are predicted, part by part." in text
