@@ -24,11 +24,14 @@ def percent(name: str) -> Estimate:
 
 def context(gpu: Gpu | None) -> Estimate:
     """Bytes of the CUDA context and its loaded kernels, outside torch's allocator."""
+    return bare_context(gpu) + estimate("kernels_mib")
+
+
+def bare_context(gpu: Gpu | None) -> Estimate:
+    """Bytes of the CUDA context of a process that runs no kernel."""
     if gpu is None or gpu.multiprocessors is None:
-        bare = estimate("context_mib_unknown_gpu")
-    else:
-        bare = estimate("context_mib_per_multiprocessor", MIB * gpu.multiprocessors)
-    return bare + estimate("kernels_mib")
+        return estimate("context_mib_unknown_gpu")
+    return estimate("context_mib_per_multiprocessor", MIB * gpu.multiprocessors)
 
 
 def cublas_workspace(gpu: Gpu | None) -> int:

@@ -20,6 +20,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
+from packaging.version import Version
+
 from autotune import frameworks
 from autotune.api import RunAnswer, run_flags
 from autotune.core.answer import Trial
@@ -28,6 +30,9 @@ from autotune.core.errors import BadInput, ProbeError
 from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeStarted, ignore_events
 from autotune.core.job import Job
 from autotune.core.measurement import judge
+from autotune.core.units import format_bytes
+from autotune.estimate.constant_estimates import bare_context
+from autotune.machine.hardware_detection import gpu_of
 from autotune.preflight.proofs import PROOF, Missed, Proof, Proofs, decided, longest_prompt
 from autotune.probe.executors.base import Executor
 from autotune.report.certificate import certificate_row
@@ -48,6 +53,9 @@ certified."""
 
 MAX_TRIES = 2
 """Attempts after faults of the machine."""
+
+TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")
+"""From this release on `torch.cuda.set_device(0)` makes a context (pytorch issue 155668)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +127,12 @@ def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = ig
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
         versions = executor.prepare()
         request = _at_its_longest(request, versions)
+        if beside := launcher_bytes(request.job, versions):
+            listener(
+                Note(text=f"{format_bytes(beside)} of the limit are left for the process of `trl`, which holds a CUDA context.")
+            )
+            request = dataclasses.replace(request, job=_with_less(request.job, beside))
+            flags = flags.replace(memory_limit=f"{request.job.memory_limit_bytes}B")
         candidate = candidate_of_job(request)
         listener(JobStarted(job=request.job, candidates=(candidate,), assumed=request.assumed, notes=request.notes))
         proofs = Proofs(request.job, request.trainer, candidate, versions)
@@ -148,6 +162,19 @@ def _refuse_another_number_of_processes(job: Job) -> None:
             f"The configuration starts {named} processes, and {hardware} are {hardware.count}.",
             way_out=f"Type --gpus {named}x{what}, or correct num_processes.",
         )
+
+
+def launcher_bytes(job: Job, versions: Mapping[str, str]) -> int:
+    """Return the memory of the process of `trl grpo` on the first GPU beside the training process that
+    it starts: it initialises CUDA while it reads the configuration. A probe has no such process."""
+    hardware, torch = job.task.hardware, versions.get("torch")
+    if hardware.kind != "cuda" or torch is None or Version(torch) < TORCH_OF_LAUNCHER_CONTEXT:
+        return 0
+    return round(bare_context(gpu_of(hardware)).value)
+
+
+def _with_less(job: Job, taken_bytes: int) -> Job:
+    return dataclasses.replace(job, memory_limit_bytes=max(1, job.memory_limit_bytes - taken_bytes))
 
 
 def _at_its_longest(request: ParsedRequest, versions: Mapping[str, str]) -> ParsedRequest:

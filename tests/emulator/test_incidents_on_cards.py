@@ -58,8 +58,9 @@ def test_sft_with_qlora_on_a_card_of_4_gb(python: str, tmp_path: Path) -> None:
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
     assert failed["error"]["words"].startswith("torch.OutOfMemoryError: CUDA out of memory.")
     assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("forward", "activations")
-    code, trained = rehearsed("RTX3050-4G", python, folder, "bash", "recommended/launch.sh", *ours, TRL=trl)
+    code, trained = rehearsed("RTX3050-4G", python, folder, "bash", "recommended/launch.sh", *ours, PYTHON=python)
     assert code == 0 and trained["status"] == "fits", trained["error"]
+    assert len(trained["processes"]) == 1 < len(failed["processes"])  # `trl` holds a context beside its training process
     assert {"forward", "backward", "optimizer"} <= {name for one in trained["processes"] for name in one["phase_peak_bytes"]}
 
 
@@ -107,7 +108,7 @@ def test_grpo_with_gptq_keeps_the_unpacked_weights_of_all_layers(tmp_path: Path)
     # Checkpointing leaves the unpacked weights of one layer, also with a batch of eight.
     python, trl, ours = of_gptq(tmp_path / "recommended", prompt=500)
     recommended = ["bash", "recommended/launch.sh", "--max_completion_length", "16", *ours]
-    code, trained = rehearsed("A100-40G", python, folder, *recommended, TRL=trl)
+    code, trained = rehearsed("A100-40G", python, folder, *recommended, PYTHON=python)
     assert code == 0 and trained["status"] == "fits", trained["error"]
     trainer = trained["processes"][-1]
     assert {"rollout", "forward", "backward", "optimizer"} <= set(trainer["phase_peak_bytes"])

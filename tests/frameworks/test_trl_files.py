@@ -191,7 +191,7 @@ def test_with_vllm_on_a_cpu_the_launch_script_works(place: Path, task_at: Callab
     assert trainer("trl").why_illegal(candidate, task) is None
     trainer("trl").write_files(candidate, task, place / "with vllm")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
-    environment["TRL"] = str(Path(sys.executable).with_name("trl"))
+    environment["PYTHON"] = sys.executable
     command = [
         str(place / "with vllm" / "launch.sh"),
         "--max_steps",

@@ -152,7 +152,7 @@ def test_its_files_run_as_they_are(method: str, columns: set[str], tmp_path: Pat
     assert {path.name for path in paths} == {"recommended.yaml", "accelerate.yaml", "launch.sh", "train.jsonl"}
     content = yaml.safe_load((tmp_path / "recommended.yaml").read_text())
     assert content["max_length"] == 256 and "reward_funcs" not in content and "steps_per_generation" not in content
-    assert f'"$trl" {method} --config' in (tmp_path / "launch.sh").read_text()
+    assert f"-m trl.scripts.{method} --config" in (tmp_path / "launch.sh").read_text()
     rows = (tmp_path / "placeholder" / "train.jsonl").read_text().splitlines()
     assert set(json.loads(rows[0])) == columns
     assert f"{method.upper()} for made/up on cpu, measured by autotune" in (tmp_path / "recommended.yaml").read_text()

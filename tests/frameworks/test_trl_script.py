@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,27 +18,28 @@ from autotune.frameworks import trainer
 from tests.frameworks.conftest import make_task
 
 RECORDER = """#!/usr/bin/env bash
-echo "$1 gpus=${CUDA_VISIBLE_DEVICES:-all} alloc=${PYTORCH_CUDA_ALLOC_CONF:-none} $*" >> "$SEEN"
-if [ "$1" = vllm-serve ]; then exec sleep 600; fi
-until grep -q vllm-serve "$SEEN"; do sleep 0.01; [ -n "${ALONE:-}" ] && break; done
+echo "$2 gpus=${CUDA_VISIBLE_DEVICES:-all} alloc=${PYTORCH_CUDA_ALLOC_CONF:-none} token=${TOKEN:-none} $*" >> "$SEEN"
+if [ "$2" = trl.scripts.vllm_serve ]; then exec sleep 600; fi
+until grep -q vllm_serve "$SEEN"; do sleep 0.01; [ -n "${ALONE:-}" ] && break; done
 exit 0
 """
 
 
-def written(folder: Path, **knobs: Any) -> Path:
+def written(folder: Path, user_settings: Mapping[str, object] | None = None, **knobs: Any) -> Path:
     asked: Task = make_task(4, "cuda")
-    asked = replace(asked, workload=replace(asked.workload, python=folder / "nowhere" / "python"))
+    workload = replace(asked.workload, python=folder / "nowhere" / "python", user_settings=user_settings or {})
+    asked = replace(asked, workload=workload)
     one = trainer("trl").complete({"per_device_train_batch_size": 8, "num_generations": 8, **knobs}, asked)
     trainer("trl").write_files(one, asked, folder)
     return folder
 
 
 def started(folder: Path, **environment: str) -> list[str]:
-    """Return the command that the script runs, recorded by a substitute `trl`."""
-    recorder, seen = folder / "trl", folder / "seen"
+    """Return the command that the script runs, recorded by a substitute `python`."""
+    recorder, seen = folder / "python", folder / "seen"
     recorder.write_text(RECORDER)
     recorder.chmod(recorder.stat().st_mode | stat.S_IXUSR)
-    words = {**os.environ, "TRL": str(recorder), "SEEN": str(seen), **environment}
+    words = {**os.environ, "PYTHON": str(recorder), "SEEN": str(seen), **environment}
     words.pop("CUDA_VISIBLE_DEVICES", None) if "CUDA_VISIBLE_DEVICES" not in environment else None
     subprocess.run([str(folder / "launch.sh"), "--max_steps", "3"], env=words, check=True, timeout=60)
     return seen.read_text().splitlines()
@@ -49,10 +51,11 @@ def test_a_server_has_the_last_gpus_and_ends_with_the_trainer(
 ) -> None:
     folder = written(tmp_path, use_vllm=True, vllm_mode="server")
     lines = started(folder, **({"CUDA_VISIBLE_DEVICES": visible} if visible else {}))
-    server = next(line for line in lines if line.startswith("vllm-serve"))
-    training = next(line for line in lines if line.startswith("grpo"))
+    server = next(line for line in lines if line.startswith("trl.scripts.vllm_serve "))
+    training = next(line for line in lines if line.startswith("accelerate.commands.launch "))
     assert f"gpus={serves} " in server and "--tensor_parallel_size 1" in server and "--gpu_memory_utilization 0.9" in server
-    assert f"gpus={trains} " in training and training.endswith("--vllm_server_port 8000 --max_steps 3")
+    assert f"gpus={trains} " in training and " -m trl.scripts.grpo --config " in training
+    assert training.endswith("--vllm_server_port 8000 --max_steps 3")
     assert yaml.safe_load((folder / "accelerate.yaml").read_text())["num_processes"] == 3
     recommended = yaml.safe_load((folder / "recommended.yaml").read_text())
     assert recommended["vllm_mode"] == "server" and recommended["generation_batch_size"] == 8 * 3
@@ -62,17 +65,23 @@ def test_a_server_has_the_last_gpus_and_ends_with_the_trainer(
 def test_the_allocators_setting_is_exported_and_not_written_into_trls_file(tmp_path: Path) -> None:
     folder = written(tmp_path, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     (line,) = started(folder, ALONE="yes")
-    assert line.startswith("grpo ") and "alloc=expandable_segments:True" in line
+    assert line.startswith("accelerate.commands.launch ") and "alloc=expandable_segments:True" in line
     assert "PYTORCH_CUDA_ALLOC_CONF" not in (folder / "recommended.yaml").read_text()
 
 
 def test_gpus_are_numbered_as_in_probes_and_no_other_allocator_setting_is_left(tmp_path: Path) -> None:
     folder = written(tmp_path, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
-    (folder / "trl").write_text('#!/usr/bin/env bash\necho "$CUDA_DEVICE_ORDER ${PYTORCH_ALLOC_CONF:-none}"\n')
-    (folder / "trl").chmod(0o755)
-    words = {**os.environ, "TRL": str(folder / "trl"), "PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
+    (folder / "python").write_text('#!/usr/bin/env bash\necho "$CUDA_DEVICE_ORDER ${PYTORCH_ALLOC_CONF:-none}"\n')
+    (folder / "python").chmod(0o755)
+    words = {**os.environ, "PYTHON": str(folder / "python"), "PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
     said = subprocess.run([str(folder / "launch.sh")], env=words, check=True, capture_output=True, text=True, timeout=60).stdout
     assert said == "PCI_BUS_ID none\n"
+
+
+def test_the_environment_of_the_users_file_is_set_before_the_ranks_start(tmp_path: Path) -> None:
+    folder = written(tmp_path, user_settings={"env": {"TOKEN": "a b"}})
+    (line,) = started(folder, ALONE="yes")
+    assert " token=a b " in line
 
 
 def test_offloading_and_nested_keys_reach_their_own_files(tmp_path: Path) -> None:

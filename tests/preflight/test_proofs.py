@@ -20,6 +20,7 @@ from autotune.core.units import MIB
 from autotune.core.workload import Model, Workload
 from autotune.frameworks.trl.trainers import TrlGrpo
 from autotune.preflight import proofs as room
+from autotune.preflight.check import launcher_bytes
 from autotune.preflight.proofs import Missed, Proof, Proofs, decided
 from autotune.search.measurement_store import Store
 from tests.probe.nvml_playback import Playback
@@ -79,6 +80,16 @@ def missed(asked: Job, versions: dict[str, str] = VERSIONS) -> str:
     found = proofs(asked, versions).find()
     assert isinstance(found, Missed), "the record answered"
     return found.why
+
+
+@pytest.mark.parametrize(
+    ("hardware", "torch", "mib"),
+    [(A100, "2.11.0+cu130", 330), (A100, "2.7.1", 0), (dataclasses.replace(A100, kind="cpu"), "2.13.0", 0)],
+)
+def test_room_is_left_for_the_context_of_the_launching_process(hardware: Hardware, torch: str, mib: int) -> None:
+    asked = job()
+    asked = dataclasses.replace(asked, task=dataclasses.replace(asked.task, hardware=hardware))
+    assert launcher_bytes(asked, {"torch": torch}) == pytest.approx(mib * MIB, rel=0.02)
 
 
 def test_the_very_same_is_answered_from_the_record() -> None:

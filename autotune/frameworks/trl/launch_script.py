@@ -1,4 +1,8 @@
-"""launch.sh: starts the recommended run with its environment, its vLLM server and its processes."""
+"""launch.sh: starts the recommended run with its environment, its vLLM server and its processes.
+
+It calls accelerate and TRL's scripts itself: the process of `trl grpo` initialises CUDA while it reads
+the configuration (torch from 2.8 on), and keeps a context on the first GPU until training ends.
+"""
 
 from __future__ import annotations
 
@@ -29,28 +33,29 @@ def launch_script(
 ) -> str:  # fmt: skip
     """Return the script. `files` are TRL's and accelerate's; `dataset`, `shim` and `program` are relative to it."""
     config, accelerate = files
-    # Without a program, TRL's command passes accelerate's file on.
-    if program is None:
-        finder = finder_of("trl")
-        train = f'"$trl" {task.workload.method} --config "$here/{config}" --config_file "$here/{accelerate}"'
-    else:
-        finder = finder_of("python")
-        launch = f'"$python" -m accelerate.commands.launch --config_file "$here/{accelerate}"'
-        train = f'{launch} "$here/{program}" --config "$here/{config}"'
+    started = f'"$here/{program}"' if program else f"-m trl.scripts.{task.workload.method}"
+    train = (
+        f'"$python" -m accelerate.commands.launch --config_file "$here/{accelerate}" \\\n  {started} --config "$here/{config}"'
+    )
     if dataset:  # repeated relative to the script, so that the folder can be moved
         train += f' \\\n  --dataset_name "$here/{dataset}"'
     start = _with_server(candidate, task, train, model) if with_server(candidate.settings) else f'exec {train} "$@"\n'
     return f"""#!/usr/bin/env bash
-# Starts the recommended run. Further arguments go to TRL: ./{name} --max_steps 100
+# Starts the recommended run. Further arguments go to TRL's script, which ignores unknown ones: ./{name} --max_steps 100
 # Run it in the folder to which your reward functions and paths are relative.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
-{finder}{exports(candidate, task, shim)}{start}"""
+{finder_of("python")}{exports(candidate, task, shim)}{start}"""
 
 
 def exports(candidate: Candidate, task: Task, shim: str | None) -> str:
     """Return the lines that set the environment of a run as it was in its probe."""
-    variables = {**(DEVICE_ORDER if task.hardware.kind == "cuda" else {}), **environment_of(candidate.settings)}
+    stated = task.workload.user_settings.get("env")  # set before Python starts, as `trl` does
+    variables = {
+        **({str(name): str(value) for name, value in stated.items()} if isinstance(stated, Mapping) else {}),
+        **(DEVICE_ORDER if task.hardware.kind == "cuda" else {}),
+        **environment_of(candidate.settings),
+    }
     lines = [f"export {variable}={shlex.quote(value)}\n" for variable, value in variables.items()]
     if ALLOCATOR in variables:
         lines.append(f"unset {OTHER_ALLOCATOR}\n")
@@ -99,7 +104,7 @@ def _served_by_trl(candidate: Candidate, task: Task, model: str) -> tuple[str, s
     if task.workload.trust_remote_code:
         options["trust_remote_code"] = True
     words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
-    return f'"$trl" vllm-serve {words}', '--vllm_server_port "$port"'
+    return f'"$python" -m trl.scripts.vllm_serve {words}', '--vllm_server_port "$port"'
 
 
 def _served_by_vllm(candidate: Candidate, task: Task, model: str) -> tuple[str, str]:

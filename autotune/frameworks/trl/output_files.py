@@ -1,7 +1,7 @@
 """Winner in TRL's own files: recommended.yaml, accelerate.yaml, launch.sh, and the filtered dataset.
 
 `trl grpo --config recommended.yaml` reads the YAML in the launching process, as one rank, and again
-in each rank. The file is valid for both.
+in each rank. The file is valid for both. launch.sh starts the ranks without that process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_files(
     data = _prepare_data(candidate, task, folder.resolve(), home, dataset)
     launcher = {} if script else {"config_file": str(home / ACCELERATE_NAME)}  # a key of TRL's command
     content = {**_settings(candidate, task), **data.keys, **launcher}
-    notes = [*_head(candidate, task), *data.notes]
+    notes = [*_head(candidate, task, script=script), *data.notes]
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     if len(text.splitlines()) != text.count("\n"):
         # The emitter leaves line breaks of Unicode in plain scalars, where a reader takes them for spaces.
@@ -190,16 +190,19 @@ def _generation_batch(candidate: Candidate, task: Task) -> int:
     return micro * ranks_of(settings, task.hardware.count) * steps
 
 
-def _head(candidate: Candidate, task: Task) -> list[str]:
+def _head(candidate: Candidate, task: Task, *, script: bool) -> list[str]:
     prompt, completion = (count_of(candidate.settings, f"max_{part}_length") for part in ("prompt", "completion"))
     basis, method = task.hardware.basis, task.workload.method.upper()
     lengths = f"prompts of up to {prompt} tokens and completions of up to {completion}"
     if not _generates(candidate):
         lengths = f"rows of up to {prompt + completion} tokens"
-    return [
+    head = [
         f"{method} for {task.workload.model.name} on {task.hardware}, {basis} by autotune. Start it with ./{LAUNCH_NAME}",
         f"{basis.capitalize()} with {lengths}.",
     ]
+    if task.hardware.kind == "cuda" and not script:
+        head.append(f"`trl {task.workload.method} --config` needs more on the first GPU: the CUDA context of its own process.")
+    return head
 
 
 def _settings(candidate: Candidate, task: Task) -> dict[str, object]:
