@@ -116,7 +116,7 @@ def _table(found: Rehearsed) -> list[str]:
     for process in _by_card(found):
         for card, peak in process.peak_bytes.items():
             size = format_bytes(found.machine.cards[card].memory_mib * 2**20)
-            lines.append(f"card {card}, {_who(process)}: peak {format_bytes(peak)} of {size}{_torch(process, card)}")
+            lines.append(f"card {card}, {_who(process)}: peak {format_bytes(peak)} of {size}{torch_counters(process, card)}")
             lines += [f"  {phase:12} {format_bytes(held)}" for phase, held in _phases(process, card)]
     for card, peak in found.report.card_peak_bytes.items():
         count = sum(card in process.peak_bytes for process in found.report.processes)
@@ -140,11 +140,13 @@ def _phases(process: ProcessReport, card: int) -> Iterator[tuple[str, int]]:
             yield phase, peaks[card]
 
 
-def _torch(process: ProcessReport, card: int) -> str:
+def torch_counters(process: ProcessReport, card: int) -> str:
     if card not in process.torch_reserved_bytes:
         return ""
-    allocated = format_bytes(process.torch_allocated_bytes.get(card, 0))
-    return f" (torch: {allocated} allocated, {format_bytes(process.torch_reserved_bytes[card])} reserved)"
+    allocated, reserved = process.torch_allocated_bytes.get(card, 0), process.torch_reserved_bytes[card]
+    # torch goes on counting the pool of an engine that gave its memory back to the driver.
+    asleep = ", with what a sleeping engine gave back" if reserved > process.peak_bytes[card] else ""
+    return f" (torch: {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved{asleep})"
 
 
 def _document(found: Rehearsed, diagnosis: Diagnosis | None) -> dict[str, Any]:

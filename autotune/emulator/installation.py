@@ -61,7 +61,9 @@ def look(python: Path) -> Installation:
     found = _asked(python)
     folder = found["torch"]
     if folder is None:
-        raise TrainingEnvironmentError(f"{python} has no torch. {_install(python)}")
+        raise TrainingEnvironmentError(
+            f"{python} has no torch. Name the interpreter of the training environment with --python. {_install(python)}"
+        )
     version, cuda = str(found["stated"].get("__version__", "?")), _version(str(found["stated"].get("cuda", "")))
     if cuda is None:
         raise TrainingEnvironmentError(

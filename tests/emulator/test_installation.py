@@ -45,7 +45,7 @@ def test_no_torch(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    assert re.search(r"has no torch. Install one: .*python -m pip install", refused(python))
+    assert re.search(r"has no torch. Name .* with --python. Install one: .*python -m pip install", refused(python))
 
 
 def test_a_cpu_build_of_torch(tmp_path: Path) -> None:
