@@ -83,10 +83,11 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
     from autotune.report.folder_claim import claimed_folder
     from autotune.report.output_folder import check_folder
     from autotune.report.trackers import check_tracker, log_answer
+    from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request, possible_candidates
     from autotune.search.loop import legal_candidates
 
-    request = parse_request(flags)
+    request = with_longest_prompt(parse_request(flags))
     request = replace(_with_data(request), pinned=request.pinned | pinned)
     check_folder(request.job.out)
     if flags.log_to is not None:
@@ -146,10 +147,11 @@ def emulate_flags(flags: Flags) -> Measurement:
     """Probe one configuration on emulated GPUs, for flags that `check_can_emulate` accepted."""
     from autotune.core.probe_plan import ProbePlan
     from autotune.request.job_builder import candidate_of_job
+    from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request
     from autotune.search.executor_choice import open_executor
 
-    request = parse_request(flags.replace(mode="emulate"))
+    request = with_longest_prompt(parse_request(flags.replace(mode="emulate")))
     candidate = candidate_of_job(request)
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
         return executor.open(candidate).measure(candidate, ProbePlan())
@@ -190,6 +192,7 @@ def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
     from autotune.machine import hardware_detection
     from autotune.prediction.service import open_prediction_service
     from autotune.request.job_builder import candidate_of_job
+    from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request
 
     if flags.gpus == "local" and hardware_detection.hardware("local").kind != "cuda":
@@ -201,7 +204,7 @@ def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
             f"--config {flags.config} is no file.", way_out="Name the YAML file that was given to `trl grpo --config`."
         )
     try:
-        request = parse_request(flags.replace(mode="predict"))
+        request = with_longest_prompt(parse_request(flags.replace(mode="predict")))
         job, trainer, candidate = request.job, request.trainer, candidate_of_job(request)
         with contextlib.closing(open_prediction_service(job, trainer)) as service:
             effects = Effects(job=job, space=request.whole_space, trainer=trainer, service=service, candidate=candidate)
@@ -226,11 +229,12 @@ def _variants(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedR
     been run."""
     from autotune.request.assignments import ways_of
     from autotune.request.job_builder import candidate_of_job
+    from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request
 
     found, notes, refusal = [], [], None
     for facts, given in ways_of(flags):
-        request = parse_request(given)
+        request = with_longest_prompt(parse_request(given))
         try:
             found.append((facts, request, candidate_of_job(request)))
         except IllegalConfiguration as error:

@@ -94,7 +94,9 @@ class Trainer(Protocol):
         ...
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
-        """Measure the dataset's prompts and count those within `limit`; None: no readable dataset."""
+        """Measure the dataset's prompts and count those within `limit`; None: no dataset, or a method without prompts.
+
+        Raises BadInput for an unreadable dataset."""
         return None
 
     def image_rows(self, task: Task) -> ImageRows | None:

@@ -36,13 +36,14 @@ def image_rows(task: Task, dataset: Mapping[str, object] | None) -> ImageRows | 
 
 
 def prompt_lengths(task: Task, dataset: Mapping[str, object] | None, limit: int | None) -> PromptLengths | None:
-    """Measure the prompts; None: no dataset, or an unreadable one."""
+    """Measure the prompts, once per process and state of the files; None: no dataset. Raises BadInput
+    for an unreadable dataset."""
     if dataset is None:
         return None
-    try:
-        return msgspec.convert(measure_prompts(task, dataset, limit=limit, out=None), PromptLengths, strict=False)
-    except BadInput:
-        return None
+    key = _state(task, dataset, limit)
+    if key not in _measured:
+        _measured[key] = msgspec.convert(measure_prompts(task, dataset, limit=limit, out=None), PromptLengths, strict=False)
+    return _measured[key]
 
 
 def measure_prompts(task: Task, dataset: Mapping[str, object], *, limit: int | None, out: Path | None) -> dict[str, object]:
@@ -85,6 +86,7 @@ def _measure(
     return done.stdout
 
 
+_measured: dict[str, PromptLengths] = {}
 _filtered: dict[str, tuple[dict[str, object], tempfile.TemporaryDirectory[str]]] = {}
 
 
@@ -93,12 +95,19 @@ def filter_prompts(task: Task, dataset: Mapping[str, object], *, limit: int, out
 
     Cached per process and limit: every better recommendation is written anew.
     """
-    place = Path(str(dataset.get("dataset_name")))
-    files = sorted((str(file), file.stat().st_mtime_ns) for file in place.rglob("*")) if place.is_dir() else []
-    key = json.dumps([str(task.workload.python), model_path(task), dict(dataset), files, limit], default=str)
+    key = _state(task, dataset, limit)
     if key not in _filtered:
         cached = tempfile.TemporaryDirectory(prefix="autotune-dataset-")
         _filtered[key] = measure_prompts(task, dataset, limit=limit, out=Path(cached.name)), cached
     found, cached = _filtered[key]
     shutil.copytree(cached.name, out, dirs_exist_ok=True)
     return {**found, "dataset_name": str(out)}
+
+
+def _state(task: Task, dataset: Mapping[str, object], limit: int | None) -> str:
+    """Return the key of a measurement: the interpreter, the tokenizer, the dataset and its files."""
+    place = Path(str(dataset.get("dataset_name")))
+    places = sorted(place.rglob("*")) if place.is_dir() else [place] if place.is_file() else []
+    files = [(str(file), file.stat().st_mtime_ns) for file in places]
+    template = task.workload.user_settings.get("chat_template_kwargs")
+    return json.dumps([str(task.workload.python), model_path(task), dict(dataset), files, template, limit], default=str)

@@ -165,11 +165,14 @@ def longest_prompt(job: Job, trainer: Trainer, versions: Mapping[str, str]) -> i
     known = None if key is None or job.fresh else store.kept(LENGTHS, key, _Longest)
     if known is not None and known.schema == SCHEMA:
         return known.tokens
-    found = trainer.prompt_lengths(job.task)
+    way_out = "Say how long prompts get: --max-prompt-length 512"
+    try:
+        found = trainer.prompt_lengths(job.task)
+    except BadInput as error:
+        raise BadInput(f"The longest prompt of the training data isn't known. {error.what}", way_out=way_out) from error
     if found is None:
         raise BadInput(
-            "The longest prompt of the training data isn't known: the configuration names no dataset that can be read here.",
-            way_out="Say how long prompts get: --max-prompt-length 512",
+            "The longest prompt of the training data isn't known: the configuration names no dataset.", way_out=way_out
         )
     tokens = found.percentiles[100]
     if key is not None:

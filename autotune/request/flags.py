@@ -66,7 +66,7 @@ class CommonOptions(TypedDict, total=False):
     python: Annotated[Name | None, Flag(ENVIRONMENT, metavar="PATH", completes="file",
         help="Python interpreter of the training environment. Default: autotune's own. Example: .venv/bin/python.")]
     max_prompt_length: Annotated[int | None, Flag(LENGTHS, metavar="N",
-        help="Longest prompt, in tokens; constant during the search.")]
+        help="Longest prompt, in tokens; constant during the search. Default with TRL: the longest of your data.")]
     search: Annotated[Choices, Flag(CONFIGURATION, metavar="K=V1,V2",
         help="Search a knob over these values. Repeatable. Example: --search num_generations=4,8.")]
     memory_limit: Annotated[str | None, Flag(HARDWARE, metavar="SIZE",

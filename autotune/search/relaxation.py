@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from autotune.core.answer import Recommendation
 from autotune.core.candidate import KnobValue
 from autotune.core.dataset import PromptLengths
+from autotune.core.errors import BadInput
 from autotune.core.job import Job
 from autotune.core.space import Knob, SearchSpace
 from autotune.frameworks.base import Trainer
-
-PROMPT_KNOB = "max_prompt_length"
-PERCENTILES = (99, 95, 90)
-"""Percentiles of the dataset's prompt lengths to try as shorter limits."""
+from autotune.request.prompt_limit import PERCENTILES, PROMPT_KNOB
 
 MAX_HALVINGS = 2
 """Halvings of a number for which the space lists no smaller value."""
@@ -36,7 +34,7 @@ class RelaxedJob:
 def relaxed(job: Job, whole_space: SearchSpace, pinned: Collection[str], trainer: Trainer) -> RelaxedJob | None:
     """Return the job to search if nothing of this one fits; None if no knob may be relaxed."""
     names = [name for name in job.space.relax if name not in pinned]
-    prompts = trainer.prompt_lengths(job.task) if PROMPT_KNOB in names else None
+    prompts = _prompt_lengths(job, trainer) if PROMPT_KNOB in names else None
     remedies = {knob.name: knob for knob in whole_space.remedies}
     choices: dict[str, tuple[KnobValue, ...]] = {}
     added: list[Knob] = []
@@ -90,8 +88,16 @@ def rows_left_out(found: RelaxedJob, answer: Recommendation, trainer: Trainer) -
     if answer.winner is None or PROMPT_KNOB not in answer.relaxed or found.prompts is None:
         return None
     limit = answer.winner.candidate.settings.get(PROMPT_KNOB)
-    within = trainer.prompt_lengths(found.job.task, limit) if isinstance(limit, int) else None
+    within = _prompt_lengths(found.job, trainer, limit) if isinstance(limit, int) else None
     return None if within is None else within.rows - within.kept
+
+
+def _prompt_lengths(job: Job, trainer: Trainer, limit: int | None = None) -> PromptLengths | None:
+    """Return the lengths of the data's prompts; None if they can't be read."""
+    try:
+        return trainer.prompt_lengths(job.task, limit)
+    except BadInput:
+        return None
 
 
 def describe(answer: Recommendation, space: SearchSpace) -> str:

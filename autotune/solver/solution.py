@@ -17,6 +17,7 @@ from autotune.report.candidate_rows import interval, prediction_row
 from autotune.request.assignments import FLAG_OF_SETTING, parse_holds
 from autotune.request.flags import Flags, SolveOptions, flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.prompt_limit import with_longest_prompt
 from autotune.request.request_parser import parse_request
 from autotune.search.advice import Adviser
 from autotune.solver.cheapest_hardware import CheapestHardware, PredictedOffer, step_seconds
@@ -60,7 +61,7 @@ def solve_flags(setting: str, flags: Flags, *, listener: Listener = ignore_event
 
 
 def _largest(setting: str, flags: Flags, listener: Listener) -> SolveAnswer:
-    request = parse_request(flags)
+    request = with_longest_prompt(parse_request(flags))
     base = candidate_of_job(request)
     name, flag = _framework_name(setting, request)
     given = _number(name, setting, base, request)
@@ -113,7 +114,7 @@ def _with_value(flags: Flags, name: str, flag: str | None, value: Number) -> tup
     if flag:
         changes["set"] = tuple(named["set"])
     try:
-        request = parse_request(flags.replace(**{"hold": tuple(named["hold"]), **changes}))
+        request = with_longest_prompt(parse_request(flags.replace(**{"hold": tuple(named["hold"]), **changes})))
         candidate_of_job(request)
     except IllegalConfiguration as error:
         return None, error.what
@@ -149,7 +150,7 @@ def _cheapest(flags: Flags, listener: Listener) -> SolveAnswer:
         for offer in prices.offers:
             listener(Predicting(text=offer.gpus))
             try:
-                request = parse_request(flags.replace(gpus=offer.gpus))
+                request = with_longest_prompt(parse_request(flags.replace(gpus=offer.gpus)))
                 if first is None or service is None:
                     first, service = request, open_prediction_service(request.job, request.trainer)
                     open_services.callback(service.close)

@@ -23,6 +23,7 @@ from autotune.report.terminal import show_answer
 from autotune.search.record import circumstances
 from autotune.search.study import with_predicted_speed
 from tests.cli.command import autotune, shape_only
+from tests.emulator.test_incidents_on_cards import empty_model, rehearsed
 from tests.report.answers import answered
 from tests.report.test_forecast import PREDICTION
 
@@ -156,24 +157,29 @@ def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.M
     assert held == [5, 13, 21, 29]  # the prompt, then a token in eight
 
 
+SHAPE = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 4,
+    "vocab_size": 151936,
+}
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_search_on_emulated_cards(python: str, tmp_path: Path) -> None:
-    model = str(
-        shape_only(
-            tmp_path / "m",
-            hidden_size=2048,
-            intermediate_size=8192,
-            num_attention_heads=16,
-            num_hidden_layers=4,
-            vocab_size=151936,
-        )
-    )
+@pytest.mark.timeout(900)
+def test_a_search_on_emulated_cards_and_the_run_that_it_recommends(python: str, tmp_path: Path) -> None:
+    """The run that launch.sh starts has the certificate's peak."""
+    shape = json.loads((shape_only(tmp_path / "shape", **SHAPE) / "config.json").read_text())
+    model = empty_model(tmp_path / "m", shape)
+    (tmp_path / "rows").mkdir()
+    longest = 12 * "word " + "word"  # 64 tokens, one for each byte
+    (tmp_path / "rows" / "train.jsonl").write_text(64 * (json.dumps({"prompt": longest}) + "\n"))
     words = [
         "run", "--model", model, "--gpus", "A100-40G", "--mode", "emulate", "--python", python, "--hold", "use_vllm=false",
-        "--max-prompt-length", "64", "--max-completion-length", "192", "--global-batch", "16", "--num-generations", "8",
+        "--dataset", str(tmp_path / "rows"), "--max-completion-length", "192", "--global-batch", "16", "--num-generations", "8",
         "--search", "per_device_train_batch_size=2,16", "--search", "gradient_checkpointing=false", "--max-probes", "2",
-        "--budget", "8m", "--json",
+        "--budget", "8m", "--out", "out", "--json",
     ]  # fmt: skip
     done = autotune(*words, cwd=tmp_path, timeout=590, XDG_DATA_HOME=str(tmp_path / "data"))
     assert done.code == 0, done.err
@@ -186,3 +192,9 @@ def test_a_search_on_emulated_cards(python: str, tmp_path: Path) -> None:
     assert best["tokens_per_second"]["worst"] == pytest.approx(trial["prediction"]["tokens_per_second"]["value"], rel=0.01)
     assert any("docs/emulated-gpus.md" in caveat for caveat in made["caveats"])
     assert "--mode probe" in made["confirm_with"] and json.dumps(made)
+
+    steps = ["--max_steps", "3", "--save_strategy", "no", "--report_to", "none", "--output_dir", str(tmp_path / "trained")]
+    code, trained = rehearsed("A100-40G", python, tmp_path, "bash", "out/launch.sh", *steps, PYTHON=python)
+    assert code == 0, trained["error"]
+    assert len(trained["processes"]) == 1
+    assert trained["processes"][0]["peak_bytes"] == pytest.approx(best["peak_memory_bytes"], rel=0.02)
