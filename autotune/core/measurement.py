@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Literal
@@ -175,6 +175,18 @@ class Memory:
 
     timeline: tuple[MemorySample, ...] = ()
     """Samples, coarser for long probes; exact peaks may exceed them."""
+
+    def on_first(self, devices: int | None) -> Memory:
+        """Return the peaks of the first devices alone; all of them for None, and where a device is unknown."""
+        chosen = self.devices[:devices]
+        if devices is None or len(chosen) < devices or any(one.peak_bytes is None for one in chosen):
+            return self
+        phases = dict.fromkeys(phase for one in chosen for phase in one.phase_peak_bytes)
+        return replace(
+            self,
+            peak_bytes=max(one.peak_bytes or 0 for one in chosen),
+            phase_peak_bytes={phase: max(one.phase_peak_bytes.get(phase, 0) for one in chosen) for phase in phases},
+        )
 
 
 Watched = Literal["online", "offline", "outside"]

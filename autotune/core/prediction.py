@@ -96,6 +96,10 @@ class Prediction:
     peak_memory_bytes: Estimate  # device memory (NVML) per GPU, worst rank, at the longest rows
     peak_memory_bytes_at_lengths: Estimate | None = None  # at the lengths given; None: none given
     fits_at_lengths: bool | None = None
+    training_devices: int | None = None
+    """Number of the first devices, which train, that memory is predicted for: a server has the last ones.
+    None: all devices."""
+
     torch_peak_allocated_bytes: Estimate
     torch_peak_reserved_bytes: Estimate
     host_memory_bytes: Estimate | None = None

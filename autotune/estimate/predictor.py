@@ -261,6 +261,7 @@ def _prediction(
         failure=failure,
         limit_bytes=given.limit_bytes,
         peak_memory_bytes=total,
+        training_devices=ranks if communicators.joins_server(given.composition) else None,
         torch_peak_allocated_bytes=whole_bytes(own_allocated + Estimate.exactly(in_torch)),
         torch_peak_reserved_bytes=whole_bytes(own_reserved + Estimate.exactly(in_torch)),
         host_memory_bytes=whole_bytes(cpu_memory.processes(1).scaled(ranks) + Estimate.exactly(given.host_bytes * ranks)),

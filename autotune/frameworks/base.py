@@ -89,6 +89,10 @@ class Trainer(Protocol):
         """Return the first framework rule that the candidate breaks; None: legal. Uses no GPU."""
         ...
 
+    def notes(self, space: SearchSpace, task: Task) -> tuple[str, ...]:
+        """Return what a reader of measured memory must know of the framework."""
+        return ()
+
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the user's configuration, else the framework's defaults at the held learning knobs."""
         ...

@@ -25,7 +25,7 @@ def check_rows(prediction: Prediction, emulated: Measurement) -> list[dict[str, 
 
 
 def _pairs(prediction: Prediction, emulated: Measurement) -> Iterator[tuple[str, float, float | None]]:
-    memory = emulated.memory
+    memory = emulated.memory.on_first(prediction.training_devices)
     for phase in prediction.phases:
         yield f"{phase.name}", phase.peak_bytes.value, memory.phase_peak_bytes.get(phase.name)
     yield "peak", prediction.peak_memory_bytes.value, memory.peak_bytes

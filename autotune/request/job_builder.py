@@ -151,6 +151,8 @@ def _notes(flags: Flags, job: Job, trainer: Trainer, config: UserConfig | None, 
         yield f"{trainer.method} with {trainer.name} is not measured yet: everything that follows is predicted"
     if hardware.kind == "cuda" and hardware.count > MAX_VERIFIED_GPUS and not hardware.emulated:
         yield SEVERAL_GPUS
+    if job.mode != "predict":
+        yield from trainer.notes(job.space, job.task)
     if job.mode == "probe":
         yield from gpu_notes(hardware, job.memory_limit_bytes)
 

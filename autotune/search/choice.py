@@ -7,7 +7,7 @@ simplest is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.catalog.simplicity import complexity
 from autotune.core.answer import Advantage, AdvantageKind, Trial
@@ -18,6 +18,10 @@ from autotune.search.trial_view import TrialView
 MAX_SPEED_LOSS = 0.03
 """Share of speed that a simpler candidate may lose by its measured figure, even where the spread
 between runs is larger."""
+
+EQUAL_SPEED_SHARE = 0.05
+"""Difference of predicted speeds, as a share, that a prediction can't resolve: the part of a
+phase's error that its candidates do not have in common (`surrogate.throughput_model`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +59,16 @@ def _advantage(trial: Trial, ratio: SpeedRatio, why: AdvantageKind) -> Advantage
 
 
 def compare(one: Trial, other: Trial, view: TrialView) -> SpeedRatio | None:
-    """Return the ratio of the best evidence about two candidates; None without both speeds."""
+    """Return the ratio of the best evidence about two candidates; None without both speeds.
+
+    On emulated cards speeds are predicted, without a spread between runs."""
     first, second = evidence(one, view), evidence(other, view)
-    return None if first is None or second is None else view.run_spread.compare(first, second)
+    if first is None or second is None:
+        return None
+    ratio = view.run_spread.compare(first, second)
+    if ratio is None or not one.measurement.emulated:
+        return ratio
+    return replace(ratio, low=ratio.value * (1 - EQUAL_SPEED_SHARE), high=ratio.value * (1 + EQUAL_SPEED_SHARE))
 
 
 def evidence(trial: Trial, view: TrialView) -> Speed | None:

@@ -15,16 +15,12 @@ from autotune.core.candidate import Candidate
 from autotune.core.job import Job
 from autotune.core.prediction import Prediction
 from autotune.prediction.service import PredictionService
+from autotune.search.choice import EQUAL_SPEED_SHARE
 from autotune.search.conclusion import MAX_RUNNER_UPS, changes_between, relaxed_in
 from autotune.search.tiers import Tier, tiers_of
 
 TierPredictions = Sequence[Sequence[PredictedCandidate]]
 """Predicted candidates by tier, least memory first."""
-
-
-EQUAL_SPEED_SHARE = 0.05
-"""Difference of predicted speeds, as a share, that a prediction can't resolve: the part of a
-phase's error that its candidates do not have in common (`surrogate.throughput_model`)."""
 
 
 def forecast(job: Job, service: PredictionService, candidates: Sequence[Candidate], baseline: Candidate | None) -> Forecast:

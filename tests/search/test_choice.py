@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from autotune.catalog.simplicity import complexity, criteria
 from autotune.core.answer import Recommendation
 from autotune.core.candidate import Candidate
@@ -119,6 +121,19 @@ def test_of_candidates_predicted_equally_fast_the_simplest_is_taken(tmp_path: Pa
     machine = Noisy(limit_bytes=900 * MIB, gains={"fsdp2": 0.5, "zero3": 1.02})
     answer = forecast(job, Oracle(machine=machine), legal_candidates(job, Sharded()), baseline_candidate(job, Sharded()))
     assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == "ddp"
+
+
+@pytest.mark.parametrize(("gain", "taken"), [(1.03, "zero3"), (1.2, "ddp")])
+def test_on_emulated_cards_a_gain_must_exceed_what_predictions_resolve(gain: float, taken: str, tmp_path: Path) -> None:
+    class Emulated(Noisy):
+        def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+            return replace(super().measure(candidate, plan), emulated=True)
+
+    job = toy_job(tmp_path, _space("zero3", "ddp"), 900 * MIB, storage="memory://")
+    machine = Emulated(limit_bytes=900 * MIB, gains={"ddp": gain})
+    predictions = Oracle(machine=machine).screen(legal_candidates(job, Sharded()))
+    answer = _search(job, machine, predictions=predictions)
+    assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == taken
 
 
 def test_the_order_of_simplicity_is_strategy_offload_checkpointing_and_the_number_of_changes() -> None:

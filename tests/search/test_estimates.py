@@ -12,7 +12,7 @@ import pytest
 
 from autotune.core.answer import Trial
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Failure, Outcome, Phase, judge
+from autotune.core.measurement import DeviceMemory, Failure, Outcome, Phase, judge
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.search_options import SearchOptions
@@ -108,6 +108,31 @@ def test_an_engine_without_room_implies_nothing_about_the_trainer() -> None:
     failure = Failure(evidence="no room", phase="load", cause="kv_cache", row="vllm_kv_too_small")
     starved = replace(trial, measurement=replace(trial.measurement, outcome=Outcome.OOM_LOAD, failure=failure, worst=None))
     assert np.allclose(surrogate({}).estimate([starved]).need.mean, surrogate({}).estimate([]).need.mean)
+
+
+def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
+    """A server fills its card whatever the trainer needs; the prediction is of the first device alone."""
+    table, limit = CandidateTable(SPACE, CANDIDATES), MACHINE.limit_bytes
+    half = Estimate(value=0.5 * limit, low=0.45 * limit, high=0.55 * limit)
+    phases = (PhasePrediction(name="backward", peak_bytes=half, seconds=None),)
+    found = [replace(foreseen(1.0)[one.id], peak_memory_bytes=half, phases=phases, training_devices=1) for one in CANDIDATES]
+    trial = measured([CANDIDATES[0]])[0]
+    trainer, server = (
+        DeviceMemory(
+            index=index, uuid=None, name=None, measured_by="nvml-processes", peak_bytes=peak, phase_peak_bytes={"backward": peak}
+        )
+        for index, peak in enumerate((limit // 2, round(0.97 * limit)))
+    )
+    memory = replace(
+        trial.measurement.memory,
+        peak_bytes=server.peak_bytes,
+        phase_peak_bytes=server.phase_peak_bytes,
+        devices=(trainer, server),
+    )
+    seen = replace(trial, measurement=replace(trial.measurement, memory=memory))
+    needs = MemoryModel(table, found, limit).posterior([seen], np.zeros(0, dtype=np.int64))
+    assert np.exp(needs.peak.mean) == pytest.approx(np.full(len(CANDIDATES), 0.5), abs=0.02)
+    assert memory.on_first(None) is memory and memory.on_first(3) is memory
 
 
 def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:

@@ -22,8 +22,8 @@ BUFFER_BYTES = GIB
 """Of each of the two buffers in which weights are sent to a server (vLLM's `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)."""
 
 NEW_BUFFERS = (
-    "each weight sync to the server allocates buffers of its own: over the first 16, torch reserves up to 2 GiB more each time, "
-    "which it gives back when memory is short"
+    "with TRL 1.11 and newer each weight sync to the server allocates buffers of its own: over the first 16, torch reserves "
+    "up to 2 GiB more each time, on both sides, which it gives back when memory is short"
 )
 
 WITH_REFERENCE = frozenset({"dpo", "kto", "online-dpo"})

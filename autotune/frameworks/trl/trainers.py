@@ -37,7 +37,7 @@ from autotune.frameworks.trl.requests import (
     trace_request,
     trainer_settings,
 )  # fmt: skip
-from autotune.frameworks.trl.resident_models import compose, ppo_step
+from autotune.frameworks.trl.resident_models import NEW_BUFFERS, compose, ppo_step
 from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, OFFLINE, OWN_SETTINGS, default, load_of, settings_of
 from autotune.frameworks.trl.topology import PLAIN, ranks_of, server_gpus
 
@@ -78,6 +78,11 @@ class TrlGrpo(Trainer):
 
     def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
         return legality.why_illegal(candidate.settings, task, self.method)
+
+    def notes(self, space: SearchSpace, task: Task) -> tuple[str, ...]:
+        """Return the note on the buffers of a server's weight sync, if the job has one."""
+        modes = space["vllm_mode"].choices if "vllm_mode" in space else (task.workload.held.get("vllm_mode"),)
+        return (NEW_BUFFERS,) if "server" in modes else ()
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the first legal batch shape at the user's or TRL's own knobs."""

@@ -84,6 +84,7 @@ class MemoryModel:
 
     def __init__(self, table: CandidateTable, found: Sequence[Prediction | None], limit_bytes: int) -> None:
         self._table, self._limit_bytes = table, limit_bytes
+        self._devices = [None if one is None else one.training_devices for one in found]
         known = [one for one in found if one is not None]
         by_phase = bool(known) and all(one.phases for one in known)
         predicted = np.array([one is not None for one in found], dtype=bool)
@@ -134,11 +135,12 @@ class MemoryModel:
     def _reached(self, name: str, index: int, measured: Measurement) -> int | None:
         """Return the peak measured in the stretch. A peak without phases belongs to the most
         demanding stretch."""
-        by_phase = measured.memory.phase_peak_bytes
+        memory = measured.memory.on_first(self._devices[index])
+        by_phase = memory.phase_peak_bytes
         here = [by_phase[phase] for phase in self._stretches[name].phases if phase in by_phase]
         if here:
             return max(here)
-        return measured.memory.peak_bytes if not by_phase and name == self._most_demanding(index) else None
+        return memory.peak_bytes if not by_phase and name == self._most_demanding(index) else None
 
     def _ended_in(self, index: int, measured: Measurement) -> str:
         phase = measured.failure.phase if measured.failure else None
