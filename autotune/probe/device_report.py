@@ -36,11 +36,11 @@ def worst_peak(devices: Iterable[DeviceMemory]) -> int | None:
 
 
 def worst_phases(devices: Iterable[DeviceMemory]) -> dict[str, int]:
-    """Return the worst device's peak by phase."""
+    """Return the worst device's peak by phase; phases in which none was used are absent."""
     phases: dict[str, int] = {}
     for device in devices:
         phases = _by_phase(phases, device.phase_peak_bytes)
-    return phases
+    return {phase: peak for phase, peak in phases.items() if peak}
 
 
 def torch_by_phase(results: Iterable[RankResult]) -> dict[str, TorchMemory]:

@@ -88,7 +88,7 @@ def test_peak_of_a_load_is_included() -> None:
     assert unknown.peak_bytes is None, "the load's peak is not the run's"
     assert device_report.worst_peak([device(3), device(5)]) == 5
     assert device_report.worst_peak([device(3), device(None)]) is None
-    assert device_report.worst_phases([device(1, load=3), device(1, load=5, sync=1)]) == {"load": 5, "sync": 1}
+    assert device_report.worst_phases([device(1, load=3, score=0), device(1, load=5, sync=1)]) == {"load": 5, "sync": 1}
 
 
 def test_torchs_figures_by_phase_are_the_worst_ranks_and_the_counts_all_ranks() -> None:
