@@ -26,7 +26,7 @@ from autotune.frameworks import served_engines
 from autotune.frameworks.base import Settings, as_word, count_of, model_path, share_of
 from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_text
 from autotune.frameworks.stand_in_step import OtherModel, gptq_bits
-from autotune.frameworks.transformers_trainer import ATTENTION, N_SYNTHETIC_ROWS, TransformersTrainer
+from autotune.frameworks.transformers_trainer import ATTENTION, N_SYNTHETIC_ROWS, TransformersTrainer, ddp_options
 
 _SERVED = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "enable_lora", "enable_expert_parallel")
 OF_THE_SERVER = tuple(f"vllm_{name}" for name in _SERVED)
@@ -119,13 +119,15 @@ class Swift(TransformersTrainer):
         reference = OtherModel(role="reference", model=task.workload.model.name, whole=sharding != "zero3")
         generation = "trainer" if not settings.get("use_vllm") else "server" if served(settings) else "engine"
         has_reference = self.online and not with_adapter and settings.get("beta")
+        checkpointing = bool(settings.get("gradient_checkpointing"))
+        ddp = ddp_options(settings, adapter=with_adapter, checkpointing=checkpointing) if sharding == "ddp" else {}
         return {
             "sharded_by": sharding if ranks > 1 or deepspeed else "none",
-            "options": {**self.facts.deepspeed.get(sharding, {}), **{name: {"device": "cpu"} for name in offloads}},
+            "options": {**ddp, **self.facts.deepspeed.get(sharding, {}), **{name: {"device": "cpu"} for name in offloads}},
             "mixed": not deepspeed,
             "adapter": {"lora_r": count_of(settings, "lora_rank"), **ADAPTER} if with_adapter else None,
             "quantised": settings.get("quant_bits") == 4,
-            "checkpointing": bool(settings.get("gradient_checkpointing")),
+            "checkpointing": checkpointing,
             "attention": ATTENTION.get(attention := settings.get("attn_impl"), str(attention)),
             "others": (reference,) if has_reference else (),
             "generation": generation if self.online else "none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -152,14 +153,35 @@ def test_ddp_adds_one_copy_of_the_gradients_unless_they_are_views_of_it() -> Non
     assert max_of(views, "gradients") == SIZE
 
 
-def test_ddp_buckets_close_when_they_reach_their_cap() -> None:
+def test_ddp_rebuilds_its_buckets_in_the_order_of_the_gradients() -> None:
+    trace = plain(steps=2)
+    assert trace.usage is not None
+    sizes = [(at + 1) * MIB for at in range(len(trace.usage.parameters))]
+    big = tuple(replace(one, size=size) for one, size in zip(trace.usage.parameters, sizes, strict=True))
+    trace = replace(trace, usage=replace(trace.usage, parameters=big))
+
+    def buckets(step: int, **options: Any) -> list[int]:
+        found = apply(trace, Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB, **options)).trace
+        spans = [span for mark, span in found.stretches() if (mark.phase == "load") == (step == 0) and mark.step == step]
+        made = [found.events[at] - 1 for span in spans for at in span if found.events[at] > 0]
+        return [found.sizes[one] // MIB for one in made if found.part_names[found.parts[one]] == "communication"]
+
+    assert buckets(0)[-1:] == [10]  # of all gradients
+    assert buckets(1) == [4, 3, 2, 1]  # the last layer's comes first
+    # Where parameters may be unused they are divided in their own order, once.
+    assert buckets(0, find_unused_parameters=True)[-3:] == [4, 3, 3]
+    assert buckets(1, find_unused_parameters=True) == []
+
+
+def test_the_first_bucket_of_ddp_is_small_unless_a_cap_is_given() -> None:
     from autotune.estimate.sharding.ddp import Ddp
 
     trace = plain()
     assert trace.usage is not None
-    big = replace(trace.usage, parameters=tuple(replace(one, size=MIB) for one in trace.usage.parameters))
-    sizes = Ddp(trace, big, Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB))._buckets()
-    assert sizes == [MIB, 2 * MIB, MIB]  # the first is of 1 MiB, so that the reduction starts early
+    sizes = [MIB, 20 * MIB, 5 * MIB, MIB]
+    assert Ddp(trace, trace.usage, Sharding(kind="ddp", ranks=2))._divided(sizes) == [MIB, 25 * MIB, MIB]
+    capped = Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB)
+    assert Ddp(trace, trace.usage, capped)._divided(sizes) == [21 * MIB, 5 * MIB, MIB]
 
 
 def test_ddp_sends_a_large_tensor_itself_and_joins_small_ones_by_dtype() -> None:
