@@ -166,7 +166,8 @@ def sharding_request(candidate: Candidate, task: Task) -> dict[str, object]:
     kind = sharding_of(settings, ranks)
     if kind == "ddp" and task.workload.method != "ppo":  # PPO makes its accelerator without the Trainer's options
         adapter, checkpointing = bool(settings.get("use_peft")), bool(settings.get("gradient_checkpointing"))
-        options |= ddp_options({**task.workload.user_settings, **settings}, adapter=adapter, checkpointing=checkpointing)
+        whole: dict[str, object] = {**task.workload.user_settings, **settings}
+        options |= ddp_options(whole, adapter=adapter, checkpointing=checkpointing)
     if kind == "fsdp2" and settings.get("fsdp_offload_params"):
         options["offload_params"] = True
     precision = next((name for name in ("bf16", "fp16") if settings.get(name)), None)
