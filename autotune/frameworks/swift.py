@@ -118,18 +118,16 @@ class Swift(TransformersTrainer):
         with_adapter, deepspeed = settings.get("tuner_type") != "full", sharding.startswith("zero")
         reference = OtherModel(role="reference", model=task.workload.model.name, whole=sharding != "zero3")
         generation = "trainer" if not settings.get("use_vllm") else "server" if served(settings) else "engine"
-        has_reference = self.online and not with_adapter and settings.get("beta")
-        checkpointing = bool(settings.get("gradient_checkpointing"))
-        ddp = ddp_options(settings, adapter=with_adapter, checkpointing=checkpointing) if sharding == "ddp" else {}
+        options = self.facts.deepspeed.get(sharding) or ddp_options(settings, adapter=with_adapter)
         return {
             "sharded_by": sharding if ranks > 1 or deepspeed else "none",
-            "options": {**ddp, **self.facts.deepspeed.get(sharding, {}), **{name: {"device": "cpu"} for name in offloads}},
+            "options": {**options, **{name: {"device": "cpu"} for name in offloads}},
             "mixed": not deepspeed,
             "adapter": {"lora_r": count_of(settings, "lora_rank"), **ADAPTER} if with_adapter else None,
             "quantised": settings.get("quant_bits") == 4,
-            "checkpointing": checkpointing,
+            "checkpointing": bool(settings.get("gradient_checkpointing")),
             "attention": ATTENTION.get(attention := settings.get("attn_impl"), str(attention)),
-            "others": (reference,) if has_reference else (),
+            "others": (reference,) if self.online and not with_adapter and settings.get("beta") else (),
             "generation": generation if self.online else "none",
             "engine": _engine(settings, task, sum(self.lengths(settings)), rows // ranks) if self.online else None,
             "split": _split(settings, task, sum(self.lengths(settings))) if self.online and served(settings) else None,

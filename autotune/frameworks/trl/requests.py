@@ -165,9 +165,7 @@ def sharding_request(candidate: Candidate, task: Task) -> dict[str, object]:
     options: dict[str, object] = {name: {"device": "cpu"} for name, knob in named.items() if settings.get(knob) == "cpu"}
     kind = sharding_of(settings, ranks)
     if kind == "ddp" and task.workload.method != "ppo":  # PPO makes its accelerator without the Trainer's options
-        adapter, checkpointing = bool(settings.get("use_peft")), bool(settings.get("gradient_checkpointing"))
-        whole: dict[str, object] = {**task.workload.user_settings, **settings}
-        options |= ddp_options(whole, adapter=adapter, checkpointing=checkpointing)
+        options |= ddp_options({**task.workload.user_settings, **settings}, adapter=bool(settings.get("use_peft")))
     if kind == "fsdp2" and settings.get("fsdp_offload_params"):
         options["offload_params"] = True
     precision = next((name for name in ("bf16", "fp16") if settings.get(name)), None)
