@@ -96,12 +96,13 @@ What differed, and which side was wrong:
   from 0.21 on loads weights into blocks that are not split, so that sizes count that are no multiple of
   2 MiB (cache of a 1.5B 0.9% large before); while it quantises to 4 bits, free segments stay behind that
   sleep mode gives back (cache of a 7B 7% small before). Before, such a probe crashed.
-- Prediction and probe, mended: a colocated engine in 4 bits (a 7B: sync 5% low, cache 1.3% large before; 1.1% and
+- Prediction and probe, mended: a colocated engine in 4 bits (a 7B: sync 5% low, cache 1.3% large before; 0.7% and
   0.0% now). Packed weights are in blocks that are not split, too; captured graphs keep the segments in which
   matrices are dequantised; statistics are in the pool that sleep mode offloads. On emulated cards, and on real
-  ones, merging an adapter gave a module new weights while the probe's loaded model kept the old ones. Left: in
-  the forward and the backward pass 3.3% and 2.6% low. The probe draws each matrix whole before it is packed,
-  which divides the block of the load; the prediction has its free part in one piece.
+  ones, merging an adapter gave a module new weights while the probe's loaded model kept the old ones. Left: the
+  forward pass 3.3% low, where one block for an unpacked matrix finds no free part of the load's.
+- Prediction, mended: loading in 4 bits, matrix by matrix. Each is there whole before it is packed, which divides
+  the block that was requested for all (a 14B: reserved 0.5% low, a 1B under DDP 0.8% high before; equal now).
 - Prediction, mended: DDP. Without unused parameters the first step has one bucket of all gradients; the next
   forward pass replaces it by small ones in the order of the gradients (`_rebuild_buckets`). With unused ones
   (the Trainer's rule: an adapter, or no checkpointing) small ones are there from the beginning (GRPO of a 1B:
