@@ -10,7 +10,7 @@ from autotune.catalog import Gpu
 from autotune.core.composition import Composition
 from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, Part, Trace
-from autotune.estimate import constant_estimates
+from autotune.estimate import constant_estimates, engine_start, vllm_engine
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.insertion import Insertion
 from autotune.estimate.trainer_rollout import Generation, PassGathering, rollout, trainer_rollout
@@ -23,6 +23,8 @@ class TraceContext:
     """Memory events around the traced step, on its device."""
 
     cublas_workspace_bytes: int = 0
+    engine_inputs_bytes: int | None = None  # buffer of an engine in this process, which also makes the first product
+    engine_starts_first: bool = False  # before the model is on the device
     generation: Generation | None = None
     sync: tuple[tuple[Part, int], ...] = ()  # blocks held together by the weight sync: gathered weights, a merged adapter
     first_sync: tuple[tuple[Part, int], ...] = ()  # further ones of the first sync
@@ -59,6 +61,7 @@ class Places:
     """Events of a step at which contexts insert; the same for every context."""
 
     loaded_bytes: int
+    prepared_event: int  # the first after the weights are there, before they are prepared for training on several ranks
     multiplying: tuple[int, ...]  # events after which a thread has a cuBLAS workspace
     cycles: tuple[tuple[int, int], ...]  # (event, step) of each rollout
     gathering: PassGathering | None = None  # of the first forward pass
@@ -67,6 +70,7 @@ class Places:
 def places_in(trace: Trace) -> Places:
     return Places(
         loaded_bytes=_loaded_weights(trace),
+        prepared_event=_prepared_event(trace),
         multiplying=tuple(_first_products(trace)),
         cycles=tuple(_cycles(trace)),
         gathering=_pass_gathering(trace),
@@ -128,8 +132,12 @@ def _cycles(trace: Trace) -> Iterator[tuple[int, int]]:
 def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
     if context.loads_at_once and places.loaded_bytes:
         yield Insertion(event=0, sizes=(places.loaded_bytes,), parts=("weights",), order=(1, -1), phase="load")
-    # The first product of the main thread is one of the first rollout, where the trainer generates.
+    # The first product of the main thread is the engine's, or one of the first rollout, where the trainer generates.
     generates = context.generation is not None and bool(places.cycles)
+    if context.engine_inputs_bytes is not None:
+        generates, event = True, 0 if context.engine_starts_first else places.prepared_event
+        sizes = (context.engine_inputs_bytes, context.cublas_workspace_bytes)
+        yield Insertion(event=event, sizes=sizes, parts=("inputs", "workspaces"), order=(1, 2))
     for event in places.multiplying[generates:] if context.cublas_workspace_bytes else ():
         yield Insertion(event=event, sizes=(context.cublas_workspace_bytes,), parts=("workspaces",), order=(1,))
     for number, (event, step) in enumerate(places.cycles):
@@ -149,10 +157,24 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
 
 def _loaded_weights(trace: Trace) -> int:
     """Return the weights held after loading. Adapters and the statistics of quantised weights are made later."""
-    first = next((mark.event for mark in trace.marks if mark.phase != "load"), len(trace.events))
-    end = first if any(mark.phase == "load" for mark in trace.marks) else 0
+    end = _load_end(trace)
     held = trace.live_parts_at(end - 1).get("weights", 0) if end else 0
     return max(0, held - trace.inventory.statistics_bytes)
+
+
+def _prepared_event(trace: Trace) -> int:
+    end, apart = _load_end(trace), ("communication", "optimizer")
+    for at, entry in enumerate(trace.events[:end]):
+        if entry > 0 and (entry - 1 in trace.emptied or trace.part_names[trace.parts[entry - 1]] in apart):
+            return at
+    return end
+
+
+def _load_end(trace: Trace) -> int:
+    """Return the first event after loading; 0 if nothing is loaded."""
+    if not any(mark.phase == "load" for mark in trace.marks):
+        return 0
+    return next((mark.event for mark in trace.marks if mark.phase != "load"), len(trace.events))
 
 
 def _first_products(trace: Trace) -> Iterator[int]:
@@ -212,6 +234,8 @@ def step_context(
     every, packed = settings.get("torch_empty_cache_steps"), packs(composition, trace.versions)
     return TraceContext(
         cublas_workspace_bytes=0 if on_cpu else constant_estimates.cublas_workspace(gpu),
+        engine_inputs_bytes=None if on_cpu else vllm_engine.inputs_beside(composition, config),
+        engine_starts_first=engine_start.parts(composition) == (),
         generation=trainer_rollout(composition, config, trace) if composition.generation == "trainer" else None,
         sync=(sync := tuple(block for block in sync_blocks(composition, config, trace) if block[1])),
         first_sync=tuple(block for block in sync if block[0] == "communication") if sends_base_first(composition) else (),

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from autotune.catalog import Gpu
 from autotune.catalog.constants import constant, efficiency
-from autotune.core.composition import EngineSettings
+from autotune.core.composition import Composition, EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
 from autotune.estimate import constant_estimates, model_shape, vision_towers
@@ -26,12 +26,13 @@ from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.vllm_blocks import Pages, gib, pages
 from autotune.estimate.vllm_weights import (
     MAX_CACHED,
+    LoadedBlocks,
     adapter_slot_bytes,
+    dequantised_bytes,
+    loaded_in_blocks,
     quantisation,
-    quantising_leftovers,
-    statistics_bytes,
+    quantised_in_blocks,
     table_bytes,
-    unsplit_bytes,
     weight_bytes,
 )
 
@@ -61,7 +62,8 @@ class EngineUse:
     kv: EngineFit | None  # memory left for the cache; None: none
     failure: str | None  # vLLM's error message at start; None: it starts
     sure: bool  # start or failure is the same at both ends of the cache's interval
-    parts: Mapping[str, int]  # weights, activations, kv_cache, cuda_graphs, outside_torch: sum to `reserved_bytes`
+    parts: Mapping[str, int]
+    """weights, activations, kv_cache, cuda_graphs, outside_torch, open_segments: sum to `reserved_bytes`."""
 
 
 def fit(
@@ -93,8 +95,13 @@ def fit(
         shape, dtype=dtype, tensor_parallel=ranks, expert_parallel=settings.expert_parallel, quantised_bits=bits, method=method
     )
     weights += adapter_slot_bytes(shape, size, ranks, adapter_rank) if adapter_rank else 0
-    if release(vllm) >= LOADS_UNSPLIT and not on_cpu and bits is None and method is None:
-        weights += unsplit_bytes(shape, size, ranks)
+    quantises = bits == 4 and method is None and not on_cpu and not any(layer.experts for layer in shape.layers)
+    blocks = LoadedBlocks()
+    if release(vllm) >= LOADS_UNSPLIT and quantises:
+        blocks = quantised_in_blocks(shape, size, ranks, makes_head_first=_makes_head_first(shape))
+    elif release(vllm) >= LOADS_UNSPLIT and not on_cpu and bits is None and method is None:
+        blocks = loaded_in_blocks(shape, size, ranks)
+    weights += blocks.unsplit_bytes
     graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
     activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
     encoder = vision_towers.profiled_encoder(config, size, hidden=shape.hidden, tokens=tokens)
@@ -104,12 +111,14 @@ def fit(
         high=max(activations.high + encoder.cache, encoder.cache + encoder.tower),
     )
     graphs = NOTHING if settings.eager or on_cpu else graph_bytes(shape, size, ranks, sequences, tokens)
+    if graphs.value and quantises:
+        graphs += Estimate.exactly(dequantised_bytes(shape, size, ranks))
     outside = NOTHING if on_cpu else outside_torch_bytes(ranks)
     # 2. Cache: the rest.
     examples = 0
     if release(vllm) >= TUNES_WHILE_COMPILING and not (settings.eager or on_cpu):
         examples = table_bytes(shape, size, ranks) + 2 * tokens * shape.hidden * size
-    returned = _returned(shape, size, ranks, bits if release(vllm) >= LOADS_UNSPLIT else None) if settings.sleep else 0
+    returned = (blocks.left_bytes or _returned(shape, size, ranks)) if settings.sleep else 0
     profiled = Estimate(value=max(activations.value, examples), low=activations.low, high=max(activations.high, examples))
     taken = profiled + outside + (graphs if graphs_in_share else NOTHING)
     rest = Estimate.exactly(claimed + returned - weights) - taken
@@ -128,10 +137,12 @@ def fit(
     early = _refused_at_start(total, other_bytes, claimed, settings.utilization) or _refused_weights(total - other_bytes, weights)
     in_use = claimed + returned - tuning
     parts = _parts(in_use, weights, activations, rest, graphs, outside, graphs_in_share=graphs_in_share)
+    if settings.sleep and blocks.open_bytes:  # its pool is on the device in whole segments
+        parts["open_segments"] = blocks.open_bytes
     # The activations need not reach their peak; the profiling run misses up to `slack`.
     used, beyond = sum(parts.values()), 0.0 if graphs_in_share else graphs.high - graphs.value
     slack = efficiency("engine_slack_mib").high * MIB
-    standing = standing_bytes(shape, size, tokens, gpu) + (statistics_bytes(shape, ranks) if bits == 4 else 0)
+    standing = standing_bytes(gpu) + (inputs_bytes(settings, shape, size) if settings.apart else 0)
     awake = Estimate(value=used, low=max(0.0, used - activations.value), high=used + slack + beyond)
     return EngineUse(
         reserved_bytes=awake,
@@ -180,12 +191,25 @@ def _layer_activation(shape: Shape, layer: Layer, size: int, ranks: int, tokens:
     return tokens * size * (stream + max(dense + experts + (shape.hidden if width else 0), attention))
 
 
-def standing_bytes(shape: Shape, size: int, tokens: int, gpu: Gpu | None) -> int:
-    """Bytes in torch's own pool, which sleep mode leaves: the buffer of input embeddings, and cuBLAS's workspaces of the two
-    streams on which graphs are captured and replayed, each in a segment of its own."""
+def standing_bytes(gpu: Gpu | None) -> int:
+    """Bytes in torch's own pool, which sleep mode leaves, beside `inputs_bytes`: cuBLAS's workspaces of the two streams on
+    which graphs are captured and replayed, each in a segment of its own."""
     workspace = constant_estimates.cublas_workspace(gpu)
     segment = -(-workspace // SEGMENT_ROUNDING) * SEGMENT_ROUNDING if workspace >= EXACT_FROM else LARGE_SEGMENT
-    return tokens * shape.hidden * size + 2 * segment
+    return 2 * segment
+
+
+def inputs_bytes(settings: EngineSettings, shape: Shape, size: int) -> int:
+    """Bytes of the buffer of input embeddings, in torch's own pool, which sleep mode leaves."""
+    return (settings.max_num_batched_tokens or TRL_BATCHED_TOKENS) * shape.hidden * size
+
+
+def inputs_beside(composition: Composition, config: Mapping[str, object]) -> int | None:
+    """Return the same where the engine runs in the trainer's process, whose free blocks it finds; None elsewhere."""
+    settings = composition.engine
+    if settings is None or settings.kind != "vllm" or settings.apart:
+        return None
+    return inputs_bytes(settings, model_shape.shape(config), dtype_bytes(composition["engine"].dtype))
 
 
 @lru_cache(MAX_CACHED)
@@ -217,12 +241,13 @@ def outside_torch_bytes(tensor_parallel: int) -> Estimate:
     return known.scaled(MIB)
 
 
-def _returned(shape: Shape, size: int, ranks: int, bits: int | None) -> int:
+def _returned(shape: Shape, size: int, ranks: int) -> int:
     """Bytes that sleep mode's allocator gives back after loading, behind torch, which still counts them as reserved."""
-    makes_head_first = not shape.head and shape.kind in MAKES_HEAD_FIRST
-    if bits == 4 and not any(layer.experts for layer in shape.layers):
-        return quantising_leftovers(shape, size, ranks, makes_head_first=makes_head_first)
-    return table_bytes(shape, size, ranks) if makes_head_first else 0
+    return table_bytes(shape, size, ranks) if _makes_head_first(shape) else 0
+
+
+def _makes_head_first(shape: Shape) -> bool:
+    return not shape.head and shape.kind in MAKES_HEAD_FIRST
 
 
 def _refused_at_start(total: int, other: int, claimed: int, utilization: float) -> str | None:

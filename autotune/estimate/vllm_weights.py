@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from autotune.core.units import MIB
@@ -78,11 +79,6 @@ def quantised_bytes(bits: int, method: str | None = None) -> float:
     return bits / 8 + ((2 + 0.5) / 128 if method in ("awq", "gptq") else FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
 
 
-def statistics_bytes(shape: Shape, ranks: int) -> int:
-    """Bytes of what bitsandbytes computes for weights in 4 bits; it is not in the pool that sleep mode offloads."""
-    return sum(layer.matrices for layer in shape.layers) * FLOAT32_BYTES // (WEIGHTS_PER_STATISTIC * ranks)
-
-
 def quantisation(config: Mapping[str, object]) -> str | None:
     """Return the quantisation method that the model's own config names."""
     stated = config.get("quantization_config")
@@ -90,13 +86,24 @@ def quantisation(config: Mapping[str, object]) -> str | None:
     return method if isinstance(method, str) else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedBlocks:
+    """Memory that an engine's weights take beyond their size, by the blocks into which they are loaded."""
+
+    unsplit_bytes: int = 0  # ends of blocks: larger ones are rounded up to 2 MiB and not split
+    open_bytes: int = 0  # free parts of segments that hold a weight
+    left_bytes: int = 0  # segments that are free
+
+
 @lru_cache(MAX_CACHED)
-def unsplit_bytes(shape: Shape, size: int, ranks: int) -> int:
-    """Ends of the blocks that the weights are loaded into: larger ones are rounded up to 2 MiB and not split."""
+def loaded_in_blocks(shape: Shape, size: int, ranks: int) -> LoadedBlocks:
+    """Return the blocks of weights that are loaded as they are."""
     allocator = CachingAllocator(LOADING)
     for number, weight in enumerate(_matrices(shape, ranks)):
         allocator.malloc(number, weight * size)
-    return allocator.allocated - allocator.requested
+    return LoadedBlocks(
+        unsplit_bytes=allocator.allocated - allocator.requested, open_bytes=allocator.reserved - allocator.allocated
+    )
 
 
 def _matrices(shape: Shape, ranks: int) -> Iterator[int]:
@@ -122,8 +129,8 @@ def _experts(shape: Shape, layer: Layer) -> int:
 
 
 @lru_cache(MAX_CACHED)
-def quantising_leftovers(shape: Shape, size: int, ranks: int, *, makes_head_first: bool) -> int:
-    """Bytes of segments that are free once bitsandbytes has quantised the weights.
+def quantised_in_blocks(shape: Shape, size: int, ranks: int, *, makes_head_first: bool) -> LoadedBlocks:
+    """Return the blocks of dense layers once bitsandbytes has quantised them.
 
     Each matrix is read as it is, packed, and freed after the next one is there; its statistics are made in
     32 bits, kept in 8, and written back in 32. A free segment of 20 MiB is not split, so that nothing
@@ -170,7 +177,22 @@ def quantising_leftovers(shape: Shape, size: int, ranks: int, *, makes_head_firs
         allocator.free(narrow)
     reserved = allocator.reserved
     allocator.empty_cache()
-    return reserved - allocator.reserved
+    return LoadedBlocks(
+        unsplit_bytes=allocator.allocated - allocator.requested,
+        open_bytes=allocator.reserved - allocator.allocated,
+        left_bytes=reserved - allocator.reserved,
+    )
+
+
+@lru_cache(MAX_CACHED)
+def dequantised_bytes(shape: Shape, size: int, ranks: int) -> int:
+    """Segments in which bitsandbytes dequantises the matrices of a layer, one after the other: a captured graph keeps them."""
+    allocator = CachingAllocator()
+    kinds = dict.fromkeys(shape.layers)
+    for number, elements in enumerate(elements for layer in kinds for elements in _separate(shape, layer, ranks)):
+        allocator.malloc(number, elements * size)
+        allocator.free(number)
+    return allocator.reserved
 
 
 def _replaced(allocator: CachingAllocator, old: int | None, new: int | None) -> int | None:

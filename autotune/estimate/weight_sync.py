@@ -56,9 +56,25 @@ def sync_blocks(composition: Composition, config: Mapping[str, object], trace: T
     elif not packed:
         yield "communication", size
     if adapters and not packed:  # merged one module at a time; a buffer, made afterwards, is larger
-        shape = model_shape.shape(config)
-        widest = max(max(layer.width, layer.expert_width) for layer, _ in shape.kinds)
-        yield "workspaces", MERGE_BYTES_PER_WEIGHT * shape.hidden * max(widest, shape.heads * shape.head_dim)
+        yield "workspaces", MERGE_BYTES_PER_WEIGHT * (_largest_adapted(composition, trace) or _largest_matrix(config))
+
+
+def _largest_adapted(composition: Composition, trace: Trace) -> int:
+    """Return the elements of the largest adapted matrix, from the sizes of A and B; 0 if they are not whole in the trace."""
+    rank, held = composition["policy"].adapter_rank, trace.inventory
+    loaded = next((mark.event for mark in trace.marks if mark.phase != "load"), 0)
+    numbers = (entry - 1 for entry in trace.events[:loaded] if entry > 0)
+    sizes = [trace.sizes[number] for number in numbers if trace.part_names[trace.parts[number]] == "adapters"]
+    if not rank or len(sizes) % 2 or sum(sizes) != held.trainable_bytes:
+        return 0
+    width = held.trainable_bytes // max(1, held.trainable_parameters)
+    return max((a * b // (rank * width) ** 2 for a, b in zip(sizes[::2], sizes[1::2], strict=True)), default=0)
+
+
+def _largest_matrix(config: Mapping[str, object]) -> int:
+    shape = model_shape.shape(config)
+    widest = max(max(layer.width, layer.expert_width) for layer, _ in shape.kinds)
+    return shape.hidden * max(widest, shape.heads * shape.head_dim)
 
 
 def receiving_failure(composition: Composition, trace: Trace, room_bytes: float) -> str | None:

@@ -26,7 +26,7 @@ from autotune.frameworks import served_engines
 from autotune.frameworks.base import Settings, as_word, count_of, model_path, share_of
 from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_text
 from autotune.frameworks.stand_in_step import OtherModel, gptq_bits
-from autotune.frameworks.transformers_trainer import ATTENTION, N_SYNTHETIC_ROWS, TransformersTrainer
+from autotune.frameworks.transformers_trainer import ATTENTION, N_SYNTHETIC_ROWS, TransformersTrainer, ddp_options
 
 _SERVED = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "enable_lora", "enable_expert_parallel")
 OF_THE_SERVER = tuple(f"vllm_{name}" for name in _SERVED)
@@ -118,16 +118,16 @@ class Swift(TransformersTrainer):
         with_adapter, deepspeed = settings.get("tuner_type") != "full", sharding.startswith("zero")
         reference = OtherModel(role="reference", model=task.workload.model.name, whole=sharding != "zero3")
         generation = "trainer" if not settings.get("use_vllm") else "server" if served(settings) else "engine"
-        has_reference = self.online and not with_adapter and settings.get("beta")
+        options = self.facts.deepspeed.get(sharding) or ddp_options(settings, adapter=with_adapter)
         return {
             "sharded_by": sharding if ranks > 1 or deepspeed else "none",
-            "options": {**self.facts.deepspeed.get(sharding, {}), **{name: {"device": "cpu"} for name in offloads}},
+            "options": {**options, **{name: {"device": "cpu"} for name in offloads}},
             "mixed": not deepspeed,
             "adapter": {"lora_r": count_of(settings, "lora_rank"), **ADAPTER} if with_adapter else None,
             "quantised": settings.get("quant_bits") == 4,
             "checkpointing": bool(settings.get("gradient_checkpointing")),
             "attention": ATTENTION.get(attention := settings.get("attn_impl"), str(attention)),
-            "others": (reference,) if has_reference else (),
+            "others": (reference,) if self.online and not with_adapter and settings.get("beta") else (),
             "generation": generation if self.online else "none",
             "engine": _engine(settings, task, sum(self.lengths(settings)), rows // ranks) if self.online else None,
             "split": _split(settings, task, sum(self.lengths(settings))) if self.online and served(settings) else None,

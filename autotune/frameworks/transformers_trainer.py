@@ -27,6 +27,16 @@ ATTENTION: Mapping[KnobValue, str] = {None: "sdpa", "flash_attn": "flash_attenti
 N_SYNTHETIC_ROWS = 512
 
 
+DDP_OPTIONS = ("find_unused_parameters", "bucket_cap_mb", "static_graph")
+
+
+def ddp_options(settings: Mapping[str, object], *, adapter: bool) -> dict[str, object]:
+    """Return DDP's options as transformers' Trainer passes them (`_build_accelerator_args`): with an adapter the
+    model is not one of transformers' own, and parameters may be unused."""
+    given = {name: settings[f"ddp_{name}"] for name in DDP_OPTIONS if settings.get(f"ddp_{name}") is not None}
+    return {"find_unused_parameters": adapter or not settings.get("gradient_checkpointing"), **given}
+
+
 class Unread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings without effect if every condition holds: they would separate equal candidates."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.occurring_rows import fullest_rows
 from autotune.estimate.phase_usage import StepStage
-from autotune.estimate.predictor import PredictionInput, memory, predict, trace_context_of, with_speed
+from autotune.estimate.predictor import PredictionInput, memory, predict, stage_of, trace_context_of, with_speed
 from autotune.estimate.screening import Family, StepModel, trace_requests
 from autotune.estimate.screening.blocks import NotUniform, Point
 from autotune.estimate.screening.layer_growth import LayerRepetition
@@ -150,7 +150,15 @@ class PredictionService:
         self._tracer.expect(map(trace_requests.traced_request, requests))
 
     def _situation(self, candidate: Candidate, request: Request, trace: Trace | Sharded) -> PredictionInput:
-        sharded = trace if isinstance(trace, Sharded) else worst_rank(trace, self._sharding(request))
+        if not isinstance(trace, Sharded):
+            trace = worst_rank(trace, self._sharding(request), self._reserved_by(candidate))
+        return self._input(candidate, trace)
+
+    def _reserved_by(self, candidate: Candidate) -> Callable[[Trace], int]:
+        """Return a function of a rank's trace: what it reserves in this candidate's context."""
+        return lambda trace: stage_of(self._input(candidate, Sharded(trace=trace))).usage().reserved_bytes
+
+    def _input(self, candidate: Candidate, sharded: Sharded) -> PredictionInput:
         return PredictionInput(
             candidate_id=candidate.id,
             composition=self._trainer.compose(candidate, self._job),
@@ -262,7 +270,7 @@ class PredictionService:
         if self._reference is None:
             self._reference_batches = tuple(point.micro_batch for point in points)
         self._reference = model
-        self._families[key] = Family(points, model, self._sharding(base))
+        self._families[key] = Family(points, model, self._sharding(base), self._reserved_by(members[0][0]))
         return self._families[key]
 
     def _predict_from_model(self, family: Family, members: Members) -> Iterator[tuple[str, Prediction]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from autotune.estimate.replay import replay
 from autotune.estimate.sharding import Sharding, apply, fsdp1, gather_for_generation_bytes, worst_rank
 from autotune.estimate.sharding.flat_parameters import FlatParameters
 from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, GRADIENT, PASS, optimizer_of
+from autotune.estimate.sharding.zero12 import fullest_rank
 from autotune.estimate.trace_context import TraceContext, emptied, insertions, places_in
 from tests.estimate.test_phase_usage import generation
 
@@ -152,14 +154,35 @@ def test_ddp_adds_one_copy_of_the_gradients_unless_they_are_views_of_it() -> Non
     assert max_of(views, "gradients") == SIZE
 
 
-def test_ddp_buckets_close_when_they_reach_their_cap() -> None:
+def test_ddp_rebuilds_its_buckets_in_the_order_of_the_gradients() -> None:
+    trace = plain(steps=2)
+    assert trace.usage is not None
+    sizes = [(at + 1) * MIB for at in range(len(trace.usage.parameters))]
+    big = tuple(replace(one, size=size) for one, size in zip(trace.usage.parameters, sizes, strict=True))
+    trace = replace(trace, usage=replace(trace.usage, parameters=big))
+
+    def buckets(step: int, **options: Any) -> list[int]:
+        found = apply(trace, Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB, **options)).trace
+        spans = [span for mark, span in found.stretches() if (mark.phase == "load") == (step == 0) and mark.step == step]
+        made = [found.events[at] - 1 for span in spans for at in span if found.events[at] > 0]
+        return [found.sizes[one] // MIB for one in made if found.part_names[found.parts[one]] == "communication"]
+
+    assert buckets(0)[-1:] == [10]  # of all gradients
+    assert buckets(1) == [4, 3, 2, 1]  # the last layer's comes first
+    # Where parameters may be unused they are divided in their own order, once.
+    assert buckets(0, find_unused_parameters=True)[-3:] == [4, 3, 3]
+    assert buckets(1, find_unused_parameters=True) == []
+
+
+def test_the_first_bucket_of_ddp_is_small_unless_a_cap_is_given() -> None:
     from autotune.estimate.sharding.ddp import Ddp
 
     trace = plain()
     assert trace.usage is not None
-    big = replace(trace.usage, parameters=tuple(replace(one, size=MIB) for one in trace.usage.parameters))
-    sizes = Ddp(trace, big, Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB))._buckets()
-    assert sizes == [MIB, 2 * MIB, MIB]  # the first is of 1 MiB, so that the reduction starts early
+    sizes = [MIB, 20 * MIB, 5 * MIB, MIB]
+    assert Ddp(trace, trace.usage, Sharding(kind="ddp", ranks=2))._divided(sizes) == [MIB, 25 * MIB, MIB]
+    capped = Sharding(kind="ddp", ranks=2, bucket_cap_bytes=2 * MIB)
+    assert Ddp(trace, trace.usage, capped)._divided(sizes) == [21 * MIB, 5 * MIB, MIB]
 
 
 def test_ddp_sends_a_large_tensor_itself_and_joins_small_ones_by_dtype() -> None:
@@ -172,6 +195,45 @@ def test_ddp_sends_a_large_tensor_itself_and_joins_small_ones_by_dtype() -> None
     packed, adapter = replace(layer, count=100 * MIB, size=100 * MIB), replace(layer, count=MIB, size=2 * MIB)
     usage = replace(trace.usage, parameters=(embedding, packed, adapter, packed, adapter, packed, adapter, packed))
     assert Ddp(trace, usage, Sharding(kind="ddp", ranks=2))._broadcasts() == [0, 300 * MIB, 6 * MIB, 0]
+
+
+def test_the_rank_with_most_reduced_gradients_is_one_of_those_compared() -> None:
+    """The second of three ranks has the ends of two large parameters: it keeps both whole until the step."""
+    trace = plain()
+    assert trace.usage is not None
+    counts = (5 * MIB, MIB, MIB, 5 * MIB)
+    parameters = tuple(
+        replace(one, count=count, size=2 * count) for one, count in zip(trace.usage.parameters, counts, strict=True)
+    )
+    trace = replace(trace, usage=replace(trace.usage, parameters=parameters))
+    assert trace.usage is not None
+    assert fullest_rank(trace.usage, 3) == 1
+    sharding = Sharding(kind="zero2", ranks=3, reduce_bucket_size=100)
+    compared = []
+
+    def reserved(one: Trace) -> int:
+        compared.append(one)
+        return one.peak_bytes
+
+    middle = apply(trace, replace(sharding, rank=1)).trace
+    assert worst_rank(trace, sharding, reserved).trace.sizes == middle.sizes
+    assert len(compared) == 3
+
+
+def test_one_tensor_that_fills_a_partition_is_not_flattened() -> None:
+    trace = plain(layers=2, steps=1)
+    half = apply(trace, Sharding(kind="zero2", ranks=2, reduce_bucket_size=100)).trace
+    quarter = apply(trace, Sharding(kind="zero2", ranks=4, reduce_bucket_size=100)).trace
+    both = apply(plain(layers=4, steps=1), Sharding(kind="zero2", ranks=2, reduce_bucket_size=100)).trace
+
+    def at_step(trace: Trace) -> list[int]:
+        spans = [span for mark, span in trace.stretches() if mark.phase == "optimizer"]
+        made = [trace.events[at] - 1 for span in spans for at in span if trace.events[at] > 0]
+        return [trace.sizes[one] for one in made if trace.part_names[trace.parts[one]] == "gradients"]
+
+    assert at_step(half) == [2 * SIZE]  # float32 of one whole parameter
+    assert at_step(quarter) == [SIZE]
+    assert at_step(both) == [2 * SIZE, 4 * SIZE]
 
 
 def test_zero1_and_zero2_keep_a_partition_of_masters_and_state() -> None:

@@ -12,8 +12,8 @@ from autotune.core.trace import Trace
 from autotune.core.units import MIB
 from autotune.estimate import weight_sync
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.trace_context import TraceContext, step_context
-from tests.estimate.synthetic import A100, CONFIG, composition, training
+from autotune.estimate.trace_context import TraceContext, insertions, places_in, step_context
+from tests.estimate.synthetic import A100, CONFIG, Book, composition, training
 
 ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8, sleep=True)
 MATRIX = 1536 * 8960
@@ -51,6 +51,44 @@ def test_adapters_are_merged_for_the_sync() -> None:
     assert synced(around(composition(engine=ENGINE, generation="engine", adapter_rank=16))) == 10 * MATRIX
     assert synced(around(composition(engine=ENGINE, generation="engine"))) == 0
     assert synced(around(composition(adapter_rank=16))) == 0  # no engine
+
+
+def test_the_largest_adapted_matrix_follows_from_its_adapter() -> None:
+    """Ranks of 2 on matrices of 300 x 200 and 500 x 100 elements, in float32."""
+    trace = training()
+    book = Book()
+    book.enter("load")
+    sizes = [4 * 2 * elements for elements in (300, 200, 500, 100)]
+    for size in sizes:
+        book.make(size, "adapters")
+    book.enter("forward")
+    book.make(MIB, "activations")
+    inventory = dataclasses.replace(trace.inventory, trainable_parameters=2 * 1100, trainable_bytes=sum(sizes))
+    beside = composition(engine=ENGINE, generation="engine", adapter_rank=2)
+    assert synced(around(beside, trace=dataclasses.replace(book.trace(), inventory=inventory))) == 10 * 300 * 200
+
+
+def test_an_engine_in_the_trainers_process_makes_the_first_product() -> None:
+    made = composition(engine=ENGINE, generation="engine")
+    context, places = around(made), places_in(training())
+    beside, backward = (one for one in insertions(places, context) if "workspaces" in one.parts)
+    assert (beside.event, beside.parts, beside.sizes[0]) == (4, ("inputs", "workspaces"), 4096 * 1536 * 2)
+    assert backward.event == places.multiplying[1]
+    apart = dataclasses.replace(made, engine=dataclasses.replace(ENGINE, apart=True))
+    assert around(apart).engine_inputs_bytes is None
+
+
+def test_an_engine_starts_before_weights_are_prepared_on_several_ranks() -> None:
+    book = Book()
+    book.enter("load")
+    book.make(20 * MIB, "weights")
+    broadcast = book.make(30 * MIB, "communication")
+    book.drop(broadcast)
+    book.enter("forward")
+    book.make(MIB, "activations")
+    assert places_in(book.trace()).prepared_event == 1
+    assert not around(sharded("ddp", engine=ENGINE, generation="engine")).engine_starts_first
+    assert around(sharded("fsdp2", engine=ENGINE, generation="engine")).engine_starts_first  # the model is on the host
 
 
 def test_zero_3_gathers_all_to_merge_and_otherwise_one_parameter() -> None:

@@ -110,7 +110,8 @@ def test_a_trace_counts_the_rollouts_of_the_fullest_row() -> None:
     step = request["settings"]
     assert (step["per_device_train_batch_size"], step["token_budget"], request["groups"]) == (15, 0, 2)
     assert not {"max_inflight_tasks", "max_staleness", "sharding", "use_vllm"} & set(step)
-    assert request["sharding"] == {"kind": "ddp", "ranks": 2} and request["model"]["dtype"] == "float32"
+    assert request["sharding"] == {"kind": "ddp", "ranks": 2, "options": {"find_unused_parameters": False}}
+    assert request["model"]["dtype"] == "float32"
     composition = ASYNC.compose(candidate, made)
     assert (composition.ranks, composition.micro_batch, composition.generation_batch) == (2, 15, 60)
     assert composition.completion_length == request["lengths"]["completion"]

@@ -98,8 +98,23 @@ def test_what_is_to_be_followed_is_json_in_the_methods_own_settings(method: str)
     request = json.loads(json.dumps(other.trace_request(other.complete({"per_device_train_batch_size": 4}, task), task)))
     assert request["method"] == method
     assert set(request["settings"]) <= set(other.fields())
-    assert request["sharding"] == {"kind": "ddp", "ranks": 4}
+    # The Trainer's rule: with an adapter parameters may be unused. PPO makes its accelerator itself.
+    given = {} if method == "ppo" else {"options": {"find_unused_parameters": True}}
+    assert request["sharding"] == {"kind": "ddp", "ranks": 4, **given}
     assert request["adapter"]["lora_r"] == 16 and request["device"] == "cuda"
+
+
+def test_ddps_options_are_those_of_the_trainer() -> None:
+    grpo = trainer("trl")
+
+    def options(**user: Any) -> object:
+        task = make_task(2, kind="cuda", tuning="full", user_settings=user)
+        request: Any = grpo.trace_request(grpo.complete({"gradient_checkpointing": True}, task), task)
+        return request["sharding"]["options"]
+
+    assert options() == {"find_unused_parameters": False}
+    given = options(ddp_find_unused_parameters=True, ddp_bucket_cap_mb=50)
+    assert given == {"find_unused_parameters": True, "bucket_cap_mb": 50}
 
 
 @pytest.mark.parametrize(

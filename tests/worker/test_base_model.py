@@ -21,13 +21,26 @@ class QuantState:
     absmax: Any
 
 
-def test_fresh_modules_share_all_tensors_also_scales_outside_the_parameters() -> None:
+def test_fresh_modules_share_all_tensors() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    model[0].quant_state = QuantState(absmax=torch.ones(8))
     made = base_model.fresh(model)
     assert made[0] is not model[0]
     assert made[0].weight.data_ptr() == model[0].weight.data_ptr()
-    assert made[0].quant_state.absmax.data_ptr() == model[0].quant_state.absmax.data_ptr()
+
+
+def test_of_a_module_with_weights_in_4_bits_there_is_one() -> None:
+    """Merging an adapter replaces its weights: a second module would keep the old ones."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    model[0].quant_state = QuantState(absmax=torch.ones(8))
+    assert base_model.fresh(model)[0] is model[0]
+
+
+def test_scales_of_weights_in_4_bits_are_checked_for_nan() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    model[0].quant_state = QuantState(absmax=torch.ones(8))
+    assert base_model.is_finite(model)
+    model[0].quant_state.absmax[3] = float("nan")
+    assert not base_model.is_finite(model)
 
 
 def test_random_weights_are_made_as_a_checkpoint_is_loaded(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ those of their own full traces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,9 +112,11 @@ def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]
 class Family:
     """The step model of a family, sharded over its ranks."""
 
-    def __init__(self, points: Sequence[Point], model: StepModel, sharding: Sharding) -> None:
+    def __init__(
+        self, points: Sequence[Point], model: StepModel, sharding: Sharding, reserved: Callable[[Trace], int] | None = None
+    ) -> None:
         self.points, self.model = list(points), model
-        self.sharded: Sharded = worst_rank(model.trace, sharding)
+        self.sharded: Sharded = worst_rank(model.trace, sharding, reserved)
         """The sharded trace at the first point; a sharding library adds the same at every point."""
         self._added = np.array(self.sharded.trace.sizes[len(model.trace.sizes) :], dtype=np.int64)
         events = np.array(model.trace.events, dtype=np.int64)

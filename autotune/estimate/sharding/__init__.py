@@ -6,6 +6,7 @@ module and gradient of a plain trace.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from autotune.core.trace import Inventory, Trace
@@ -14,7 +15,7 @@ from autotune.estimate.sharding.ddp import Ddp
 from autotune.estimate.sharding.fsdp1 import Fsdp1
 from autotune.estimate.sharding.sharding_options import Kind, Sharding
 from autotune.estimate.sharding.zero3 import Zero3
-from autotune.estimate.sharding.zero12 import Zero12
+from autotune.estimate.sharding.zero12 import Zero12, fullest_rank
 
 __all__ = ["Kind", "Sharded", "Sharding", "apply", "gather_for_generation_bytes", "worst_rank"]
 
@@ -44,12 +45,19 @@ def apply(trace: Trace, sharding: Sharding) -> Sharded:
     return Sharded(trace=rewritten, host_bytes=rewriter.host_bytes)
 
 
-def worst_rank(trace: Trace, sharding: Sharding) -> Sharded:
-    """Return the rank that reserves more, of first and last; with `begins_on_meta`, the last."""
+def worst_rank(trace: Trace, sharding: Sharding, reserved: Callable[[Trace], int] | None = None) -> Sharded:
+    """Return the rank that reserves most, of first, last and, under ZeRO-1 and ZeRO-2, the one with most reduced
+    gradients; with `begins_on_meta`, the last.
+
+    `reserved`: bytes of a rank's trace in its context, which decides where blocks lie; None: without context."""
     if sharding.begins_on_meta and sharding.ranks > 1:
         return apply(trace, replace(sharding, rank=sharding.ranks - 1))
-    both = [apply(trace, replace(sharding, rank=rank)) for rank in sorted({0, sharding.ranks - 1})]
-    return max(both, key=lambda one: (replay(one.trace).reserved_bytes, one.trace.peak_bytes)) if len(both) > 1 else both[0]
+    ranks = {0, sharding.ranks - 1}
+    if sharding.kind in ("zero1", "zero2") and trace.usage is not None:
+        ranks.add(fullest_rank(trace.usage, sharding.ranks))
+    each = [apply(trace, replace(sharding, rank=rank)) for rank in sorted(ranks)]
+    reserved = reserved or (lambda one: replay(one).reserved_bytes)
+    return max(each, key=lambda one: (reserved(one.trace), one.trace.peak_bytes)) if len(each) > 1 else each[0]
 
 
 def gather_for_generation_bytes(inventory: Inventory, sharding: Sharding, *, whole: bool, bytes_per_parameter: float) -> int:

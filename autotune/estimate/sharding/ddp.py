@@ -1,10 +1,17 @@
-"""torch's DDP: all weights on every rank, gradients averaged in buckets."""
+"""torch's DDP: all weights on every rank, gradients averaged in buckets.
+
+In the first step one bucket holds all gradients. The next forward pass with gradients replaces it by smaller
+ones in the order in which the gradients came (`_rebuild_buckets`). Where parameters may be unused, small
+buckets in the reversed order of the parameters are there from the beginning.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autotune.core.trace import ModuleUse, Trace
 from autotune.estimate.sharding.rewriter import Rewriter
-from autotune.estimate.sharding.sharding_options import Sharding
+from autotune.estimate.sharding.sharding_options import BUCKET_CAP_BYTES, Sharding
 
 FIRST_BUCKET_BYTES = 1 << 20
 BROADCAST_BYTES, BROADCASTS_IN_FLIGHT = 250 << 20, 2
@@ -19,6 +26,9 @@ class Ddp(Rewriter):
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
         super().__init__(trace, usage)
         self.sharding = sharding
+        self.buckets: list[int] = []
+        self.came: dict[int, None] = {}  # parameters in the order of their first gradients
+        self.rebuilds = sharding.static_graph or not sharding.find_unused_parameters
 
     def loaded(self) -> None:
         in_flight: list[int | None] = []
@@ -28,8 +38,10 @@ class Ddp(Rewriter):
             in_flight.append(self.book.allocate(size, "communication") if size else None)
         for number in in_flight:
             self.book.free(number)
-        for size in self._buckets():
-            self.book.allocate(size, "communication")
+        self._allocate(self._first_buckets())
+
+    def _allocate(self, sizes: list[int]) -> None:
+        self.buckets = [self.book.allocate(size, "communication") for size in sizes]
 
     def _broadcasts(self) -> list[int]:
         """Return the copies that are sent, in order; 0 for a tensor that fills a broadcast alone, which is sent itself.
@@ -47,16 +59,32 @@ class Ddp(Rewriter):
                 del filling[width]
         return [sum(sizes) if len(sizes) > 1 else 0 for _, sizes in sorted([*closed, *filling.values()])]
 
-    def _buckets(self) -> list[int]:
-        """Return bucket sizes in the order of the gradients; a bucket is closed at its cap."""
-        sizes, filled, cap = [], 0, FIRST_BUCKET_BYTES
-        for parameter in reversed([each for each in self.usage.parameters if each.trains]):
-            filled += parameter.size
+    def _first_buckets(self) -> list[int]:
+        sizes = [parameter.size for parameter in self.usage.parameters if parameter.trains]
+        if self.rebuilds:
+            return [sum(sizes)] if sizes else []
+        return self._divided(sizes)[::-1]
+
+    def _divided(self, sizes: Sequence[int]) -> list[int]:
+        """Return bucket sizes; a bucket is closed when it reaches its cap."""
+        found, filled, later = [], 0, self.sharding.bucket_cap_bytes
+        cap = FIRST_BUCKET_BYTES if later == BUCKET_CAP_BYTES else later
+        for size in sizes:
+            filled += size
             if filled >= cap:
-                sizes.append(filled)
-                filled, cap = 0, self.sharding.bucket_cap_bytes
-        return [*sizes, filled] if filled else sizes
+                found.append(filled)
+                filled, cap = 0, later
+        return [*found, filled] if filled else found
+
+    def pass_begins(self, module: int) -> None:
+        if not (self.rebuilds and self.came and self.phase == "forward" and self.step_number):
+            return
+        for number in self.buckets:
+            self.book.free(number)
+        self._allocate(self._divided([self.usage.parameters[index].size for index in self.came]))
+        self.rebuilds = False
 
     def gradient(self, parameter: int, number: int, *, last: bool) -> None:
+        self.came.setdefault(parameter)
         if self.sharding.gradient_as_bucket_view:
             self.give_up(number)

@@ -8,6 +8,9 @@ from typing import Any, Literal, cast, get_args
 
 from autotune.core.units import MIB
 
+BUCKET_CAP_BYTES = 25 * MIB
+"""DDP's own. With another one its first bucket is not smaller than the others."""
+
 Kind = Literal["none", "ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"]
 
 
@@ -32,8 +35,10 @@ class Sharding:
     offload_optimizer: bool = False
     offload_parameters: bool = False
 
-    # DDP; its first bucket has 1 MiB.
-    bucket_cap_bytes: int = 25 * MIB
+    # DDP.
+    bucket_cap_bytes: int = BUCKET_CAP_BYTES
+    find_unused_parameters: bool = False
+    static_graph: bool = False
     gradient_as_bucket_view: bool = False
 
     # FSDP1; defaults of `accelerate launch`. Widths in bytes per element.
@@ -83,8 +88,8 @@ NUMBERS = (
     "master_bytes", "frozen_master_bytes", "reduce_bytes",
 )  # fmt: skip
 SWITCHES = (
-    "ignores_trainable", "overlap_comm", "contiguous_gradients", "gradient_as_bucket_view", "use_orig_params",
-    "sync_module_states", "begins_on_meta", "records_streams",
+    "ignores_trainable", "overlap_comm", "contiguous_gradients", "gradient_as_bucket_view", "find_unused_parameters",
+    "static_graph", "use_orig_params", "sync_module_states", "begins_on_meta", "records_streams",
 )  # fmt: skip
 
 

@@ -49,8 +49,10 @@ class Zero(Rewriter):
         """Allocate the optimizer's state of `count` masters, tensor by tensor; return the last block."""
         return [self.book.allocate(size, "optimizer") for size in self.optimizer.state_tensors(count, MASTER_BYTES)][-1]
 
-    def _gradients_to_masters(self, count: int) -> int:
-        """Flatten the partition's gradients and widen them to float32; return the block."""
+    def _gradients_to_masters(self, count: int, *, flattens: bool = True) -> int | None:
+        """Flatten the partition's gradients, unless they are one tensor, and widen them to float32; return the block."""
+        if not flattens:
+            return None if self.width == MASTER_BYTES else self.book.allocate(count * MASTER_BYTES, "gradients")
         flat = self.book.allocate(count * self.width, "gradients")
         gradients = flat if self.width == MASTER_BYTES else self.book.allocate(count * MASTER_BYTES, "gradients")
         if self.width != MASTER_BYTES:
@@ -86,7 +88,7 @@ class Zero12(Zero):
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
         super().__init__(trace, usage, sharding)
         self.stage = int(sharding.kind[-1])
-        self.groups = [self._divided(indices) for indices in self._indices_by_group()]
+        self.groups = [_divided(usage, indices, sharding.ranks, sharding.rank) for indices in _indices_by_group(usage)]
         self.partition = sum(group.partition for group in self.groups)
         self.layout = {piece.parameter: piece for group in self.groups for piece in group.slices}
         self.owned = {piece.parameter: piece for group in self.groups for piece in group.owned}
@@ -101,24 +103,6 @@ class Zero12(Zero):
     @property
     def _trains_all(self) -> bool:
         return len(self.trained) == len(self.usage.parameters)
-
-    def _indices_by_group(self) -> list[list[int]]:
-        found: dict[int, list[int]] = {}
-        for index in self.trained:
-            found.setdefault(self.usage.parameters[index].group, []).append(index)
-        return [indices for _, indices in sorted(found.items())]
-
-    def _divided(self, indices: list[int]) -> ParameterGroup:
-        """Divide the concatenated parameters of a group into equal, padded partitions."""
-        ranks, rank = self.sharding.ranks, self.sharding.rank
-        counts = [self.usage.parameters[index].count for index in indices]
-        share = -(-sum(counts) // (2 * ranks)) * 2
-        pieces = []
-        for index, start, count in zip(indices, [0, *accumulate(counts)], counts, strict=False):
-            end = start + count
-            inside = max(0, min(end, (rank + 1) * share) - max(start, rank * share))
-            pieces.append(Slice(parameter=index, count=inside, first=start // share, last=max(start, end - 1) // share))
-        return ParameterGroup(partition=share, slices=tuple(pieces))
 
     def loaded(self) -> None:
         """Move the weights into one flat tensor, then make this rank's float32 masters."""
@@ -219,7 +203,8 @@ class Zero12(Zero):
     def _step(self, group: ParameterGroup, *, releases: bool) -> None:
         """Update one group. The reduced gradients of all groups are in one block (`grads_in_partition`),
         which `releases` with the last of them."""
-        gradients = self._gradients_to_masters(group.partition)
+        whole = len(group.owned) == 1 and group.owned[0].count == group.partition
+        gradients = self._gradients_to_masters(group.partition, flattens=not whole)
         if releases:
             self.book.free(self.kept)
             self.kept = None
@@ -227,6 +212,36 @@ class Zero12(Zero):
             self._allocate_state(group.partition)
         self.book.passing(group.partition * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
         self.book.free(gradients)
+
+
+def fullest_rank(usage: ModuleUse, ranks: int) -> int:
+    """Return the rank with most reduced gradients: of its partition, and of the whole parameters at its ends."""
+    held = [0] * ranks
+    for indices in _indices_by_group(usage):
+        for piece in _divided(usage, indices, ranks, 0).slices:
+            for rank in range(piece.first, piece.last + 1):
+                held[rank] += usage.parameters[piece.parameter].size
+    return held.index(max(held))
+
+
+def _indices_by_group(usage: ModuleUse) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for index, parameter in enumerate(usage.parameters):
+        if parameter.trains:
+            found.setdefault(parameter.group, []).append(index)
+    return [indices for _, indices in sorted(found.items())]
+
+
+def _divided(usage: ModuleUse, indices: list[int], ranks: int, rank: int) -> ParameterGroup:
+    """Divide the concatenated parameters of a group into equal, padded partitions."""
+    counts = [usage.parameters[index].count for index in indices]
+    share = -(-sum(counts) // (2 * ranks)) * 2
+    pieces = []
+    for index, start, count in zip(indices, [0, *accumulate(counts)], counts, strict=False):
+        end = start + count
+        inside = max(0, min(end, (rank + 1) * share) - max(start, rank * share))
+        pieces.append(Slice(parameter=index, count=inside, first=start // share, last=max(start, end - 1) // share))
+    return ParameterGroup(partition=share, slices=tuple(pieces))
 
 
 def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:

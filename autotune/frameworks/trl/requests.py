@@ -11,6 +11,7 @@ from autotune.core.dataset import FILE_LOADERS
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.task import Task
 from autotune.frameworks.stand_in_step import gptq_bits
+from autotune.frameworks.transformers_trainer import ddp_options
 from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.combinations import quantisation
 from autotune.frameworks.trl.field_list import fields
@@ -163,6 +164,8 @@ def sharding_request(candidate: Candidate, task: Task) -> dict[str, object]:
     named = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
     options: dict[str, object] = {name: {"device": "cpu"} for name, knob in named.items() if settings.get(knob) == "cpu"}
     kind = sharding_of(settings, ranks)
+    if kind == "ddp" and task.workload.method != "ppo":  # PPO makes its accelerator without the Trainer's options
+        options |= ddp_options({**task.workload.user_settings, **settings}, adapter=bool(settings.get("use_peft")))
     if kind == "fsdp2" and settings.get("fsdp_offload_params"):
         options["offload_params"] = True
     precision = next((name for name in ("bf16", "fp16") if settings.get(name)), None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import Untraceable, integer_values
+from . import Untraceable, integer_values, quantised
 from .patching import attribute, swapped
 
 
@@ -78,15 +78,20 @@ def build(
 
 
 def materialise(model: Any) -> None:
-    """Replace every tensor on meta by an empty one on the CPU, in place; shared tensors remain shared."""
+    """Replace every tensor on meta by an empty one on the CPU, in place; shared tensors remain shared.
+
+    A weight that is packed while it is loaded is there whole before: its scales come first, then its packed form."""
     made: dict[int, Any] = {}
     for module in model.modules():
-        for holder in (module._parameters, module._buffers, vars(module)):
+        whole = quantised.as_read(module)
+        holders = (module._parameters, module._buffers, vars(module))
+        for holder in holders if whole is None else (holders[1], holders[0], holders[2]):
             for name, tensor in list(holder.items()):
                 if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
                     if id(tensor) not in made:
                         made[id(tensor)] = _on_cpu(tensor)
                     holder[name] = made[id(tensor)]
+        del whole
 
 
 def _on_cpu(tensor: Any) -> Any:

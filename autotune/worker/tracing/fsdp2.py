@@ -57,6 +57,8 @@ def shard(model: Any, spec: Mapping[str, Any], tracker: Any, *, scores: bool = F
     gc.collect()
     if spec.get("device") == "cuda":
         _remove_freed(tracker.ledger)
+        if not scores:
+            _receive_weights(model, spec, tracker.ledger)
         tracker.ledger.current_stream = _streams_in_order()
     else:
         tracker._workspaces.update(_gloo_workspaces())
@@ -111,6 +113,25 @@ def prepare(model: Any, spec: Mapping[str, Any]) -> Any:
         model = fsdp2_apply_ac(_accelerator(plugin, spec), model)
     _upcast_trainable(model, spec)
     return fsdp2_prepare_model(_accelerator(plugin, spec), model)
+
+
+def _receive_weights(model: Any, spec: Mapping[str, Any], ledger: Any) -> None:
+    """Load the weights as accelerate does on all ranks but the first (`cpu_ram_efficient_loading`): each parameter
+    whole on the device, then this rank's shard of it. The segments of whole ones stay in torch's cache."""
+    options, quantised = _options(spec), (spec.get("model") or {}).get("load_in_4bit")
+    if options.get("units") == "layers" or quantised or not _is_true(options.get("cpu_ram_efficient_loading", True)):
+        return
+    try:
+        from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
+    except ImportError:
+        return
+    if not all(hasattr(tensor, "device_mesh") for tensor in model.state_dict().values()):
+        return  # accelerate shards no buffers
+    before = len(ledger.sizes)
+    fsdp2_load_full_state_dict(_accelerator(None, spec), model, {})
+    model.tie_weights()
+    gc.collect()
+    _remove_freed(ledger, before)
 
 
 def _prepare_scoring(model: Any, spec: Mapping[str, Any]) -> Any:
@@ -309,10 +330,11 @@ def _wrap(holder: Any, names: tuple[str, ...], region: Callable[[Any], Any]) -> 
             setattr(holder, name, wrapped(plain))
 
 
-def _remove_freed(ledger: Any) -> None:
-    """Remove freed allocations: `fully_shard` moves and shards unit by unit."""
+def _remove_freed(ledger: Any, end: int | None = None) -> None:
+    """Remove freed allocations, of those before `end`: `fully_shard` moves and shards unit by unit."""
     live = {entry - 1 for entry in ledger.events if entry > 0} - {-entry - 1 for entry in ledger.events if entry < 0}
-    ledger.events[:] = [entry for entry in ledger.events if abs(entry) - 1 in live]
+    kept = live if end is None else live | set(range(end, len(ledger.sizes)))
+    ledger.events[:] = [entry for entry in ledger.events if abs(entry) - 1 in kept]
     ledger.live = ledger.peak = sum(ledger.sizes[number] for number in live)
     for mark in ledger.marks:
         mark["event"] = 0

@@ -170,6 +170,13 @@ def statistics(model: Any) -> list[Any]:
     return [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
 
 
+def as_read(module: Any) -> Any:
+    """Return the weight as bitsandbytes receives it from the checkpoint, to pack it into 4 bits; None for other modules."""
+    if not (isinstance(module, _Quantised) and module.kind == "4bit" and module.weight.device.type == "meta"):
+        return None
+    return torch.empty((module.out_features, module.in_features), dtype=module.unpacked_dtype, device="cpu")
+
+
 def _frozen(tensor: Any) -> Any:
     return torch.nn.Parameter(tensor, requires_grad=False)
 

@@ -207,12 +207,12 @@ def tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
 def fresh(model: Any, *, attention: str | None = None) -> Any:
     """Return new modules and parameters, without gradients or hooks, around the same tensors.
 
-    bitsandbytes' modules hold the scales of 4-bit weights beside the parameters: 6% of a 7B's memory.
+    bitsandbytes' modules are the same: merging an adapter gives them new weights, and the old ones have to go.
     """
     import torch
 
     shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    shared |= {id(state): state for module in model.modules() if (state := getattr(module, "quant_state", None)) is not None}
+    shared |= {id(module): module for module in model.modules() if getattr(module, "quant_state", None) is not None}
     for parameter in model.parameters():
         plain = type(parameter) is torch.nn.Parameter
         trainable = parameter.is_floating_point()
@@ -229,11 +229,14 @@ def twin(model: Any) -> Any:
 
 
 def is_finite(model: Any) -> bool:
-    """Return False if a candidate spoilt the shared weights by a NaN gradient (0 * NaN = NaN)."""
+    """Return False if a candidate spoilt the shared weights by a NaN gradient (0 * NaN = NaN), or by merging a NaN."""
     import torch
 
+    states = (getattr(module, "quant_state", None) for module in model.modules())
+    scales = (scale for state in states for scale in (getattr(state, "absmax", None), getattr(state, "offset", None)))
+    tensors = (*model.parameters(), *(scale for scale in scales if scale is not None))
     with torch.no_grad():
-        return all(bool(torch.isfinite(parameter.sum())) for parameter in model.parameters() if parameter.is_floating_point())
+        return all(bool(torch.isfinite(tensor.sum())) for tensor in tensors if tensor.is_floating_point())
 
 
 def build_as_loaded(model_class: Any, config: Any, dtype: Any, place: str, trust_remote_code: bool) -> Any:

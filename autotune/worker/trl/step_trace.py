@@ -98,7 +98,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
             for model in models_of(trainer):
                 fake_models.materialise(model)
             annotator.mark_model(trainer.model)
-            for model in models_of(trainer):
+            for model in reversed(models_of(trainer)):  # a reference is sharded when the trainer is made
                 fsdp2.shard(model, spec, tracker, scores=model is not trainer.model)
             annotator.mark_layers(trainer.model)
             log = parameter_uses.of(spec, ledger)

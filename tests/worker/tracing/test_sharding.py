@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,9 +38,24 @@ def test_fsdp2_keeps_a_shard_of_the_weights_on_each_rank(whole: int) -> None:
 def test_on_a_gpu_the_whole_model_is_never_on_the_device(whole: int) -> None:
     trace = two_ranks.followed({"kind": "fsdp2", **SMALL}, 0, device="cuda")
     load = max(at for mark, span in trace.stretches() if mark.phase == "load" for at in span)
-    assert two_ranks.peaks(trace)["load0"] < 0.6 * whole
+    embeddings = two_ranks_loop.SHAPE["vocab_size"] * two_ranks_loop.SHAPE["hidden_size"] * 4
+    assert embeddings < two_ranks.peaks(trace)["load0"] < 0.6 * whole + embeddings  # one parameter is whole at a time
+    assert weights_at_first_forward(trace) == pytest.approx(whole / 2, rel=0.001)
     assert trace.marks[0].event == 0
     assert load < len(trace.events)
+
+
+def test_on_a_gpu_each_parameter_arrives_whole_and_is_sharded_while_the_next_one_is_there() -> None:
+    """accelerate's order: the next whole parameter is requested before the last one is freed."""
+    trace = two_ranks.followed({"kind": "fsdp2", **SMALL}, 0, device="cuda")
+    parameters = [p.numel() * p.element_size() for p in two_ranks_loop.build({"kind": "none", **SMALL}).parameters()]
+    load = [trace.events[at] for mark, span in trace.stretches() if mark.phase == "load" for at in span]
+    whole = [entry for entry in load if entry > 0 and -entry in load]
+    assert [trace.sizes[entry - 1] for entry in whole] == parameters
+    for entry, following in itertools.pairwise(whole):
+        assert load.index(following) == load.index(-entry) - 1
+    kept = [trace.sizes[entry - 1] for entry in load if entry > 0 and -entry not in load]
+    assert kept[2 : 2 + len(parameters)] == [size // 2 for size in parameters]  # after two buffers
 
 
 def test_gathered_and_reduced_buffers_are_communication(whole: int) -> None:
