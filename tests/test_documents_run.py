@@ -235,7 +235,7 @@ OTHER_TESTS = {
     "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --check --python .venv/bin/python":
         "emulator/test_prediction_check.py::test_one_configuration_on_emulated_cards",
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --mode emulate --python .venv/bin/python":
-        "emulator/test_emulated_search.py::test_a_search_on_emulated_cards",
+        "emulator/test_emulated_search.py::test_a_search_on_emulated_cards_and_the_run_that_it_recommends",
     "autotune dashboard autotune-out": "test_documents_run.py::test_the_dashboard_is_served_until_it_is_interrupted",
     "make demo": "e2e/test_demo.py::demo",
     "xdg-open demo-out/report.html": "e2e/test_demo.py::test_its_report_opens_in_a_browser",
