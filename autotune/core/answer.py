@@ -98,7 +98,7 @@ class Answer(Generic[Evidence]):
     """Best candidates with other learning knobs: offered, never chosen."""
 
     ways_to_fit: tuple[WayToFit, ...] = ()
-    """If nothing fits: predicted changes that make the baseline fit, cheapest first."""
+    """Predicted changes that make the baseline fit, cheapest first; empty unless nothing fits."""
 
     elapsed_seconds: float
 

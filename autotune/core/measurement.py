@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -181,12 +181,13 @@ class Memory:
         chosen = self.devices[:devices]
         if devices is None or len(chosen) < devices or any(one.peak_bytes is None for one in chosen):
             return self
-        phases = dict.fromkeys(phase for one in chosen for phase in one.phase_peak_bytes)
-        return replace(
-            self,
-            peak_bytes=max(one.peak_bytes or 0 for one in chosen),
-            phase_peak_bytes={phase: max(one.phase_peak_bytes.get(phase, 0) for one in chosen) for phase in phases},
-        )
+        return replace(self, peak_bytes=max(one.peak_bytes or 0 for one in chosen), phase_peak_bytes=highest_by_phase(chosen))
+
+
+def highest_by_phase(memories: Sequence[DeviceMemory | Memory]) -> dict[str, int]:
+    """Return the highest peak of each phase."""
+    phases = dict.fromkeys(phase for memory in memories for phase in memory.phase_peak_bytes)
+    return {phase: max(memory.phase_peak_bytes.get(phase, 0) for memory in memories) for phase in phases}
 
 
 Watched = Literal["online", "offline", "outside"]

@@ -205,7 +205,7 @@ def inputs_bytes(settings: EngineSettings, shape: Shape, size: int) -> int:
 
 
 def inputs_beside(composition: Composition, config: Mapping[str, object]) -> int | None:
-    """Return the same where the engine runs in the trainer's process, whose free blocks it finds; None elsewhere."""
+    """Return `inputs_bytes` of an engine in the trainer's process, whose free blocks it finds; None for another one."""
     settings = composition.engine
     if settings is None or settings.kind != "vllm" or settings.apart:
         return None

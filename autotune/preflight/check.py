@@ -31,6 +31,7 @@ from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeSt
 from autotune.core.job import Job
 from autotune.core.measurement import judge
 from autotune.core.units import format_bytes
+from autotune.estimate import device_memory
 from autotune.estimate.constant_estimates import bare_context
 from autotune.machine.hardware_detection import gpu_of
 from autotune.preflight.proofs import PROOF, Missed, Proof, Proofs, decided, longest_prompt
@@ -55,7 +56,7 @@ MAX_TRIES = 2
 """Attempts after faults of the machine."""
 
 TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")
-"""From this release on `torch.cuda.set_device(0)` makes a context (pytorch issue 155668)."""
+"""First release in which `torch.cuda.set_device(0)` makes a context (pytorch issue 155668)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,7 @@ def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = ig
             listener(
                 Note(text=f"{format_bytes(beside)} of the limit are left for the process of `trl`, which holds a CUDA context.")
             )
-            request = dataclasses.replace(request, job=_with_less(request.job, beside))
+            request = dataclasses.replace(request, job=with_room(request.job, beside))
             flags = flags.replace(memory_limit=f"{request.job.memory_limit_bytes}B")
         candidate = candidate_of_job(request)
         listener(JobStarted(job=request.job, candidates=(candidate,), assumed=request.assumed, notes=request.notes))
@@ -173,8 +174,11 @@ def launcher_bytes(job: Job, versions: Mapping[str, str]) -> int:
     return round(bare_context(gpu_of(hardware)).value)
 
 
-def _with_less(job: Job, taken_bytes: int) -> Job:
-    return dataclasses.replace(job, memory_limit_bytes=max(1, job.memory_limit_bytes - taken_bytes))
+def with_room(job: Job, taken_bytes: int) -> Job:
+    """Lower the limit so that other processes can take so much of what CUDA offers of the device."""
+    hardware = job.task.hardware
+    offered = round(device_memory.offered(hardware.memory_bytes, gpu_of(hardware)).value)
+    return dataclasses.replace(job, memory_limit_bytes=max(1, min(job.memory_limit_bytes, offered) - taken_bytes))
 
 
 def _at_its_longest(request: ParsedRequest, versions: Mapping[str, str]) -> ParsedRequest:

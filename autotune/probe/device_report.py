@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.measurement import DeviceMemory, TorchMemory
+from autotune.core.measurement import DeviceMemory, TorchMemory, highest_by_phase
 from autotune.core.units import MIB, format_bytes
 from autotune.failures import numbers
 from autotune.machine.nvml import in_words, named
@@ -35,12 +35,9 @@ def worst_peak(devices: Iterable[DeviceMemory]) -> int | None:
     return None if None in peaks else _max(*peaks)
 
 
-def worst_phases(devices: Iterable[DeviceMemory]) -> dict[str, int]:
+def worst_phases(devices: Sequence[DeviceMemory]) -> dict[str, int]:
     """Return the worst device's peak by phase; phases in which none was used are absent."""
-    phases: dict[str, int] = {}
-    for device in devices:
-        phases = _by_phase(phases, device.phase_peak_bytes)
-    return {phase: peak for phase, peak in phases.items() if peak}
+    return {phase: peak for phase, peak in highest_by_phase(devices).items() if peak}
 
 
 def torch_by_phase(results: Iterable[RankResult]) -> dict[str, TorchMemory]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from autotune.core.answer import Trial
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed, judge
+from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed, highest_by_phase, judge
 from autotune.core.run_spread import RunSpread, learn_run_spread
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates, SurrogateModel
@@ -42,9 +42,7 @@ def pooled(confirmations: Sequence[Trial]) -> Trial:
 
 
 def _highest(memories: Sequence[Memory]) -> Memory:
-    phases = dict.fromkeys(phase for memory in memories for phase in memory.phase_peak_bytes)
-    by_phase = {phase: max(memory.phase_peak_bytes.get(phase, 0) for memory in memories) for phase in phases}
-    return replace(max(memories, key=lambda memory: memory.peak_bytes or 0), phase_peak_bytes=by_phase)
+    return replace(max(memories, key=lambda memory: memory.peak_bytes or 0), phase_peak_bytes=highest_by_phase(memories))
 
 
 def _all_cycles(speeds: Sequence[Speed | None]) -> Speed | None:

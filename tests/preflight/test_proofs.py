@@ -20,7 +20,7 @@ from autotune.core.units import MIB
 from autotune.core.workload import Model, Workload
 from autotune.frameworks.trl.trainers import TrlGrpo
 from autotune.preflight import proofs as room
-from autotune.preflight.check import launcher_bytes
+from autotune.preflight.check import launcher_bytes, with_room
 from autotune.preflight.proofs import Missed, Proof, Proofs, decided
 from autotune.search.measurement_store import Store
 from tests.probe.nvml_playback import Playback
@@ -90,6 +90,12 @@ def test_room_is_left_for_the_context_of_the_launching_process(hardware: Hardwar
     asked = job()
     asked = dataclasses.replace(asked, task=dataclasses.replace(asked.task, hardware=hardware))
     assert launcher_bytes(asked, {"torch": torch}) == pytest.approx(mib * MIB, rel=0.02)
+
+
+@pytest.mark.parametrize(("limit", "left"), [(40960, 40460 - 330), (30000, 30000 - 330)])
+def test_room_comes_out_of_what_cuda_offers(limit: int, left: int) -> None:
+    asked = dataclasses.replace(job(), memory_limit_bytes=limit * MIB)
+    assert with_room(asked, 330 * MIB).memory_limit_bytes == pytest.approx(left * MIB, rel=0.001)
 
 
 def test_the_very_same_is_answered_from_the_record() -> None:

@@ -16,7 +16,7 @@ import msgspec
 from autotune.core.decoding import read_by_threads
 from autotune.core.errors import BadInput, HardwareNotHere
 from autotune.core.hardware import Hardware
-from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed
+from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed, highest_by_phase
 from autotune.core.units import format_bytes
 
 CONNECT_SECONDS = 10.0
@@ -181,10 +181,9 @@ def _worst_memory(memories: Sequence[Memory], default: Memory) -> Memory:
     fullest = max(
         (memory for memory in memories if memory.peak_bytes is not None), key=lambda m: m.peak_bytes or 0, default=default
     )
-    phases = dict.fromkeys(phase for memory in memories for phase in memory.phase_peak_bytes)
     return replace(
         fullest,
-        phase_peak_bytes={phase: max(memory.phase_peak_bytes.get(phase, 0) for memory in memories) for phase in phases},
+        phase_peak_bytes=highest_by_phase(memories),
         devices=tuple(device for memory in memories for device in memory.devices),
         models=tuple(sorted((one for memory in memories for one in memory.models), key=lambda one: one.rank)),
     )
