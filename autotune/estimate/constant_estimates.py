@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.catalog import Gpu
-from autotune.catalog.constants import constant
+from autotune.catalog.constants import constant, efficiency
 from autotune.core.prediction import Estimate
 from autotune.core.units import MIB
 
@@ -20,6 +20,13 @@ def percent(name: str) -> Estimate:
     """Return a constant in percent as a share."""
     known = constant(name)
     return Estimate(value=known.value / 100, low=known.low / 100, high=known.high / 100)
+
+
+def offered(device_memory_bytes: int, gpu: Gpu | None) -> Estimate:
+    """Memory that CUDA offers: the device's, less the driver's own part."""
+    if gpu is not None and gpu.seen_by == "torch":
+        return Estimate.exactly(device_memory_bytes)
+    return Estimate.exactly(device_memory_bytes) - efficiency("driver_reserve_mib").scaled(MIB)
 
 
 def context(gpu: Gpu | None) -> Estimate:

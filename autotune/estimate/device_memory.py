@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.catalog import Gpu
-from autotune.catalog.constants import efficiency
 from autotune.core.prediction import Basis, Estimate
-from autotune.core.units import MIB
 from autotune.estimate import constant_estimates
 from autotune.estimate.replay import PhaseUse
 
@@ -83,13 +81,6 @@ def reserved(use: PhaseUse, basis: Basis, high_extra_bytes: int) -> Estimate:
 def whole_bytes(estimate: Estimate) -> Estimate:
     value = round(estimate.value)
     return Estimate(value=value, low=min(value, round(estimate.low)), high=max(value, round(estimate.high)))
-
-
-def offered(device_memory_bytes: int, gpu: Gpu | None) -> Estimate:
-    """Memory that CUDA offers: the device's, less the driver's own part."""
-    if gpu is not None and gpu.seen_by == "torch":
-        return Estimate.exactly(device_memory_bytes)
-    return Estimate.exactly(device_memory_bytes) - efficiency("driver_reserve_mib").scaled(MIB)
 
 
 def verdict(peak: Estimate, room: Estimate) -> bool | None:

@@ -17,6 +17,7 @@ from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
 from autotune.estimate import (
     communicators,
+    constant_estimates,
     cpu_memory,
     device_memory,
     engine_start,
@@ -151,7 +152,7 @@ def _split_engine(given: PredictionInput) -> EngineUse | None:
         return None
     context = device_memory.outside(given.gpu, 1).context
     use = _fitted(given, round(context.value), split.engine, split.dtype)
-    room = device_memory.offered(given.hardware.memory_bytes, given.gpu).high - context.low - use.reserved_bytes.low
+    room = constant_estimates.offered(given.hardware.memory_bytes, given.gpu).high - context.low - use.reserved_bytes.low
     failure = weight_sync.receiving_failure(given.composition, given.trace, room)
     return use if use.failure or failure is None else dataclasses.replace(use, failure=failure, sure=True)
 
@@ -281,7 +282,7 @@ def _prediction(
 
 def _room(given: PredictionInput) -> Estimate:
     """Return the memory that a job may use: min(limit, memory that CUDA offers)."""
-    return device_memory.offered(given.hardware.memory_bytes, given.gpu).at_most(given.limit_bytes)
+    return constant_estimates.offered(given.hardware.memory_bytes, given.gpu).at_most(given.limit_bytes)
 
 
 def _assumed(given: PredictionInput, peak: Estimate, room: Estimate, startup: str | None, *, retried: bool) -> Iterator[str]:

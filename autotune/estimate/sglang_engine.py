@@ -20,7 +20,7 @@ from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import GIB, MIB
 from autotune.estimate import model_shape, vllm_engine, vllm_weights
-from autotune.estimate.device_memory import offered
+from autotune.estimate.constant_estimates import offered
 from autotune.estimate.model_shape import Shape, dtype_bytes
 from autotune.estimate.vllm_engine import NOTHING, EngineUse
 

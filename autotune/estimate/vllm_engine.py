@@ -21,7 +21,7 @@ from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
 from autotune.estimate import constant_estimates, model_shape, vision_towers
 from autotune.estimate.allocator import EXACT_FROM, LARGE_SEGMENT, SEGMENT_ROUNDING
-from autotune.estimate.device_memory import offered
+from autotune.estimate.constant_estimates import offered
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.vllm_blocks import Pages, gib, pages
 from autotune.estimate.vllm_weights import (

@@ -31,8 +31,7 @@ from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeSt
 from autotune.core.job import Job
 from autotune.core.measurement import judge
 from autotune.core.units import format_bytes
-from autotune.estimate import device_memory
-from autotune.estimate.constant_estimates import bare_context
+from autotune.estimate import constant_estimates
 from autotune.machine.hardware_detection import gpu_of
 from autotune.preflight.proofs import PROOF, Missed, Proof, Proofs, decided, longest_prompt
 from autotune.probe.executors.base import Executor
@@ -171,13 +170,13 @@ def launcher_bytes(job: Job, versions: Mapping[str, str]) -> int:
     hardware, torch = job.task.hardware, versions.get("torch")
     if hardware.kind != "cuda" or torch is None or Version(torch) < TORCH_OF_LAUNCHER_CONTEXT:
         return 0
-    return round(bare_context(gpu_of(hardware)).value)
+    return round(constant_estimates.bare_context(gpu_of(hardware)).value)
 
 
 def with_room(job: Job, taken_bytes: int) -> Job:
     """Lower the limit so that other processes can take so much of what CUDA offers of the device."""
     hardware = job.task.hardware
-    offered = round(device_memory.offered(hardware.memory_bytes, gpu_of(hardware)).value)
+    offered = round(constant_estimates.offered(hardware.memory_bytes, gpu_of(hardware)).value)
     return dataclasses.replace(job, memory_limit_bytes=max(1, min(job.memory_limit_bytes, offered) - taken_bytes))
 
 
