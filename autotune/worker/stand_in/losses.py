@@ -25,8 +25,8 @@ kernel, and the framework that uses it: where the second is installed and the fi
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -42,7 +42,9 @@ def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) ->
         return -torch.exp(logits - logits.detach()).mean()
     if options.get("widened"):
         logits = logits.to(torch.float32)
-    if loss == "logprobs_kernel" and _lacks_kernel(options):
+    package, user = options.get("kernel_package"), options.get("kernel_user")
+    # An environment that has the framework is checked. In any other one, the kernel is assumed.
+    if loss == "logprobs_kernel" and package and user and find_spec(user) and not find_spec(package):
         loss = "logprobs_tokens"
     entropy = _entropy(logits, options)
     if options.get("each_row"):
@@ -64,18 +66,13 @@ def _holding(total: Any, logits: Any, share: float) -> Any:
     return _Held.apply(total, logits, logs, chosen)
 
 
-def _lacks_kernel(options: Mapping[str, Any]) -> bool:
-    """Check an environment that has the framework. In any other one, the kernel is assumed."""
-    package, user = options.get("kernel_package"), options.get("kernel_user")
-    return bool(package and user and importlib.util.find_spec(user) and not importlib.util.find_spec(package))
-
-
 def _entropy(logits: Any, options: Mapping[str, Any]) -> Any:
     if not (kind := options.get("entropy")):
         return None
     with torch.set_grad_enabled(torch.is_grad_enabled() and not options.get("entropy_frozen")):
         if options.get("entropy_widened") and kind == "softmax" and not options.get("entropy_chunk"):
-            return _by_softmax_widened(logits)
+            shares = torch.softmax(logits.float(), dim=-1)
+            return torch.logsumexp(logits.float(), dim=-1) - torch.sum(shares * logits, dim=-1)
         return ENTROPIES[kind](logits, int(options.get("entropy_chunk") or 0))
 
 
@@ -105,11 +102,6 @@ def _by_softmax(logits: Any, chunk: int) -> Any:
         return torch.cat([_by_softmax(part.float(), 0) for part in logits.reshape(-1, logits.shape[-1]).split(chunk)])
     shares = torch.softmax(logits, dim=-1)
     return torch.logsumexp(logits, dim=-1) - torch.sum(shares * logits, dim=-1)
-
-
-def _by_softmax_widened(logits: Any) -> Any:
-    shares = torch.softmax(logits.float(), dim=-1)
-    return torch.logsumexp(logits.float(), dim=-1) - torch.sum(shares * logits, dim=-1)
 
 
 def _by_log_softmax(logits: Any, chunk: int) -> Any:

@@ -6,7 +6,9 @@ labels, accelerate's mixed precision, torch's clipping and optimizers.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +16,6 @@ import torch
 
 from ..tracing import Untraceable, bitsandbytes_optimizers
 from ..tracing.step_annotator import NullAnnotator
-from .activation_offload import offloaded
 from .fused_heads import fuse_head
 from .losses import LOSSES, policy_loss
 
@@ -28,6 +29,7 @@ SPARED = re.compile(r"bias|norm|\bln_")
 """Names of parameters without weight decay."""
 
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
+MIN_OFFLOADED_BYTES = 1024
 
 
 class StandInStep:
@@ -62,7 +64,14 @@ class StandInStep:
                 self.annotator.mark_inputs(inputs)
                 self._micro_step(inputs, micro_steps)
             self.annotator.enter("optimizer")
-            self._update()
+            norm = self.settings.get("max_grad_norm", 1.0)
+            if norm:
+                torch.nn.utils.clip_grad_norm_(self.trained, norm)
+            self.optimizer.step()
+            self.annotator.mark_optimizer(self.optimizer)
+            if self.settings.get("offloads_optimizer"):  # the next step allocates it again
+                self.optimizer.state.clear()
+            self.model.zero_grad()
 
     def _micro_step(self, inputs: Mapping[str, Any], micro_steps: int) -> None:
         self.annotator.enter("forward")
@@ -96,16 +105,6 @@ class StandInStep:
             given["logits_to_keep"] = self.completion + 1
             labels = labels[:, -self.completion - 1 :]
         return policy_loss(self.forward(**given), labels, self.loss, options)
-
-    def _update(self) -> None:
-        norm = self.settings.get("max_grad_norm", 1.0)
-        if norm:
-            torch.nn.utils.clip_grad_norm_(self.trained, norm)
-        self.optimizer.step()
-        self.annotator.mark_optimizer(self.optimizer)
-        if self.settings.get("offloads_optimizer"):  # the next step allocates it again
-            self.optimizer.state.clear()
-        self.model.zero_grad()
 
 
 def mixed(model: Any, settings: Mapping[str, Any], device: str) -> Callable[..., Any]:
@@ -148,3 +147,27 @@ def checkpoint(model: Any, settings: Mapping[str, Any], *, adapted: bool) -> Non
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     if adapted and (options or {}).get("use_reentrant", True):
         model.enable_input_require_grads()
+
+
+def offloaded(in_flight: int | None) -> Any:
+    """Return hooks that keep at most `in_flight` saved activations on the device, the others on the host; None: no hooks.
+
+    Values are not kept: a trace needs sizes alone."""
+    if in_flight is None:
+        return contextlib.nullcontext()
+    copied: deque[Any] = deque(maxlen=in_flight)
+
+    def pack(tensor: Any) -> Any:
+        if isinstance(tensor, torch.nn.Parameter) or tensor.nbytes < MIN_OFFLOADED_BYTES or not tensor.is_floating_point():
+            return tensor
+        copied.append(tensor)
+        return tensor.shape, tensor.dtype, tensor.device
+
+    def unpack(packed: Any) -> Any:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        copied.clear()
+        shape, dtype, device = packed
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

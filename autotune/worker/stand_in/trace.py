@@ -1,9 +1,8 @@
 """Adapter that traces a plain Hugging Face step of any causal language model.
 
-It replaces frameworks whose own step cannot be traced. `worker/tracing` describes the
-specification. Further settings: `loss` (`causal_lm`, or one of `losses`) and its `loss_options`;
-`score` (`rows` and `length` of a pass without gradients before each step, those of the step by
-default); `use_cache`; `patches`, functions as `module:name` that are called with the model on meta
+It replaces frameworks whose own step cannot be traced. `worker/tracing` describes the specification. Further settings: `loss`
+(`causal_lm`, or one of `losses`) and its `loss_options`; `score` (`rows` and `length` of a pass without gradients before each
+step, those of the step by default); `use_cache`; `patches`, functions as `module:name` that are called with the model on meta
 and the specification, for frameworks that replace parts of a model.
 """
 
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import importlib.metadata
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,7 +38,7 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
         importlib.import_module(name)
     for name in ("cuda_choices", "fake_models", "fsdp2", "ledger", "parameter_uses", "step_annotator", "tracker"):
         importlib.import_module(f"..tracing.{name}", __package__)
-    return versions()
+    return releases.versions(PACKAGES)
 
 
 def supported() -> tuple[str, str]:
@@ -70,7 +68,7 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     model, annotator, usage = _trace(spec)
     annotator.high_extra_bytes = experts.extra_bytes(model, annotator, spec, lambda worst: _trace(worst)[1])
-    return document("generic", model, spec, annotator, usage, versions(), began)
+    return document("generic", model, spec, annotator, usage, releases.versions(PACKAGES), began)
 
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -179,11 +177,6 @@ def batches(spec: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> 
         return made
 
     return batch
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages whose code is traced."""
-    return releases.versions(PACKAGES)
 
 
 __all__ = ["Untraceable", "load", "measure", "release", "supported", "trace", "warm"]

@@ -1,8 +1,7 @@
 """Completions of the lengths that occur: every sequence of a generation ends at a drawn length.
 
-vLLM takes the length of each prompt's completion. transformers generates the whole batch until its
-longest completion ends, as in training: a logits processor makes each row emit the end token at its
-length, and no earlier.
+vLLM takes the length of each prompt's completion. transformers generates the whole batch until its longest completion ends, as
+in training: a logits processor makes each row emit the end token at its length, and no earlier.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+# Settings of transformers' own engine, whose requests share one length.
 SAME_FOR_ALL = ("use_transformers_paged", "use_transformers_continuous_batching")
-"""Settings of transformers' own engine, whose requests share one length."""
 
 
 def possible(settings: Mapping[str, Any]) -> bool:
@@ -27,8 +26,8 @@ def possible(settings: Mapping[str, Any]) -> bool:
 class LengthDraws:
     """Lengths of one generation after the other: evenly spaced quantiles in random order.
 
-    Equal prompts get equal lengths: candidates with the same batch are compared on the same draw,
-    and the ranks of one engine, which generate together, agree.
+    Equal prompts get equal lengths: candidates with the same batch are compared on the same draw, and the ranks of one engine,
+    which generate together, agree.
     """
 
     def __init__(self, sample: Sequence[int], seed: int) -> None:

@@ -1,8 +1,7 @@
 """Adapter for the user's script: a trainer per candidate from the script's own arguments.
 
-The script runs once per load, up to the start of training (`script_capture`); everything it loaded
-stays for the candidates. Lengths, phases and limits are those of `grpo_probe`; only the origin of
-model and data differs.
+The script runs once per load, up to the start of training (`script_capture`); everything it loaded stays for the
+candidates. Lengths, phases and limits are those of `grpo_probe`; only the origin of model and data differs.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .. import memory_meter
@@ -21,7 +20,7 @@ from .grpo_probe import supported as supported
 from .grpo_probe import warm as warm
 from .loaded import Loaded
 from .methods import METHODS
-from .script_capture import CapturedTrainer, catch, default_of
+from .script_capture import CapturedTrainer, catch, defaults_of
 from .trainer_run import TrainerRun
 
 # Two forms of one setting; a configuration accepts one of them.
@@ -96,19 +95,6 @@ def measure(loaded: ScriptLoaded, request: Mapping[str, Any], recorder: Any) -> 
     return grpo_probe.measure(loaded, {**request, "plan": plan, "dataset": request.get("dataset") or {"own": True}}, recorder)
 
 
-def skipped_rewards(count: int) -> list[Callable[..., Any]]:
-    """Return as many free synthetic rewards as the script has, with different names."""
-
-    def made(number: int) -> Callable[..., Any]:
-        def skipped(completion_ids: Any, **kwargs: Any) -> list[float]:
-            return training_data.synthetic_reward(completion_ids, **kwargs)
-
-        skipped.__name__ = f"skipped_{number}"
-        return skipped
-
-    return [made(number) for number in range(count)]
-
-
 class ScriptRun(TrainerRun):
     """Trainer of the script's class from its own arguments; a mixin over any method's run."""
 
@@ -126,19 +112,15 @@ class ScriptRun(TrainerRun):
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the script's settings, overridden by the candidate's."""
         settings, model_settings = training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
-        own = self._own_settings()
+        configured, config, own = self.captured.configured, self.captured.given.get("args"), {}
+        if configured is not None:
+            own = configured.settings()
+        elif config is not None:
+            defaults = defaults_of(config)
+            own = {name: value for name, default in defaults.items() if (value := getattr(config, name)) != default}
         if set(GENERATION_SHAPE) & set(settings):
             own = {name: value for name, value in own.items() if name not in GENERATION_SHAPE}
         return {**own, **settings, **self._evaluation_settings()}, model_settings
-
-    def _own_settings(self) -> dict[str, Any]:
-        configured, config = self.captured.configured, self.captured.given.get("args")
-        if configured is not None:
-            return configured.settings()
-        if config is None:
-            return {}
-        names = [field.name for field in dataclasses.fields(config) if field.init]
-        return {name: value for name in names if (value := getattr(config, name)) != default_of(config, name)}
 
     def _rows(self, *, rows: int, group: int, seed: int) -> Any:
         return self._of_dataset(self.captured.given["train_dataset"], rows=rows, group=group, limit=None)
@@ -158,13 +140,21 @@ class ScriptRun(TrainerRun):
         return {**ours, **self._injected(config)}
 
     def _rewards(self, given: Any) -> list[Any]:
-        """Return the script's rewards: functions timed, reward models unchanged."""
-        rewards = list(given) if isinstance(given, list | tuple) else [given]
-        if self.loaded.request["script"]["rewards"] == "skip":
-            return skipped_rewards(len(rewards))
+        """Return the script's rewards: functions timed, reward models unchanged. Skipped ones are free and synthetic."""
         import torch
 
-        return [reward if isinstance(reward, str | torch.nn.Module) else self.reward_clock.time(reward) for reward in rewards]
+        made: list[Any] = []
+        for reward in list(given) if isinstance(given, list | tuple) else [given]:
+            if self.loaded.request["script"]["rewards"] == "skip":
+
+                def skipped(completion_ids: Any, **kwargs: Any) -> list[float]:
+                    return training_data.synthetic_reward(completion_ids, **kwargs)
+
+                skipped.__name__ = f"skipped_{len(made)}"  # the trainer's logs need different names
+                made.append(skipped)
+            else:
+                made.append(reward if isinstance(reward, str | torch.nn.Module) else self.reward_clock.time(reward))
+        return made
 
     def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
         """Call the class like the script; TRL's constructor receives the candidate's arguments."""

@@ -1,8 +1,8 @@
 """Adapter that traces a step of TRL's own trainers on tensors without memory.
 
-`worker/tracing` describes request and result. The trainer is constructed from the settings around a
-model on meta, its parameters become fake tensors, and its own `train` runs; only generation is left
-out. `run` does the same on real tensors, for counting allocators.
+`worker/tracing` describes request and result. The trainer is constructed from the settings around a model on meta, its
+parameters become fake tensors, and its own `train` runs; only generation is left out. `run` does the same on real tensors,
+for counting allocators.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from typing import Any
 from ..stand_in.trace import document
 from ..stand_in.trace import load as load
 from ..stand_in.trace import release as release
-from . import grpo_probe, seams, trainer_state
+from . import grpo_probe, hooks, methods, seams, trainer_state
 from .seams import supported as supported
 
 
 def warm(load: Mapping[str, Any]) -> dict[str, str]:
     """Import everything that a trace needs."""
     from ..tracing import kernels
-    from . import methods
 
     kernels.install_triton_stub()  # before any library checks for Triton
     versions = grpo_probe.warm({**load, "engine": None, "device": "cpu"})
@@ -61,15 +60,13 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _forgets_order(spec: Mapping[str, Any]) -> bool:
     """Return True if ZeRO-3 records the order of the modules anew after each rollout: the trainer
     generates with all weights gathered, and this TRL says so to DeepSpeed when it puts the hooks back."""
-    from . import methods
-
     settings, traced = spec["settings"], methods.method_of(spec).traced
     if settings.get("use_vllm") or traced is None or not traced.generates:
         return False
     if settings.get("ds3_gather_for_generation") is False:  # the hooks stay where they are
         return False
-    hooks = getattr(importlib.import_module("trl.models.utils"), "add_hooks", None)
-    return hooks is not None and "_invalidate_trace" in inspect.getsource(hooks)
+    add_hooks = getattr(importlib.import_module("trl.models.utils"), "add_hooks", None)
+    return add_hooks is not None and "_invalidate_trace" in inspect.getsource(add_hooks)
 
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -112,23 +109,13 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
                 zero_linear.zero3_linear(spec),
                 parameter_uses.frozen_units_hooked(trainer.model, spec) as after_backward,
             ):
-                _after_each_backward(trainer.accelerator, after_backward)
+                hooks.wrap(trainer.accelerator, "backward", after=lambda *_, **__: after_backward())
                 trainer.train()
             log.note_groups(trainer.optimizer.param_groups)
             annotator.stop()
     for note in liger.notes(spec):
         annotator.note(note)
     return trainer, annotator, log.as_json() if parameter_uses.wanted(spec) else None
-
-
-def _after_each_backward(accelerator: Any, then: Callable[[], None]) -> None:
-    backward = accelerator.backward
-
-    def backward_and_then(*args: Any, **kwargs: Any) -> None:
-        backward(*args, **kwargs)
-        then()
-
-    accelerator.backward = backward_and_then
 
 
 def run(spec: Mapping[str, Any], annotator: Any = None, before: Callable[[Any], None] = lambda trainer: None) -> Any:

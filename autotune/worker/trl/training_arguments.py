@@ -1,7 +1,7 @@
 """Framework configuration from a request's flat settings, named as in `trl grpo --config`.
 
-Settings that would write outside the probe's scratch folder, or change the extent of the loop, are
-overridden here and nowhere else.
+Settings that would write outside the probe's scratch folder, or change the extent of the loop, are overridden here and nowhere
+else.
 """
 
 from __future__ import annotations
@@ -29,17 +29,13 @@ NO_SIDE_EFFECTS: Mapping[str, Any] = {
     "do_eval": False,
 }
 PROBE_OVERRIDES: Mapping[str, Any] = {
-    # A step with rate 0 costs as much as any other, and leaves the weights unchanged for the next
-    # candidate.
-    "learning_rate": 0.0,
+    "learning_rate": 0.0,  # such steps cost as much as any other, and leave the weights unchanged for the next candidate
     "weight_decay": 0.0,
     "lr_scheduler_type": "constant",
     "lr_scheduler_kwargs": None,
     "warmup_steps": 0,
-    # Completions of a forced length are truncated: masking them would leave no token in the loss.
-    "mask_truncated_completions": False,
-    # The trainer gets a model object.
-    "model_init_kwargs": None,
+    "mask_truncated_completions": False,  # completions of a forced length are truncated: no token would be left in the loss
+    "model_init_kwargs": None,  # the trainer gets a model object
     "auto_find_batch_size": False,
 }
 
