@@ -1,7 +1,6 @@
 """Policy loss of reinforcement learning frameworks: log-probabilities of the labels, then a ratio.
 
-The variants differ in the simultaneous copies of the logits, which decide the peak of large
-vocabularies:
+The variants differ in the simultaneous copies of the logits, which decide the peak of large vocabularies:
 
 - `logprobs`: log-softmax of the logits in float32.
 - `logprobs_plain`: log-softmax in the logits' own precision.
@@ -12,15 +11,14 @@ vocabularies:
 - `logprobs_fused`: the LM head's product and the log-probabilities in one function (`fused_heads.py`); no
   logits are kept.
 
-Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to
-float32 first), `copied` (of a copy of the logits, as when rows are cut out of padded ones), `entropy` (the
-entropy over the same logits: `softmax`, or by torch.compile: `compiled`), `entropy_chunk` (in float32, in
-chunks of this many tokens), `entropy_frozen` (without a gradient), `entropy_widened` (a softmax under autocast,
-which computes it in float32), `each_row` (rows are slices of one packed row, so that each row's gradient has
-the size of all logits), `held` (for an entropy that is only logged: the logits, their log-softmax and a copy of this
-share of it, the completions', stay until the loss is freed), `kernel_package` with `kernel_user` (the module with the
-kernel, and the framework that uses it: where the second is installed and the first is not, `logprobs_kernel` is
-`logprobs_tokens`).
+Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to float32 first), `copied` (of a
+copy of the logits, as when rows are cut out of padded ones), `entropy` (the entropy over the same logits: `softmax`, or by
+torch.compile: `compiled`), `entropy_chunk` (in float32, in chunks of this many tokens), `entropy_frozen` (without a gradient),
+`entropy_widened` (a softmax under autocast, which computes it in float32), `each_row` (rows are slices of one packed row, so
+that each row's gradient has the size of all logits), `held` (for an entropy that is only logged: the logits, their log-softmax
+and a copy of this share of it, the completions', stay until the loss is freed), `kernel_package` with `kernel_user` (the
+module with the kernel, and the framework that uses it: where the second is installed and the first is not, `logprobs_kernel`
+is `logprobs_tokens`).
 """
 
 from __future__ import annotations

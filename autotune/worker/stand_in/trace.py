@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .. import releases
@@ -76,6 +76,7 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     from ..tracing import cuda_choices, experts, fake_models, fsdp2, parameter_uses, step_annotator, zero_linear
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
+    from .step import StandInStep
 
     ledger = Ledger()
     tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec))
@@ -97,7 +98,10 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
                 zero_linear.zero3_linear(spec),
                 parameter_uses.frozen_units_hooked(model, spec) as after_backward,
             ):
-                log.note_groups(step(model, spec, annotator, after_backward).optimizer.param_groups)
+                run = StandInStep(model, spec, annotator, after_backward)
+                run.run()
+                log.note_groups(run.optimizer.param_groups)
+                del run  # the optimizer's state is freed within the trace
             annotator.stop()
     return model, annotator, log.as_json() if parameter_uses.wanted(spec) else None
 
@@ -141,42 +145,6 @@ def prepared(spec: Mapping[str, Any]) -> Any:
         changed = getattr(importlib.import_module(module), name)(model, spec)
         model = model if changed is None else changed
     return model.train()
-
-
-def step(model: Any, spec: Mapping[str, Any], annotator: Any, after_backward: Callable[[], None] = lambda: None) -> Any:
-    """Run the step and return it."""
-    from ..tracing import fsdp2
-    from .step import StandInStep
-
-    settings = spec["settings"]
-    micro_steps = spec.get("micro_steps") or min(2, int(settings.get("gradient_accumulation_steps") or 1))
-    run = StandInStep(
-        model, settings, annotator=annotator, device=spec["device"], autocasts=fsdp2.autocasts(spec),
-        spares_norms=str((spec.get("sharding") or {}).get("kind")).startswith("zero"),
-    )  # fmt: skip
-    run.after_backward, run.completion = after_backward, int(spec["lengths"]["completion"])
-    if settings.get("score"):
-        run.scored = batches(spec, settings["score"])
-    run.run(batches(spec), steps=int(spec.get("steps") or 2), micro_steps=micro_steps)
-    return run
-
-
-def batches(spec: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Callable[[], dict[str, Any]]:
-    """Return a factory of batches at the longest length, or of `other` rows and length."""
-    import torch
-
-    lengths = spec["lengths"]
-    rows, length = int(spec["settings"]["per_device_train_batch_size"]), int(lengths["prompt"]) + int(lengths["completion"])
-    if other is not None:
-        rows, length = int(other.get("rows") or rows), int(other.get("length") or length)
-
-    def batch() -> dict[str, Any]:
-        made = {name: torch.ones((rows, length), dtype=torch.long) for name in ("input_ids", "labels", "attention_mask")}
-        if lengths.get("padded") and length > 1:  # odd rows are one token shorter
-            made["attention_mask"][1::2, -1] = 0
-        return made
-
-    return batch
 
 
 __all__ = ["Untraceable", "load", "measure", "release", "supported", "trace", "warm"]

@@ -61,26 +61,23 @@ def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, tru
     import torch
     from transformers import set_seed
 
-    dtype, config = getattr(torch, model["dtype"]), _config(model, folder, trust_remote_code)
-    place = _place(device)
+    dtype, config, place = getattr(torch, model["dtype"]), _config(model, folder, trust_remote_code), _place(device)
+    model_class, quantisation = auto_class(model, config), _quantisation(model, dtype)
     set_seed(seed)
-    quantisation = _quantisation(model, dtype)
     if model["weights"] == "real":
         quantised = {} if quantisation is None else {"quantization_config": quantisation}
-        made = auto_class(model, config).from_pretrained(
+        made = model_class.from_pretrained(
             str(folder), config=config, dtype=dtype, device_map=place, trust_remote_code=trust_remote_code, **quantised
         )
         return made.train()
     if quantisation is not None:
         if model.get("load_in_8bit"):
             raise ValueError("random weights are made in 4 bits or whole, not in 8 bits: ask for real weights, or load_in_4bit.")
-        made = build_quantised(
-            auto_class(model, config), config, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code
-        )
+        made = build_quantised(model_class, config, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code)
     elif place == "cpu":
-        made = _random(auto_class(model, config), config, dtype, trust_remote_code)
+        made = _random(model_class, config, dtype, trust_remote_code)
     else:
-        made = build_as_loaded(auto_class(model, config), config, dtype, place, trust_remote_code)
+        made = build_as_loaded(model_class, config, dtype, place, trust_remote_code)
     return _named(made, folder).train()
 
 
@@ -240,7 +237,7 @@ def without_values(model_class: Any, config: Any, dtype: Any, trust_remote_code:
 
 
 def request_at_once(size: int, place: str) -> None:
-    """Request and free one block, from which all weights are cut without remainders, as transformers does before it loads them."""
+    """Request and free one block, from which weights are cut without remainders, as transformers does before it loads them."""
     import torch
     import transformers.modeling_utils as loading
 

@@ -186,8 +186,7 @@ def _measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: d
 def release(loaded: Loaded | None) -> bool:
     """Free everything except model and engine; rebuild a model with weights that are not finite.
 
-    Return False if this process has to be replaced: a trainer's shards stay behind, or GPU memory
-    did not come back.
+    Return False if this process has to be replaced: a trainer's shards stay behind, or GPU memory did not come back.
     """
     import torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import protocol
@@ -69,20 +69,6 @@ def measurement_plan(unit: Unit, plan: Mapping[str, Any]) -> MeasurementPlan:
     return MeasurementPlan(unit=unit, warmup=warmup, timed=max(1, int(plan["timed_cycles"]), needed - warmup))
 
 
-@dataclass(kw_only=True)
-class Timing:
-    """Timed units of one run."""
-
-    seconds: list[float] = field(default_factory=list)
-    loss_tokens: list[int] = field(default_factory=list)
-    phase_seconds: dict[str, float] = field(default_factory=dict)
-    prompt_tokens: int = 0
-    reward_seconds: float = 0.0
-    borrowed_seconds: float = 0.0
-    cut_short: bool = False
-    cycles: list[dict[str, Any]] = field(default_factory=list)  # memory in each unit: steps, seconds, peak_bytes, held_bytes
-
-
 class _Mark(NamedTuple):
     """State at the start or the end of a unit."""
 
@@ -95,10 +81,14 @@ class _Mark(NamedTuple):
 
 
 def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> Any:
-    """Return the callback; its `timing` has the timed units."""
+    """Return the callback. Its `speed` has the timed units, `cycles` the memory in each one."""
     recorder, seen, min_steps = run.recorder, run.seen, int(run.plan["optimizer_steps"])
     soak_seconds, spread = run.plan.get("soak_seconds"), float(run.plan.get("cycle_spread") or CYCLE_SPREAD)
-    timing = Timing()
+    speed: dict[str, Any] = {
+        "cycle_seconds": [], "cycle_loss_tokens": [], "prompt_tokens": 0, "phase_seconds": {}, "user_reward_seconds": 0.0,
+        "cut_short": False, "borrowed_seconds": 0.0,
+    }  # fmt: skip
+    cycles: list[dict[str, Any]] = []
 
     class StepTimer(callback_class):  # type: ignore[misc]
         steps = 0
@@ -138,18 +128,18 @@ def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> A
             units = None if soak_seconds else plan.units
             recorder.emit({"event": protocol.CYCLE, "done": unit, "of": units, "seconds": seconds, "tokens": tokens})
             since = time.perf_counter() - self.began
-            timing.cycles.append({"steps": self.steps, "seconds": round(since, 4), **recorder.take_cycle()})
+            cycles.append({"steps": self.steps, "seconds": round(since, 4), **recorder.take_cycle()})
             # 2. The timing, after the warm-up.
             if unit <= plan.warmup:
                 return
-            timing.seconds.append(seconds)
-            timing.loss_tokens.append(tokens)
-            timing.prompt_tokens += now.prompt_tokens - before.prompt_tokens
-            timing.reward_seconds += now.reward_seconds - before.reward_seconds
-            timing.borrowed_seconds += sum(borrowed.values())
+            speed["cycle_seconds"].append(seconds)
+            speed["cycle_loss_tokens"].append(tokens)
+            speed["prompt_tokens"] += now.prompt_tokens - before.prompt_tokens
+            speed["user_reward_seconds"] += now.reward_seconds - before.reward_seconds
+            speed["borrowed_seconds"] += sum(borrowed.values())
             for phase, total in now.phases.items():
                 spent = total - before.phases[phase] + borrowed.get(phase, 0.0)
-                timing.phase_seconds[phase] = timing.phase_seconds.get(phase, 0.0) + spent
+                speed["phase_seconds"][phase] = speed["phase_seconds"].get(phase, 0.0) + spent
             # 3. The decision to stop. All ranks use the same figures, so all of them stop, or none.
             if self.steps < min_steps:  # until then the run is not known to fit
                 return
@@ -160,10 +150,10 @@ def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> A
                 slowest, together = _over_ranks(run.trainer.accelerator, seconds, tokens)
                 self.rates.append(together / slowest)
                 if out_of_reach(self.rates, goal=run.stop_below, spread=spread):
-                    timing.cut_short = control.should_training_stop = True
+                    speed["cut_short"] = control.should_training_stop = True
 
     timer = StepTimer()
-    timer.timing = timing
+    timer.speed, timer.cycles = speed, cycles
     return timer
 
 

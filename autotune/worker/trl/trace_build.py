@@ -180,7 +180,7 @@ def _rows(spec: Mapping[str, Any], arguments: Any, plan: TracePlan, lengths: Tra
 def _processing(scratch: Path, model: Any, images: Mapping[str, Any] | None) -> Any:
     """Return a synthetic tokenizer, or the model's processor with one if rows have images."""
     folder = scratch / "tokenizer"
-    vision = {} if images is None else {"vision_config": {}}
+    vision: dict[str, Any] = {} if images is None else {"vision_config": {}}
     synthetic.write_model_folder(folder, {"vocab_size": TOKENIZER_VOCABULARY, "model_type": "qwen2", **vision})
     tokenizer = base_model.tokenizer(folder, trust_remote_code=False)
     tokenizer.batch_decode = lambda rows, **_: [""] * len(rows)  # decoding takes time, and its result is not used

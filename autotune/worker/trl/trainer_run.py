@@ -273,18 +273,7 @@ class TrainerRun:
             self.found["exercised"] = self._exercised()
         self.found["gradient_norm"] = finite(self.seen.gradient_norm)
         self.loaded.doubtful = self.found["gradient_norm"] is None
-        timing: step_timer.Timing = self.timer.timing
-        return {
-            "completion_tokens": self.lengths.mean_completion,
-            "drawn": bool(drawn),
-            "cycle_seconds": timing.seconds,
-            "cycle_loss_tokens": timing.loss_tokens,
-            "prompt_tokens": timing.prompt_tokens,
-            "phase_seconds": timing.phase_seconds,
-            "user_reward_seconds": timing.reward_seconds,
-            "cut_short": timing.cut_short,
-            "borrowed_seconds": timing.borrowed_seconds,
-        }
+        return {"completion_tokens": self.lengths.mean_completion, "drawn": bool(drawn), **self.timer.speed}
 
     def with_borrowed_peaks(self, memory: dict[str, Any]) -> dict[str, Any]:
         """Raise the peaks to those of the reused rollout."""
@@ -318,7 +307,7 @@ class TrainerRun:
             "longest_prompt": seen.longest_prompt or None,
             "longest_completion": seen.longest_completion or None,
             "seconds": self.loop_seconds,
-            "cycles": self.timer.timing.cycles,
+            "cycles": self.timer.cycles,
         }
 
     def _evaluation_settings(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ..model_memory import ModelBytes, sum_up
@@ -69,8 +68,7 @@ def local_numel(parameter: Any) -> int:
 def _engine_settings(trainer: Any, engines: Any) -> dict[str, Any]:
     config = trainer.vllm_generation.llm.llm_engine.vllm_config
     return {
-        # The value of the output files, for the requested card, and the share of the device that
-        # emulates it.
+        # The value of the output files, for the requested card, and the share of the device that emulates it.
         "vllm_gpu_memory_utilization": engines.arguments.get("gpu_memory_utilization"),
         "engine_share_of_device": config.cache_config.gpu_memory_utilization,
         "vllm_max_model_length": config.model_config.max_model_len,
@@ -91,18 +89,12 @@ def _plain(value: Any) -> Any:
 
 def model_bytes(trainer: Any) -> dict[str, int]:
     """Bytes of the trainer's models on this rank, by part: see `model_memory`."""
-    return sum_up(_models(trainer), trainer.accelerator.device.type)
-
-
-def _models(trainer: Any) -> Iterator[ModelBytes]:
-    """Yield the models, the policy last: shared tensors count for the other model."""
     unwrap, optimizer = trainer.accelerator.unwrap_model, trainer.optimizer
     others = [(role, getattr(trainer, name, None)) for role, name in OTHER_MODELS]
     others += [("reward", reward) for reward in getattr(trainer, "reward_funcs", None) or ()]
-    for role, model in others:
-        if hasattr(model, "parameters"):
-            yield ModelBytes(role=role, model=unwrap(model), optimizer=optimizer)
-    yield ModelBytes(role="", model=policy_of(trainer), optimizer=optimizer)
+    models = [ModelBytes(role=role, model=unwrap(one), optimizer=optimizer) for role, one in others if hasattr(one, "parameters")]
+    models.append(ModelBytes(role="", model=policy_of(trainer), optimizer=optimizer))  # last: shared tensors count for the others
+    return sum_up(models, trainer.accelerator.device.type)
 
 
 def policy_of(trainer: Any) -> Any:
