@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import releases
@@ -73,37 +73,58 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the model after its steps, its annotator, and the parameters' uses or None."""
-    from ..tracing import cuda_choices, experts, fake_models, fsdp2, parameter_uses, step_annotator, zero_linear
+    from ..tracing import cuda_choices, fake_models, fsdp2, step_annotator
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
     from .step import StandInStep
 
     ledger = Ledger()
-    tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec))
-    annotator = step_annotator.StepAnnotator(ledger, tracker)
+    annotator = step_annotator.StepAnnotator(ledger, Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec)))
     with cuda_choices.as_on_cuda(spec), fsdp2.process_group(spec), fake_models.real_tensor_paths():
         model = prepared(spec)
-        with fake_models.fake_mode_with(tracker, spec["device"]):
-            # From meta to fake tensors, then sharded.
+
+        def steps(after_backward: Callable[[], None]) -> Any:
+            run = StandInStep(model, spec, annotator, after_backward)
+            run.run()
+            return run.optimizer.param_groups
+
+        usage = run_on_fake_tensors(spec, annotator, [model], steps)
+    return model, annotator, usage
+
+
+def run_on_fake_tensors(
+    spec: Mapping[str, Any], annotator: Any, models: Sequence[Any], steps: Callable[[Callable[[], None]], Any]
+) -> Any:
+    """Run steps on models that are on meta, the trained one first. Return the parameters' uses, or None if nothing reads them.
+
+    `steps` gets a function to call after each backward pass, and returns the optimizer's groups."""
+    from ..tracing import experts, fake_models, fsdp2, parameter_uses, zero_linear
+
+    trained, tracker, wanted = models[0], annotator.tracker, parameter_uses.wanted(spec)
+    with fake_models.fake_mode_with(tracker, spec["device"]):
+        # 1. From meta to fake tensors, then sharded.
+        for model in models:
             fake_models.materialise(model)
-            annotator.mark_model(model)
-            model = fsdp2.shard(model, spec, annotator.tracker)
-            annotator.mark_layers(model)
-            log = parameter_uses.of(spec, ledger)
-            if parameter_uses.wanted(spec):
-                log.watch(model, tracker)
-            with (
-                fake_models.errors_as_untraceable(),
-                experts.routed(model, spec),
-                zero_linear.zero3_linear(spec),
-                parameter_uses.frozen_units_hooked(model, spec) as after_backward,
-            ):
-                run = StandInStep(model, spec, annotator, after_backward)
-                run.run()
-                log.note_groups(run.optimizer.param_groups)
-                del run  # the optimizer's state is freed within the trace
-            annotator.stop()
-    return model, annotator, log.as_json() if parameter_uses.wanted(spec) else None
+        annotator.mark_model(trained)
+        for model in reversed(models):  # a reference is sharded when the trainer is made
+            fsdp2.shard(model, spec, tracker, scores=model is not trained)
+        annotator.mark_layers(trained)
+        # 2. The steps.
+        log = parameter_uses.of(spec, annotator.ledger)
+        if wanted:
+            log.watch(trained, tracker)
+        for model in models[1:] if parameter_uses.partitions_models(spec) else ():
+            log.watch(model, tracker, trains=False)
+        with (
+            fake_models.errors_as_untraceable(),
+            experts.routed(trained, spec),
+            zero_linear.zero3_linear(spec),
+            parameter_uses.frozen_units_hooked(trained, spec) as after_backward,
+        ):
+            groups = steps(after_backward)
+        log.note_groups(groups)
+        annotator.stop()
+    return log.as_json() if wanted else None
 
 
 def document(
@@ -135,8 +156,10 @@ def prepared(spec: Mapping[str, Any]) -> Any:
     from . import model as generic_model
     from . import step as generic_step
 
-    settings = spec["settings"]
-    base = generic_model.build(spec)
+    settings, named = spec["settings"], spec["model"]
+    if (named.get("config") or {}).get("auto_map") and not spec.get("trust_remote_code"):
+        raise Untraceable(f"{named['name']} has code of its own, which is not trusted. Trace it with --trust-remote-code.")
+    base = generic_model.build(spec, named.get("attn_implementation"))
     quantised.quantise(base, spec)
     model = generic_model.adapt(base, spec.get("adapter"), widened=settings.get("autocast_adapter_dtype", True))
     generic_step.checkpoint(model, settings, adapted=bool(spec.get("adapter")))

@@ -60,11 +60,7 @@ class AsyncGrpoRun(TrainerRun):
         draw, forced = random.Random(config.seed), self.lengths
         prompts, completions = forced.drawn_prompts or (forced.prompt or 1,), forced.drawn or (forced.completion,)
         made = rollouts(lambda: (draw.choice(prompts), draw.choice(completions)), lambda number: number // config.num_generations)
-        return {
-            "model": str(self.loaded.folder),
-            "rollout_worker": FinishedRollouts(made),
-            "weight_transfer": NoTransfer(),
-        }
+        return {"model": str(self.loaded.folder), "rollout_worker": FinishedRollouts(made), "weight_transfer": NoTransfer()}
 
     def _loading(self) -> contextlib.AbstractContextManager[None]:
         """Give the trainer the loaded model in place of the one that it would load."""
@@ -123,11 +119,7 @@ class TracedAsyncGrpo(TracedMethod):
         lengths = spec["lengths"]["prompt"], spec["lengths"]["completion"]
         rows, groups = int(spec["settings"]["per_device_train_batch_size"]), int(spec.get("groups") or 1)
         made = rollouts(lambda: lengths, lambda number: number // rows * groups + number % rows * groups // rows)
-        return {
-            "model": spec["model"]["name"],
-            "rollout_worker": FinishedRollouts(made),
-            "weight_transfer": NoTransfer(),
-        }
+        return {"model": spec["model"]["name"], "rollout_worker": FinishedRollouts(made), "weight_transfer": NoTransfer()}
 
 
 def rollouts(lengths: Callable[[], tuple[int, int]], group_of: Callable[[int], int]) -> Iterator[Any]:
@@ -159,11 +151,8 @@ class FinishedRollouts:
         self.metrics_queue: queue.Queue[Any] = queue.Queue()
 
     def start(self) -> None: ...
-
     def stop(self) -> None: ...
-
     def update_model_version(self, model_version: int) -> None: ...
-
     def check_health(self, stale_after_s: float) -> None: ...
 
 
@@ -171,11 +160,8 @@ class NoTransfer:
     """Weight transfer to no server."""
 
     def init_weight_transfer(self) -> None: ...
-
     def pause(self) -> None: ...
-
     def resume(self) -> None: ...
-
     def destroy(self) -> None: ...
 
     def send_weights(self, iterator: Iterator[Any]) -> None:

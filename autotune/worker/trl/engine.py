@@ -12,7 +12,8 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,20 +123,17 @@ class Engines:
         return self._engine
 
     def _build(self, arguments: dict[str, Any]) -> Any:
+        from ..tracing.patching import attribute
+
         if self._cpu and self.recorder.limit_bytes is not None:
             use_limit_as_machine(self.recorder.limit_bytes)
         # vLLM's share refers to the whole device. On a part of it that emulates a smaller card, it has to refer to that part.
         scale = self.recorder.device.get("engine_share_scale", 1.0)
         if scale != 1.0:
             arguments = {**arguments, "gpu_memory_utilization": arguments["gpu_memory_utilization"] * scale}
-        before, freeze = rendezvous(), gc.freeze
         # vLLM freezes the heap after its start: the trainer under construction would never be collected.
-        gc.freeze = lambda: None
-        try:
+        with attribute(gc, "freeze", lambda: None), ranks_restored():
             return self._real(**arguments)
-        finally:
-            gc.freeze = freeze
-            restore(before)
 
 
 def write_checkpoint(folder: Path, *, trust_remote_code: bool) -> None:
@@ -163,40 +161,38 @@ def start(loaded: Any, recorder: Any) -> None:
     """Build the engine with TRL's own code, so that the first trainer finds it ready."""
     from accelerate import Accelerator
 
-    generation, wanted, before = install(loaded, recorder), loaded.request["engine"], rendezvous()
-    arguments = {
-        "model": loaded.model,
-        "accelerator": Accelerator(cpu=loaded.device == "cpu"),
-        "is_fsdp_enabled": False,
-        "processing_class": loaded.tokenizer,
-        "mode": "colocate",
-        "tensor_parallel_size": wanted.get("vllm_tensor_parallel_size") or 1,
-        "gpu_memory_utilization": wanted["vllm_gpu_memory_utilization"],
-        "max_model_length": wanted["vllm_max_model_length"],
-        "max_num_seqs": wanted["max_num_seqs"],
-        "enable_sleep_mode": bool(wanted.get("vllm_enable_sleep_mode")),
-        "model_impl": wanted.get("vllm_model_impl") or "vllm",
-        "trust_remote_code": bool(loaded.request.get("trust_remote_code")),
-    }
+    generation, wanted = install(loaded, recorder), loaded.request["engine"]
     known = inspect.signature(generation.VLLMGeneration.__init__).parameters
-    try:
+    with ranks_restored():
+        arguments = {
+            "model": loaded.model,
+            "accelerator": Accelerator(cpu=loaded.device == "cpu"),
+            "is_fsdp_enabled": False,
+            "processing_class": loaded.tokenizer,
+            "mode": "colocate",
+            "tensor_parallel_size": wanted.get("vllm_tensor_parallel_size") or 1,
+            "gpu_memory_utilization": wanted["vllm_gpu_memory_utilization"],
+            "max_model_length": wanted["vllm_max_model_length"],
+            "max_num_seqs": wanted["max_num_seqs"],
+            "enable_sleep_mode": bool(wanted.get("vllm_enable_sleep_mode")),
+            "model_impl": wanted.get("vllm_model_impl") or "vllm",
+            "trust_remote_code": bool(loaded.request.get("trust_remote_code")),
+        }
         generation.VLLMGeneration(**{name: value for name, value in arguments.items() if name in known})
-    finally:
-        restore(before)
 
 
-def rendezvous() -> dict[str, str | None]:
-    """Return the environment's variables about ranks."""
-    return {name: os.environ.get(name) for name in RENDEZVOUS}
-
-
-def restore(before: Mapping[str, str | None]) -> None:
+@contextmanager
+def ranks_restored() -> Iterator[None]:
     """Undo TRL's variables for a single process: the next trainer would assume several."""
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    before = {name: os.environ.get(name) for name in RENDEZVOUS}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def use_limit_as_machine(limit_bytes: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..stand_in.trace import document
+from ..stand_in.trace import document, run_on_fake_tensors
 from ..stand_in.trace import load as load
 from ..stand_in.trace import release as release
 from . import grpo_probe, hooks, methods, seams, trainer_state
@@ -71,7 +71,7 @@ def _forgets_order(spec: Mapping[str, Any]) -> bool:
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the trainer after its steps, its annotator, and the parameters' uses or None."""
-    from ..tracing import cuda_choices, experts, fake_models, fsdp2, liger, parameter_uses, step_annotator, zero_linear
+    from ..tracing import cuda_choices, fake_models, fsdp2, liger, step_annotator
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
     from . import trace_build
@@ -90,32 +90,16 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     ):
         with fake_models.adapters_on_meta():
             trainer = trace_build.build(spec, annotator, Path(scratch), device="meta")
-        with fake_models.fake_mode_with(tracker, spec["device"]):
-            # From meta to fake tensors, then sharded.
-            for model in models_of(trainer):
-                fake_models.materialise(model)
-            annotator.mark_model(trainer.model)
-            for model in reversed(models_of(trainer)):  # a reference is sharded when the trainer is made
-                fsdp2.shard(model, spec, tracker, scores=model is not trainer.model)
-            annotator.mark_layers(trainer.model)
-            log = parameter_uses.of(spec, ledger)
-            if parameter_uses.wanted(spec):
-                log.watch(trainer.model, tracker)
-            for model in models_of(trainer)[1:] if parameter_uses.partitions_models(spec) else ():
-                log.watch(model, tracker, trains=False)
-            with (
-                fake_models.errors_as_untraceable(),
-                experts.routed(trainer.model, spec),
-                zero_linear.zero3_linear(spec),
-                parameter_uses.frozen_units_hooked(trainer.model, spec) as after_backward,
-            ):
-                hooks.wrap(trainer.accelerator, "backward", after=lambda *_, **__: after_backward())
-                trainer.train()
-            log.note_groups(trainer.optimizer.param_groups)
-            annotator.stop()
+
+        def steps(after_backward: Callable[[], None]) -> Any:
+            hooks.wrap(trainer.accelerator, "backward", after=lambda *_, **__: after_backward())
+            trainer.train()
+            return trainer.optimizer.param_groups
+
+        usage = run_on_fake_tensors(spec, annotator, models_of(trainer), steps)
     for note in liger.notes(spec):
         annotator.note(note)
-    return trainer, annotator, log.as_json() if parameter_uses.wanted(spec) else None
+    return trainer, annotator, usage
 
 
 def run(spec: Mapping[str, Any], annotator: Any = None, before: Callable[[Any], None] = lambda trainer: None) -> Any:

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import synthetic
-from ..tracing import Untraceable, fake_models, fsdp2, offloaded_activations, patching, quantised, step_annotator, vision_chunks
+from ..stand_in.model import build as build_model
+from ..tracing import Untraceable, fsdp2, offloaded_activations, patching, quantised, step_annotator, vision_chunks
 from . import base_model, grpo_probe, image_inputs, methods, seams, training_arguments
 from .traced_method import TracedMethod
 from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced
@@ -98,16 +99,10 @@ def traced_method(spec: Mapping[str, Any]) -> TracedMethod:
 
 
 def model_of(spec: Mapping[str, Any], attention: str | None, device: str) -> Any:
-    import torch
-
-    model_spec, trust = spec["model"], bool(spec.get("trust_remote_code"))
-    config = fake_models.config_of(dict(model_spec), model_spec["folder"] if trust else None, trust_remote_code=trust)
-    dtype, scores = getattr(torch, model_spec["dtype"]), traced_method(spec).scores
-    model = fake_models.build(config, dtype, attention, device=device, trust_remote_code=trust, scores=scores)
+    model = build_model(spec, attention, device=device, scores=traced_method(spec).scores)
     if device == "meta":
         quantised.quantise(model, spec)
         vision_chunks.join_pieces(model)
-    model.config._name_or_path = model.name_or_path = model_spec["name"]
     return model
 
 
@@ -133,7 +128,7 @@ def _config(
     known = training_arguments.known_fields(config_class)
     forced = training_arguments.ForcedLengths(prompt=lengths.prompt, completion=lengths.completion, pad_prompts=True)
     arguments = training_arguments.training_arguments(
-        settings, lengths=forced, device="cpu", max_steps=max_steps, seed=42, folder=scratch / "output", known=known
+        config_class, settings, lengths=forced, device="cpu", max_steps=max_steps, seed=42, folder=scratch / "output"
     )
     if "max_completion_length" in known:
         arguments["max_completion_length"] = lengths.completion

@@ -66,10 +66,9 @@ class TrainerRun:
         import trl
 
         self.loaded.doubtful = True
-        before = engine.rendezvous()
-        config_class, _ = self._classes()
-        settings, model_settings = self._settings(trl, config_class)
-        try:
+        with engine.ranks_restored():
+            config_class, _ = self._classes()
+            settings, model_settings = self._settings(trl, config_class)
             plan = self._measurement_plan(config_class, settings)
             if settings.get("use_vllm"):
                 self._prepare_engine(settings)
@@ -78,8 +77,6 @@ class TrainerRun:
                 return self._train(trainer)
             finally:
                 trainer.accelerator.free_memory()
-        finally:
-            engine.restore(before)
 
     # Overridden by other methods, or by a user's script.
 
@@ -95,9 +92,8 @@ class TrainerRun:
 
     def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
         arguments = training_arguments.training_arguments(
-            settings, lengths=self.lengths, device=self.loaded.device, max_steps=max_steps,
+            config_class, settings, lengths=self.lengths, device=self.loaded.device, max_steps=max_steps,
             seed=int(self.request.get("seed", 42)), folder=self.loaded.scratch / "output",
-            known=training_arguments.known_fields(config_class),
         )  # fmt: skip
         if self.loaded.server is not None:
             arguments |= self.loaded.server.arguments()

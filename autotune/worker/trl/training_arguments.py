@@ -71,8 +71,8 @@ def split(settings: Mapping[str, Any], config_class: Any, model_config_class: An
 
 
 def training_arguments(
-    settings: Mapping[str, Any], *, lengths: ForcedLengths, device: str, max_steps: int, seed: int, folder: Path,
-    known: frozenset[str],
+    config_class: Any, settings: Mapping[str, Any], *, lengths: ForcedLengths, device: str, max_steps: int, seed: int,
+    folder: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """Arguments of the framework's config: the candidate's settings, lengths, overrides."""
     arguments = {**settings, **NO_SIDE_EFFECTS, **PROBE_OVERRIDES}
@@ -88,7 +88,7 @@ def training_arguments(
     else:
         forced = {"min_new_tokens": count, "max_new_tokens": count}
     arguments["generation_kwargs"] = {**(settings.get("generation_kwargs") or {}), **forced}
-    return {name: value for name, value in arguments.items() if name in known}
+    return {name: value for name, value in arguments.items() if name in known_fields(config_class)}
 
 
 def model_arguments(settings: Mapping[str, Any], load: Mapping[str, Any], model_config_class: Any) -> dict[str, Any]:
