@@ -64,15 +64,6 @@ def processor_of(tokenizer: Any, config: Any, images: Mapping[str, Any]) -> Any:
     return made
 
 
-def processor_for(loaded: Any, images: Mapping[str, Any]) -> Any:
-    """Return the processor of a loaded model: that of its folder, or a synthetic one."""
-    from transformers import AutoConfig, AutoProcessor
-
-    if (loaded.folder / "preprocessor_config.json").is_file():
-        return AutoProcessor.from_pretrained(str(loaded.folder))
-    return processor_of(loaded.tokenizer, AutoConfig.from_pretrained(str(loaded.folder)), images)
-
-
 def _auto(name: str) -> Any:
     return importlib.import_module(f"transformers.models.auto.{name}")
 

@@ -29,7 +29,6 @@ class OfflineRun(TrainerRun):
         return training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
 
     def _rows(self, *, rows: int, group: int, seed: int) -> Any:
-        """Return rows of the user's dataset, or synthetic ones."""
         from datasets import Dataset
 
         source = training_data.user_dataset(self.request.get("dataset"))

@@ -44,11 +44,6 @@ def is_sharded(request: Mapping[str, Any]) -> bool:
     return (request.get("launch") or {}).get("sharding", "none") not in UNSHARDED
 
 
-def leaves_memory(request: Mapping[str, Any]) -> bool:
-    """Return True for ZeRO-3: DeepSpeed leaves about one model's share behind with each trainer."""
-    return (request.get("launch") or {}).get("sharding") == "zero3"
-
-
 def environment_of(configuration: Mapping[str, Any], scratch: Path) -> dict[str, str]:
     """Return the variables that accelerate's launcher changes for this configuration."""
     from accelerate.commands import launch

@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from .. import memory_meter
 from ..tracing.patching import attribute
 from . import grpo_probe, methods, rank_environment, training_arguments, training_data
 from .grpo_probe import release as release
@@ -79,12 +78,7 @@ def load(request: Mapping[str, Any], recorder: Any) -> Loaded:
     if request["script"]["gives_model"]:
         # A reference model is a copy of the script's, and the trainer fills the engine anyway.
         request = {**request, "model": {**request["model"], "weights": "random"}}
-    loaded = grpo_probe.load(request, recorder, ScriptLoaded)
-    if loaded.device == "cuda":
-        import torch
-
-        memory_meter.give_back(torch)
-    return loaded
+    return grpo_probe.load(request, recorder, ScriptLoaded)
 
 
 def measure(loaded: ScriptLoaded, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
@@ -132,7 +126,11 @@ class ScriptRun(TrainerRun):
         if "quantization_config" in given:
             ours["quantization_config"] = None  # the model is loaded already
         if given.get("peft_config") is not None:
-            ours["peft_config"] = _with_rank(given["peft_config"], self.loaded.request.get("adapter") or {})
+            ours["peft_config"] = adapter = copy.deepcopy(given["peft_config"])
+            searched = self.loaded.request.get("adapter") or {}
+            for name, own in (("lora_r", "r"), ("lora_alpha", "lora_alpha")):  # another rank, if that is searched
+                if searched.get(name) is not None and getattr(adapter, own, None) not in (None, searched[name]):
+                    setattr(adapter, own, searched[name])
         if "reward_funcs" in given:
             ours["reward_funcs"] = self._rewards(given["reward_funcs"])
         if isinstance(given.get("reward_processing_classes"), list):
@@ -168,12 +166,3 @@ class ScriptRun(TrainerRun):
 
         with attribute(base, "__init__", with_ours):
             return trainer_class(*args, **kwargs)
-
-
-def _with_rank(peft_config: Any, adapter: Mapping[str, Any]) -> Any:
-    """Return a copy of the script's adapter, with another rank if that is searched."""
-    made = copy.deepcopy(peft_config)
-    for name, own in (("lora_r", "r"), ("lora_alpha", "lora_alpha")):
-        if adapter.get(name) is not None and getattr(made, own, None) not in (None, adapter[name]):
-            setattr(made, own, adapter[name])
-    return made

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from statistics import fmean
 from typing import Any
 
 from ..decoder_layers import layers_of
@@ -129,9 +130,15 @@ class TrainerRun:
 
     @functools.cached_property
     def processing(self) -> Any:
-        """Tokenizer of the trainer; the model's processor if rows have images."""
-        images = self.request.get("images")
-        return self.loaded.tokenizer if images is None else image_inputs.processor_for(self.loaded, images)
+        """Tokenizer of the trainer; if rows have images, the model's processor: that of its folder, or a synthetic one."""
+        loaded, images = self.loaded, self.request.get("images")
+        if images is None:
+            return loaded.tokenizer
+        from transformers import AutoConfig, AutoProcessor
+
+        if (loaded.folder / "preprocessor_config.json").is_file():
+            return AutoProcessor.from_pretrained(str(loaded.folder))
+        return image_inputs.processor_of(loaded.tokenizer, AutoConfig.from_pretrained(str(loaded.folder)), images)
 
     def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
         """Return the trainer's arguments, without its callbacks."""
@@ -269,7 +276,8 @@ class TrainerRun:
             self.found["exercised"] = self._exercised()
         self.found["gradient_norm"] = finite(self.seen.gradient_norm)
         self.loaded.doubtful = self.found["gradient_norm"] is None
-        return {"completion_tokens": self.lengths.mean_completion, "drawn": bool(drawn), **self.timer.speed}
+        mean = round(fmean(drawn)) if drawn else self.lengths.completion
+        return {"completion_tokens": mean, "drawn": bool(drawn), **self.timer.speed}
 
     def with_borrowed_peaks(self, memory: dict[str, Any]) -> dict[str, Any]:
         """Raise the peaks to those of the reused rollout."""
@@ -287,7 +295,6 @@ class TrainerRun:
             self.loaded.rollout_cache.put(self.rollout_key, rollout)
 
     def _exercised(self) -> dict[str, Any]:
-        """Return the counts of this run."""
         seen = self.seen
         return {
             "optimizer_steps": self.steps,

@@ -19,24 +19,16 @@ OTHER_MODELS = (("critic", "value_model"), ("reference", "ref_model"), ("reward"
 
 def effective_settings(trainer: Any, seen: Any, engines: Any) -> dict[str, Any]:
     """Read the settings from trainer, model and engine, under the framework's names."""
+    # 1. Trainer.
     found = {name: getattr(trainer.args, name) for name in ARGUMENTS if hasattr(trainer.args, name)}
     found |= {name: getattr(trainer, name) for name in ATTRIBUTES if hasattr(trainer, name)}
     found["optim"] = _plain(trainer.args.optim)
     found["optimizer_class"] = type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)).__name__
-    found |= _model_settings(trainer)
-    found |= {"longest_prompt_seen": seen.longest_prompt, "longest_completion_seen": seen.longest_completion}
-    found |= {"world_size": trainer.accelerator.num_processes, "distributed_type": _plain(trainer.accelerator.distributed_type)}
-    found["device"] = str(trainer.accelerator.device)
-    if found.get("use_vllm") and engines is not None and found.get("vllm_mode") != "server":
-        found |= _engine_settings(trainer, engines)
-    return found
-
-
-def _model_settings(trainer: Any) -> dict[str, Any]:
+    # 2. Model.
     model = policy_of(trainer)
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     parameters = list(model.parameters())
-    found = {
+    found |= {
         "dtype": str(next(base.parameters()).dtype).removeprefix("torch."),
         "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
         "attn_implementation": getattr(base.config, "_attn_implementation", None),
@@ -50,6 +42,23 @@ def _model_settings(trainer: Any) -> dict[str, Any]:
         adapter = next(iter(model.peft_config.values()))
         found |= {"lora_r": getattr(adapter, "r", None), "lora_alpha": getattr(adapter, "lora_alpha", None)}
         found["lora_target_modules"] = _plain(getattr(adapter, "target_modules", None))
+    # 3. Run and engine.
+    found |= {"longest_prompt_seen": seen.longest_prompt, "longest_completion_seen": seen.longest_completion}
+    found |= {"world_size": trainer.accelerator.num_processes, "distributed_type": _plain(trainer.accelerator.distributed_type)}
+    found["device"] = str(trainer.accelerator.device)
+    if found.get("use_vllm") and engines is not None and found.get("vllm_mode") != "server":
+        config = trainer.vllm_generation.llm.llm_engine.vllm_config
+        found |= {
+            # The value of the output files, for the requested card, and the share of the device that emulates it.
+            "vllm_gpu_memory_utilization": engines.arguments.get("gpu_memory_utilization"),
+            "engine_share_of_device": config.cache_config.gpu_memory_utilization,
+            "vllm_max_model_length": config.model_config.max_model_len,
+            "vllm_tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "vllm_enable_sleep_mode": bool(engines.arguments.get("enable_sleep_mode")),
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "kv_cache_tokens": (config.cache_config.num_gpu_blocks or 0) * (config.cache_config.block_size or 0) or None,
+            "enforce_eager": config.model_config.enforce_eager,
+        }
     return found
 
 

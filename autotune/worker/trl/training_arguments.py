@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 # No output folder, no hub, no tracker.
@@ -52,10 +51,6 @@ class ForcedLengths:
     pad_prompts: bool  # true: each prompt gets exactly `prompt` tokens. False: longer ones are cut
     drawn: tuple[int, ...] = ()  # lengths of which each completion gets one; empty: all have `completion`
     drawn_prompts: tuple[int, ...] = ()  # the same for prompts; empty: as `pad_prompts` says
-
-    @property
-    def mean_completion(self) -> int:
-        return round(fmean(self.drawn)) if self.drawn else self.completion
 
 
 def split(settings: Mapping[str, Any], config_class: Any, model_config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
