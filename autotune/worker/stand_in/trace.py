@@ -168,6 +168,3 @@ def prepared(spec: Mapping[str, Any]) -> Any:
         changed = getattr(importlib.import_module(module), name)(model, spec)
         model = model if changed is None else changed
     return model.train()
-
-
-__all__ = ["Untraceable", "load", "measure", "release", "supported", "trace", "warm"]
