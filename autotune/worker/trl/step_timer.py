@@ -72,12 +72,12 @@ def measurement_plan(unit: Unit, plan: Mapping[str, Any]) -> MeasurementPlan:
 class _Mark(NamedTuple):
     """State at the start or the end of a unit."""
 
+    at: float
     phases: dict[str, float]
     borrowed: dict[str, float]
     loss_tokens: int
     prompt_tokens: int
     reward_seconds: float
-    at: float
 
 
 def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> Any:
@@ -114,9 +114,9 @@ def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> A
                 self.mark = self._now()
 
         def _now(self) -> _Mark:
-            phases, borrowed = recorder.seconds(), dict(run.rollouts.borrowed_seconds)  # the recorder waits for the device
+            phases, at = recorder.seconds(), time.perf_counter()  # the recorder waits for the device
             counts = (seen.loss_tokens, seen.prompt_tokens, run.reward_clock.seconds)
-            return _Mark(phases, borrowed, *counts, time.perf_counter())
+            return _Mark(at, phases, dict(run.rollouts.borrowed_seconds), *counts)
 
         def _end_unit(self, control: Any) -> None:
             # 1. The unit's figures. Seconds of reused generations count as if they had run.
