@@ -24,8 +24,7 @@ class Ddp(Rewriter):
     replaces_optimizer = False
 
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
-        super().__init__(trace, usage)
-        self.sharding = sharding
+        super().__init__(trace, usage, sharding)
         self.buckets: list[int] = []
         self.came: dict[int, None] = {}  # parameters in the order of their first gradients
         self.rebuilds = sharding.static_graph or not sharding.find_unused_parameters

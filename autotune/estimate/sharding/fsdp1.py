@@ -29,8 +29,7 @@ class Fsdp1(Rewriter):
     """Flat parameters, gathered before their use and reduced after their gradients."""
 
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
-        super().__init__(trace, usage)
-        self.sharding = sharding
+        super().__init__(trace, usage, sharding)
         self.optimizer = optimizer_of(trace, usage)
         self.flat = FlatParameters(usage, sharding)
         self.units = self.flat.units

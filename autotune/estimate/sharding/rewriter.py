@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
+from autotune.estimate.sharding.sharding_options import Sharding
 
 PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
 _ENDINGS = (FORWARD_DONE, BACKWARD_DONE, GRADIENT)
@@ -91,18 +92,9 @@ class Writer:
         for event, numbers in self._returned:
             following = next((entry - 1 for entry in self.events[event:] if entry > 0), len(self.sizes))
             returns.update(dict.fromkeys(numbers, following))
-        return replace(
-            self._old,
-            sizes=tuple(self.sizes),
-            parts=tuple(self.parts),
-            part_names=tuple(self.part_names),
-            events=tuple(self.events),
-            marks=tuple(self.marks),
-            streams=self.streams,
-            returns=returns,
-            emptied=tuple(self.emptied),
-            usage=None,
-        )
+        names = ("sizes", "parts", "part_names", "events", "marks", "emptied")
+        lists: dict[str, Any] = {name: tuple(getattr(self, name)) for name in names}
+        return replace(self._old, **lists, streams=self.streams, returns=returns, usage=None)
 
 
 class Rewriter:
@@ -111,8 +103,8 @@ class Rewriter:
     replaces_optimizer = True
     """The plain optimizer phase's allocations are dropped; `optimizer_begins` allocates instead."""
 
-    def __init__(self, trace: Trace, usage: ModuleUse) -> None:
-        self.trace, self.usage = trace, usage
+    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+        self.trace, self.usage, self.sharding = trace, usage, sharding
         self.book = Writer(trace)
         self.gone: set[int] = set()  # allocations whose remaining events are dropped
         self.host_bytes = 0

@@ -21,8 +21,7 @@ class Zero(Rewriter):
     """Gradient buckets and optimizer of all stages."""
 
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
-        super().__init__(trace, usage)
-        self.sharding = sharding
+        super().__init__(trace, usage, sharding)
         self.optimizer = optimizer_of(trace, usage)
         self.trained = [index for index, parameter in enumerate(usage.parameters) if parameter.trains]
         first = usage.parameters[self.trained[0]]
@@ -52,13 +51,12 @@ class Zero(Rewriter):
 
     def _gradients_to_masters(self, count: int, *, flattens: bool = True) -> int | None:
         """Flatten the partition's gradients, unless they are one tensor, and widen them to float32; return the block."""
-        if not flattens:
-            return None if self.width == MASTER_BYTES else self.book.allocate(count * MASTER_BYTES, "gradients")
-        flat = self.book.allocate(count * self.width, "gradients")
-        gradients = flat if self.width == MASTER_BYTES else self.book.allocate(count * MASTER_BYTES, "gradients")
-        if self.width != MASTER_BYTES:
-            self.book.free(flat)
-        return gradients
+        flat = self.book.allocate(count * self.width, "gradients") if flattens else None
+        if self.width == MASTER_BYTES:
+            return flat
+        widened = self.book.allocate(count * MASTER_BYTES, "gradients")
+        self.book.free(flat)
+        return widened
 
 
 @dataclass(frozen=True, kw_only=True)

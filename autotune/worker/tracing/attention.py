@@ -54,10 +54,10 @@ def _attention(
                 length = mask.shape[-1]
                 mask = pad(mask, (0, 8 - length % 8))[..., :length]
             mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])  # over heads, without a copy
-        given = (query, key, value, mask, logsumexp, dropout_p, is_causal)
-        return aten._scaled_dot_product_efficient_attention(*given, scale=scale)[0]
-    given = (query, key, value, mask, dropout_p, is_causal, None)
-    return aten._scaled_dot_product_attention_math(*given, scale=scale, enable_gqa=enable_gqa)[0]
+        operands = (query, key, value, mask, logsumexp, dropout_p, is_causal)
+        return aten._scaled_dot_product_efficient_attention(*operands, scale=scale)[0]
+    inputs = (query, key, value, mask, dropout_p, is_causal, None)
+    return aten._scaled_dot_product_attention_math(*inputs, scale=scale, enable_gqa=enable_gqa)[0]
 
 
 def choose(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> str:

@@ -28,9 +28,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """Attention over rows of equal length: batch, row, head, size."""
-    return flash_attn_varlen_func(
-        q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size
-    )  # fmt: skip
+    return flash_attn_varlen_func(q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size)
 
 
 def flash_attn_varlen_func(

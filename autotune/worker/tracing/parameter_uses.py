@@ -46,10 +46,8 @@ class ParameterUses:
         self.parameters: list[dict[str, Any]] = []
         self.modules: list[list[int]] = []  # indices of the parameters that each module owns; empty for most
         self.uses: list[list[int]] = []  # [event, kind, module or parameter]; for a gradient also its allocation's number
-        self._handles: list[Any] = []
         self._running: list[int] = []  # modules whose forward is running, the innermost last
         self._left: dict[int, int] = {}  # gradients that each module's backward waits for
-        self._plain: list[tuple[Any, Any]] = []
         self._index: dict[int, int] = {}
         self._keeps_recomputed = False
 
@@ -67,7 +65,7 @@ class ParameterUses:
         """
         index, root = self._inventory(model, tracker, layer_of or _layers_by_module(model), trains=trains), len(self.modules)
         self._index |= index
-        self._handles.append(model.register_forward_pre_hook(lambda *_: self._note(PASS, root)))
+        model.register_forward_pre_hook(lambda *_: self._note(PASS, root))
         for module in model.modules():
             held = [index[id(parameter)] for parameter in module._parameters.values() if parameter is not None]
             self.modules.append(held)
@@ -78,8 +76,9 @@ class ParameterUses:
             number = _number(tracker, parameter.grad)
             self._note(GRADIENT, index[id(parameter)], -1 if number is None else number)
 
-        trained = [parameter for parameter in model.parameters() if trains and parameter.requires_grad]
-        self._handles += [parameter.register_post_accumulate_grad_hook(ready) for parameter in trained]
+        for parameter in model.parameters():
+            if trains and parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(ready)
 
     def note_groups(self, groups: list[dict[str, Any]]) -> None:
         """Record the optimizer's group of each parameter. DeepSpeed drops groups without parameters."""
@@ -87,15 +86,6 @@ class ParameterUses:
         for number, group in enumerate(group for group in held if group):
             for index in group:
                 self.parameters[index]["group"] = number
-
-    def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for module, plain in self._plain:
-            plain.update(module._parameters)
-            module._parameters = plain
-        self._plain.clear()
 
     def _record_reads(self, module: Any, which: int, index: dict[int, int]) -> None:
         """Record reads by other modules: an adapter's wrapper reads the dtype of its matrices."""
@@ -105,7 +95,6 @@ class ParameterUses:
                 self._note(READ, index[id(parameter)])
 
         if module._parameters:
-            self._plain.append((module, module._parameters))
             module._parameters = _ReadReportingDict(module._parameters, taken)
 
     def _inventory(self, model: Any, tracker: Any, layer_of: dict[int, int], *, trains: bool) -> dict[int, int]:
@@ -150,7 +139,8 @@ class ParameterUses:
         def begin(*_: Any) -> None:
             self._note(BACKWARD, which)
 
-        self._handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
 
     def _after_all(self, tensors: list[Any], which: int) -> None:
         """Record the end of the module's backward: the last of its inputs has its gradient."""

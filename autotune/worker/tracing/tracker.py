@@ -215,11 +215,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         return self.guess_length(mask) if known is None else known
 
     def _with_guessed_length(self, func: Any, args: Any) -> Any:
-        if func is aten.nonzero.default:
-            shape: tuple[int, ...] = (self._length_of(args[0]), args[0].dim())
-            out = torch.empty(shape, dtype=torch.long, device=args[0].device)
-        else:
-            out = torch.empty((self._length_of(args[1]),), dtype=args[0].dtype, device=args[0].device)
+        finds = func is aten.nonzero.default
+        shape = (self._length_of(args[0]), args[0].dim()) if finds else (self._length_of(args[1]),)
+        out = torch.empty(shape, dtype=torch.long if finds else args[0].dtype, device=args[0].device)
         known = integer_values.really(func, args, {})
         if known is not None and known.shape == out.shape:
             integer_values.keep(out, known)
