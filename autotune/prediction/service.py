@@ -171,7 +171,6 @@ class PredictionService:
             completions_per_prompt=candidate.settings.get(self._trainer.canonical.get("num_generations", "num_generations")),
             allocator=AllocatorSettings.of(str(candidate.settings.get(ALLOCATOR) or "")),
             host_bytes=sharded.host_bytes,
-            notes=sharded.notes,
             lengths=self._job.workload.completion_lengths,
         )
 

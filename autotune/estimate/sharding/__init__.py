@@ -13,11 +13,11 @@ from autotune.core.trace import Inventory, Trace
 from autotune.estimate.replay import replay
 from autotune.estimate.sharding.ddp import Ddp
 from autotune.estimate.sharding.fsdp1 import Fsdp1
-from autotune.estimate.sharding.sharding_options import Kind, Sharding
+from autotune.estimate.sharding.sharding_options import Sharding
 from autotune.estimate.sharding.zero3 import Zero3
 from autotune.estimate.sharding.zero12 import Zero12, fullest_rank
 
-__all__ = ["Kind", "Sharded", "Sharding", "apply", "gather_for_generation_bytes", "worst_rank"]
+__all__ = ["Sharded", "Sharding", "apply", "gather_for_generation_bytes", "worst_rank"]
 
 REWRITERS = {"ddp": Ddp, "fsdp1": Fsdp1, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3}
 
@@ -28,7 +28,6 @@ class Sharded:
 
     trace: Trace
     host_bytes: int = 0  # offloaded
-    notes: tuple[str, ...] = ()
 
 
 def apply(trace: Trace, sharding: Sharding) -> Sharded:
@@ -41,8 +40,7 @@ def apply(trace: Trace, sharding: Sharding) -> Sharded:
             f"{sharding.kind}: the trace has no parameter uses by module. Trace it with sharding kind {sharding.kind}."
         )
     rewriter = REWRITERS[sharding.kind](trace, trace.usage, sharding)
-    rewritten = rewriter.rewritten()
-    return Sharded(trace=rewritten, host_bytes=rewriter.host_bytes)
+    return Sharded(trace=rewriter.rewritten(), host_bytes=rewriter.host_bytes)
 
 
 def worst_rank(trace: Trace, sharding: Sharding, reserved: Callable[[Trace], int] | None = None) -> Sharded:
@@ -64,6 +62,4 @@ def gather_for_generation_bytes(inventory: Inventory, sharding: Sharding, *, who
     """Bytes gathered for the rollout, beside this rank's part: all weights, or one parameter at a time."""
     if sharding.kind not in ("zero3", "fsdp1", "fsdp2") or sharding.ranks == 1:
         return 0
-    if whole:
-        return round(inventory.parameters * bytes_per_parameter)
-    return round(inventory.largest_parameter * bytes_per_parameter)
+    return round((inventory.parameters if whole else inventory.largest_parameter) * bytes_per_parameter)

@@ -24,8 +24,7 @@ class Ddp(Rewriter):
     replaces_optimizer = False
 
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
-        super().__init__(trace, usage)
-        self.sharding = sharding
+        super().__init__(trace, usage, sharding)
         self.buckets: list[int] = []
         self.came: dict[int, None] = {}  # parameters in the order of their first gradients
         self.rebuilds = sharding.static_graph or not sharding.find_unused_parameters
@@ -38,10 +37,9 @@ class Ddp(Rewriter):
             in_flight.append(self.book.allocate(size, "communication") if size else None)
         for number in in_flight:
             self.book.free(number)
-        self._allocate(self._first_buckets())
-
-    def _allocate(self, sizes: list[int]) -> None:
-        self.buckets = [self.book.allocate(size, "communication") for size in sizes]
+        trained = [parameter.size for parameter in self.usage.parameters if parameter.trains]
+        first = ([sum(trained)] if trained else []) if self.rebuilds else self._divided(trained)[::-1]
+        self.buckets = [self.book.allocate(size, "communication") for size in first]
 
     def _broadcasts(self) -> list[int]:
         """Return the copies that are sent, in order; 0 for a tensor that fills a broadcast alone, which is sent itself.
@@ -59,12 +57,6 @@ class Ddp(Rewriter):
                 del filling[width]
         return [sum(sizes) if len(sizes) > 1 else 0 for _, sizes in sorted([*closed, *filling.values()])]
 
-    def _first_buckets(self) -> list[int]:
-        sizes = [parameter.size for parameter in self.usage.parameters if parameter.trains]
-        if self.rebuilds:
-            return [sum(sizes)] if sizes else []
-        return self._divided(sizes)[::-1]
-
     def _divided(self, sizes: Sequence[int]) -> list[int]:
         """Return bucket sizes; a bucket is closed when it reaches its cap."""
         found, filled, later = [], 0, self.sharding.bucket_cap_bytes
@@ -81,7 +73,8 @@ class Ddp(Rewriter):
             return
         for number in self.buckets:
             self.book.free(number)
-        self._allocate(self._divided([self.usage.parameters[index].size for index in self.came]))
+        rebuilt = self._divided([self.usage.parameters[index].size for index in self.came])
+        self.buckets = [self.book.allocate(size, "communication") for size in rebuilt]
         self.rebuilds = False
 
     def gradient(self, parameter: int, number: int, *, last: bool) -> None:

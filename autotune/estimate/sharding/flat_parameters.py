@@ -16,23 +16,18 @@ class FlatParameters:
 
     def __init__(self, usage: ModuleUse, sharding: Sharding) -> None:
         self.usage, self.sharding = usage, sharding
-        self.unit_of = self._units()
+        # Each parameter is in its layer's unit, or beside frozen parameters in its own module's: PEFT's wrapping policy
+        # makes a unit of each module that has nothing but a trainable weight, so of each matrix of an adapter. Most of
+        # these are in the allocator's pool of small blocks.
+        frozen = {self.layer(index) for index, parameter in enumerate(usage.parameters) if not parameter.trains}
+        owner = {index: module for module, held in enumerate(usage.modules) for index in held}
+        self.unit_of: dict[int, UnitKey] = {
+            index: (self.layer(index), owner.get(index) if parameter.trains and self.layer(index) in frozen else None)
+            for index, parameter in enumerate(usage.parameters)
+        }
         self.units: dict[UnitKey, list[int]] = {}
         for index, key in self.unit_of.items():
             self.units.setdefault(key, []).append(index)
-
-    def _units(self) -> dict[int, UnitKey]:
-        """Return the unit of each parameter: its layer's, or beside frozen parameters its own module's.
-
-        PEFT's wrapping policy makes a unit of each module that has nothing but a trainable weight, so of
-        each matrix of an adapter: most are in the allocator's pool of small blocks.
-        """
-        frozen = {self.layer(index) for index, parameter in enumerate(self.usage.parameters) if not parameter.trains}
-        owner = {index: module for module, held in enumerate(self.usage.modules) for index in held}
-        return {
-            index: (self.layer(index), owner.get(index) if parameter.trains and self.layer(index) in frozen else None)
-            for index, parameter in enumerate(self.usage.parameters)
-        }
 
     def layer(self, index: int) -> int:
         layer = self.usage.parameters[index].layer

@@ -22,15 +22,14 @@ BROADCAST_BYTES = 250 << 20
 """Bytes of one initial broadcast; two are in flight (`PARAM_BROADCAST_BUCKET_SIZE`)."""
 
 STASHES_FROM = (2, 8)
-"""First torch whose ProcessGroupNCCL keeps tensors instead of marking them with its stream."""
+"""First torch whose collectives hold their tensors until they are waited for, instead of marking them by `record_stream`."""
 
 
 class Fsdp1(Rewriter):
     """Flat parameters, gathered before their use and reduced after their gradients."""
 
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
-        super().__init__(trace, usage)
-        self.sharding = sharding
+        super().__init__(trace, usage, sharding)
         self.optimizer = optimizer_of(trace, usage)
         self.flat = FlatParameters(usage, sharding)
         self.units = self.flat.units
@@ -48,7 +47,7 @@ class Fsdp1(Rewriter):
         self.turned: int | None = None  # layer whose backward pass has begun
         self.recomputes = self._recomputes_whole()  # layers recompute their whole forward pass in a backward pass
         self.on_streams = trace.device == "cuda" and sharding.ranks > 1
-        self.records_streams = sharding.records_streams or _records_streams(trace.versions.get("torch", ""))
+        self.records_streams = sharding.records_streams or release_numbers(trace.versions.get("torch", "")) < STASHES_FROM
         self.limiter = RateLimiter(self.book, on_streams=self.on_streams)
         if trace.device == "cuda":
             self.gone |= {one.number for one in usage.parameters if one.number is not None and not self.flat.ignored(one.trains)}
@@ -78,26 +77,25 @@ class Fsdp1(Rewriter):
         units = [key for key, unit in self.units.items() if not self.flat.ignored(self.flat.trains(unit))]
         shards = []
         for at, key in enumerate(sorted(units, key=lambda key: (key[0] < 0, key[0]))):
-            # Copies from the host wait for the device. Ranks that begin on meta copy nothing
-            # and run ahead of the broadcasts: assumed half of the time.
+            # Copies from the host wait for the device. Ranks that begin on meta copy nothing and run ahead of the
+            # broadcasts: assumed half of the time.
             if self.sharding.rank == 0 or not self.sharding.begins_on_meta:
                 self.limiter.synchronise()
             elif at % 2 == 0:
                 self.limiter.wait_for_oldest()
             shards.append(self._wrapped(self.units[key]))
             self.limiter.record_event()
-        for number, unit in [shards[-1], *shards[:-1]]:
+        root_first = [shards[-1], *shards[:-1]]
+        for number, unit in root_first:
             if self.flat.master_width(unit) != self.flat.width(unit):
                 self.book.allocate(self.flat.shard(unit) * self.flat.master_width(unit), "weights")
                 self.narrow.setdefault(self.flat.layer(unit[0]), []).append(number)
-        for _, unit in [shards[-1], *shards[:-1]] if self.on_streams else ():
+        for _, unit in root_first if self.on_streams else ():
             # Gather buffers are made and freed once (`init_flat_param_attributes`).
-            width, master = self.flat.width(unit), self.flat.master_width(unit)
-            if master != width:
-                self.book.passing(self.flat.shard(unit) * width, "communication")
-            self.book.passing(self.flat.count(unit) * width, "communication")
-            if master != width:
-                self.book.passing(self.flat.count(unit) * master, "communication")
+            count, width, master = self.flat.count(unit), self.flat.width(unit), self.flat.master_width(unit)
+            casts = master != width
+            for size in (self.flat.shard(unit) * width, count * width, count * master) if casts else (count * width,):
+                self.book.passing(size, "communication")
 
     def _wrapped(self, unit: list[int]) -> tuple[int, list[int]]:
         """Move a unit to the device (copied or empty), broadcast, flatten and shard it."""
@@ -179,9 +177,8 @@ class Fsdp1(Rewriter):
             self._reshard_own(self.own[module])
 
     def backward_begins(self, module: int) -> None:
-        if (
-            module == 0 and not self.usage.modules[0] and self._prefetches()
-        ):  # the root's own hook: the unit that ran before it is the last layer
+        if module == 0 and not self.usage.modules[0] and self._prefetches():
+            # The root's own hook: the unit that ran before it is the last layer.
             self._unshard(-1)
             self._unshard(max(layer for layer, _ in self.units))
         layer = self._reach(module)
@@ -189,9 +186,8 @@ class Fsdp1(Rewriter):
         if layer is None:
             return
         if layer == self.recomputing:
-            # FSDP reshards after the recomputed forward pass and gathers anew. No prefetch: a unit
-            # needs an output with a gradient (`_needs_pre_backward_unshard`), and the layer
-            # below has none until its own forward pass runs again.
+            # FSDP reshards after the recomputed forward pass and gathers anew. No prefetch: a unit needs an output with
+            # a gradient (`_needs_pre_backward_unshard`), and the layer below has none until its own forward runs again.
             if self.sharding.reshards_after_forward:
                 self._reshard(layer)
                 self._unshard(layer)
@@ -241,9 +237,8 @@ class Fsdp1(Rewriter):
     def _reduce(self, key: UnitKey) -> None:
         """Flatten the gradients, reshard the layer, reduce into this rank's part.
 
-        autograd runs a node on the stream of its forward. A unit is split into parameters on the
-        gathering stream, so its gradients are flattened there and the unit is resharded there:
-        gradients are read by another stream, gathered weights are not.
+        autograd runs a node on the stream of its forward. A unit is split into parameters on the gathering stream, so its
+        gradients are flattened and the unit is resharded there: gradients are read by another stream, gathered weights are not.
         """
         unit = self.units[key]
         count, width, master = self.flat.count(unit), self.flat.width(unit), self.flat.master_width(unit)
@@ -297,11 +292,6 @@ class Fsdp1(Rewriter):
         for number in self.shards.values():
             self.book.free(number)
         self.shards.clear()
-
-
-def _records_streams(torch: str) -> bool:
-    """Return True for a torch whose collectives call `record_stream`; later ones hold their tensors until they are waited for."""
-    return release_numbers(torch) < STASHES_FROM
 
 
 def _broadcasts(sizes: list[int]) -> Iterator[int]:

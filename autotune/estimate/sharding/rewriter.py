@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
+from autotune.estimate.sharding.sharding_options import Sharding
 
 PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
 _ENDINGS = (FORWARD_DONE, BACKWARD_DONE, GRADIENT)
@@ -91,18 +92,9 @@ class Writer:
         for event, numbers in self._returned:
             following = next((entry - 1 for entry in self.events[event:] if entry > 0), len(self.sizes))
             returns.update(dict.fromkeys(numbers, following))
-        return replace(
-            self._old,
-            sizes=tuple(self.sizes),
-            parts=tuple(self.parts),
-            part_names=tuple(self.part_names),
-            events=tuple(self.events),
-            marks=tuple(self.marks),
-            streams=self.streams,
-            returns=returns,
-            emptied=tuple(self.emptied),
-            usage=None,
-        )
+        names = ("sizes", "parts", "part_names", "events", "marks", "emptied")
+        lists: dict[str, Any] = {name: tuple(getattr(self, name)) for name in names}
+        return replace(self._old, **lists, streams=self.streams, returns=returns, usage=None)
 
 
 class Rewriter:
@@ -111,40 +103,32 @@ class Rewriter:
     replaces_optimizer = True
     """The plain optimizer phase's allocations are dropped; `optimizer_begins` allocates instead."""
 
-    def __init__(self, trace: Trace, usage: ModuleUse) -> None:
-        self.trace, self.usage = trace, usage
+    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+        self.trace, self.usage, self.sharding = trace, usage, sharding
         self.book = Writer(trace)
         self.gone: set[int] = set()  # allocations whose remaining events are dropped
         self.host_bytes = 0
         self.phase, self.step_number = "load", 0
-        self._last_gradient = _last_gradients(usage)
+        self._last_gradients = _last_gradients(usage)
         self._held: set[int] = set()  # allocations that the rewriter frees itself
 
     # Hooks for subclasses.
 
     def loaded(self) -> None: ...
-
     def pass_begins(self, module: int) -> None: ...
-
     def forward_begins(self, module: int) -> None: ...
-
     def forward_ends(self, module: int) -> None: ...
-
     def backward_begins(self, module: int) -> None: ...
-
     def backward_ends(self, module: int) -> None: ...
-
     def gradient(self, parameter: int, number: int, *, last: bool) -> None: ...
+    def optimizer_begins(self) -> None: ...
+    def optimizer_ends(self) -> None: ...
 
     def read(self, parameter: int) -> None:
         """Handle a read by the forward of a module that does not own the parameter."""
 
     def backward_over(self) -> None:
         """Act as the library does at the end of a backward pass, in its phase."""
-
-    def optimizer_begins(self) -> None: ...
-
-    def optimizer_ends(self) -> None: ...
 
     # The walk.
 
@@ -155,7 +139,12 @@ class Rewriter:
             elif turn is not None:
                 self._use(turn)
             else:
-                self._copy(self.trace.events[event])
+                entry = self.trace.events[event]
+                number = abs(entry) - 1
+                if entry > 0 and self.phase == "optimizer" and self.replaces_optimizer:
+                    self.gone.add(number)
+                if number not in self.gone and not (entry < 0 and number in self._held):
+                    self.book.events.append(entry)
         if self.phase == "optimizer":
             self.optimizer_ends()
         return self.book.finished()
@@ -192,23 +181,14 @@ class Rewriter:
 
     def _use(self, use: tuple[int, ...]) -> None:
         _, kind, which, *rest = use
-        if kind == PASS:
-            self.pass_begins(which)
-        elif kind == GRADIENT:
-            self.gradient(which, rest[0], last=use in self._last_gradient)
-        else:
-            hooks = {
-                FORWARD: self.forward_begins, FORWARD_DONE: self.forward_ends, READ: self.read,
-                BACKWARD: self.backward_begins, BACKWARD_DONE: self.backward_ends,
-            }  # fmt: skip
-            hooks[kind](which)
-
-    def _copy(self, entry: int) -> None:
-        number = abs(entry) - 1
-        if entry > 0 and self.phase == "optimizer" and self.replaces_optimizer:
-            self.gone.add(number)
-        if number not in self.gone and not (entry < 0 and number in self._held):
-            self.book.events.append(entry)
+        if kind == GRADIENT:
+            self.gradient(which, rest[0], last=use in self._last_gradients)
+            return
+        hooks = {
+            PASS: self.pass_begins, FORWARD: self.forward_begins, FORWARD_DONE: self.forward_ends,
+            BACKWARD: self.backward_begins, BACKWARD_DONE: self.backward_ends, READ: self.read,
+        }  # fmt: skip
+        hooks[kind](which)
 
     def held(self, number: int) -> int | None:
         """Take over the gradient's memory, to give it up later.
@@ -244,15 +224,13 @@ class Rewriter:
 
 def _last_gradients(usage: ModuleUse) -> set[tuple[int, ...]]:
     """Return the last gradient of each backward pass."""
-    last: set[tuple[int, ...]] = set()
-    pending: tuple[int, ...] | None = None
+    last: dict[int, tuple[int, ...]] = {}  # by passes begun
+    begun = 0
     for use in usage.uses:
+        begun += use[1] == PASS
         if use[1] == GRADIENT:
-            pending = use
-        elif use[1] == PASS and pending is not None:
-            last.add(pending)
-            pending = None
-    return last if pending is None else last | {pending}
+            last[begun] = use
+    return set(last.values())
 
 
 def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
@@ -283,10 +261,8 @@ def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
 def _optimizer_phase(trace: Trace, smallest: int) -> tuple[list[int], list[int]]:
     """Return the first optimizer step's sizes: kept tensors, and temporary ones.
 
-    Temporary tensors below the smallest parameter are step counts, norms and learning rates.
-
-    With parameters updated one by one these are one parameter's own; later the last parameter's
-    may still be allocated.
+    Temporary tensors below the smallest parameter are step counts, norms and learning rates. With parameters updated
+    one by one these are one parameter's own; later the last parameter's may still be allocated.
     """
     first = min((mark.step for mark in trace.marks if mark.phase == "optimizer"), default=0)
     spans = [span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("optimizer", first)]

@@ -64,7 +64,9 @@ class Sharding:
         kind = str(given.get("kind", "none"))
         if kind not in get_args(Kind):
             raise ValueError(f"sharding kind {kind!r}: unknown. Use one of {', '.join(get_args(Kind))}.")
-        options = _options(given)
+        options = dict(cast(Mapping[str, object], given.get("options") or {}))
+        options.update(cast(Mapping[str, object], options.pop("zero_optimization", None) or {}))  # DeepSpeed's section
+        options = {name.removeprefix("fsdp_"): value for name, value in options.items()}  # accelerate's prefix
         read: dict[str, Any] = {
             name.removeprefix("stage3_"): _number(options[name], name, hidden_size) for name in NUMBERS if name in options
         }
@@ -93,26 +95,20 @@ SWITCHES = (
 )  # fmt: skip
 
 
-def _options(given: Mapping[str, object]) -> dict[str, object]:
-    """Flatten DeepSpeed's `zero_optimization` section; strip accelerate's prefix `fsdp_`."""
-    options = dict(cast(Mapping[str, object], given.get("options") or {}))
-    options.update(cast(Mapping[str, object], options.pop("zero_optimization", None) or {}))
-    return {name.removeprefix("fsdp_"): value for name, value in options.items()}
-
-
 def _is_given(options: Mapping[str, object], name: str) -> bool:
     return options.get(name) not in (None, "auto")
 
 
 def _torch_options(options: Mapping[str, object]) -> dict[str, Any]:
-    read: dict[str, object] = {}
+    strategy = str(options.get("sharding_strategy", options.get("reshard_after_forward", "FULL_SHARD"))).upper()
+    read: dict[str, object] = {
+        "reshards_after_forward": strategy not in ("SHARD_GRAD_OP", "2", "FALSE"),
+        "prefetches_backward": str(options.get("backward_prefetch", "BACKWARD_PRE")).upper() in ("BACKWARD_PRE", "1"),
+    }
     if _is_given(options, "bucket_cap_mb"):
         read["bucket_cap_bytes"] = int(float(str(options["bucket_cap_mb"])) * MIB)
     if str(options.get("mixed_precision", "no")) in ("bf16", "fp16"):
         read["master_bytes"] = 4  # accelerate then trains on float32 masters
-    strategy = str(options.get("sharding_strategy", options.get("reshard_after_forward", "FULL_SHARD"))).upper()
-    read["reshards_after_forward"] = strategy not in ("SHARD_GRAD_OP", "2", "FALSE")
-    read["prefetches_backward"] = str(options.get("backward_prefetch", "BACKWARD_PRE")).upper() in ("BACKWARD_PRE", "1")
     return read
 
 

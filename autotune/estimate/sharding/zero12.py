@@ -5,6 +5,7 @@ The order of allocations is that of deepspeed/runtime/zero/stage_1_and_2.py.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,8 +21,7 @@ class Zero(Rewriter):
     """Gradient buckets and optimizer of all stages."""
 
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
-        super().__init__(trace, usage)
-        self.sharding = sharding
+        super().__init__(trace, usage, sharding)
         self.optimizer = optimizer_of(trace, usage)
         self.trained = [index for index, parameter in enumerate(usage.parameters) if parameter.trains]
         first = usage.parameters[self.trained[0]]
@@ -51,13 +51,12 @@ class Zero(Rewriter):
 
     def _gradients_to_masters(self, count: int, *, flattens: bool = True) -> int | None:
         """Flatten the partition's gradients, unless they are one tensor, and widen them to float32; return the block."""
-        if not flattens:
-            return None if self.width == MASTER_BYTES else self.book.allocate(count * MASTER_BYTES, "gradients")
-        flat = self.book.allocate(count * self.width, "gradients")
-        gradients = flat if self.width == MASTER_BYTES else self.book.allocate(count * MASTER_BYTES, "gradients")
-        if self.width != MASTER_BYTES:
-            self.book.free(flat)
-        return gradients
+        flat = self.book.allocate(count * self.width, "gradients") if flattens else None
+        if self.width == MASTER_BYTES:
+            return flat
+        widened = self.book.allocate(count * MASTER_BYTES, "gradients")
+        self.book.free(flat)
+        return widened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,35 +99,27 @@ class Zero12(Zero):
         self._boundary = _boundaries(trace, usage)
         self._passes = -1
 
-    @property
-    def _trains_all(self) -> bool:
-        return len(self.trained) == len(self.usage.parameters)
-
     def loaded(self) -> None:
-        """Move the weights into one flat tensor, then make this rank's float32 masters."""
+        # 1. Move the weights of each group into one flat tensor, then make this rank's float32 masters.
+        part: Part = "weights" if len(self.trained) == len(self.usage.parameters) else "adapters"
         for group in self.groups:
-            self._flatten(group)
+            self.book.empty_cache()
+            self.book.allocate(group.partition * self.sharding.ranks * self.width, part)
+            for piece in group.slices:
+                self.give_up(self.usage.parameters[piece.parameter].number)
+            cloned = self.book.allocate(group.partition * self.width, "optimizer") if self.width != MASTER_BYTES else None
+            if not self.sharding.offload_optimizer:
+                self.book.allocate(group.partition * MASTER_BYTES, "optimizer")
+            self.book.free(cloned)
         if not self.sharding.offload_optimizer:
             made = [self.book.allocate(group.partition * MASTER_BYTES, "gradients") for group in self.groups]
             for number in made:
                 self.book.free(number)
             return
-        # On the host, pinned: masters, 16-bit weights to copy back, gradients, one in
-        # transit. On the device: another one in transit.
+        # 2. On the host, pinned: masters, 16-bit weights to copy back, gradients, one in transit. On the device: another one.
         largest = max(self.usage.parameters[index].count for index in self.trained)
         self.host_bytes += self.partition * (MASTER_BYTES + self.width + 4) + largest * self.width
         self.book.allocate(largest * self.width, "communication")
-
-    def _flatten(self, group: ParameterGroup) -> None:
-        part: Part = "weights" if self._trains_all else "adapters"
-        self.book.empty_cache()
-        self.book.allocate(group.partition * self.sharding.ranks * self.width, part)
-        for piece in group.slices:
-            self.give_up(self.usage.parameters[piece.parameter].number)
-        cloned = self.book.allocate(group.partition * self.width, "optimizer") if self.width != MASTER_BYTES else None
-        if not self.sharding.offload_optimizer:
-            self.book.allocate(group.partition * MASTER_BYTES, "optimizer")
-        self.book.free(cloned)
 
     # Micro-step.
 
@@ -137,8 +128,8 @@ class Zero12(Zero):
 
     def gradient(self, parameter: int, number: int, *, last: bool) -> None:
         if not self.buffers and self.sharding.contiguous_gradients:
-            for _ in range(2 if self.sharding.overlap_comm else 1):
-                self.buffers.append(self.book.allocate(self.sharding.reduce_bucket_size * self.width, "communication"))
+            size, count = self.sharding.reduce_bucket_size * self.width, 2 if self.sharding.overlap_comm else 1
+            self.buffers = [self.book.allocate(size, "communication") for _ in range(count)]
         if self.stage == 2 or (self.sharding.overlap_comm and self._passes in self._boundary):
             self._into_bucket(parameter, number)
         else:
@@ -247,15 +238,11 @@ def _divided(usage: ModuleUse, indices: list[int], ranks: int, rank: int) -> Par
 def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:
     """Return the numbers of the last passes with gradients before each optimizer step."""
     steps = [mark.event for mark in trace.marks if mark.phase == "optimizer"]
-    found: set[int] = set()
-    number, pending, at = -1, None, 0
+    found: dict[int, int] = {}  # by steps done when the pass begins
+    number, done = -1, 0
     for event, kind, *_ in usage.uses:
-        while at < len(steps) and steps[at] <= event and kind == PASS:
-            if pending is not None:
-                found.add(pending)
-            pending, at = None, at + 1
         if kind == PASS:
-            number += 1
+            number, done = number + 1, bisect_right(steps, event)
         elif kind == GRADIENT:
-            pending = number
-    return found if pending is None else found | {pending}
+            found[done] = number
+    return set(found.values())

@@ -37,20 +37,14 @@ class Zero3(Zero):
         self._reduction_stream = REDUCING if streams else 0
         # The policy, and a reference model that has an engine and a coordinator of its own.
         self._roots = sorted({0, *(which for _, kind, which, *_ in usage.uses if kind == PASS)})
-        owned = [self._parameters_of(begins, ends) for begins, ends in pairwise((*self._roots, len(usage.modules)))]
+        ends = pairwise((*self._roots, len(usage.modules)))
+        owned = [sorted({index for held in usage.modules[begin:end] for index in held}) for begin, end in ends]
         self._owner = {index: number for number, indices in enumerate(owned) for index in indices}
         self._persistent = [self._small(indices) for indices in owned]
+        gloo = trace.device == "cpu"
         self._gatherings = [
-            Gathering(
-                usage,
-                self.book,
-                sharding,
-                widths=self.widths,
-                persistent=persistent,
-                through_gloo=trace.device == "cpu",
-                stream=(1 + 2 * number) * streams,
-            )
-            for number, persistent in enumerate(self._persistent)
+            Gathering(usage, self.book, sharding, self.widths, small, through_gloo=gloo, stream=(1 + 2 * number) * streams)
+            for number, small in enumerate(self._persistent)
         ]
         self.gathering = self._gatherings[0]
         if trace.device == "cuda":
@@ -67,10 +61,6 @@ class Zero3(Zero):
         """Return the rank's trace; a rollout gathers the policy's parameters, which remain listed in it."""
         policy = tuple(self.usage.parameters[index] for index, model in sorted(self._owner.items()) if model == 0)
         return replace(super().rewritten(), usage=ModuleUse(parameters=policy, modules=(), uses=()))
-
-    def _parameters_of(self, begins: int, ends: int) -> list[int]:
-        """Return the parameters of the model with these modules."""
-        return sorted({index for held in self.usage.modules[begins:ends] for index in held})
 
     def _gathering_of(self, module: int) -> Gathering:
         return self._gatherings[bisect_right(self._roots, module) - 1]

@@ -7,7 +7,7 @@ modules; later passes prefetch parameters, and keep those that are used again so
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autotune.core.trace import ModuleUse
 from autotune.estimate.sharding.rewriter import Writer
@@ -21,40 +21,29 @@ class Gather:
     """Gather in flight: one parameter in place, or several in a common buffer."""
 
     parameters: list[int]
-    buffer: int | None
+    buffer: int
+    waiting: set[int]
     complete: bool = False
-    waiting: set[int] = field(default_factory=set)
 
 
 class Gathering:
     """The coordinator's actions, written to a trace."""
 
     def __init__(
-        self,
-        usage: ModuleUse,
-        book: Writer,
-        sharding: Sharding,
-        *,
-        widths: list[int],
-        persistent: frozenset[int],
-        through_gloo: bool,
-        stream: int = 0,
-    ) -> None:
+        self, usage: ModuleUse, book: Writer, sharding: Sharding, widths: list[int], persistent: frozenset[int], *,
+        through_gloo: bool, stream: int,
+    ) -> None:  # fmt: skip
         """`stream`: the coordinator's own, on which it allocates whatever it gathers."""
         self._usage, self._book, self._sharding, self._widths = usage, book, sharding, widths
-        self._persistent, self._through_gloo = persistent, through_gloo
-        self._stream = stream
+        self._persistent, self._through_gloo, self._stream = persistent, through_gloo, stream
         self._held: dict[int, int] = {}  # gathered parameter -> its block
         self._flying: dict[int, Gather] = {}
         self._users: dict[int, set[int]] = defaultdict(set)
         self._recomputed: dict[int, set[int]] = defaultdict(set)
-        # Parameter -> modules that were recomputed with it and whose backward is not over.
-        self._awaited: dict[int, set[int]] = defaultdict(set)
-        # Released weights that checkpointing keeps for the backward of these modules.
-        self._saved: list[tuple[int, set[int]]] = []
+        self._awaited: dict[int, set[int]] = defaultdict(set)  # parameter -> modules recomputed with it, backward not over
+        self._saved: list[tuple[int, set[int]]] = []  # released weights that checkpointing keeps for these modules' backward
         self._running: list[int] = []  # modules in their forward, the innermost last
-        # Module -> parameters of other modules that it reads: they count as its own afterwards.
-        self._others: dict[int, set[int]] = defaultdict(set)
+        self._others: dict[int, set[int]] = defaultdict(set)  # module -> others' parameters that it reads: its own afterwards
         self._in_backward: dict[int, None] = {}
         self._mode = "unknown"
         self._order: list[int] = []
@@ -62,8 +51,7 @@ class Gathering:
         self._queue: deque[tuple[int, int]] = deque()
         self._fetched_for: dict[int, int] = {}
         self._at = self._live = 0
-        # As in DeepSpeed these outlast the order that they were made from.
-        self._release_plans: dict[tuple[int, int], frozenset[int]] = {}
+        self._release_plans: dict[tuple[int, int], frozenset[int]] = {}  # as in DeepSpeed they outlast their order
 
     # A pass and its modules.
 
@@ -83,10 +71,15 @@ class Gathering:
         if self._mode != "unknown":
             self._mode = "unknown"
             self._order, self._parameter_order = [], []
+            self._fetched_for.clear()
+            self._queue.clear()
             self._land_all()
 
     def fetch(self, module: int, *, forward: bool, recomputing: bool = False) -> None:
-        self._check_order(module)
+        if self._mode == "known" and (self._at >= len(self._order) or self._order[self._at] != module):
+            self.forget_order()
+        elif self._mode == "recording":
+            self._order.append(module)
         if forward:
             self._running.append(module)
         else:
@@ -156,16 +149,6 @@ class Gathering:
                 self._gather_alone(held)
 
     # The order of modules.
-
-    def _check_order(self, module: int) -> None:
-        if self._mode == "known" and (self._at >= len(self._order) or self._order[self._at] != module):
-            self._mode = "unknown"
-            self._order, self._parameter_order = [], []
-            self._fetched_for.clear()
-            self._queue.clear()
-            self._land_all()
-        elif self._mode == "recording":
-            self._order.append(module)
 
     def _look_ahead(self, wanted: list[int]) -> None:
         """Remove this module's parameters from the queue, and prefetch the next ones."""
@@ -239,7 +222,6 @@ class Gathering:
         gather = self._flying.pop(held)
         gather.waiting.discard(held)
         if len(gather.parameters) == 1:
-            assert gather.buffer is not None
             self._held[held] = gather.buffer
             return
         if not gather.complete:
@@ -251,10 +233,7 @@ class Gathering:
             self._book.free(gather.buffer)
 
     def _land_all(self) -> None:
-        """Wait for everything in flight and release it.
-
-        DeepSpeed's registry does so on the compute stream, and keeps all buffers until its end.
-        """
+        """Wait for everything in flight and release it, as DeepSpeed's registry on the compute stream: buffers go last."""
         buffers = {id(gather): gather.buffer for gather in self._flying.values() if len(gather.parameters) > 1}
         for held in list(self._flying):
             self._land(held, cleaning=True)

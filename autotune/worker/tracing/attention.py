@@ -1,21 +1,19 @@
-"""`scaled_dot_product_attention` as on a CUDA device: the kernel that torch selects there, and the
-tensors it saves.
+"""`scaled_dot_product_attention` as on a CUDA device: the kernel that torch selects there, and the tensors it saves.
 
-torch's choice (`sdp_utils.cpp`) depends on device, precision, head size, mask and compute
-capability. On CPU tensors it would take the CPU's kernel. So the public operation is replaced by
-one that applies CUDA's rules and then calls the kernel's own operation. Its outputs and saved
-tensors are those of the device: output and log-sum-exp for flash and cuDNN, also the expanded mask
-for the memory-efficient kernel, the full score matrices for the math kernel.
+torch's choice (`sdp_utils.cpp`) depends on device, precision, head size, mask and compute capability. On CPU tensors it
+would take the CPU's kernel. So the public operation is replaced by one that applies CUDA's rules and then calls the
+kernel's own operation. Its outputs and saved tensors are those of the device: output and log-sum-exp for flash and cuDNN,
+also the expanded mask for the memory-efficient kernel, the full score matrices for the math kernel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from ..releases import release
 from . import traced_gpu
@@ -25,47 +23,51 @@ aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 
 
-@contextmanager
-def follow_cuda() -> Iterator[None]:
+def follow_cuda() -> AbstractContextManager[None]:
     """Replace `scaled_dot_product_attention` on CPU tensors by CUDA's behaviour."""
-    with torch_kernels(lambda library: library.impl("scaled_dot_product_attention", _attention, "CompositeImplicitAutograd")):
-        yield
+    return torch_kernels(lambda library: library.impl("scaled_dot_product_attention", _attention, "CompositeImplicitAutograd"))
 
 
 def _attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Prepare operands as `aten/src/ATen/native/transformers/attention.cpp` does, then call the chosen kernel."""
     kernel = choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    mask = _additive(attn_mask, query.dtype)
+    mask = attn_mask
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=query.dtype, device=mask.device))
     if kernel == "flash":
-        return _flash(query, key, value, dropout_p, is_causal, scale)
+        size = query.shape[-1]
+        scale = 1 / math.sqrt(size) if scale is None else scale
+        if size % 8:
+            query, key, value = (pad(tensor, (0, 8 - size % 8)) for tensor in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return out[..., :size] if size % 8 else out
     logsumexp = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     if kernel == "cudnn":
         given = (query, key, value, mask, logsumexp, dropout_p, is_causal, False)
         return aten._scaled_dot_product_cudnn_attention(*given, scale=scale)[0]
     if kernel == "efficient":
-        mask = _expanded_mask(mask, query, key)
-        return aten._scaled_dot_product_efficient_attention(
-            query, key, value, mask, logsumexp, dropout_p, is_causal, scale=scale
-        )[0]
-    return aten._scaled_dot_product_attention_math(
-        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
+        if mask is not None:
+            if any(stride % 8 for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:  # rows begin at multiples of 8
+                length = mask.shape[-1]
+                mask = pad(mask, (0, 8 - length % 8))[..., :length]
+            mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])  # over heads, without a copy
+        operands = (query, key, value, mask, logsumexp, dropout_p, is_causal)
+        return aten._scaled_dot_product_efficient_attention(*operands, scale=scale)[0]
+    inputs = (query, key, value, mask, dropout_p, is_causal, None)
+    return aten._scaled_dot_product_attention_math(*inputs, scale=scale, enable_gqa=enable_gqa)[0]
 
 
 def choose(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> str:
     """Return torch's choice on this GPU: `cudnn`, `flash`, `efficient` or `math`."""
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or 0 in (query.shape[-2], key.shape[-2]):
         return "math"
-    if _prefers_cudnn() and _fits_cudnn(query, key, value, mask, dropout, gqa):
+    # cuDNN's comes first on Hopper and data-centre Blackwell, torch >= 2.10 (cuDNN > 9.15.0). It saves the same as flash:
+    # the output, one float32 per row and head, and a given mask as it is.
+    preferred = release("torch") >= (2, 10) and traced_gpu.capability()[0] in (9, 10) and torch.backends.cuda.cudnn_sdp_enabled()
+    if preferred and _fits_cudnn(query, key, value, mask, dropout, gqa):
         return "cudnn"
     if torch.backends.cuda.flash_sdp_enabled() and mask is None and _fits_flash(query, key, value, dropout, causal, gqa):
         return "flash"
@@ -75,15 +77,6 @@ def choose(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: 
 
 
 # Rules of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` and `sdp_utils_cpp.h`.
-
-
-def _prefers_cudnn() -> bool:
-    """Return True if cuDNN's kernel comes first: Hopper and data-centre Blackwell, torch >= 2.10
-    (cuDNN > 9.15.0).
-
-    It saves the same as flash: the output, one float32 per row and head, and a given mask as it is.
-    """
-    return release("torch") >= (2, 10) and traced_gpu.capability()[0] in (9, 10) and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def _fits_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout: float, gqa: bool) -> bool:
@@ -100,24 +93,20 @@ def _fits_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout: float, gqa
 
 
 def _fits_flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, gqa: bool) -> bool:
-    size = query.shape[-1]
+    size, (major, minor) = query.shape[-1], traced_gpu.capability()
     needs_gradient = any(tensor.requires_grad for tensor in (query, key, value))
+    little_shared_memory = major == 12 or (major == 8 and minor in range(6, 10))
+    backward_fits = not little_shared_memory or size <= 192 or (dropout == 0 and size > 224)
     return bool(
-        traced_gpu.capability() >= (8, 0)
+        major >= 8
         and query.dtype in _HALF
         and size == key.shape[-1] == value.shape[-1]
         and size <= 256
         and not (causal and query.shape[-2] != key.shape[-2])
-        and not (needs_gradient and _backward_lacks_shared_memory(size, dropout))
+        and (backward_fits or not needs_gradient)
         and _heads_agree(query, key, value, gqa, supported=True)
         and _rows_are_dense(query, key, value, None)
     )
-
-
-def _backward_lacks_shared_memory(size: int, dropout: float) -> bool:
-    major, minor = traced_gpu.capability()
-    small = (major == 8 and minor in range(6, 10)) or major == 12
-    return small and size > 192 and not (dropout == 0 and size > 224)
 
 
 def _fits_efficient(query: Any, key: Any, value: Any, mask: Any, gqa: bool) -> bool:
@@ -144,31 +133,3 @@ def _heads_agree(query: Any, key: Any, value: Any, gqa: bool, *, supported: bool
 
 def _rows_are_dense(*tensors: Any) -> bool:
     return all(tensor is None or tensor.stride(-1) == 1 for tensor in tensors)
-
-
-# Preparation before the kernel, as in `aten/src/ATen/native/transformers/attention.cpp`.
-
-
-def _additive(mask: Any, dtype: torch.dtype) -> Any:
-    if mask is None or mask.dtype is not torch.bool:
-        return mask
-    return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device))
-
-
-def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale: float | None) -> Any:
-    size = query.shape[-1]
-    scale = 1 / math.sqrt(size) if scale is None else scale
-    if size % 8:
-        query, key, value = (torch.nn.functional.pad(tensor, (0, 8 - size % 8)) for tensor in (query, key, value))
-    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
-    return out[..., :size] if size % 8 else out
-
-
-def _expanded_mask(mask: Any, query: Any, key: Any) -> Any:
-    """Pad a mask with rows not at multiples of 8, then expand it over heads without a copy."""
-    if mask is None:
-        return None
-    if any(stride % 8 for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:
-        length = mask.shape[-1]
-        mask = torch.nn.functional.pad(mask, (0, 8 - length % 8))[..., :length]
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -1,8 +1,7 @@
 """FLOPs of attention kernels.
 
 torch's own counters ignore causal masks and windows, reject shared key heads, and read the layout of
-`_flash_attention_forward` (row, head, size) as that of `scaled_dot_product_attention` (head, row,
-size).
+`_flash_attention_forward` (row, head, size) as that of `scaled_dot_product_attention` (head, row, size).
 """
 
 from __future__ import annotations

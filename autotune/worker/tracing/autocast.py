@@ -1,12 +1,10 @@
-"""Autocast on fake CPU tensors with CUDA's lists: which operations run in half precision, which in
-float32.
+"""Autocast on fake CPU tensors with CUDA's lists: which operations run in half precision, which in float32.
 
-torch has one list per device. On a GPU softmax, exp or sum widen to float32; on a CPU they do not.
-The width decides what is saved for backward, so CUDA's lists are used. They are in
-`ATen/autocast_mode.h` (and in torch's documentation of `torch.amp`, "CUDA Op-Specific Behavior").
+torch has one list per device. On a GPU softmax, exp or sum widen to float32; on a CPU they do not. The width decides what is
+saved for backward, so CUDA's lists are used. They are in `ATen/autocast_mode.h` (and in torch's documentation of `torch.amp`,
+"CUDA Op-Specific Behavior").
 
-Operations that both devices run in half precision keep torch's kernel; the others get a Python
-kernel with the same policy.
+Operations that both devices run in half precision keep torch's kernel; the others get a Python kernel with the same policy.
 """
 
 from __future__ import annotations
@@ -52,19 +50,13 @@ FP32 = _names(
 )
 
 FP32_UNLESS_DTYPE_GIVEN = _names(
-    """
-    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
-    linalg_matrix_norm.str_ord sum sum.dim_IntList
-    """
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
+    "linalg_matrix_norm.str_ord sum sum.dim_IntList"
 )
 
 FP32_BY_OVERLOAD = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
 
-WIDEST = _names(
-    """
-    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
-    """
-)
+WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 
 _HALF = (torch.float16, torch.bfloat16)
 _casts: dict[int, tuple[Any, Any]] = {}
@@ -85,20 +77,18 @@ def follow_cuda() -> Iterator[None]:
 
 
 def _install(library: Any) -> None:
-    kernels: dict[str, Callable[..., Any] | None] = {}
-    for name in _native_kernels():
-        kernels[name] = None
-    for name in LOWER_PRECISION:
-        if name in kernels:
-            del kernels[name]  # equal on both devices, with torch's own cache of cast weights
-        else:
-            kernels[name] = _lower_precision
-    kernels.update(dict.fromkeys(FP32, _fp32))
-    kernels.update(dict.fromkeys(FP32_UNLESS_DTYPE_GIVEN, _fp32_unless_dtype_given))
-    kernels.update(dict.fromkeys(FP32_BY_OVERLOAD, _fp32_by_overload))
-    kernels.update(dict.fromkeys(WIDEST, _widest))
-    kernels["binary_cross_entropy"] = _unsafe
-    for name, policy in kernels.items():
+    native = _native_kernels()
+    # Operations that both devices run in lower precision keep torch's kernel, with its own cache of cast weights.
+    policies: dict[str, Callable[..., Any] | None] = {
+        **dict.fromkeys(native - set(LOWER_PRECISION)),
+        **dict.fromkeys(set(LOWER_PRECISION) - native, _lower_precision),
+        **dict.fromkeys(FP32, _fp32),
+        **dict.fromkeys(FP32_UNLESS_DTYPE_GIVEN, _fp32_unless_dtype_given),
+        **dict.fromkeys(FP32_BY_OVERLOAD, _fp32_by_overload),
+        **dict.fromkeys(WIDEST, _widest),
+        "binary_cross_entropy": _unsafe,
+    }
+    for name, policy in policies.items():
         operation = _operation(name)
         if operation is None:
             continue  # not in this release of torch
@@ -107,11 +97,11 @@ def _install(library: Any) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _native_kernels() -> tuple[str, ...]:
+def _native_kernels() -> frozenset[str]:
     """Return the operations of this torch's CPU list."""
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     held = (name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, KEY))
-    return tuple(name.removeprefix("aten::") for name in held)
+    return frozenset(name.removeprefix("aten::") for name in held)
 
 
 def _operation(name: str) -> Any:

@@ -1,24 +1,24 @@
 """bitsandbytes' optimizers without a GPU: size and place of their state; nothing is computed.
 
-As in `bitsandbytes/optim/optimizer.py`: two moments (one for Lion and RMSprop, three for AdEMAMix)
-in float32, or in 8 bits with a float32 scale per 256 numbers for parameters of at least 4,096
-numbers; embeddings stay in 32 bits if transformers requests it. Large moments of a paged optimizer
-are in managed memory, invisible to torch's allocator: they are on meta here.
+As in `bitsandbytes/optim/optimizer.py`: two moments (one for Lion and RMSprop, three for AdEMAMix) in float32, or in 8 bits
+with a float32 scale per 256 numbers for parameters of at least 4,096 numbers; embeddings stay in 32 bits if transformers
+requests it. Large moments of a paged optimizer are in managed memory, invisible to torch's allocator: they are on meta here.
 """
 
 from __future__ import annotations
 
-import contextlib
+import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from .patching import swapped
+from .patching import all_entered, attribute, swapped
 
 BLOCK = 256
 SMALLEST_8BIT = 4096
@@ -56,13 +56,7 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
     paged_by_default = False
 
     def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-3,
-        *args: Any,
-        optim_bits: int | None = None,
-        is_paged: bool | None = None,
-        **kwargs: Any,
+        self, params: Any, lr: float = 1e-3, *_: Any, optim_bits: int | None = None, is_paged: bool | None = None, **kwargs: Any
     ) -> None:
         self.bits = optim_bits or self.bits_by_default
         self.paged = self.paged_by_default if is_paged is None else is_paged
@@ -102,24 +96,17 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
 _MOMENTS = {"AdamW": 2, "Adam": 2, "Lion": 1, "RMSprop": 1, "AdEMAMix": 3, "SGD": 1, "LAMB": 2, "Adagrad": 1}
 
 
-def _classes() -> dict[str, Any]:
-    made: dict[str, Any] = {"GlobalOptimManager": _Manager}
-    for name, moments in _MOMENTS.items():
-        for paged in (False, True):
-            for suffix, bits in (("", 32), ("8bit", 8), ("32bit", 32)):
-                full = f"{'Paged' if paged else ''}{name}{suffix}"
-                names = {
-                    "moments": moments,
-                    "bits_by_default": bits,
-                    "paged_by_default": paged,
-                    "__module__": "bitsandbytes.optim",
-                }
-                made[full] = type(full, (_StateOnly,), names)
-    return made
+def _class(name: str, **attributes: Any) -> Any:
+    return type(name, (_StateOnly,), {"__module__": "bitsandbytes.optim", **attributes})
 
 
-_CLASSES = _classes()
-
+_CLASSES: dict[str, Any] = {"GlobalOptimManager": _Manager} | {
+    name: _class(name, moments=moments, bits_by_default=8 if width == "8bit" else 32, paged_by_default=bool(paged))
+    for kind, moments in _MOMENTS.items()
+    for paged in ("", "Paged")
+    for width in ("", "8bit", "32bit")
+    for name in [f"{paged}{kind}{width}"]
+}
 
 _KINDS = {"adamw": "AdamW", "lion": "Lion", "rmsprop": "RMSprop", "ademamix": "AdEMAMix"}
 
@@ -140,35 +127,20 @@ def optimizer_for(name: str, params: Any, **settings: Any) -> Any:
     return _CLASSES[kind](params, optim_bits=8 if "8bit" in name else 32, is_paged=name.startswith("paged_"), **settings)
 
 
-@contextmanager
-def installed() -> Iterator[None]:
-    """Replace `bitsandbytes.optim`, whether or not the package is installed."""
-    manager = _Manager._only
-    _Manager._only = None
-    module = ModuleType("bitsandbytes.optim")
-    for name, value in _CLASSES.items():
-        setattr(module, name, value)
-    with contextlib.ExitStack() as stack:
-        package = sys.modules.get("bitsandbytes") or _package(stack)
-        if package is not None:
-            stack.enter_context(swapped(vars(package), "optim", module))
-        stack.enter_context(swapped(sys.modules, "bitsandbytes.optim", module))
-        yield
-    _Manager._only = manager
-
-
-def _package(stack: contextlib.ExitStack) -> Any:
-    """Return the bitsandbytes package, or a stub: transformers checks for the package."""
-    import importlib.util
-
-    if importlib.util.find_spec("bitsandbytes") is not None:
-        import bitsandbytes
-
-        return bitsandbytes
-    package = ModuleType("bitsandbytes")
-    package.__spec__, package.__path__ = ModuleSpec("bitsandbytes", None, is_package=True), []
-    stack.enter_context(swapped(sys.modules, "bitsandbytes", package))
-    for name in [name for name in sys.modules if name.startswith("transformers.trainer")]:
-        if callable(vars(sys.modules[name]).get("is_bitsandbytes_available")):
-            stack.enter_context(swapped(vars(sys.modules[name]), "is_bitsandbytes_available", lambda *args, **kwargs: True))
-    return package
+@all_entered
+def installed() -> Iterator[AbstractContextManager[None]]:
+    """Replace `bitsandbytes.optim`, with a stub of the package if that is not installed: transformers checks for it."""
+    yield attribute(_Manager, "_only", None)
+    module, package = ModuleType("bitsandbytes.optim"), sys.modules.get("bitsandbytes")
+    vars(module).update(_CLASSES)
+    if package is None and importlib.util.find_spec("bitsandbytes") is not None:
+        package = importlib.import_module("bitsandbytes")
+    if package is None:
+        package = ModuleType("bitsandbytes")
+        package.__spec__, package.__path__ = ModuleSpec("bitsandbytes", None, is_package=True), []
+        yield swapped(sys.modules, "bitsandbytes", package)
+        for names in [vars(sys.modules[name]) for name in sys.modules if name.startswith("transformers.trainer")]:
+            if callable(names.get("is_bitsandbytes_available")):
+                yield swapped(names, "is_bitsandbytes_available", lambda *args, **kwargs: True)
+    yield swapped(vars(package), "optim", module)
+    yield swapped(sys.modules, "bitsandbytes.optim", module)

@@ -1,28 +1,26 @@
 """Functions that choose by a tensor's device, recompiled so that the device is CUDA.
 
-A check such as `tensor.device.type == "cuda"` in the middle of a function cannot be changed from
-outside. So the function is compiled again from its source, with these comparisons replaced by their
-result on CUDA; the rest is unchanged.
+A check such as `tensor.device.type == "cuda"` in the middle of a function cannot be changed from outside. So the function
+is compiled again from its source, with these comparisons replaced by their result on CUDA; the rest is unchanged.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import inspect
 import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
-from .patching import attribute, swapped
+from .patching import all_entered, attribute, swapped
 
 
-@contextmanager
-def on_cuda(package: str, where: Callable[[str], bool]) -> Iterator[None]:
+@all_entered
+def on_cuda(package: str, where: Callable[[str], bool]) -> Iterator[AbstractContextManager[None]]:
     """Let the functions of a package's modules, selected by `where`, choose as on CUDA.
 
     A function is replaced in every module of the package that has imported it.
@@ -35,28 +33,24 @@ def on_cuda(package: str, where: Callable[[str], bool]) -> Iterator[None]:
         for found in list(vars(module).values())
         if isinstance(found, types.FunctionType) and found.__module__ == name and (changed := recompiled(found)) is not None
     }
-    with contextlib.ExitStack() as stack:
-        for module in modules.values():
-            for name, value in list(vars(module).items()):
-                if id(value) in patched:
-                    stack.enter_context(swapped(vars(module), name, patched[id(value)]))
-        yield
+    for module in modules.values():
+        for name, value in list(vars(module).items()):
+            if id(value) in patched:
+                yield swapped(vars(module), name, patched[id(value)])
 
 
-@contextmanager
-def attention_on_cuda() -> Iterator[None]:
+@all_entered
+def attention_on_cuda() -> Iterator[AbstractContextManager[None]]:
     """Let models' methods that call torch's attention choose as on CUDA: some copy inputs."""
-    with contextlib.ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if not (name.startswith("transformers.models.") and ".modeling_" in name):
-                continue
-            for kind in [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]:
-                for method, function in list(vars(kind).items()):
-                    if isinstance(function, types.FunctionType) and "scaled_dot_product_attention" in function.__code__.co_names:
-                        changed = recompiled(function)
-                        if changed is not None:
-                            stack.enter_context(attribute(kind, method, changed))
-        yield
+    for name, module in list(sys.modules.items()):
+        if not (name.startswith("transformers.models.") and ".modeling_" in name):
+            continue
+        for kind in [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]:
+            for method, function in list(vars(kind).items()):
+                if isinstance(function, types.FunctionType) and "scaled_dot_product_attention" in function.__code__.co_names:
+                    changed = recompiled(function)
+                    if changed is not None:
+                        yield attribute(kind, method, changed)
 
 
 @functools.cache

@@ -1,10 +1,9 @@
 """Dispatch cache: on fake tensors of equal form an operation returns fake tensors of equal form.
 
-torch's FakeTensorMode has such a cache too, but it describes every operand in full for each lookup.
-Traces of a 7B's GRPO step (48,000 and 56,000 events, torch 2.13) took 5.1 and 3.9 CPU seconds with
-this cache, 13.2 and 12.5 with torch's, and 29 without any; traces of four layers 0.9 instead of
-3.1. Results that torch does not cache (dependent on data, or with complex aliases) are not cached
-here either.
+torch's FakeTensorMode has such a cache too, but it describes every operand in full for each lookup. Traces of a 7B's GRPO
+step (48,000 and 56,000 events, torch 2.13) took 5.1 and 3.9 CPU seconds with this cache, 13.2 and 12.5 with torch's, and 29
+without any; traces of four layers 0.9 instead of 3.1. Results that torch does not cache (dependent on data, or with complex
+aliases) are not cached here either.
 """
 
 from __future__ import annotations
@@ -22,20 +21,9 @@ aten = torch.ops.aten
 MAX_RESULTS = 100_000
 """Results over all traces of a process; beyond it the cache is emptied."""
 
-_PLAIN_TYPES = frozenset(
-    {int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format}
-)  # 1, 1.0 and True are equal with different results: the type is part of the key
-_UNCACHED_TAGS = tuple(
-    tag
-    for name in ("data_dependent_output", "dynamic_output_shape", "inplace_view")
-    if (tag := getattr(torch.Tag, name, None)) is not None
-)
+_PLAIN_TYPES = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format})
+_UNCACHED_TAGS = ("data_dependent_output", "dynamic_output_shape", "inplace_view")
 _UNCACHED = frozenset(getattr(aten, name).default for name in ("lift", "lift_fresh", "lift_fresh_copy") if hasattr(aten, name))
-_CACHED_WITHOUT_MASKS = frozenset({aten.index.Tensor})
-"""The length of the result depends on data only with a mask."""
-
-_VIEWS_NOT_DECLARED = frozenset({aten._unsafe_view.default})
-"""Views that autograd does not treat as such: uncached by torch, and in every linear layer."""
 
 Key = tuple[object, ...]
 
@@ -134,12 +122,8 @@ class _Output(NamedTuple):
     stride: tuple[int, ...] = ()
     dtype: Any = None
     offset: int = 0
-    device: Any = None
-    """None for an argument that is returned, and for plain values."""
-
-    argument: int = -1
-    """Index of the argument that is returned, or whose memory is shared; keyword arguments last."""
-
+    device: Any = None  # None for an argument that is returned, and for plain values
+    argument: int = -1  # index of the argument that is returned, or whose memory is shared; keyword arguments last
     value: int | None = None
 
 
@@ -150,8 +134,7 @@ class CachedResult:
 
     def __init__(self, kind: type, outputs: Sequence[_Output]) -> None:
         self._kind, self._outputs = kind, tuple(outputs)
-        self.costs: dict[Any, Any] = {}
-        """Costs of the operation by FLOP formula; see `operands.cost_of`."""
+        self.costs: dict[Any, Any] = {}  # by FLOP formula; see `operands.cost_of`
 
     def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> Any:
         """Return the result for these operands."""
@@ -204,7 +187,7 @@ def _describe(values: Any, found: list[object]) -> bool:
             found += (value.shape, value.stride(), value.dtype, value.storage_offset(), value.fake_device)
             found += (value.is_conj(), value.is_neg(), value.untyped_storage().nbytes())
         elif kind in _PLAIN_TYPES:
-            found += (kind, value)
+            found += (kind, value)  # 1, 1.0 and True are equal with different results
         elif kind is list or kind is tuple:
             found += (kind, len(value))
             if not _describe(value, found):
@@ -246,9 +229,9 @@ def _is_cacheable(func: Any, args: Sequence[Any]) -> bool:
     """Return True, by torch's rules, if the operands' forms decide form and memory."""
     if getattr(func, "namespace", None) not in ("aten", "prims") or func in _UNCACHED:
         return False
-    if func in _CACHED_WITHOUT_MASKS:
+    if func is aten.index.Tensor:  # only with a mask the length of the result depends on data
         return all(index.dtype not in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
-    if any(tag in func.tags for tag in _UNCACHED_TAGS):
+    if any(tag.name in _UNCACHED_TAGS for tag in func.tags):
         return False
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     is_view = getattr(func, "is_view", None)  # older releases of torch lack it: nothing is cached
@@ -268,19 +251,16 @@ def _output(one: Any, func: Any, operands: Sequence[Any]) -> _Output | None:
     memory = one.untyped_storage()._cdata
     shared = [at for at, value in enumerate(operands) if type(value) is FakeTensor and value.untyped_storage()._cdata == memory]
     others = [value.untyped_storage()._cdata for value in tensors_in(operands)]
-    is_view = func.is_view or func in _VIEWS_NOT_DECLARED
-    if bool(shared) != is_view or (not shared and memory in others) or (shared and _reaches_beyond(one)):
+    is_view = func.is_view or func is aten._unsafe_view.default  # no view for autograd and torch's cache; in linear layers
+    if bool(shared) != is_view or (not shared and memory in others):
         return None
+    last = one.storage_offset() + sum((count - 1) * step for count, step in zip(one.shape, one.stride(), strict=True))
+    if shared and one.numel() and (last + 1) * one.element_size() > one.untyped_storage().nbytes():
+        return None  # a view of freed memory: making it again would allocate the memory
     return _Output(
         shape=tuple(one.shape), stride=one.stride(), dtype=one.dtype, offset=one.storage_offset(), device=one.fake_device,
         argument=shared[0] if shared else -1,
     )  # fmt: skip
-
-
-def _reaches_beyond(view: Any) -> bool:
-    """Return True for a view of freed memory: making it again would allocate the memory."""
-    last = view.storage_offset() + sum((count - 1) * step for count, step in zip(view.shape, view.stride(), strict=True))
-    return bool(view.numel() and (last + 1) * view.element_size() > view.untyped_storage().nbytes())
 
 
 def _form(value: Any) -> object:

@@ -1,16 +1,15 @@
 """Mixtures of experts: a balanced routing is traced, and the most unbalanced one too.
 
-The expert of a token depends on data. transformers computes experts in several ways. With grouped
-or batched products every tensor has a row per pair of token and expert, whatever the routing. In
-the plain loop over experts each takes its own rows, and the largest share decides the peak; there
-the interval extends from the balanced share to all tokens at the same experts.
+The expert of a token depends on data. transformers computes experts in several ways. With grouped or batched products every
+tensor has a row per pair of token and expert, whatever the routing. In the plain loop over experts each takes its own rows,
+and the largest share decides the peak; there the interval extends from the balanced share to all tokens at the same experts.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,42 +17,36 @@ import torch._meta_registrations
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from . import integer_values
-from .patching import torch_kernels
+from .patching import all_entered, torch_kernels
 
 aten = torch.ops.aten
 
 NOTE = "experts are assumed to be loaded evenly; at the upper end of the interval all tokens are routed to the same experts"
 
 
-@contextmanager
-def routed(model: Any, spec: Mapping[str, Any]) -> Iterator[None]:
+@all_entered
+def routed(model: Any, spec: Mapping[str, Any]) -> Iterator[AbstractContextManager[Any]]:
     """Route evenly, or with `"routing": "one"` always to the same experts. Enter it last."""
-    routers = routing_of(model)
-    if routers is None:
-        yield
-        return
-    with _grouped_products_of_all_types(), _Routing(*routers, even=spec.get("routing") != "one"):
-        yield
+    if routers := routing_of(model):
+        yield _grouped_products_of_all_types()
+        yield _Routing(*routers, even=spec.get("routing") != "one")
 
 
 def routing_of(model: Any) -> tuple[int, int] | None:
     """Return the number of experts, and of those per token; None for a dense model."""
     config = model.config.get_text_config()
-    for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
-        count = getattr(config, name, None)
-        if count:
-            chosen = next(
-                (getattr(config, key) for key in ("num_experts_per_tok", "moe_k", "top_k") if getattr(config, key, None)), 1
-            )
-            return int(count), int(chosen)
-    return None
+
+    def first(*names: str) -> Any:
+        return next((value for name in names if (value := getattr(config, name, None))), None)
+
+    count = first("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return (int(count), int(first("num_experts_per_tok", "moe_k", "top_k") or 1)) if count else None
 
 
 def depends_on_routing(model: Any) -> bool:
     """Return True if memory depends on the routing, so that a second trace is needed."""
-    if routing_of(model) is None:
-        return False
-    return getattr(model.config.get_text_config(), "_experts_implementation", "eager") in (None, "eager")
+    implementation = getattr(model.config.get_text_config(), "_experts_implementation", "eager")
+    return routing_of(model) is not None and implementation in (None, "eager")
 
 
 def extra_bytes(model: Any, annotator: Any, spec: Mapping[str, Any], again: Callable[[Mapping[str, Any]], Any]) -> int:
@@ -65,12 +58,11 @@ def extra_bytes(model: Any, annotator: Any, spec: Mapping[str, Any], again: Call
     return int(max(0, worst.ledger.peak - annotator.ledger.peak))
 
 
-@contextmanager
-def _grouped_products_of_all_types() -> Iterator[None]:
+@all_entered
+def _grouped_products_of_all_types() -> Iterator[AbstractContextManager[None]]:
     """Extend torch's meta kernel of the grouped product to types other than bfloat16."""
     known = getattr(torch._meta_registrations, "meta_grouped_mm", None)
     if known is None:
-        yield
         return
 
     def described(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
@@ -82,8 +74,7 @@ def _grouped_products_of_all_types() -> Iterator[None]:
     # torch before 2.13 refuses a second Python kernel, unless told.
     known_to_impl = inspect.signature(torch.library.Library.impl).parameters
     override = {"allow_override": True} if "allow_override" in known_to_impl else {}
-    with torch_kernels(lambda library: library.impl("_grouped_mm", described, "Meta", **override)):
-        yield
+    yield torch_kernels(lambda library: library.impl("_grouped_mm", described, "Meta", **override))
 
 
 class _Routing(TorchDispatchMode):  # type: ignore[misc]
@@ -97,11 +88,8 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if func is aten.bincount.default:
             return self._counted(*args, **kwargs)
-        if (
-            func is aten.nonzero.default
-            and integer_values.of(args[0]) is None
-            and (found := self._positions(args[0])) is not None
-        ):
+        unknown = func is aten.nonzero.default and integer_values.of(args[0]) is None
+        if unknown and (found := self._positions(args[0])) is not None:
             return found
         out = func(*args, **kwargs)
         if func is aten.topk.default and args[0].shape[-1] == self._count and out[1].shape[-1] == self._chosen:
@@ -113,9 +101,8 @@ class _Routing(TorchDispatchMode):  # type: ignore[misc]
     def _choice(self, shape: Any) -> Any:
         """Return the experts of each token."""
         with _disable_current_modes():
-            places = (
-                torch.arange(shape.numel()) if self._even else torch.arange(self._chosen).repeat(shape.numel() // self._chosen)
-            )
+            count = shape.numel()
+            places = torch.arange(count) if self._even else torch.arange(self._chosen).repeat(count // self._chosen)
             return (places % self._count).view(shape)
 
     def _load(self, pairs: int, dtype: torch.dtype) -> Any:

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import Untraceable, integer_values, quantised
-from .patching import attribute, swapped
+from .patching import all_entered, attribute, swapped
 
 
 def config_of(model: dict[str, Any], folder: str | None, *, trust_remote_code: bool) -> Any:
     """Return the configuration, cut to `layers` decoder layers if requested."""
-    from transformers import AutoConfig
-
-    config = dict(model.get("config") or {}) if folder is None else {}
-    if folder is not None or not config:
-        made = AutoConfig.from_pretrained(str(folder or model["folder"]), trust_remote_code=trust_remote_code)
-    else:
-        made = _known_config(config)
-    if model.get("layers"):
-        cut(made, int(model["layers"]))
-    return made
-
-
-def _known_config(config: dict[str, Any]) -> Any:
     import transformers
 
-    kind = config.pop("model_type", None)
-    if kind not in transformers.CONFIG_MAPPING:
+    config = dict(model.get("config") or {})
+    if folder is not None or not config:
+        made = transformers.AutoConfig.from_pretrained(str(folder or model["folder"]), trust_remote_code=trust_remote_code)
+    elif (kind := config.pop("model_type", None)) in transformers.CONFIG_MAPPING:
+        made = transformers.AutoConfig.for_model(kind, **config)
+    else:
         raise Untraceable(
             f"Model type {kind!r}: unknown to transformers {transformers.__version__}. Pass the folder of a model with its "
             "code and allow remote code, or use a newer transformers."
         )
-    return transformers.AutoConfig.for_model(kind, **config)
+    if model.get("layers"):
+        cut(made, int(model["layers"]))
+    return made
 
 
 def cut(config: Any, layers: int) -> None:
@@ -99,18 +92,15 @@ def _on_cpu(tensor: Any) -> Any:
     return torch.nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
 
 
-@contextmanager
-def real_tensor_paths() -> Iterator[None]:
+@all_entered
+def real_tensor_paths() -> Iterator[AbstractContextManager[None]]:
     """Let transformers take its paths for real tensors; for fake ones it makes a 4-D mask."""
-    with contextlib.ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("transformers.") and callable(vars(module).get("is_tracing")):
-                stack.enter_context(swapped(vars(module), "is_tracing", lambda *_, **__: False))
-        yield
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers.") and callable(vars(module).get("is_tracing")):
+            yield swapped(vars(module), "is_tracing", lambda *_, **__: False)
 
 
-@contextmanager
-def adapters_on_meta() -> Iterator[None]:
+def adapters_on_meta() -> AbstractContextManager[None]:
     """Make adapters on meta: peft makes and fills them on the CPU."""
     from peft.tuners.tuners_utils import BaseTuner
 
@@ -120,24 +110,24 @@ def adapters_on_meta() -> Iterator[None]:
         with torch.device("meta"):
             return real(self, model, *args, **kwargs)
 
-    with attribute(BaseTuner, "inject_adapter", inject):
-        yield
+    return attribute(BaseTuner, "inject_adapter", inject)
 
 
-@contextmanager
-def fake_mode_with(tracker: Any, device: str) -> Iterator[None]:
+@all_entered
+def fake_mode_with(tracker: Any, device: str) -> Iterator[AbstractContextManager[Any]]:
     """Open a fake mode with the tracker inside."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    states = random_states_tracked(tracker) if device == "cpu" else contextlib.nullcontext()  # a GPU's states are on the host
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.cache_enabled = False  # the tracker has a cache: see `dispatch_cache`
-    with mode, tracker, resizes_tracked(tracker), states, known_values_read():
-        yield
+    yield mode
+    yield tracker
+    yield resizes_tracked(tracker)
+    if device == "cpu":  # a GPU's states are on the host
+        yield random_states_tracked(tracker)
+    yield known_values_read()
 
 
-@contextmanager
-def known_values_read() -> Iterator[None]:
+@all_entered
+def known_values_read() -> Iterator[AbstractContextManager[None]]:
     """Let `tolist` and a list of tensors of one element become known values: they read memory without an operation."""
     plain, make = torch.Tensor.tolist, torch.tensor
 
@@ -145,18 +135,17 @@ def known_values_read() -> Iterator[None]:
         known = integer_values.of(tensor)
         if known is None:
             raise Untraceable("a list of values that depend on data")
-        return integer_values.unfaked(lambda: plain(known))
+        return integer_values.outside(plain, known)
 
     def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
         of_tensors = isinstance(data, list) and data and isinstance(data[0], torch.Tensor)
         return make([one.item() for one in data] if of_tensors else data, *args, **kwargs)
 
-    with attribute(torch.Tensor, "tolist", tolist), attribute(torch, "tensor", tensor):
-        yield
+    yield attribute(torch.Tensor, "tolist", tolist)
+    yield attribute(torch, "tensor", tensor)
 
 
-@contextmanager
-def resizes_tracked(tracker: Any) -> Iterator[None]:
+def resizes_tracked(tracker: Any) -> AbstractContextManager[None]:
     """Report `UntypedStorage.resize_` to the tracker: it is no operation."""
     plain = torch.UntypedStorage.resize_
 
@@ -165,12 +154,10 @@ def resizes_tracked(tracker: Any) -> Iterator[None]:
         tracker.resized(storage, size)
         return result
 
-    with attribute(torch.UntypedStorage, "resize_", resize_):
-        yield
+    return attribute(torch.UntypedStorage, "resize_", resize_)
 
 
-@contextmanager
-def random_states_tracked(tracker: Any) -> Iterator[None]:
+def random_states_tracked(tracker: Any) -> AbstractContextManager[None]:
     """Report random states to the tracker: checkpointing saves one per layer."""
     plain = torch.get_rng_state
 
@@ -179,8 +166,7 @@ def random_states_tracked(tracker: Any) -> Iterator[None]:
         tracker.book(state)
         return state
 
-    with attribute(torch, "get_rng_state", get_rng_state):
-        yield
+    return attribute(torch, "get_rng_state", get_rng_state)
 
 
 @contextmanager
@@ -191,17 +177,9 @@ def errors_as_untraceable() -> Iterator[None]:
     except Untraceable:
         raise
     except Exception as error:
-        module = _module_of(error)
-        if module is None:
+        forwards = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "forward"]
+        modules = [owner for frame in forwards if isinstance(owner := frame.f_locals.get("self"), torch.nn.Module)]
+        if not modules:
             raise
-        raise Untraceable(f"the step cannot be traced through {module}: {type(error).__name__}: {error}") from error
-
-
-def _module_of(error: BaseException) -> str | None:
-    """Return the innermost module in whose `forward` the error was raised."""
-    found = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if frame.f_code.co_name == "forward" and isinstance(owner, torch.nn.Module):
-            found = type(owner).__name__
-    return found
+        innermost = type(modules[-1]).__name__
+        raise Untraceable(f"the step cannot be traced through {innermost}: {type(error).__name__}: {error}") from error

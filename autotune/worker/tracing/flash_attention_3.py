@@ -1,21 +1,21 @@
-"""FlashAttention 3 over packed rows: outputs, saved tensors and workspaces of the kernel, without its
-arithmetic.
+"""FlashAttention 3 over packed rows: outputs, saved tensors and workspaces of the kernel, without its arithmetic.
 
-Written for `FlashAttnVarlenFunc` in `hopper/flash_attn_interface.py` and `mha_bwd` in
-`hopper/flash_api.cpp` of flash-attention, which `kernels-community/flash-attn3` builds. The two
-operations allocate their results on any device, so that real tensors hold the same as fake ones.
+Written for `FlashAttnVarlenFunc` in `hopper/flash_attn_interface.py` and `mha_bwd` in `hopper/flash_api.cpp` of
+flash-attention, which `kernels-community/flash-attn3` builds. The two operations allocate their results on any device, so
+that real tensors hold the same as fake ones.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from . import traced_gpu
+from .workspaces import round_up
 
 
 def _forward(query: Any, key: Any, value: Any, pairs: int) -> Any:
@@ -68,26 +68,20 @@ def flash_attn_varlen_func(
 def pairs_of(starts_q: Sequence[int], starts_k: Sequence[int], *, causal: bool, window: int) -> int:
     """Return the pairs of query and key that attend, over all sequences; the last query sees the last key."""
     total = 0
-    for sequence in range(len(starts_q) - 1):
-        queries = starts_q[sequence + 1] - starts_q[sequence]
-        keys = starts_k[sequence + 1] - starts_k[sequence]
+    for (begin_q, end_q), (begin_k, end_k) in zip(pairwise(starts_q), pairwise(starts_k), strict=True):
+        queries, keys = end_q - begin_q, end_k - begin_k
         if not causal:
             total += queries * keys
             continue
         most = keys if window < 0 else min(keys, window + 1)
         first = keys - queries + 1  # keys that the first query sees
-        growing = max(0, min(keys, most) - first + 1)  # queries that see one key more than the one before
-        growing = min(growing, queries)
+        growing = min(queries, max(0, most - first + 1))  # queries that see one key more than the one before
         total += growing * first + growing * (growing - 1) // 2 + (queries - growing) * most
     return total
 
 
 KERNEL = SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
 """The kernel as `kernels.get_kernel` returns it."""
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 def _blocks(size: int) -> tuple[int, int]:
@@ -107,14 +101,12 @@ def backward_workspace(args: tuple[Any, ...], kwargs: Any, out: Any) -> tuple[in
     _, query, key, _, _, sequences = args
     size = next(most for most in (64, 96, 128, 192, 256) if query.shape[-1] <= most)
     of_queries, of_keys = _blocks(size)
-    rows = _up(query.shape[0] + sequences * of_queries, of_queries)
+    rows = round_up(query.shape[0] + sequences * of_queries, of_queries)
     taken = [query.shape[1] * rows * 4] * 2 + [query.shape[1] * rows * size * 4]
     if key.shape[1] != query.shape[1]:
-        taken += [key.shape[1] * _up(key.shape[0] + sequences * of_keys, of_keys) * size * 4] * 2
+        taken += [key.shape[1] * round_up(key.shape[0] + sequences * of_keys, of_keys) * size * 4] * 2
     return tuple(taken)
 
 
-@functools.lru_cache(maxsize=1)
-def workspaces() -> dict[Any, Any]:
-    """Return the row of `workspaces.ON_CUDA`."""
-    return {torch.ops.autotune.flash3_varlen_backward.default: backward_workspace}
+WORKSPACES = {torch.ops.autotune.flash3_varlen_backward.default: backward_workspace}
+"""The row beside `workspaces.ON_CUDA`."""

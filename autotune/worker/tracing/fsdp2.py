@@ -1,14 +1,11 @@
-"""FSDP2 on one rank of a fake process group: torch's own `fully_shard`, as the installed accelerate
-applies it.
+"""FSDP2 on one rank of a fake process group: torch's own `fully_shard`, as the installed accelerate applies it.
 
-Nothing is sent, so one process represents one rank. FSDP2 keeps tensors alive until the next
-all-gather or reduce-scatter by plain references, on any device: a fake CPU rank holds the same as a
-CUDA rank.
+Nothing is sent, so one process represents one rank. FSDP2 keeps tensors alive until the next all-gather or reduce-scatter by
+plain references, on any device: a fake CPU rank holds the same as a CUDA rank.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,11 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import Untraceable
-
-POLICY = "TRANSFORMER_BASED_WRAP"
-"""transformers' default policy for accelerate."""
 
 
 def wanted(spec: Mapping[str, Any]) -> bool:
@@ -46,12 +42,10 @@ def process_group(spec: Mapping[str, Any], *, rank: int = 0) -> Iterator[None]:
 
 
 def shard(model: Any, spec: Mapping[str, Any], tracker: Any, *, scores: bool = False) -> Any:
-    """Return the model sharded by accelerate; whole tensors leave the ledger. `scores`: a model that
-    only scores, such as TRL's reference."""
+    """Return the model sharded by accelerate; whole tensors leave the ledger. `scores`: one that only scores, as a reference."""
     if not wanted(spec):
         return _cast_whole(model, spec)
-    _hide_shape_propagation(tracker)
-    _mark_communication()
+    _follow_torch(tracker)
     # Sharded parameters replace the whole ones, which are freed with their last reference.
     model = _prepare_scoring(model, spec) if scores else prepare(model, spec)
     gc.collect()
@@ -60,8 +54,9 @@ def shard(model: Any, spec: Mapping[str, Any], tracker: Any, *, scores: bool = F
         if not scores:
             _receive_weights(model, spec, tracker.ledger)
         tracker.ledger.current_stream = _streams_in_order()
-    else:
-        tracker._workspaces.update(_gloo_workspaces())
+    else:  # gloo's collectives have a buffer of the whole
+        tracker._workspaces[torch.ops.c10d._allgather_base_.default] = lambda args, kwargs, out: args[0].nbytes
+        tracker._workspaces[torch.ops.c10d._reduce_scatter_base_.default] = lambda args, kwargs, out: args[1].nbytes
     if any(not parameter.requires_grad for parameter in model.parameters()):
         tracker.set_part([parameter for parameter in model.parameters() if parameter.requires_grad], "adapters")
     return model
@@ -70,8 +65,8 @@ def shard(model: Any, spec: Mapping[str, Any], tracker: Any, *, scores: bool = F
 def _streams_in_order() -> Callable[[], int]:
     """Return a function that numbers the current stream in the order of first use; 0 is the default.
 
-    FSDP2 enters its streams on every device. Those of the CPU do nothing, so that a fake CPU rank tells
-    on which one a CUDA rank requests each block.
+    FSDP2 enters its streams on every device. Those of the CPU do nothing, so that a fake CPU rank tells on which one a CUDA
+    rank requests each block.
     """
     numbers = {id(torch.cpu.current_stream()): 0}
     kept: list[Any] = []  # an id is another object's once its own is freed
@@ -84,15 +79,6 @@ def _streams_in_order() -> Callable[[], int]:
         return numbers[id(stream)]
 
     return number
-
-
-def _gloo_workspaces() -> dict[Any, Any]:
-    """Return the workspaces of gloo's collectives: a buffer of the whole."""
-    operations = torch.ops.c10d
-    return {
-        operations._allgather_base_.default: lambda args, kwargs, out: args[0].numel() * args[0].element_size(),
-        operations._reduce_scatter_base_.default: lambda args, kwargs, out: args[1].numel() * args[1].element_size(),
-    }
 
 
 def prepare(model: Any, spec: Mapping[str, Any]) -> Any:
@@ -158,8 +144,8 @@ def autocasts(spec: Mapping[str, Any]) -> bool:
 def _cast_whole(model: Any, spec: Mapping[str, Any]) -> Any:
     """Cast the whole model, as DeepSpeed and FSDP1 do.
 
-    DeepSpeed's engine casts all floating-point tensors, adapters included, before it makes its
-    masters. FSDP1 under a mixed precision policy gathers every unit in that dtype.
+    DeepSpeed's engine casts all floating-point tensors, adapters included, before it makes its masters. FSDP1 under a mixed
+    precision policy gathers every unit in that dtype.
     """
     kind, precision = (spec.get("sharding") or {}).get("kind", "none"), mixed_precision(spec)
     if kind == "fsdp1":
@@ -187,15 +173,14 @@ def _cast_whole(model: Any, spec: Mapping[str, Any]) -> Any:
 def _plugin(model: Any, spec: Mapping[str, Any]) -> Any:
     """Return the plugin that accelerate's launcher makes.
 
-    The Trainer sets PEFT's own wrap policy for FSDP1 alone: under FSDP2 an adapter is part of its
-    decoder layer's unit.
+    The Trainer sets PEFT's own wrap policy for FSDP1 alone: under FSDP2 an adapter is part of its decoder layer's unit.
     """
     from accelerate import FullyShardedDataParallelPlugin
 
     options = _options(spec)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        auto_wrap_policy=str(options.get("auto_wrap_policy", POLICY)),
+        auto_wrap_policy=str(options.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")),  # transformers' default
         transformer_cls_names_to_wrap=options.get("transformer_layer_cls_to_wrap"),
         min_num_params=options.get("min_num_params"),
         reshard_after_forward=_is_true(options.get("reshard_after_forward", True)),
@@ -226,13 +211,12 @@ def _is_true(value: Any) -> bool:
 
 def _accelerator(plugin: Any, spec: Mapping[str, Any]) -> Any:
     """Return the attributes of an Accelerator that the preparation reads."""
-    mesh = _mesh(int(spec["sharding"]["ranks"]))
     return SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),
         mixed_precision=mixed_precision(spec),
         is_main_process=False,
         device=torch.device("cpu"),
-        torch_device_mesh={("all",): mesh},
+        torch_device_mesh={("all",): _mesh(int(spec["sharding"]["ranks"]))},
         parallelism_config=SimpleNamespace(fsdp_dim_names=["all"]),
     )
 
@@ -240,7 +224,6 @@ def _accelerator(plugin: Any, spec: Mapping[str, Any]) -> Any:
 def _mesh(ranks: int) -> Any:
     """Return a mesh of real tensors: under a fake mode its ranks could not be read."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
         return init_device_mesh("cpu", (ranks,))
@@ -251,7 +234,7 @@ def _upcast_trainable(model: Any, spec: Mapping[str, Any]) -> None:
 
     accelerate assigns `.data` of another dtype, which a fake parameter refuses.
     """
-    if mixed_precision(spec) == "no" or not _any_fake(model):
+    if mixed_precision(spec) == "no" or not any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters()):
         return
     made: dict[int, Any] = {}
     for module in model.modules():
@@ -261,12 +244,6 @@ def _upcast_trainable(model: Any, spec: Mapping[str, Any]) -> None:
             if id(parameter) not in made:
                 made[id(parameter)] = torch.nn.Parameter(parameter.detach().to(torch.float32))
             module._parameters[name] = made[id(parameter)]
-
-
-def _any_fake(model: Any) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters())
 
 
 def _shard_by_layer(model: Any, spec: Mapping[str, Any], *, widened: bool = False) -> Any:
@@ -294,40 +271,35 @@ _CURRENT_TRACKER: list[Any] = []
 """Tracker of the running trace: the patch below outlives a trace and uses the latest."""
 
 
-def _hide_shape_propagation(tracker: Any) -> None:
-    """Hide DTensor's shape propagation: it runs operations on tensors of the unsharded size."""
+def _follow_torch(tracker: Any) -> None:
+    """Wrap torch's functions whose tensors are not recorded as they are made."""
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-    _CURRENT_TRACKER[:] = [tracker]
-    names = ("_propagate_tensor_meta", "_propagate_tensor_meta_non_cached")
-    _wrap(ShardingPropagator, names, lambda current: current.untracked())
-
-
-def _mark_communication() -> None:
-    """Mark gathered and reduced buffers as communication, whole parameters included."""
     try:
         from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group
     except ImportError:  # torch before 2.6
         from torch.distributed._composable.fsdp import _fsdp_param_group as group
-    names = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce")
-    _wrap(group, names, lambda current: current.making("communication"))
+    _CURRENT_TRACKER[:] = [tracker]
+    # DTensor's shape propagation is hidden: it runs operations on tensors of the unsharded size.
+    for name in ("_propagate_tensor_meta", "_propagate_tensor_meta_non_cached"):
+        _wrap(ShardingPropagator, name, lambda current: current.untracked())
+    # Gathered and reduced buffers are communication, whole parameters included.
+    for name in ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce"):
+        _wrap(group, name, lambda current: current.making("communication"))
 
 
-def _wrap(holder: Any, names: tuple[str, ...], region: Callable[[Any], Any]) -> None:
-    """Run functions inside a region of the current tracker; each is wrapped once per process."""
+def _wrap(holder: Any, name: str, region: Callable[[Any], Any]) -> None:
+    """Run a function inside a region of the current tracker; it is wrapped once per process."""
+    plain = getattr(holder, name, None)
+    if plain is None or hasattr(plain, "is_wrapped"):
+        return
 
-    def wrapped(plain: Any) -> Any:
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with region(_CURRENT_TRACKER[-1]) if _CURRENT_TRACKER else contextlib.nullcontext():
-                return plain(*args, **kwargs)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with region(_CURRENT_TRACKER[-1]):
+            return plain(*args, **kwargs)
 
-        inside.is_wrapped = True  # type: ignore[attr-defined]
-        return inside
-
-    for name in names:
-        plain = getattr(holder, name, None)
-        if plain is not None and not hasattr(plain, "is_wrapped"):
-            setattr(holder, name, wrapped(plain))
+    inside.is_wrapped = True  # type: ignore[attr-defined]
+    setattr(holder, name, inside)
 
 
 def _remove_freed(ledger: Any, end: int | None = None) -> None:

@@ -1,13 +1,12 @@
 """Values of integer and boolean tensors, although no tensor has memory.
 
-Token ids, masks and positions are small and decide the control flow (padding, number of labelled
-tokens). They are computed with real tensors beside the fake ones. Values that depend on
-floating-point numbers are unknown; those are assumed to be finite.
+Token ids, masks and positions are small and decide the control flow (padding, number of labelled tokens). They are computed
+with real tensors beside the fake ones. Values that depend on floating-point numbers are unknown; those are assumed to be
+finite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ def learn(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if not made or any(leaf.is_floating_point() or leaf.is_complex() or leaf.numel() > MAX_ELEMENTS for leaf in made):
         return
     if func in _ASSUMED_FALSE:
-        keep(out, _really(torch.zeros, (tuple(out.shape),), {"dtype": torch.bool}))
+        keep(out, outside(torch.zeros, tuple(out.shape), dtype=torch.bool))
         return
     if any(of(leaf) is None for leaf in tensors_in((args, kwargs))):
         if func._schema.is_mutable:
@@ -50,7 +49,7 @@ def learn(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if "device" in real_kwargs:
         real_kwargs["device"] = torch.device("cpu")
     try:
-        found = _really(func, real_args, real_kwargs)
+        found = outside(func, *real_args, **real_kwargs)
     except (RuntimeError, IndexError, ValueError, NotImplementedError):
         _forget(made)
         return
@@ -65,45 +64,41 @@ def really(func: Any, args: Any, kwargs: Any) -> Any:
     if any(of(leaf) is None for leaf in tensors_in((args, kwargs))):
         return None
     real_args, real_kwargs = with_tensors(of, (args, kwargs))
-    return _really(func, real_args, real_kwargs)
+    return outside(func, *real_args, **real_kwargs)
 
 
 def scalar(tensor: Any) -> Any:
     """Return `item()`: the known value, else a neutral one."""
     known = of(tensor)
     if known is not None:
-        return _really(known.item, (), {})
+        return outside(known.item)
     return True if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else 1
 
 
 def count(mask: Any) -> int | None:
     """Return the number of set elements of a mask; None if unknown."""
     known = of(mask)
-    return None if known is None else int(_really(lambda: known.count_nonzero().item(), (), {}))
+    return None if known is None else int(outside(lambda: known.count_nonzero().item()))
 
 
 def positions(mask: Any) -> list[Any] | None:
     """Return the positions of set elements, one tensor per dimension; None if unknown."""
     known = of(mask)
-    return None if known is None else list(_really(torch.nonzero, (known,), {"as_tuple": True}))
+    return None if known is None else list(outside(torch.nonzero, known, as_tuple=True))
 
 
-def unfaked(read: Callable[[], Any]) -> Any:
-    """Return what `read` finds in real tensors, outside all dispatch modes."""
-    return _really(read, (), {})
-
-
-def _really(func: Any, args: Any, kwargs: Any) -> Any:
+def outside(func: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a function on real tensors, outside all dispatch modes."""
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         return func(*args, **kwargs)
 
 
 def keep(fake: Any, real: Any) -> None:
-    if isinstance(fake, torch._subclasses.FakeTensor) and fake.shape == real.shape:
+    if isinstance(fake, FakeTensor) and fake.shape == real.shape:
         fake._known = real
 
 
 def _forget(tensors: Any) -> None:
     for tensor in tensors:
-        if isinstance(tensor, torch._subclasses.FakeTensor) and hasattr(tensor, "_known"):
+        if isinstance(tensor, FakeTensor) and hasattr(tensor, "_known"):
             del tensor._known

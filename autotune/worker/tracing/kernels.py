@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, suppress
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,30 +15,27 @@ import torch
 from torch._decomp import decomposition_table
 
 from . import cuda_device_checks
-from .patching import swapped, torch_kernels
+from .patching import all_entered, swapped, torch_kernels
 
 aten = torch.ops.aten
 
-_IN_A_TYPE = tuple(name for name in ("dtype", "dtype_out") if name in aten.addmm.overloads())
 
-
-@contextmanager
-def follow_cuda() -> Iterator[None]:
+@all_entered
+def follow_cuda() -> Iterator[AbstractContextManager[None]]:
     """Replace these operations on CPU tensors by CUDA's behaviour."""
-    with torch_kernels(_install), contextlib.ExitStack() as stack:
-        for name in _IN_A_TYPE:
-            stack.enter_context(swapped(decomposition_table, getattr(aten.addmm, name), _product_added))
-        yield
 
+    def install(library: Any) -> None:
+        for name, kernel in {"dropout": _dropout, "softmax.int": _softmax, "log_softmax.int": _log_softmax}.items():
+            library.impl(name, kernel, "CompositeImplicitAutograd")
 
-def _install(library: Any) -> None:
-    for name, kernel in _KERNELS.items():
-        library.impl(name, kernel, "CompositeImplicitAutograd")
+    yield torch_kernels(install)
+    for name in ("dtype", "dtype_out"):
+        if name in aten.addmm.overloads():
+            yield swapped(decomposition_table, getattr(aten.addmm, name), _product_added)
 
 
 def _product_added(sums: Any, left: Any, right: Any, out_dtype: Any, *, out: Any = None, **_: Any) -> Any:
-    """Return the sum in a type of its own, without a temporary: up to 2.11, torch's decomposition
-    takes the type for a factor."""
+    """Return the sum in a type of its own, without a temporary: up to 2.11, torch's decomposition takes it for a factor."""
     return sums.new_empty((left.shape[0], right.shape[1]), dtype=out_dtype) if out is None else out
 
 
@@ -71,9 +67,6 @@ def _widened(values: Any, dtype: Any, dim: int) -> tuple[Any, int, bool]:
     return values if dtype is None else values.to(dtype), dim, False
 
 
-_KERNELS: dict[str, Callable[..., Any]] = {"dropout": _dropout, "softmax.int": _softmax, "log_softmax.int": _log_softmax}
-
-
 class NoKernel:
     """Triton kernel that launches nothing: its caller has allocated the outputs."""
 
@@ -87,50 +80,40 @@ class NoKernel:
         return None
 
 
-@contextmanager
-def triton_of_trl() -> Iterator[None]:
+@all_entered
+def triton_of_trl() -> Iterator[AbstractContextManager[None]]:
     """Choose TRL's own kernels as on CUDA, and launch none."""
     if "trl" in sys.modules:  # imported now, so that no later import copies a patched name
-        with contextlib.suppress(ImportError):
+        with suppress(ImportError):
             importlib.import_module("trl.trainer.utils")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            cuda_device_checks.on_cuda("trl", lambda name: name.startswith("trl.kernels.") or name == "trl.trainer.utils")
-        )
-        stack.enter_context(not_launched("trl.kernels."))
-        yield
+    yield cuda_device_checks.on_cuda("trl", lambda name: name.startswith("trl.kernels.") or name == "trl.trainer.utils")
+    yield not_launched("trl.kernels.")
 
 
-@contextmanager
-def not_launched(prefix: str) -> Iterator[None]:
-    """Disable the Triton kernels in modules of a prefix, recognised by class or by name."""
-    with contextlib.ExitStack() as stack:
-        for name in [name for name in sys.modules if name.startswith(prefix)]:
-            names = vars(sys.modules[name])
-            for kernel, value in list(names.items()):
-                if _is_kernel(value) or (
-                    kernel.endswith("_kernel") and isinstance(value, FunctionType) and "BLOCK" in _arguments(value)
-                ):
-                    stack.enter_context(swapped(names, kernel, NoKernel()))
-            if "triton" not in names:
-                stack.enter_context(swapped(names, "triton", SimpleNamespace(cdiv=lambda a, b: -(-a // b))))
-        yield
+@all_entered
+def not_launched(prefix: str) -> Iterator[AbstractContextManager[None]]:
+    """Disable the Triton kernels in modules of a prefix."""
+    for names in [vars(sys.modules[name]) for name in sys.modules if name.startswith(prefix)]:
+        for kernel, value in list(names.items()):
+            if _is_kernel(kernel, value):
+                yield swapped(names, kernel, NoKernel())
+        if "triton" not in names:
+            yield swapped(names, "triton", SimpleNamespace(cdiv=lambda a, b: -(-a // b)))
 
 
-def _is_kernel(value: Any) -> bool:
-    return type(value).__module__.split(".")[0] == "triton" and hasattr(value, "__getitem__") and hasattr(value, "run")
-
-
-def _arguments(function: FunctionType) -> str:
-    return " ".join(function.__code__.co_varnames[: function.__code__.co_argcount])
+def _is_kernel(name: str, value: Any) -> bool:
+    """Recognise a kernel by its class, or by its name and an argument."""
+    if type(value).__module__.split(".")[0] == "triton" and hasattr(value, "__getitem__") and hasattr(value, "run"):
+        return True
+    if not name.endswith("_kernel") or not isinstance(value, FunctionType):
+        return False
+    return any("BLOCK" in argument for argument in value.__code__.co_varnames[: value.__code__.co_argcount])
 
 
 def install_triton_stub() -> None:
-    """Install a stub of Triton if it is missing: torch's CUDA builds include it, its CPU builds do
-    not.
+    """Install a stub of Triton if it is missing, as with torch's CPU builds.
 
-    Call it before transformers or TRL are imported. Kernels that are decorated and never launched
-    need only the names.
+    Call it before transformers or TRL are imported. Kernels that are decorated and never launched need only the names.
     """
     if importlib.util.find_spec("triton") is not None:
         return

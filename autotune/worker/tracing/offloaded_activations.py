@@ -1,8 +1,8 @@
 """TRL's `activation_offloading` without streams and copies: which saved tensors stay on the GPU, and until when.
 
-Source: `trl/models/activation_offloading.py` (OffloadActivations, get_act_offloading_ctx_manager). A tensor
-saved for the backward pass goes to the host, and stays on the GPU until a few more were saved. What is
-saved again meanwhile is kept. Small tensors, parameters and the input of the head never go.
+Source: `trl/models/activation_offloading.py` (OffloadActivations, get_act_offloading_ctx_manager). A tensor saved for the
+backward pass goes to the host, and stays on the GPU until a few more were saved. What is saved again meanwhile is kept. Small
+tensors, parameters and the input of the head never go.
 """
 
 from __future__ import annotations

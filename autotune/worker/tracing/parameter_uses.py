@@ -1,8 +1,7 @@
 """Uses of parameters and gradients by each module, from which every kind of sharding is computed.
 
-Libraries that gather parameters just before use do it in hooks like these, module by module, in
-forward, recomputation and backward. The hooks here change nothing: they record positions in the
-ledger.
+Libraries that gather parameters just before use do it in hooks like these, module by module, in forward, recomputation and
+backward. The hooks here change nothing: they record positions in the ledger.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from ..decoder_layers import layers_of
 from .step_annotator import differentiable
 
 PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
-"""Events: a pass begins at a root; a module's forward and backward begin and end; a parameter's
-gradient is ready; a parameter is read by another module than its owner."""
+"""Events: a pass begins at a root; a module's forward and backward begin and end; a parameter's gradient is ready; a parameter
+is read by another module than its owner."""
 
 
 class _ReadReportingDict(dict):  # type: ignore[type-arg]
@@ -40,21 +39,15 @@ class ParameterUses:
     def __init__(self, ledger: Any, *, own_nodes: bool = False) -> None:
         """`own_nodes`: pass each module's inputs and outputs through nodes of its own, as ZeRO-3 does.
 
-        Its backward then ends when its own part of the inputs' gradients is ready, whatever other
-        modules take the same tensors. Of modules that return the same tensor the outermost begins first.
+        Its backward then ends when its own part of the inputs' gradients is ready, whatever other modules take the same
+        tensors. Of modules that return the same tensor the outermost begins first.
         """
         self._ledger, self._own_nodes = ledger, own_nodes
         self.parameters: list[dict[str, Any]] = []
-        self.modules: list[list[int]] = []
-        """Indices of the parameters that each module owns; empty for most."""
-        self.uses: list[list[int]] = []
-        """[event, kind, module or parameter]; for a gradient also the number of its allocation."""
-        self._handles: list[Any] = []
-        self._running: list[int] = []
-        """Modules whose forward is running, the innermost last."""
-        self._left: dict[int, int] = {}
-        """Gradients that each module's backward waits for."""
-        self._plain: list[tuple[Any, Any]] = []
+        self.modules: list[list[int]] = []  # indices of the parameters that each module owns; empty for most
+        self.uses: list[list[int]] = []  # [event, kind, module or parameter]; for a gradient also its allocation's number
+        self._running: list[int] = []  # modules whose forward is running, the innermost last
+        self._left: dict[int, int] = {}  # gradients that each module's backward waits for
         self._index: dict[int, int] = {}
         self._keeps_recomputed = False
 
@@ -70,17 +63,22 @@ class ParameterUses:
 
         Of several models the first one is the policy. `trains`: False for a model that no optimizer has.
         """
-        index, root = self._inventory(model, tracker, layer_of or layers_by_module(model), trains=trains), len(self.modules)
+        index, root = self._inventory(model, tracker, layer_of or _layers_by_module(model), trains=trains), len(self.modules)
         self._index |= index
-        self._handles.append(model.register_forward_pre_hook(lambda *_: self._note(PASS, root)))
+        model.register_forward_pre_hook(lambda *_: self._note(PASS, root))
         for module in model.modules():
             held = [index[id(parameter)] for parameter in module._parameters.values() if parameter is not None]
             self.modules.append(held)
             self._record_passes(module, len(self.modules) - 1)
             self._record_reads(module, len(self.modules) - 1, index)
+
+        def ready(parameter: Any) -> None:
+            number = _number(tracker, parameter.grad)
+            self._note(GRADIENT, index[id(parameter)], -1 if number is None else number)
+
         for parameter in model.parameters():
             if trains and parameter.requires_grad:
-                self._record_gradient(parameter, index[id(parameter)], tracker)
+                parameter.register_post_accumulate_grad_hook(ready)
 
     def note_groups(self, groups: list[dict[str, Any]]) -> None:
         """Record the optimizer's group of each parameter. DeepSpeed drops groups without parameters."""
@@ -88,15 +86,6 @@ class ParameterUses:
         for number, group in enumerate(group for group in held if group):
             for index in group:
                 self.parameters[index]["group"] = number
-
-    def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for module, plain in self._plain:
-            plain.update(module._parameters)
-            module._parameters = plain
-        self._plain.clear()
 
     def _record_reads(self, module: Any, which: int, index: dict[int, int]) -> None:
         """Record reads by other modules: an adapter's wrapper reads the dtype of its matrices."""
@@ -106,7 +95,6 @@ class ParameterUses:
                 self._note(READ, index[id(parameter)])
 
         if module._parameters:
-            self._plain.append((module, module._parameters))
             module._parameters = _ReadReportingDict(module._parameters, taken)
 
     def _inventory(self, model: Any, tracker: Any, layer_of: dict[int, int], *, trains: bool) -> dict[int, int]:
@@ -119,7 +107,7 @@ class ParameterUses:
                 self.parameters.append(
                     {
                         "count": parameter.numel(),
-                        "size": parameter.numel() * parameter.element_size(),
+                        "size": parameter.nbytes,
                         "trains": trains and bool(parameter.requires_grad),
                         "layer": layer_of.get(id(module)),
                         "number": _number(tracker, parameter),
@@ -151,7 +139,8 @@ class ParameterUses:
         def begin(*_: Any) -> None:
             self._note(BACKWARD, which)
 
-        self._handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
 
     def _after_all(self, tensors: list[Any], which: int) -> None:
         """Record the end of the module's backward: the last of its inputs has its gradient."""
@@ -169,8 +158,8 @@ class ParameterUses:
         """Record the same for gradients that pass through nodes of the module's own.
 
         The module counts them, and each of its forwards counts anew (`ds_grads_remaining` in
-        deepspeed/runtime/zero/parameter_offload.py). After a pass without gradients between its
-        forward and its backward, as for a reference without the adapter, its backward never ends.
+        deepspeed/runtime/zero/parameter_offload.py). After a pass without gradients between its forward and its backward, as
+        for a reference without the adapter, its backward never ends.
         """
         self._left[which] = 0
 
@@ -186,13 +175,6 @@ class ParameterUses:
             return _with_nodes(inputs, done, counted)
         self._left[which] = len(differentiable(inputs))
         return None
-
-    def _record_gradient(self, parameter: Any, which: int, tracker: Any) -> None:
-        def ready(with_gradient: Any) -> None:
-            number = _number(tracker, with_gradient.grad)
-            self._note(GRADIENT, which, -1 if number is None else number)
-
-        self._handles.append(parameter.register_post_accumulate_grad_hook(ready))
 
 
 class _GradientCallback(torch.autograd.Function):  # type: ignore[misc]
@@ -212,8 +194,7 @@ class _GradientCallback(torch.autograd.Function):  # type: ignore[misc]
 def _with_nodes(values: Any, then: Callable[[], None], made: Callable[[Any], None] = lambda tensor: None) -> Any:
     """Pass tensors that require gradients through nodes that call `then`.
 
-    Containers are those of `apply_to_tensors_only` (deepspeed/runtime/zero/utils.py); dictionaries
-    are changed in place.
+    Containers are those of `apply_to_tensors_only` (deepspeed/runtime/zero/utils.py); dictionaries are changed in place.
     """
     if isinstance(values, torch.Tensor):
         if not values.requires_grad:
@@ -243,7 +224,7 @@ def _number(tracker: Any, tensor: Any) -> int | None:
     return None if booked is None else int(booked.number)
 
 
-def layers_by_module(model: Any) -> dict[int, int]:
+def _layers_by_module(model: Any) -> dict[int, int]:
     """Return the decoder layer of every module inside a layer, by the module's id."""
     return {id(inner): place for place, layer in enumerate(layers_of(model)) for inner in layer.modules()}
 
@@ -267,40 +248,29 @@ def wanted(spec: Any) -> bool:
 def frozen_units_hooked(model: Any, spec: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
     """Hook frozen decoder layers under FSDP1. Call the yielded function after each backward.
 
-    A trainable unit is resharded when its gradients are ready. A frozen one has none, so FSDP
-    registers a hook on the gradients of its inputs (`_register_post_backward_reshard_only_hook` in
-    torch/distributed/fsdp/_runtime_utils.py). The hook keeps their graph nodes until the end of the
-    backward pass. Under reentrant checkpointing such an input is a leaf, and its node holds the
-    checkpointed hidden states and their gradient.
+    A trainable unit is resharded when its gradients are ready. A frozen one has none, so FSDP registers a hook on the gradients
+    of its inputs (`_register_post_backward_reshard_only_hook` in torch/distributed/fsdp/_runtime_utils.py). The hook keeps
+    their graph nodes until the end of the backward pass. Under reentrant checkpointing such an input is a leaf, and its node
+    holds the checkpointed hidden states and their gradient.
     """
     held: dict[int, Any] = {}
-    hooks = []
-    if (spec.get("sharding") or {}).get("kind") == "fsdp1":
-        frozen = [layer for layer in layers_of(model) if any(not parameter.requires_grad for parameter in layer.parameters())]
-        hooks = [layer.register_forward_pre_hook(_hook_inputs(held), with_kwargs=True) for layer in frozen]
+
+    def hold(layer: Any, args: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled() and id(layer) not in held and (inputs := differentiable((args, kwargs))):
+            held[id(layer)] = torch.autograd.graph.register_multi_grad_hook(inputs, lambda gradients: None)
 
     def remove_hooks() -> None:
         for handle in held.values():
             handle.remove()
         held.clear()
 
+    hooks = []
+    if (spec.get("sharding") or {}).get("kind") == "fsdp1":
+        frozen = [layer for layer in layers_of(model) if any(not parameter.requires_grad for parameter in layer.parameters())]
+        hooks = [layer.register_forward_pre_hook(hold, with_kwargs=True) for layer in frozen]
     try:
         yield remove_hooks
     finally:
         remove_hooks()
         for hook in hooks:
             hook.remove()
-
-
-def _hook_inputs(held: dict[int, Any]) -> Callable[..., None]:
-    def before(layer: Any, args: Any, kwargs: Any) -> None:
-        if not torch.is_grad_enabled() or id(layer) in held:
-            return
-        inputs = differentiable((args, kwargs))
-        if inputs:
-            held[id(layer)] = torch.autograd.graph.register_multi_grad_hook(inputs, _ignore)
-
-    return before
-
-
-def _ignore(gradients: Any) -> None: ...

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, ParamSpec
 
 import torch
 
 _ABSENT = object()
+_P = ParamSpec("_P")
+
+
+def all_entered(managers: Callable[_P, Iterator[AbstractContextManager[Any]]]) -> Callable[_P, AbstractContextManager[None]]:
+    """Make a generator of context managers one manager: it enters each before it asks for the next."""
+
+    @contextmanager
+    @functools.wraps(managers)
+    def entered(*args: _P.args, **kwargs: _P.kwargs) -> Iterator[None]:
+        with ExitStack() as stack:
+            for manager in managers(*args, **kwargs):
+                stack.enter_context(manager)
+            yield
+
+    return entered
 
 
 @contextmanager

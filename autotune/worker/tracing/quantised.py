@@ -1,26 +1,23 @@
 """Quantised models without weights: the storages and matrix products of the real modules.
 
-Each frozen linear layer is replaced by one with the packed weight and its scales. It computes as its
-library does on a GPU: unpack the weight, multiply, free the unpacked weight; the same in the backward
-pass. GPTQModel from 2.1 on keeps the unpacked weight of each layer for the backward pass.
-Sources: bitsandbytes `autograd/_functions.py` (`MatMul4Bit`, `MatMul8bitLt`) and `functional.py`
-(`QuantState`); GPTQModel and AutoGPTQ `triton_utils/dequant.py` (`QuantLinearFunction` of the
-second Triton kernel, also used by fms-acceleration's accelerated-peft) and `qlinear/torch.py`.
+Each frozen linear layer is replaced by one with the packed weight and its scales. It computes as its library does on a GPU:
+unpack the weight, multiply, free the unpacked weight; the same in the backward pass. GPTQModel from 2.1 on keeps the
+unpacked weight of each layer for the backward pass. Sources: bitsandbytes `autograd/_functions.py` (`MatMul4Bit`,
+`MatMul8bitLt`) and `functional.py` (`QuantState`); GPTQModel and AutoGPTQ `triton_utils/dequant.py` (`QuantLinearFunction`
+of the second Triton kernel, also used by fms-acceleration's accelerated-peft) and `qlinear/torch.py`.
 
-If bitsandbytes is installed, the modules are its own subclasses, so that peft wraps them in its own
-layers.
+If bitsandbytes is installed, the modules are its own subclasses, so that peft wraps them in its own layers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,17 +26,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import releases
 from . import Untraceable
-from .patching import swapped
+from .patching import all_entered, swapped
 
 BLOCK, NESTED_BLOCK = 64, 256
 """Weights per scale, and scales per nested scale: bitsandbytes' defaults on CUDA."""
-
-GROUP = 128
-"""Rows of a GPTQ weight per scale, unless configured."""
-
-TRAINS_BY_TORCH = (2, 1)
-"""GPTQModel's first release whose Triton layer, while it trains, multiplies as its torch layer does
-(https://github.com/ModelCloud/GPTQModel/pull/1401)."""
 
 
 def quantise(model: Any, spec: Mapping[str, Any]) -> None:
@@ -52,8 +42,11 @@ def quantise(model: Any, spec: Mapping[str, Any]) -> None:
     dtype = getattr(torch, settings["dtype"])
     options = dict(settings)
     if kind == "gptq":
-        options.setdefault("group_size", (getattr(model.config, "quantization_config", None) or {}).get("group_size", GROUP))
-        options["trains_by_torch"] = _trains_by_torch()
+        configured = getattr(model.config, "quantization_config", None) or {}
+        options.setdefault("group_size", configured.get("group_size", 128))  # rows of a weight per scale
+        # From 2.1 on GPTQModel's Triton layer, while it trains, multiplies as its torch layer does
+        # (https://github.com/ModelCloud/GPTQModel/pull/1401). Without an installed release today's is assumed.
+        options["trains_by_torch"] = releases.release("gptqmodel") >= (2, 1)
     replaced = {
         name: module
         for name, module in model.named_modules()
@@ -66,20 +59,16 @@ def quantise(model: Any, spec: Mapping[str, Any]) -> None:
     _mark_quantised(model, kind)
 
 
-@contextmanager
-def unpacked_by_peft() -> Iterator[None]:
+@all_entered
+def unpacked_by_peft() -> Iterator[AbstractContextManager[None]]:
     """Let peft unpack these weights too, as DoRA does: it recognises packed weights by class."""
-    with contextlib.ExitStack() as stack:
-        for name in [name for name in sys.modules if name.startswith("peft.")]:
-            names = vars(sys.modules[name])
-            unpack = names.get("dequantize_module_weight")
-            if callable(unpack):
-                stack.enter_context(swapped(names, "dequantize_module_weight", _or_in_full(unpack)))
-        yield
 
+    def or_in_full(unpack: Any) -> Any:
+        return lambda module: module.in_full() if isinstance(module, _Quantised) else unpack(module)
 
-def _or_in_full(unpack: Any) -> Any:
-    return lambda module: module.in_full() if isinstance(module, _Quantised) else unpack(module)
+    for names in [vars(sys.modules[name]) for name in sys.modules if name.startswith("peft.")]:
+        if callable(unpack := names.get("dequantize_module_weight")):
+            yield swapped(names, "dequantize_module_weight", or_in_full(unpack))
 
 
 def kind_of(settings: Mapping[str, Any]) -> str | None:
@@ -97,9 +86,8 @@ def _unquantised(model: Any, settings: Mapping[str, Any]) -> list[str]:
     head = model.get_output_embeddings()
     names = [name for name, module in model.named_modules() if module is head and head is not None]
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    for name in (*tied, *(tied.values() if isinstance(tied, dict) else ())):
-        names.append(str(name).removesuffix(".weight"))
-    return names
+    weights = [*tied, *(tied.values() if isinstance(tied, dict) else ())]
+    return names + [str(name).removesuffix(".weight") for name in weights]
 
 
 def _mark_quantised(model: Any, kind: str) -> None:
@@ -113,14 +101,12 @@ def _mark_quantised(model: Any, kind: str) -> None:
         model.is_quantized_training_enabled = True
         if importlib.util.find_spec("bitsandbytes") is None:
             model.num_parameters = lambda *_, **__: 0  # transformers' own count looks for bitsandbytes' kinds of parameters
-    model.hf_quantizer = SimpleNamespace(
-        is_trainable=True, is_qat_trainable=False, is_compileable=False, quantization_config=None
-    )
+    support = {"is_trainable": True, "is_qat_trainable": False, "is_compileable": False}
+    model.hf_quantizer = SimpleNamespace(**support, quantization_config=None)
 
 
 class _Product(torch.autograd.Function):  # type: ignore[misc]
-    """Unpack, multiply, free. Nothing is saved for the backward pass but the packed weight, which is
-    live anyway."""
+    """Unpack, multiply, free. Nothing is saved for the backward pass but the packed weight, which is live anyway."""
 
     @staticmethod
     def forward(ctx: Any, values: Any, layer: Any, bias: Any) -> Any:
@@ -147,8 +133,7 @@ def _base(name: str) -> Any:
 def _empty_layer(base: Any, source: Any) -> Any:
     """Return a layer of this class with the source's sizes and bias, without tensors."""
 
-    class QuantisedLinear(_Quantised, base):  # type: ignore[misc]
-        pass
+    class QuantisedLinear(_Quantised, base): ...  # type: ignore[misc]
 
     layer = QuantisedLinear.__new__(QuantisedLinear)
     torch.nn.Module.__init__(layer)
@@ -177,10 +162,6 @@ def as_read(module: Any) -> Any:
     return torch.empty((module.out_features, module.in_features), dtype=module.unpacked_dtype, device="cpu")
 
 
-def _frozen(tensor: Any) -> Any:
-    return torch.nn.Parameter(tensor, requires_grad=False)
-
-
 class _Quantised(torch.nn.Module):  # type: ignore[misc]
     """Linear layer with a packed weight; `kind` selects how it multiplies."""
 
@@ -190,8 +171,9 @@ class _Quantised(torch.nn.Module):  # type: ignore[misc]
         return getattr(self, f"_{self.kind}")(x)
 
     def unpacked(self, dtype: torch.dtype) -> Any:
-        """Return the unpacked weight, live until the product is done."""
-        self._scales_unpacked()
+        """Return the unpacked weight, live until the product is done; nested scales are unpacked first."""
+        if getattr(self, "absmax_of_absmax", None) is not None:
+            torch.empty(self.absmax.shape, dtype=torch.float32, device=self.absmax.device)
         shape = (self.out_features, self.in_features)
         return torch.empty(shape, dtype=self.unpacked_dtype or dtype, device=self.weight.device).to(dtype)
 
@@ -200,11 +182,6 @@ class _Quantised(torch.nn.Module):  # type: ignore[misc]
         if self.kind == "8bit":
             return self.weight * self.SCB.view(-1, 1) * (1.0 / 127.0)
         return self.unpacked(self.unpacked_dtype or self.scales.dtype)
-
-    def _scales_unpacked(self) -> None:
-        """Unpack nested scales first; they are live until the weight is."""
-        if getattr(self, "absmax_of_absmax", None) is not None:
-            torch.empty(self.absmax.shape, dtype=torch.float32, device=self.absmax.device)
 
     def _4bit(self, x: Any) -> Any:
         compute = self.compute_dtype or x.dtype
@@ -242,12 +219,9 @@ class _Product8(torch.autograd.Function):  # type: ignore[misc]
             outliers = half.abs() >= layer.threshold
             del outliers
         del half
-        weight = layer.weight
-        whole = (
-            torch._int_mm(packed, weight.t())
-            if flat.shape[0] > 16
-            else torch.empty(flat.shape[0], weight.shape[0], dtype=torch.int32)
-        )
+        weight, rows = layer.weight, flat.shape[0]
+        multiplies = rows > 16
+        whole = torch._int_mm(packed, weight.t()) if multiplies else torch.empty(rows, weight.shape[0], dtype=torch.int32)
         out = torch.empty(whole.shape, dtype=torch.float16, device=flat.device)
         del whole, packed, scales
         if bias is not None and bias.dtype is not torch.float16:
@@ -265,8 +239,7 @@ class _Product8(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _as_4bit(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
-    base = _base("Linear4bit")
-    layer = _empty_layer(base, source)
+    layer = _empty_layer(_base("Linear4bit"), source)
     count = source.in_features * source.out_features
     stored = getattr(torch, str(options.get("bnb_4bit_quant_storage") or "uint8"))
     packed = torch.empty(math.ceil(count / 2 / stored.itemsize), 1, dtype=stored, device="meta")
@@ -310,16 +283,12 @@ def _as_gptq(source: Any, dtype: torch.dtype, options: Mapping[str, Any]) -> Any
     groups = math.ceil(source.in_features / rows)
     layer.kind, layer.unpacked_dtype, layer.bits = "gptq", None, bits
     layer.trains_by_torch = options["trains_by_torch"]
-    layer.weight = _frozen(torch.empty(source.in_features * bits // 32, source.out_features, dtype=torch.int32, device="meta"))
+    packed = torch.empty(source.in_features * bits // 32, source.out_features, dtype=torch.int32, device="meta")
+    layer.weight = torch.nn.Parameter(packed, requires_grad=False)
     _hold(layer, "qzeros", groups, source.out_features * bits // 32, dtype=torch.int32)
     _hold(layer, "scales", groups, source.out_features, dtype=torch.float16)
     _hold(layer, "g_idx", source.in_features, dtype=torch.int32)
     return layer
-
-
-def _trains_by_torch() -> bool:
-    """Return the behaviour of the installed GPTQModel; without one that of today's."""
-    return releases.release("gptqmodel") >= TRAINS_BY_TORCH
 
 
 def _as_bitsandbytes(name: str, packed: Any, **options: Any) -> Any:
@@ -327,9 +296,7 @@ def _as_bitsandbytes(name: str, packed: Any, **options: Any) -> Any:
     kind = getattr(_base("Linear4bit"), "__module__", "").startswith("bitsandbytes") and getattr(
         importlib.import_module("bitsandbytes").nn, name
     )
-    if not kind:
-        return _frozen(packed)
-    return kind(packed, requires_grad=False, **options)
+    return kind(packed, requires_grad=False, **options) if kind else torch.nn.Parameter(packed, requires_grad=False)
 
 
 _KINDS = {"4bit": _as_4bit, "8bit": _as_8bit, "gptq": _as_gptq}

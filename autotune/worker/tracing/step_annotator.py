@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,42 +22,35 @@ class NullAnnotator:
     skips_repeats = False
     """True if only a few of many equal chunks of a batch are run."""
 
-    @contextmanager
-    def repeated_work(self, repeats: float) -> Iterator[None]:
-        yield
+    def repeated_work(self, repeats: float) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    @contextmanager
-    def inside(self, phase: str) -> Iterator[None]:
-        yield
+    def inside(self, phase: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def enter(self, phase: str) -> None: ...
-
     def mark_inputs(self, batch: Any) -> None: ...
-
     def mark_gradients(self, model: Any) -> None: ...
-
     def mark_optimizer(self, optimizer: Any) -> None: ...
-
     def mark_model(self, model: Any) -> None: ...
-
     def begin_step(self, number: int, *, last: bool) -> None: ...
-
     def note(self, text: str) -> None: ...
 
     def mark_scoring(self, models: list[Any]) -> None:
         """Mark passes without gradients in the forward phase as scoring (the reference model's)."""
+
+        def begins(*_: Any) -> None:
+            self._scores = self.phase == "forward" and not torch.is_grad_enabled()
+            if self._scores:
+                self.enter("score")
+
+        def ends(*_: Any) -> None:
+            if self._scores:
+                self.enter("forward")
+
         for model in models:
-            model.register_forward_pre_hook(self._scoring_begins)
-            model.register_forward_hook(self._scoring_ends)
-
-    def _scoring_begins(self, *_: Any) -> None:
-        self._scores = self.phase == "forward" and not torch.is_grad_enabled()
-        if self._scores:
-            self.enter("score")
-
-    def _scoring_ends(self, *_: Any) -> None:
-        if self._scores:
-            self.enter("forward")
+            model.register_forward_pre_hook(begins)
+            model.register_forward_hook(ends)
 
 
 class StepAnnotator(NullAnnotator):
@@ -76,10 +69,8 @@ class StepAnnotator(NullAnnotator):
     def phase(self) -> str:  # type: ignore[override]
         return self.ledger.phase
 
-    @contextmanager
-    def repeated_work(self, repeats: float) -> Iterator[None]:
-        with self.tracker.repeated_work(repeats):
-            yield
+    def repeated_work(self, repeats: float) -> AbstractContextManager[None]:
+        return self.tracker.repeated_work(repeats)
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
@@ -170,17 +161,13 @@ def inventory(model: Any, layers: list[Any]) -> dict[str, Any]:
     return {
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trainable_parameters": sum(parameter.numel() for parameter in trainable),
-        "weight_bytes": sum(_bytes(tensor) for tensor in held),
-        "trainable_bytes": sum(_bytes(tensor) for tensor in trainable),
-        "layer_bytes": [sum(_bytes(parameter) for parameter in layer.parameters()) for layer in layers],
+        "weight_bytes": sum(tensor.nbytes for tensor in held),
+        "trainable_bytes": sum(tensor.nbytes for tensor in trainable),
+        "layer_bytes": [sum(parameter.nbytes for parameter in layer.parameters()) for layer in layers],
         "layer_trainable": [sum(p.numel() for p in layer.parameters() if p.requires_grad) for layer in layers],
         "largest_parameter": max((parameter.numel() for parameter in parameters), default=0),
-        "statistics_bytes": sum(_bytes(tensor) for tensor in quantised.statistics(model)),
+        "statistics_bytes": sum(tensor.nbytes for tensor in quantised.statistics(model)),
     }
-
-
-def _bytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 def work(tracker: Tracker) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
 """Dispatch mode that records the storages of every operation on fake tensors.
 
-With a dispatch mode on, C++ autograd takes out-of-place paths that a plain run does not take
-(accumulation of gradients, `gather`'s backward). There the result is recorded in place of the
-operand whose memory it would have reused.
+With a dispatch mode on, C++ autograd takes out-of-place paths that a plain run does not take (accumulation of gradients,
+`gather`'s backward). There the result is recorded in place of the operand whose memory it would have reused.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ from . import Untraceable, attention_flops, dispatch_cache, integer_values
 from .dispatch_cache import CachedResult
 from .ledger import Ledger
 from .operands import OperationCost, cost_of
+from .workspaces import Workspace
 
 aten = torch.ops.aten
-
-Workspace = Callable[[tuple[Any, ...], Mapping[str, Any], Any], "int | tuple[int, ...]"]
-"""Bytes inside an operation's kernel, of one block or of several, from its arguments and its result."""
 
 VIEWS = frozenset(
     "view transpose t expand detach unsqueeze _unsafe_view slice select squeeze permute alias split split_with_sizes "  # noqa: SIM905
@@ -81,10 +78,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         self.vocabulary: frozenset[int] = frozenset()
         self._device = device
         self._workspaces = dict(workspaces or {})
-        self._known: dict[int, _OperationInfo] = {}
-        """Operations by id: they are never freed, and hashing one calls Python."""
+        self._known: dict[int, _OperationInfo] = {}  # operations by id: they are never freed, and hashing one calls Python
         self._live: dict[int, _Storage] = {}
-        self._donated: tuple[Any, int, _Storage, int] | None = None
+        self._donated: tuple[_Storage, int] | None = None  # the operand's, and the memory of the result
         self._part: str | None = None
         self._mode: Any = None
 
@@ -150,7 +146,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types != _FAKE and any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # its local operations are dispatched separately
-        info = self._known.get(id(func)) or self._know(func)
+        info = self._known.get(id(func))
+        if info is None:
+            info = self._known[id(func)] = _OperationInfo(func, self._workspaces.get(func))
         if info.query is not None:
             return info.query(args)
         kwargs = kwargs or {}
@@ -172,19 +170,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def _book_workspace(self, sizes: int | tuple[int, ...]) -> None:
-        blocks = [
-            self.ledger.allocate(size, "workspaces") for size in ((sizes,) if isinstance(sizes, int) else sizes) if size > 0
-        ]
+        each = (sizes,) if isinstance(sizes, int) else sizes
+        blocks = [self.ledger.allocate(size, "workspaces") for size in each if size > 0]
         for number in reversed(blocks):  # local tensors of a C++ function
             self.ledger.free(number)
 
-    def _know(self, func: Any) -> _OperationInfo:
-        found = self._known[id(func)] = _OperationInfo(func, self._workspaces.get(func))
-        return found
-
     def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, CachedResult | None]:
-        """Run the operation on fake tensors, with known values where the shape depends on data;
-        return its cached form too."""
+        """Run the operation on fake tensors, with known values where the shape depends on data; return its cached form too."""
         if func is aten._local_scalar_dense.default:
             return integer_values.scalar(args[0]), None
         if func in (aten.equal.default, aten.is_nonzero.default):
@@ -223,11 +215,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         return self.guess_length(mask) if known is None else known
 
     def _with_guessed_length(self, func: Any, args: Any) -> Any:
-        if func is aten.nonzero.default:
-            shape: tuple[int, ...] = (self._length_of(args[0]), args[0].dim())
-            out = torch.empty(shape, dtype=torch.long, device=args[0].device)
-        else:
-            out = torch.empty((self._length_of(args[1]),), dtype=args[0].dtype, device=args[0].device)
+        finds = func is aten.nonzero.default
+        shape = (self._length_of(args[0]), args[0].dim()) if finds else (self._length_of(args[1]),)
+        out = torch.empty(shape, dtype=torch.long if finds else args[0].dtype, device=args[0].device)
         known = integer_values.really(func, args, {})
         if known is not None and known.shape == out.shape:
             integer_values.keep(out, known)
@@ -305,14 +295,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
 
     def _add(self, storage: Any, number: int, size: int) -> None:
         key = storage._cdata
-        self._live[key] = _Storage(number, size, weakref.ref(storage, lambda ref: self._gone(key, ref)))
 
-    def _gone(self, key: int, ref: Any) -> None:
-        booked = self._live.get(key)
-        if booked is not None and booked.ref is ref:
-            del self._live[key]
-            if booked.size:
-                self.ledger.free(booked.number)
+        def gone(ref: Any) -> None:
+            booked = self._live.get(key)
+            if booked is not None and booked.ref is ref:
+                del self._live[key]
+                if booked.size:
+                    self.ledger.free(booked.number)
+
+        self._live[key] = _Storage(number, size, weakref.ref(storage, gone))
 
     # Out-of-place paths of a dispatch mode.
 
@@ -323,7 +314,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
         operand = args[0]
         if operand._base is not None:
             return False  # a view holds its base, so that the sum has not the last reference to the memory
-        if func is not aten.add.Tensor and operand.untyped_storage().nbytes() != operand.numel() * operand.element_size():
+        if func is not aten.add.Tensor and operand.untyped_storage().nbytes() != operand.nbytes:
             return False
         return _called_by_engine()
 
@@ -335,20 +326,19 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             return False
         del self._live[key]
         self._add(storage, booked.number, booked.size)
-        self._donated = (booked.ref, key, booked, storage._cdata)
+        self._donated = booked, storage._cdata
         return True
 
     def _settle_donation(self) -> None:
         assert self._donated is not None
-        ref, _, booked, heir = self._donated
+        booked, heir = self._donated
         self._donated = None
-        operand = ref()
+        operand = booked.ref()
         if operand is None:
             return
         self._add(operand, booked.number, booked.size)
         if heir in self._live:
-            taken = self._live[heir]
-            taken.number = self.ledger.allocate(booked.size, self._part or "activations")
+            self._live[heir].number = self.ledger.allocate(booked.size, self._part or "activations")
 
 
 _QUERIES: dict[Any, Callable[[Any], Any]] = dict(getattr(fake_tensor, "_DISPATCH_META_HANDLERS", {}))
@@ -373,11 +363,8 @@ def _called_by_engine() -> bool:
     frame: Any = sys._getframe()
     while frame is not None and frame.f_code.co_filename.endswith(_INTERMEDIATE_FILES):
         frame = frame.f_back
-    return (
-        frame is not None
-        and frame.f_code.co_name in ("_engine_run_backward", "backward", "grad")
-        and (frame.f_globals.get("__name__", "").startswith("torch.autograd"))
-    )
+    called = frame is not None and frame.f_code.co_name in ("_engine_run_backward", "backward", "grad")
+    return called and frame.f_globals.get("__name__", "").startswith("torch.autograd")
 
 
 def _is_mask(index: Any) -> bool:

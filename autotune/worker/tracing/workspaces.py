@@ -1,12 +1,10 @@
 """Memory that CUDA kernels allocate and free inside one operation, invisible to fake tensors.
 
-Each function names its source. cuBLAS's workspaces are not included: they belong to the process,
-not to an operation.
+Each function names its source. cuBLAS's workspaces are not included: they belong to the process, not to an operation.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,27 +17,22 @@ aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 
 Workspace = Callable[[tuple[Any, ...], Mapping[str, Any], Any], "int | tuple[int, ...]"]
-"""Bytes of one block, or of each of several that are there at the same time."""
+"""Bytes inside an operation's kernel, of one block or of several at the same time, from its arguments and its result."""
 
 
-def _up(value: int, step: int) -> int:
+def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
-
-
-def _bytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 def _flash_backward(args: Any, kwargs: Any, out: Any) -> tuple[int, ...]:
     """`mha_bwd` in flash-attention's `flash_api.cpp`, as vendored by torch.
 
-    A gradient in another layout is copied first. Then the row sums of dO x O and a float32
-    accumulator for dq, with rows rounded up to 128 and the head to 32 (above 192: to 256). Under
-    grouped queries also dk and dv per query head.
+    A gradient in another layout is copied first. Then the row sums of dO x O and a float32 accumulator for dq, with rows
+    rounded up to 128 and the head to 32 (above 192: to 256). Under grouped queries also dk and dv per query head.
     """
     gradient, query, key = args[0], args[1], args[2]
     batch, heads, length, size = query.shape
-    rows, columns = _up(length, 128), _up(size, 32) if size <= 192 else 256
+    rows, columns = round_up(length, 128), round_up(size, 32) if size <= 192 else 256
     taken = [_copied(gradient), batch * heads * rows * 4, batch * heads * rows * columns * 4]
     if key.shape[1] != heads:
         taken += 2 * [batch * heads * key.shape[2] * size * query.element_size()]
@@ -47,19 +40,18 @@ def _flash_backward(args: Any, kwargs: Any, out: Any) -> tuple[int, ...]:
 
 
 def _flash_package_backward(args: Any, kwargs: Any, out: Any) -> int:
-    """The same for the package's layouts: batch, row, head, size, or packed rows
-    (`mha_varlen_bwd`).
+    """The same for the package's layouts: batch, row, head, size, or packed rows (`mha_varlen_bwd`).
 
     There the accumulators have 128 additional rows for each sequence.
     """
     gradient, query, key, starts = args[0], args[1], args[2], args[6]
     heads, size = query.shape[-2:]
     sequences = query.shape[0] if starts is None else starts.numel() - 1
-    rows = sequences * _up(query.shape[1], 128) if starts is None else query.shape[0] + 128 * sequences
-    taken = heads * rows * ((_up(size, 32) if size <= 192 else 256) + 1) * 4
+    rows = sequences * round_up(query.shape[1], 128) if starts is None else query.shape[0] + 128 * sequences
+    taken = heads * rows * ((round_up(size, 32) if size <= 192 else 256) + 1) * 4
     if key.shape[-2] != heads:
         taken += 2 * key.numel() // key.shape[-2] * heads * query.element_size()
-    return int(taken + (0 if gradient.is_contiguous() else _bytes(gradient)))
+    return int(taken + (0 if gradient.is_contiguous() else gradient.nbytes))
 
 
 def _cudnn_backward(args: Any, kwargs: Any, out: Any) -> int:
@@ -70,15 +62,13 @@ def _cudnn_backward(args: Any, kwargs: Any, out: Any) -> int:
 
 def _copied(gradient: Any) -> int:
     """Bytes of a copy: kernels require the gradient contiguous as batch, row, head, size."""
-    return 0 if gradient.transpose(1, 2).is_contiguous() else _bytes(gradient)
+    return 0 if gradient.transpose(1, 2).is_contiguous() else int(gradient.nbytes)
 
 
 def _efficient_backward(args: Any, kwargs: Any, out: Any) -> int:
-    """`_efficient_attention_backward` in `attention_backward.cu`, `workspace_size` in
-    `mem_eff_attention/kernel_backward.h`.
+    """`_efficient_attention_backward` in `attention_backward.cu`, `workspace_size` in `mem_eff_attention/kernel_backward.h`.
 
-    One float32 tile per block of queries for dq, tiles for dk and dv that do not fit into
-    registers, and one number per row.
+    One float32 tile per block of queries for dq, tiles for dk and dv that do not fit into registers, and one number per row.
     """
     gradient, query, key, value = args[0], args[1], args[2], args[3]
     batch, heads, length, size = query.shape
@@ -88,11 +78,11 @@ def _efficient_backward(args: Any, kwargs: Any, out: Any) -> int:
     taken = math.ceil(length / rows) * math.ceil(size / columns) * (16 + rows * columns * 4)
     if half and not in_registers:
         splits = max(1, min(math.ceil(key.shape[2] / columns), 200 // (batch * heads)))
-        taken += splits * columns * (_up(size, rows) + _up(value.shape[3], rows)) * 4
+        taken += splits * columns * (round_up(size, rows) + round_up(value.shape[3], rows)) * 4
     per_row = batch * heads * length * 4
     if not (half and (in_registers or traced_gpu.capability() != (7, 0))):
-        per_row += _bytes(gradient) // gradient.element_size() * 4 * (3 if half else 1)  # dO x O in full
-    return int(batch * heads * _up(taken, 16) + per_row + _copied(gradient))
+        per_row += gradient.numel() * 4 * (3 if half else 1)  # dO x O in full
+    return int(batch * heads * round_up(taken, 16) + per_row + _copied(gradient))
 
 
 def _efficient_tile(size: int, half: bool) -> tuple[int, int, int]:
@@ -111,11 +101,9 @@ def _efficient_tile(size: int, half: bool) -> tuple[int, int, int]:
 
 
 def _embedding_backward(args: Any, kwargs: Any, out: Any) -> int:
-    """`embedding_dense_backward_cuda` in `Embedding.cu`, `embedding_backward_cuda_kernel` in
-    `EmbeddingBackwardKernel.cu`.
+    """`embedding_dense_backward_cuda` in `Embedding.cu`, `embedding_backward_cuda_kernel` in `EmbeddingBackwardKernel.cu`.
 
-    Above 3,072 indices: sorted indices with their origins, then segments of at most 10 rows summed
-    in float32.
+    Above 3,072 indices: sorted indices with their origins, then segments of at most 10 rows summed in float32.
     """
     gradient, indices, rows = args[0], args[1], args[2]
     count = indices.numel()
@@ -139,7 +127,7 @@ def _index_put_backward(args: Any, kwargs: Any, out: Any) -> int:
 
 def _logsumexp(args: Any, kwargs: Any, out: Any) -> int:
     """`logsumexp_out_impl` in `ReduceOps.cpp`: the shifted exponentials in full, and the maxima."""
-    return _bytes(args[0]) + _bytes(out)
+    return int(args[0].nbytes + out.nbytes)
 
 
 def _softmax(args: Any, kwargs: Any, out: Any) -> int:
@@ -147,7 +135,7 @@ def _softmax(args: Any, kwargs: Any, out: Any) -> int:
 
     A non-contiguous input (logits without the last position) is copied first.
     """
-    return 0 if args[0].is_contiguous() else _bytes(args[0])
+    return 0 if args[0].is_contiguous() else int(args[0].nbytes)
 
 
 THREADS, WARP, WORDS = 512, 32, 4
@@ -164,11 +152,11 @@ RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 
 
 def _reduction(args: Any, kwargs: Any, out: Any) -> int:
-    """`setReduceConfig` and `global_memory_size` in `Reduce.cuh`, for sums over the leading
-    dimensions: the gradients of biases and of norms' weights.
+    """`setReduceConfig` and `global_memory_size` in `Reduce.cuh`, for sums over the leading dimensions: the gradients of
+    biases and of norms' weights.
 
-    The rows are divided over blocks, each of which leaves a float32 for every output it has a thread
-    for: 4 x outputs x blocks x (threads along the outputs x outputs of a thread).
+    The rows are divided over blocks, each of which leaves a float32 for every output it has a thread for: 4 x outputs x
+    blocks x (threads along the outputs x outputs of a thread).
     """
     given, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
     count = len(dims or ())
@@ -200,37 +188,12 @@ def _block(across: int, along: int, most: int) -> tuple[int, int]:
 
 
 def _foreach_norm(args: Any, kwargs: Any, out: Any) -> int:
-    """`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`: a float per 65,536 numbers, for each
-    tensor as for the largest."""
+    """`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`: a float per 65,536 numbers, for each tensor as for the largest."""
     sizes = [tensor.numel() for tensor in args[0]]
     return 4 * len(sizes) * math.ceil(max(sizes, default=0) / 65536)
 
 
-@functools.lru_cache(maxsize=1)
-def _everywhere() -> dict[Any, Workspace]:
-    return _rows({"logsumexp.default": _logsumexp, "_softmax.default": _softmax, "_log_softmax.default": _softmax})
-
-
-@functools.lru_cache(maxsize=1)
-def _on_cuda() -> dict[Any, Workspace]:
-    return _rows(
-        {
-            "_scaled_dot_product_flash_attention_backward.default": _flash_backward,
-            "_flash_attention_backward.default": _flash_package_backward,
-            "_scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
-            "_scaled_dot_product_cudnn_attention_backward.default": _cudnn_backward,
-            "embedding_dense_backward.default": _embedding_backward,
-            "index_put.default": _index_put_backward,
-            "index_put_.default": _index_put_backward,
-            "_index_put_impl_.default": _index_put_backward,
-            "_foreach_norm.Scalar": _foreach_norm,
-            "sum.dim_IntList": _reduction,
-            "mean.dim": _reduction,
-        }
-    )
-
-
-def _rows(named: dict[str, Workspace]) -> dict[Any, Workspace]:
+def _by_operation(named: dict[str, Workspace]) -> dict[Any, Workspace]:
     found: dict[Any, Workspace] = {}
     for name, workspace in named.items():
         base, overload = name.split(".")
@@ -240,8 +203,22 @@ def _rows(named: dict[str, Workspace]) -> dict[Any, Workspace]:
     return found
 
 
-ON_ANY_DEVICE: Mapping[Any, Workspace] = _everywhere()
+ON_ANY_DEVICE = _by_operation({"logsumexp.default": _logsumexp, "_softmax.default": _softmax, "_log_softmax.default": _softmax})
 """Workspaces on CPU and CUDA alike."""
 
-ON_CUDA: Mapping[Any, Workspace] = {**ON_ANY_DEVICE, **_on_cuda()}
+ON_CUDA = ON_ANY_DEVICE | _by_operation(
+    {
+        "_scaled_dot_product_flash_attention_backward.default": _flash_backward,
+        "_flash_attention_backward.default": _flash_package_backward,
+        "_scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
+        "_scaled_dot_product_cudnn_attention_backward.default": _cudnn_backward,
+        "embedding_dense_backward.default": _embedding_backward,
+        "index_put.default": _index_put_backward,
+        "index_put_.default": _index_put_backward,
+        "_index_put_impl_.default": _index_put_backward,
+        "_foreach_norm.Scalar": _foreach_norm,
+        "sum.dim_IntList": _reduction,
+        "mean.dim": _reduction,
+    }
+)
 """Workspaces on CUDA, sized for the GPU of `traced_gpu`."""

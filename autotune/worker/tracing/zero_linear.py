@@ -1,14 +1,13 @@
 """ZeRO-3's linear function, which saves its input always.
 
-DeepSpeed replaces `torch.nn.functional.linear` (`memory_efficient_linear`, on by default;
-deepspeed/runtime/zero/linear.py) by a function that saves its input. torch's own saves it for a
-weight gradient only, so beside frozen weights more is live here.
+DeepSpeed replaces `torch.nn.functional.linear` (`memory_efficient_linear`, on by default; deepspeed/runtime/zero/linear.py)
+by a function that saves its input. torch's own saves it for a weight gradient only, so beside frozen weights more is live here.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -43,11 +42,7 @@ def _linear(values: Any, weight: Any, bias: Any = None) -> Any:
     return _Linear.apply(values, weight, bias)
 
 
-@contextlib.contextmanager
-def zero3_linear(spec: Mapping[str, Any]) -> Iterator[None]:
+def zero3_linear(spec: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Replace `linear` in ZeRO-3's steps."""
-    if (spec.get("sharding") or {}).get("kind") != "zero3":
-        yield
-        return
-    with attribute(torch.nn.functional, "linear", _linear):
-        yield
+    is_zero3 = (spec.get("sharding") or {}).get("kind") == "zero3"
+    return attribute(torch.nn.functional, "linear", _linear) if is_zero3 else nullcontext()
