@@ -1,5 +1,4 @@
-"""Emulated machines: their cards, other users of these, and the file that describes them to the
-library."""
+"""Emulated machines: their cards, other users of these, and the file that describes them to the library."""
 
 from __future__ import annotations
 
@@ -30,17 +29,8 @@ _PROFILE = re.compile(r"([1-7])g\.(\d+)gb")
 MOST_SLICES = 7
 
 _SHARED_KIB = {
-    "7.0": 96,
-    "7.5": 64,
-    "8.0": 164,
-    "8.6": 100,
-    "8.7": 164,
-    "8.9": 100,
-    "9.0": 228,
-    "10.0": 228,
-    "10.3": 228,
-    "12.0": 100,
-}
+    "7.0": 96, "7.5": 64, "8.0": 164, "8.6": 100, "8.7": 164, "8.9": 100, "9.0": 228, "10.0": 228, "10.3": 228, "12.0": 100,
+}  # fmt: skip
 """Shared memory of a multiprocessor by compute capability: the table of technical specifications in NVIDIA's CUDA guide."""
 
 _L2_MIB = {"7.0": 6, "7.5": 4, "8.0": 40, "8.6": 6, "8.9": 72, "9.0": 50, "10.0": 126, "10.3": 126, "12.0": 96}
@@ -82,7 +72,10 @@ class EmulatedCard:
     @property
     def name(self) -> str:
         """Return what the driver calls it."""
-        return _FULL_NAMES.get(self.gpu.name) or "NVIDIA " + _title(self.gpu.names[0])
+        if self.gpu.name in _FULL_NAMES:
+            return _FULL_NAMES[self.gpu.name]
+        words = self.gpu.names[0].split()
+        return "NVIDIA " + " ".join(word.upper() if re.search(r"\d", word) else word.title() for word in words)
 
     @property
     def reserved_mib(self) -> int:
@@ -176,10 +169,6 @@ def emulated_machine(asked: str, *, lag: int = 0) -> EmulatedMachine:
             f"{gpu.name} is not an NVIDIA GPU, and only those are emulated.", way_out="`autotune show gpus` lists them."
         )
     return EmulatedMachine(cards=tuple(EmulatedCard(gpu=gpu) for _ in range(count)), lag=lag)
-
-
-def _title(words: str) -> str:
-    return " ".join(word.upper() if any(letter.isdigit() for letter in word) else word.title() for word in words.split())
 
 
 def _line(kind: str, fields: Mapping[str, object]) -> str:

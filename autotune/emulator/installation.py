@@ -64,24 +64,23 @@ def look(python: Path) -> Installation:
         raise TrainingEnvironmentError(
             f"{python} has no torch. Name the interpreter of the training environment with --python. {_install(python)}"
         )
-    version, cuda = str(found["stated"].get("__version__", "?")), _version(str(found["stated"].get("cuda", "")))
-    if cuda is None:
+    version = str(found["stated"].get("__version__", "?"))
+    match = re.match(r"(\d+)\.(\d+)", str(found["stated"].get("cuda", "")))
+    if match is None:
         raise TrainingEnvironmentError(
             f"{python} has torch {version}, which is no CUDA build, and only those can be emulated. {_install(python)}"
         )
+    cuda = (int(match[1]), int(match[2]))
     if cuda[0] not in (12, 13):
         raise TrainingEnvironmentError(
             f"{python} has torch {version} for CUDA {cuda[0]}; 12 and 13 can be emulated. {_install(python)}"
         )
     _refuse_a_static_runtime(python, Path(folder), version)
     wheels = [Path(one) for one in found["wheels"]]
-    libraries = _libraries([*wheels, Path(folder) / "lib", Path(found["prefix"]) / "lib"])
     return Installation(
-        python=python,
-        cuda=cuda,
-        libraries=libraries,
+        python=python, cuda=cuda, libraries=_libraries([*wheels, Path(folder) / "lib", Path(found["prefix"]) / "lib"]),
         headers=_headers(python, wheels, Path(found["prefix"]), cuda),
-    )
+    )  # fmt: skip
 
 
 def _asked(python: Path) -> dict[str, Any]:
@@ -95,11 +94,6 @@ def _asked(python: Path) -> dict[str, Any]:
 
 def _install(python: Path) -> str:
     return f"Install one: {python} -m pip install --force-reinstall torch --index-url https://pypi.org/simple"
-
-
-def _version(text: str) -> tuple[int, int] | None:
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def _refuse_a_static_runtime(python: Path, torch: Path, version: str) -> None:

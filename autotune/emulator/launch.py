@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,16 +45,6 @@ class Stand:
     @property
     def reports(self) -> Path:
         return self.folder / "reports"
-
-
-@contextmanager
-def stand(machine: EmulatedMachine, installation: Installation) -> Iterator[Stand]:
-    """A machine for as long as the block lasts."""
-    made = set_up(machine, installation, Path(tempfile.mkdtemp(prefix="autotune-emulated-")))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made.folder, ignore_errors=True)
 
 
 def set_up(machine: EmulatedMachine, installation: Installation, folder: Path) -> Stand:

@@ -28,19 +28,15 @@ def nvml_of(built: Built, stand: Stand) -> ModuleType:
     spec.loader.exec_module(module)
     library = stand.folder / "libnvidia-ml-watching.so"
     shutil.copyfile(built.library, library)
-    module.nvmlLib = _loaded(str(library), variables(stand))  # type: ignore[attr-defined]
-    return module
-
-
-def _loaded(library: str, named: dict[str, str]) -> ctypes.CDLL:
-    """Load the library, which reads these variables once while it is loaded."""
+    named = variables(stand)  # the library reads them once, while it is loaded
     before = {name: os.environ.get(name) for name in named}
     os.environ.update(named)
     try:
-        return ctypes.CDLL(library)
+        module.nvmlLib = ctypes.CDLL(str(library))  # type: ignore[attr-defined]
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+    return module

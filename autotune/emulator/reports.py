@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 from collections import Counter
@@ -119,6 +120,11 @@ def read_process(path: Path) -> ProcessReport | None:
         counts = struct.unpack_from(f"<{stubs}I", data, at)
     except struct.error:
         return None
+    rank: int | None = None
+    title = path.with_name(f"{pid}.title")
+    with contextlib.suppress(OSError, ValueError):
+        rank = int(path.with_name(f"{pid}.rank").read_text())
+    role = re.search(r"::(\w+)", title.read_text(errors="replace")) if title.is_file() else None
     return ProcessReport(
         pid=pid,
         peak_bytes=peak,
@@ -131,21 +137,9 @@ def read_process(path: Path) -> ProcessReport | None:
         skipped_bytes=skipped_bytes,
         calls={place: count for place, count in enumerate(counts) if count},
         card_peak_bytes=together,
-        rank=_rank(path.parent / f"{pid}.rank"),
-        role=_role(path.parent / f"{pid}.title"),
+        rank=rank,
+        role=role[1] if role else None,
     )
-
-
-def _rank(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _role(path: Path) -> str | None:
-    match = re.search(r"::(\w+)", path.read_text(errors="replace")) if path.is_file() else None
-    return match[1] if match else None
 
 
 def _by_card(data: bytes, at: int) -> dict[int, int]:

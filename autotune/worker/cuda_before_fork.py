@@ -94,12 +94,12 @@ class _Devices:
     def _query(self) -> list[dict[str, Any]]:
         """Query CUDA in the child, where the originals call each other."""
         self.importing = False
-        return [_attributes(self._properties(index)) for index in range(self._count())]
-
-
-def _attributes(properties: Any) -> dict[str, Any]:
-    named = {name: getattr(properties, name) for name in dir(properties) if not name.startswith("_")}
-    return {name: value for name, value in named.items() if not callable(value)}
+        found = []
+        for index in range(self._count()):
+            properties = self._properties(index)
+            named = {name: getattr(properties, name) for name in dir(properties) if not name.startswith("_")}
+            found.append({name: value for name, value in named.items() if not callable(value)})
+        return found
 
 
 def _in_child(query: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:

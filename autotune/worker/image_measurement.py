@@ -55,13 +55,13 @@ def undecoded(rows: Any, column: str) -> Any:
     """Return the rows with images as bytes or paths: decoding would read every pixel."""
     from datasets import Image
 
-    feature = rows.features[column]
-    inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else None)
+    feature, plain = rows.features[column], Image(decode=False)
     if isinstance(feature, Image):
-        return rows.cast_column(column, Image(decode=False))
-    if isinstance(inner, Image):
-        return rows.cast_column(column, type(feature)(Image(decode=False)) if not isinstance(feature, list) else
-                                [Image(decode=False)])  # fmt: skip
+        return rows.cast_column(column, plain)
+    if isinstance(feature, list) and isinstance(feature[0], Image):
+        return rows.cast_column(column, [plain])
+    if isinstance(getattr(feature, "feature", None), Image):
+        return rows.cast_column(column, type(feature)(plain))
     return rows
 
 

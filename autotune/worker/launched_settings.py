@@ -50,9 +50,16 @@ class LaunchedSettings:
 
     def read_line(self, line: str) -> None:
         if self._kind == "namespace" and not self._printed and len(line) < MAX_TEXT_BYTES:
-            self._printed = dict(from_namespace(line))
+            self._printed = from_namespace(line)
         elif self._kind == "yaml":
-            self._read_yaml(line)
+            # The lines of a printed document, which ends at the first line of another form.
+            begins = _YAML_BEGINS.search(line)
+            if begins is not None:
+                self._yaml = [begins["line"]]
+            elif self._yaml and not self._yaml_ended:
+                match = _YAML_LINE.fullmatch(line)
+                self._yaml_ended = match is None
+                self._yaml += [] if match is None else [match["line"]]
         elif self._kind == "table" and _TABLE.search(line):
             self._in_table = not self._printed  # only the first of several tables
         elif self._in_table:
@@ -60,16 +67,6 @@ class LaunchedSettings:
             self._in_table = row is not None
             if row is not None:
                 self._printed |= _from_row(row["name"], row["value"] or "")
-
-    def _read_yaml(self, line: str) -> None:
-        """Collect the lines of a printed document, which ends at the first line of another form."""
-        begins = _YAML_BEGINS.search(line)
-        if begins is not None:
-            self._yaml = [begins["line"]]
-        elif self._yaml and not self._yaml_ended:
-            match = _YAML_LINE.fullmatch(line)
-            self._yaml_ended = match is None
-            self._yaml += [] if match is None else [match["line"]]
 
     def found(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the reported values of these settings."""
@@ -112,16 +109,13 @@ def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def from_namespace(line: str) -> Iterator[tuple[str, Any]]:
+def from_namespace(line: str) -> dict[str, Any]:
     """Parse a printed namespace: keyword calls and plain values only. Nothing is called."""
     start = _NAMESPACE.search(line)
-    if start is None:
-        return
     try:
-        tree = ast.parse(line[start.start() :].strip(), mode="eval").body
-        yield from list(_from_call(tree, ""))
+        return {} if start is None else dict(_from_call(ast.parse(line[start.start() :].strip(), mode="eval").body, ""))
     except _UNREADABLE:
-        return
+        return {}
 
 
 def _from_call(node: ast.expr, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -139,10 +133,8 @@ def _from_call(node: ast.expr, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _from_row(name: str, value: str) -> dict[str, Any]:
-    if value == _NONE:
-        return {name: None}
     if _CLASS.fullmatch(value):
-        return {}
+        return {name: None} if value == _NONE else {}
     try:
         return {name: ast.literal_eval(value)}
     except _UNREADABLE:

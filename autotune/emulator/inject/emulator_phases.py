@@ -21,25 +21,18 @@ _torch: Any = None
 _phase = _title = ""
 
 
-def _library() -> Any:
-    library = ctypes.CDLL(None)
-    return library if hasattr(library, "emu_phase") else None
-
-
 def _tell(name: str) -> None:
-    global _phase
-    library = _library()
-    if library is None:
+    global _phase, _title
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "emu_phase"):
         return
     _phase = name
-    _note_torch(library)
-    _note_title()
-    library.emu_phase(name.encode())
-
-
-def _note_title() -> None:
-    """Record the title that Ray or vLLM gave this process, like `ray::WorkerDict.update_actor`."""
-    global _title
+    # 1. Torch's own peaks so far: a program may reset them at any time.
+    if _torch is not None and _torch.cuda.is_initialized():
+        device = _torch.cuda.current_device()
+        allocated, reserved = _torch.cuda.max_memory_allocated(device), _torch.cuda.max_memory_reserved(device)
+        library.emu_note_torch(device, ctypes.c_int64(allocated), ctypes.c_int64(reserved))
+    # 2. The title that Ray or vLLM gave this process, like `ray::WorkerDict.update_actor`.
     with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123
         title = file.read(100).split(b"\0")[0].decode(errors="replace")
     folder = os.environ.get("AUTOTUNE_EMULATOR_REPORT")
@@ -47,15 +40,8 @@ def _note_title() -> None:
         _title = title
         with open(os.path.join(folder, f"{os.getpid()}.title"), "w") as file:  # noqa: PTH118, PTH123
             file.write(title)
-
-
-def _note_torch(library: Any) -> None:
-    """Torch's own peaks so far: a program may reset them at any time."""
-    if _torch is None or not _torch.cuda.is_initialized():
-        return
-    device = _torch.cuda.current_device()
-    allocated, reserved = _torch.cuda.max_memory_allocated(device), _torch.cuda.max_memory_reserved(device)
-    library.emu_note_torch(device, ctypes.c_int64(allocated), ctypes.c_int64(reserved))
+    # 3. The phase
+    library.emu_phase(name.encode())
 
 
 def _within(phase: str, method: Callable[..., Any], after: str | None = "forward") -> Callable[..., Any]:

@@ -22,12 +22,13 @@ PINS = {getattr(aten, name).default for name in ("_pin_memory", "pin_memory") if
 
 
 @functools.lru_cache(maxsize=1)
-def _library() -> Any:
+def library() -> Any:
     """Return the emulator's library, which is preloaded."""
-    library = ctypes.CDLL(None)
-    library.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    library.emu_copy_written.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    return library
+    loaded = ctypes.CDLL(None)
+    loaded.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    loaded.emu_copy_written.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    loaded.emu_give_back.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return loaded
 
 
 def concerns(function: Any, kwargs: Any) -> bool:
@@ -49,11 +50,11 @@ def _copied(function: Any, args: Any, kwargs: Any) -> Any:
     if not is_plain or source.nbytes <= MOST_WRITTEN:
         return function(*args, **kwargs)
     made = _emptied(torch.empty(source.shape, dtype=source.dtype, pin_memory=True))
-    _library().emu_copy_written(made.data_ptr(), source.data_ptr(), source.nbytes)
+    library().emu_copy_written(made.data_ptr(), source.data_ptr(), source.nbytes)
     return made
 
 
 def _emptied(tensor: Any) -> Any:
     """Give the tensor's pages back to the host: they read as zeros. A cached block has bytes of its former tensor."""
-    _library().cudaMemset(tensor.data_ptr(), 0, tensor.nbytes)
+    library().cudaMemset(tensor.data_ptr(), 0, tensor.nbytes)
     return tensor

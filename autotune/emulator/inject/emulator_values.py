@@ -12,7 +12,6 @@ larger size; larger ones are recorded, and the run reports them at its end.
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import os
 import sys
@@ -102,15 +101,6 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-@functools.lru_cache(maxsize=1)
-def _driver() -> Any:
-    """Return the emulated runtime, which is preloaded."""
-    library = ctypes.CDLL(None)
-    library.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    library.emu_give_back.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return library
-
-
 def _is_on_card(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cuda"
 
@@ -139,8 +129,7 @@ def _shape_only(types: Any) -> bool:
 
 
 def _of_another_kind(kind: type) -> bool:
-    """Return True for a tensor type with its own dispatch; a DTensor's local parts are dispatched
-    again."""
+    """Return True for a tensor type with its own dispatch; a DTensor's local parts are dispatched again."""
     if kind in (torch.Tensor, torch.nn.Parameter):
         return False
     return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
@@ -246,8 +235,7 @@ class _Call:
         return made
 
     def _sampled(self) -> Any:
-        """Draw ids with a fixed generator, the same in every run, since probabilities were never
-        computed.
+        """Draw ids with a fixed generator, the same in every run, since probabilities were never computed.
 
         None of them is special: special ids are at the end of a vocabulary.
         """
@@ -276,7 +264,10 @@ class _Call:
         results = _tensors(result)
         if self._is_small(results):
             try:
-                self._copy_into(results, _tensors(self._computed()))
+                values = _tensors(self._computed())
+                for made, value in zip(results, values):  # noqa: B905 -- Python 3.9 has no strict
+                    if not self.facts.writes and made.shape == value.shape:  # else it wrote into the very memory
+                        (alias(made) if _is_on_card(made) else made).copy_(value)
                 return result
             except Exception as error:
                 _write_down("failed", f"{self.function}: {str(error)[:200]}")
@@ -299,25 +290,18 @@ class _Call:
         tensors = [*self.on_card, *results]
         return bool(tensors) and not (self.facts.leaves_memory or self.facts.zeroes) and all(_is_exact(one) for one in tensors)
 
-    def _copy_into(self, results: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-        if self.facts.writes:  # it wrote into the very memory
-            return
-        for result, value in zip(results, values):  # noqa: B905 -- Python 3.9 has no strict
-            if result.shape == value.shape:
-                (alias(result) if _is_on_card(result) else result).copy_(value)
-
     def _zero(self, results: list[torch.Tensor]) -> None:
         for result in results:
             if _is_on_card(result):
                 if result.is_contiguous():  # whole pages are given back to the host instead of being written
-                    _driver().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
+                    emulator_pinned.library().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
                 elif result.numel() <= MOST_FLOATS:
                     alias(result).zero_()
             elif result.device.type != "cpu":  # "meta" has no memory
                 continue
             elif not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK:  # its memory is new, from torch's allocator
                 storage = result.untyped_storage()
-                _driver().emu_give_back(storage.data_ptr(), storage.nbytes())
+                emulator_pinned.library().emu_give_back(storage.data_ptr(), storage.nbytes())
             elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
                 result.zero_()
 
