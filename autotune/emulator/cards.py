@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -120,17 +120,16 @@ class EmulatedMachine:
         """Return the description that the library reads, for a torch that was built with this CUDA."""
         number = cuda_version[0] * 1000 + cuda_version[1] * 10
         behaviour = {"lag": self.lag, "hides_processes": int(self.hides_processes), "pid_shift": self.pid_shift}
-        head = _line("machine", {"driver": number, "runtime": number, **behaviour})
-        return head + "".join(line for index, card in enumerate(self.cards) for line in self._lines(index, card))
-
-    def _lines(self, index: int, card: EmulatedCard) -> Iterator[str]:
-        whole = self._fields(index, card)
-        yield _line("sliced" if card.slices else "card", whole)
-        for number, profile in enumerate(card.slices):
-            multiprocessors, memory = card.slice(profile)
-            name = uuid.uuid5(uuid.NAMESPACE_OID, f"autotune emulated {card.gpu.name} {index} slice {number}")
-            part = {"name": f"{card.name} MIG {profile}", "uuid": f"MIG-{name}", "multiprocessors": multiprocessors}
-            yield _line("slice", {**whole, **part, "memory_mib": memory, "reserved_mib": 0, "foreign_mib": 0})
+        lines = [_line("machine", {"driver": number, "runtime": number, **behaviour})]
+        for index, card in enumerate(self.cards):
+            whole = self._fields(index, card)
+            lines.append(_line("sliced" if card.slices else "card", whole))
+            for number, profile in enumerate(card.slices):
+                multiprocessors, memory = card.slice(profile)
+                name = uuid.uuid5(uuid.NAMESPACE_OID, f"autotune emulated {card.gpu.name} {index} slice {number}")
+                part = {"name": f"{card.name} MIG {profile}", "uuid": f"MIG-{name}", "multiprocessors": multiprocessors}
+                lines.append(_line("slice", {**whole, **part, "memory_mib": memory, "reserved_mib": 0, "foreign_mib": 0}))
+        return "".join(lines)
 
     def _fields(self, index: int, card: EmulatedCard) -> dict[str, object]:
         gpu = card.gpu

@@ -1,5 +1,4 @@
-"""Judgements about generated entry points: those for which plain success is a right answer, with the
-reason.
+"""Judgements about generated entry points: those for which plain success is a right answer, with the reason.
 
 A generated entry point does nothing and returns success. That is right if nothing that the host
 reads depends on it. A call of an entry point without a judgement is reported after the run.

@@ -21,11 +21,10 @@ _DEFAULTS = {
     "RAY_LD_PRELOAD_ON_WORKERS": "1",
     "RAY_worker_niceness": "0",
 }
-"""Defaults that the user's environment overrides. vLLM's second runner counts tokens inside a Triton
-kernel, so that generation never ends; FlashInfer compiles its sampler with nvcc; DeepSpeed's
-operators need nvcc too; humming (of vLLM) compiles a launcher of quantised kernels at every import;
-Ray removes preloaded libraries from workers, and runs them at niceness 15, while everything is
-computed on the host."""
+"""Defaults that the user's environment overrides. vLLM's second runner counts tokens inside a Triton kernel, so that
+generation never ends; FlashInfer compiles its sampler with nvcc; DeepSpeed's operators need nvcc too; humming (of vLLM)
+compiles a launcher of quantised kernels at every import; Ray removes preloaded libraries from workers, and runs them at
+niceness 15, while everything is computed on the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +32,6 @@ class Stand:
     """Files of a running machine; processes that name the same one share its cards."""
 
     folder: Path
-
-    @property
-    def machine(self) -> Path:
-        return self.folder / "machine"
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state"
 
     @property
     def reports(self) -> Path:
@@ -51,8 +42,8 @@ def set_up(machine: EmulatedMachine, installation: Installation, folder: Path) -
     """Return a machine in this folder, with nothing on its cards yet."""
     made = Stand(folder=folder)
     made.reports.mkdir(parents=True, exist_ok=True)
-    made.machine.write_text(machine.text(installation.cuda))
-    made.state.unlink(missing_ok=True)
+    (folder / "machine").write_text(machine.text(installation.cuda))
+    (folder / "state").unlink(missing_ok=True)
     return made
 
 
@@ -83,8 +74,8 @@ def environment(
 def variables(stand: Stand) -> dict[str, str]:
     """Return the variables by which the library finds its machine."""
     return {
-        "AUTOTUNE_EMULATED_MACHINE": str(stand.machine),
-        "AUTOTUNE_EMULATED_STATE": str(stand.state),
+        "AUTOTUNE_EMULATED_MACHINE": str(stand.folder / "machine"),
+        "AUTOTUNE_EMULATED_STATE": str(stand.folder / "state"),
         "AUTOTUNE_EMULATOR_REPORT": str(stand.reports),
     }
 

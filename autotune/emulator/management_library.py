@@ -16,8 +16,7 @@ from autotune.emulator.launch import Stand, variables
 def nvml_of(built: Built, stand: Stand) -> ModuleType:
     """Return nvidia-ml-py's module, bound to the cards of this stand.
 
-    The module is a copy of its own and so is the library: a process may watch several machines, real
-    ones among them.
+    The module is a copy of its own and so is the library: a process may watch several machines, real ones among them.
     """
     original = importlib.util.find_spec("pynvml")
     assert original is not None and original.origin is not None  # a dependency of autotune

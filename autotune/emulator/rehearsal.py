@@ -1,5 +1,4 @@
-"""Rehearsal of a command on emulated cards: its output is passed on, its peaks and its first error
-are kept."""
+"""Rehearsal of a command on emulated cards: its output is passed on, its peaks and its first error are kept."""
 
 from __future__ import annotations
 

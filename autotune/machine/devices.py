@@ -22,21 +22,19 @@ DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 def devices_here(library: Any = None, variable: str | None = None) -> tuple[Device, ...]:
     """Return the visible GPUs from NVML, or from nvidia-smi without NVML.
 
-    Raises HardwareNotHere when a driver is present and does not answer. `variable` overrides
-    CUDA_VISIBLE_DEVICES.
+    Raises HardwareNotHere when a driver is present and does not answer. `variable` overrides CUDA_VISIBLE_DEVICES.
     """
     chosen = os.environ.get(VISIBLE) if variable is None else variable
     try:
-        nvml = Nvml.open(library)
-    except NvmlUnavailable as reason:
-        if not reason.absent:
-            raise _unreadable(reason) from reason
-        return visible(_by_nvidia_smi(), chosen)
-    with contextlib.closing(nvml):
-        try:
+        with contextlib.closing(Nvml.open(library)) as nvml:
             return devices_of(nvml, chosen)
-        except (NvmlNotSupported, GpuLost) as reason:
-            raise _unreadable(reason) from reason
+    except (NvmlUnavailable, NvmlNotSupported, GpuLost) as reason:
+        if isinstance(reason, NvmlUnavailable) and reason.absent:
+            return visible(_by_nvidia_smi(), chosen)
+        raise HardwareNotHere(
+            f"This machine has an NVIDIA driver, and it can't be asked for its GPUs ({reason}).",
+            way_out="See that `nvidia-smi` works (a driver that was updated needs a restart), or type --gpus cpu.",
+        ) from reason
 
 
 def devices_of(nvml: Nvml, variable: str | None) -> tuple[Device, ...]:
@@ -67,13 +65,6 @@ def _named(part: str, devices: Sequence[Device]) -> list[Device]:
         return [device for device in devices if device.index == int(part)]
     alike = [device for device in devices if device.uuid is not None and part and device.uuid.startswith(part)]
     return alike if len(alike) == 1 else []
-
-
-def _unreadable(reason: Exception) -> HardwareNotHere:
-    return HardwareNotHere(
-        f"This machine has an NVIDIA driver, and it can't be asked for its GPUs ({reason}).",
-        way_out="See that `nvidia-smi` works (a driver that was updated needs a restart), or type --gpus cpu.",
-    )
 
 
 def _by_nvidia_smi() -> list[Device]:

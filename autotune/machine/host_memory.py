@@ -1,8 +1,7 @@
 """Host memory during a GPU probe: the kernel's OOM killer can end a rank although the device has room.
 
-OOM kills are counted in the cgroups of this process, or else on the whole machine. Kills by a
-user-space daemon are not counted; there, a SIGKILL while host memory is nearly exhausted is the
-evidence.
+OOM kills are counted in the cgroups of this process, or else on the whole machine. Kills by a user-space daemon are not
+counted; there, a SIGKILL while host memory is nearly exhausted is the evidence.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ def restored_signals() -> Iterator[None]:
 
 
 def ignore_stop_signals() -> None:
-    """Ignore further stop signals: an exit takes a moment, and a second Ctrl-C would leave workers
-    running."""
+    """Ignore further stop signals: an exit takes a moment, and a second Ctrl-C would leave workers running."""
 
     def ignore(number: int, frame: FrameType | None) -> None:
         """Do nothing. SIG_IGN would make the interpreter complain about a signal that has already arrived."""

@@ -5,11 +5,10 @@ The JSON specification comes from a framework's file in `autotune.frameworks`:
     {"file": "{autotune_run_folder}/settings.json" | null,      null: standard output
      "kind": "json" | "hydra" | "yaml" | "namespace" | "table"}
 
-`json`: a file with one mapping. `hydra`: the YAML that Hydra writes of a configuration, read by the
-run's own OmegaConf, which resolves references. `yaml`: the same as printed lines, from a top-level
-key at the end of a line. `namespace`: a printed line of argparse,
-`namespace(train=namespace(batch_size=8), ...)`. `table`: a printed table of names and values, with
-a blank between the columns. Nested settings have dotted names. Unreadable values are left out;
+`json`: a file with one mapping. `hydra`: the YAML that Hydra writes of a configuration, read by the run's own
+OmegaConf, which resolves references. `yaml`: the same as printed lines, from a top-level key at the end of a line.
+`namespace`: a printed line of argparse, `namespace(train=namespace(batch_size=8), ...)`. `table`: a printed table of
+names and values, with a blank between the columns. Nested settings have dotted names. Unreadable values are left out;
 nothing is executed.
 """
 
@@ -72,19 +71,15 @@ class LaunchedSettings:
         """Return the reported values of these settings."""
         if self._kind == "yaml":
             return from_hydra("\n".join(self._yaml), names)
-        written = self._printed if self._file is None else self._written(self._file, names)
-        return {name: written[name] for name in names if name in written}
-
-    def _written(self, path: Path, names: Iterable[str]) -> Mapping[str, Any]:
-        try:
-            with path.open(encoding="utf-8") as file:
-                text = file.read(MAX_TEXT_BYTES)
-            if self._kind == "hydra":
-                return from_hydra(text, names)
-            written = json.loads(text)
-            return written if isinstance(written, dict) else {}
-        except (OSError, ValueError, RecursionError):
-            return {}
+        written: Any = self._printed
+        if self._file is not None:
+            try:
+                with self._file.open(encoding="utf-8") as file:
+                    text = file.read(MAX_TEXT_BYTES)
+                written = from_hydra(text, names) if self._kind == "hydra" else json.loads(text)
+            except (OSError, ValueError, RecursionError):
+                return {}
+        return {name: written[name] for name in names if name in written} if isinstance(written, dict) else {}
 
 
 def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """Worker process: imports the framework once, then forks ranks and relays their messages.
 
-A fork with all imports done takes milliseconds; a fresh start takes ten seconds. The worker never
-touches a device and never allocates, so it outlives every candidate. If an import initialised CUDA,
-forked ranks could not use it: the worker then restarts without imports, and each rank is a fresh
-interpreter. When the parent's end of the socket closes, the worker ends all processes below it and
-exits.
+A fork with all imports done takes milliseconds; a fresh start takes ten seconds. The worker never touches a device and
+never allocates, so it outlives every candidate. If an import initialised CUDA, forked ranks could not use it: the
+worker then restarts without imports, and each rank is a fresh interpreter. When the parent's end of the socket closes,
+the worker ends all processes below it and exits.
 """
 
 from __future__ import annotations

@@ -105,9 +105,8 @@ SLEEP_MISLEADS = "vLLM's sleep mode: torch counts as reserved what sleeps and is
 class CudaMeter(MemoryMeter):
     """torch's allocator statistics of the current device, plus the memory outside them.
 
-    `others_bytes` of the device belong to other processes. If an engine `sleeps`, torch's reserved
-    figure is wrong and the peak is the largest reading of the device: a lower bound, raised by
-    samples from outside.
+    `others_bytes` of the device belong to other processes. If an engine `sleeps`, torch's reserved figure is wrong and
+    the peak is the largest reading of the device: a lower bound, raised by samples from outside.
     """
 
     def __init__(self, torch: Any, *, others_bytes: int | None = None, sleeps: bool = False) -> None:

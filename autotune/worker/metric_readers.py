@@ -13,8 +13,7 @@ The JSON specification comes from a framework's file in `autotune.frameworks`:
      "times": 1.0,                              factor on tokens and tokens_per_second (GPUs, if figures are per GPU)
      "tokens_each": n | null}                   tokens of one record, if the run does not report them
 
-Two of tokens, seconds and tokens per second are enough. With only one, the seconds are those since
-the previous record.
+Two of tokens, seconds and tokens per second are enough. With only one, the seconds are those since the previous record.
 """
 
 from __future__ import annotations

@@ -71,17 +71,10 @@ class PhaseRecorder:
     """Phases, seconds and memory of one rank while it loads and measures."""
 
     def __init__(
-        self,
-        *,
-        emit: Callable[[dict[str, Any]], None],
-        rank: int = 0,
-        world_size: int = 1,
-        local_rank: int | None = None,
-        limit_bytes: int | None = None,
-        device: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        meter: MemoryMeter | None = None,
-    ) -> None:
+        self, *, emit: Callable[[dict[str, Any]], None], rank: int = 0, world_size: int = 1, local_rank: int | None = None,
+        limit_bytes: int | None = None, device: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter, meter: MemoryMeter | None = None,
+    ) -> None:  # fmt: skip
         self.rank, self.world_size, self.limit_bytes, self.emit = rank, world_size, limit_bytes, emit
         # Number of this rank's GPU among those of its machine.
         self.local_rank = rank if local_rank is None else local_rank

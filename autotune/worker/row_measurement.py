@@ -1,15 +1,13 @@
 """Measures a dataset for supervised fine-tuning: whole rows with template and end token.
 
-The training interpreter runs it (`python .../autotune/worker rows`), with one JSON object on stdin
-and one on stdout:
+The training interpreter runs it (`python .../autotune/worker rows`), with one JSON object on stdin and one on stdout:
 
     {"model": "folder or hub id", "dataset": {"dataset_name": ..., "dataset_config": ..., "dataset_train_split": ...},
      "trust_remote_code": false, "model_revision": "main" | null, "chat_template_kwargs": {...} | null}
     {"rows": n, "looked_at": n, "tokens": n, "percentiles": [{"share": 90, "length": n, "longer": n, "cut": n, "left_out": n}]}
 
-With a percentile's length as the limit, `longer` rows exceed it. Truncating them removes `cut`
-tokens, leaving them out `left_out` tokens. A large dataset is sampled at a regular stride, and the
-counts are of the sample.
+With a percentile's length as the limit, `longer` rows exceed it. Truncating them removes `cut` tokens, leaving them out
+`left_out` tokens. A large dataset is sampled at a regular stride, and the counts are of the sample.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Synthetic models, tokenizers and prompts: offline, small, deterministic for a seed.
 
-Three uses: a model folder from a config alone (weights are random, only shapes matter), the tiny
-model of the demo and the tests, and prompts to train it on. The training interpreter runs it by
-path:
+Three uses: a model folder from a config alone (weights are random, only shapes matter), the tiny model of the demo and
+the tests, and prompts to train it on. The training interpreter runs it by path:
 
     python autotune/worker/synthetic.py OUTDIR --hidden 256 --layers 4 --vocab 4096 [--prompts FOLDER]
 """

@@ -1,8 +1,7 @@
 """Pinned memory of the host that stays untouched until something is written to it.
 
-Offloaded optimizers and vLLM's swap space are gigabytes per process, in tensors that are zero or were
-never written. torch would write each of their pages; here such pages take no memory. Small tensors
-are left to torch.
+Offloaded optimizers and vLLM's swap space are gigabytes per process, in tensors that are zero or were never written.
+torch would write each of their pages; here such pages take no memory. Small tensors are left to torch.
 """
 
 from __future__ import annotations
@@ -38,13 +37,9 @@ def concerns(function: Any, kwargs: Any) -> bool:
 
 def pinned(function: Any, args: Any, kwargs: Any) -> Any:
     """Return the result of such an operator, with the pages that hold something."""
-    if function in PINS:
-        return _copied(function, args, kwargs)
-    made = ZEROS[function](*args, **kwargs)
-    return _emptied(made) if made.nbytes > MOST_WRITTEN else made.zero_()
-
-
-def _copied(function: Any, args: Any, kwargs: Any) -> Any:
+    if function not in PINS:
+        made = ZEROS[function](*args, **kwargs)
+        return _emptied(made) if made.nbytes > MOST_WRITTEN else made.zero_()
     source = args[0]
     is_plain = source.device.type == "cpu" and source.layout == torch.strided and source.is_contiguous()
     if not is_plain or source.nbytes <= MOST_WRITTEN:

@@ -23,8 +23,7 @@ _kept: list[Any] = []
 class _TorchImportHook(importlib.abc.MetaPathFinder):
     """Import hook that finds a module like the other finders, and runs code after its import.
 
-    A mere `find_spec`, the usual test for a package, changes nothing: the import after it passes
-    through here again.
+    A mere `find_spec`, the usual test for a package, changes nothing: the import after it passes through here again.
     """
 
     def __init__(self, after: dict[str, list[After]]) -> None:
