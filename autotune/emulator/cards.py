@@ -13,9 +13,7 @@ from autotune.catalog.constants import constant, efficiency
 from autotune.core.errors import BadInput
 from autotune.machine.hardware_detection import gpu_named
 
-MOST_CARDS = 16
-"""Capacity of the library's tables; the largest machines with one address space have 16."""
-
+MOST_CARDS = 16  # capacity of the library's tables; the largest machines with one address space have 16
 LONGEST_LAG = 1024
 """Launches that a card's queue holds before the host waits: with it, memory is kept waiting as long as it can be."""
 
@@ -49,12 +47,9 @@ class EmulatedCard:
     """Emulated card."""
 
     gpu: Gpu
-    foreign_mib: int = 0
-    """Held by processes that are not emulated."""
-
+    foreign_mib: int = 0  # held by processes that are not emulated
     state: State = "ok"
-    slices: tuple[str, ...] = ()
-    """MIG profiles that it is cut into, such as 3g.20gb; empty without MIG."""
+    slices: tuple[str, ...] = ()  # MIG profiles that it is cut into, such as 3g.20gb; empty without MIG
 
     def slice(self, profile: str) -> tuple[int, int]:
         """Return multiprocessors and MiB of a slice; BadInput for no profile of this card.
@@ -106,15 +101,11 @@ class EmulatedMachine:
     """Cards, and how they behave."""
 
     cards: tuple[EmulatedCard, ...]
+    # Launches after which work counts as finished without anybody waiting for it; 0: at once. The two ends of this scale
+    # bracket what torch's allocator reserves.
     lag: int = 0
-    """Launches after which work counts as finished without anybody waiting for it; 0: at once. The two ends of this scale
-    bracket what torch's allocator reserves."""
-
-    hides_processes: bool = False
-    """True where NVML lists no process, as inside containers."""
-
-    pid_shift: int = 0
-    """Added to the numbers of processes that NVML lists, as where they are those of another namespace."""
+    hides_processes: bool = False  # true where NVML lists no process, as inside containers
+    pid_shift: int = 0  # added to the numbers of processes that NVML lists, as where they are those of another namespace
 
     def text(self, cuda_version: tuple[int, int]) -> str:
         """Return the description that the library reads, for a torch that was built with this CUDA."""

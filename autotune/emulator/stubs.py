@@ -23,8 +23,7 @@ class Stub:
 
     name: str
     kind: Kind
-    judged: str | None
-    """Reason that its answer is right; None without a judgement."""
+    judged: str | None  # reason that its answer is right; None without a judgement
 
 
 def stubs_for(names: Iterable[str], written: frozenset[str], outs: Mapping[str, Mapping[int, int]]) -> tuple[Stub, ...]:

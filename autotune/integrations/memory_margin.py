@@ -13,11 +13,8 @@ from autotune.core.memory_growth import WARMUP_CYCLES, MemoryGrowth, growth_of
 from autotune.core.units import format_bytes
 from autotune.integrations.memory_gauges import GaugeReading
 
-WARNING_SHARES = (0.1, 0.05, 0.02)
-"""Margins relative to the limit; each is reported once when the margin falls below it."""
-
-MAX_POINTS = 64
-"""Above this, half of the points are dropped: the trend covers the whole run in bounded time."""
+WARNING_SHARES = (0.1, 0.05, 0.02)  # margins relative to the limit; each is reported once when the margin falls below it
+MAX_POINTS = 64  # above this, half of the points are dropped: the trend covers the whole run in bounded time
 
 
 @dataclass

@@ -30,8 +30,7 @@ FOLDER = "out-of-memory"
 NEXT = "next.yaml"
 WIDTH = 120
 
-LAST_RESORT = ("activations", "unknown_memory")
-"""Causes whose remedies are tried when those of the diagnosed cause are exhausted."""
+LAST_RESORT = ("activations", "unknown_memory")  # causes whose remedies are tried when those of the diagnosed cause are exhausted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,16 +77,12 @@ def _job(trainer: Any, known: Trainer, method: str, limit_bytes: int, arguments:
     name = str(getattr(trainer.model.config, "_name_or_path", "") or "model")
     folder = Path(name) if Path(name).is_dir() else None
     workload = Workload(
-        model=Model(name=name, config=trainer.model.config.to_dict(), folder=folder, origin="the running model"),
-        method=method,
-        python=Path(sys.executable),
-        tuning=tuning,
-        weights="real",
-        global_batch=shape,
+        model=Model(name=name, config=trainer.model.config.to_dict(), folder=folder, origin="the running model"), method=method,
+        python=Path(sys.executable), tuning=tuning, weights="real", global_batch=shape,
         config_file=given or Path(args.output_dir) / "training arguments",
         held={**(file.settings if file else {}), **changed, **adapter},
         user_settings={**(file.rest if file else {}), **parts},
-    )
+    )  # fmt: skip
     hardware = Hardware(kind=kind, name=kind, count=args.world_size, memory_bytes=limit_bytes, here=True)
     return Task(workload=workload, hardware=hardware)
 

@@ -35,15 +35,11 @@ from autotune.integrations.running_trainer import Running, running
 
 log = logging.getLogger("autotune")
 
-RESERVE_BYTES = 16 * MIB
-"""Host memory released when memory runs out: writing the report needs some."""
-
+RESERVE_BYTES = 16 * MIB  # host memory released when memory runs out: writing the report needs some
 GUARDED = ("training_step", "evaluate", "_save_checkpoint")
 """Memory-critical methods of the trainer; the optimizer's `step` is guarded as well."""
 
-LENGTHS = ("completions/max_length", "completion_length")
-"""TRL's log keys for the longest completion, newest name first."""
-
+LENGTHS = ("completions/max_length", "completion_length")  # TRL's log keys for the longest completion, newest name first
 Warn = Callable[[str], None]
 
 

@@ -18,12 +18,8 @@ from autotune.machine.nvml import Device
 
 _PATTERN = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
 _SIZE_WITH_UNIT = re.compile(r"\d+(?:\.\d+)?\s*[MGT](?:i?B)?", re.IGNORECASE)
-_SAME_MEMORY = 0.05
-"""Tolerance: drivers differ by a few hundred MiB per card; sizes of a family differ by far more."""
-
-MAX_DEVICES = 100_000
-"""Largest number of devices that a prediction counts through."""
-
+_SAME_MEMORY = 0.05  # tolerance: drivers differ by a few hundred MiB per card; sizes of a family differ by far more
+MAX_DEVICES = 100_000  # largest number of devices that a prediction counts through
 _OWN_CGROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -83,8 +79,7 @@ def gpu_of(hardware: Hardware) -> catalog.Gpu | None:
 
 def can_be_probed(hardware: Hardware) -> bool:
     """Return True if probes support this kind of device."""
-    known = {gpu.name: gpu for gpu in catalog.gpus()}
-    return hardware.name not in known or known[hardware.name].probes
+    return all(gpu.probes for gpu in catalog.gpus() if gpu.name == hardware.name)
 
 
 def recognise(device: Device) -> catalog.Gpu | None:

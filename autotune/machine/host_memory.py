@@ -12,8 +12,7 @@ from pathlib import Path
 from autotune.core.errors import ProbeError
 from autotune.machine import cgroups, hardware_detection
 
-MIN_FREE_SHARE = 0.02
-"""Share of free memory below which the host counts as exhausted."""
+MIN_FREE_SHARE = 0.02  # share of free memory below which the host counts as exhausted
 
 
 class HostMemory:

@@ -14,8 +14,7 @@ from typing import Any
 
 from autotune.core.units import MIB, format_bytes
 
-MAX_CORES = 4096
-"""CPU cores that are looked at for those near a GPU."""
+MAX_CORES = 4096  # CPU cores that are looked at for those near a GPU
 
 
 class NvmlUnavailable(Exception):
@@ -54,8 +53,7 @@ class Nvml:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._handles: dict[str, Any] = {}
-        self.unreadable: dict[int, str] = {}
-        """Reasons why GPUs are absent from `cards`, by nvidia-smi index."""
+        self.unreadable: dict[int, str] = {}  # reasons why GPUs are absent from `cards`, by nvidia-smi index
 
     @classmethod
     def open(cls, library: Any = None) -> Nvml:
@@ -201,7 +199,7 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-MIN_REPORTED_BYTES = 64 * MIB  # Drivers, displays and monitors hold less than this on an idle GPU
+MIN_REPORTED_BYTES = 64 * MIB  # drivers, displays and monitors hold less than this on an idle GPU
 
 
 def name_of(pid: int, nvml: Nvml | None = None) -> str:

@@ -39,15 +39,13 @@ def query_in_child_process(torch: Any) -> Iterator[None]:
         (torch.cuda, "get_device_properties", devices.properties),
         (torch.cuda, "current_device", lambda: 0),  # nothing has chosen another one yet
     )
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
-    for (owner, name, replacement), (_, _, original) in zip(replacements, originals):  # noqa: B905 (Python 3.9)
-        setattr(owner, name, devices.during_imports(replacement, original))
-    try:
+    with contextlib.ExitStack() as stack:
+        for owner, name, replacement in replacements:
+            original = getattr(owner, name)
+            setattr(owner, name, devices.during_imports(replacement, original))
+            stack.callback(setattr, owner, name, original)
+        stack.callback(setattr, devices, "importing", False)  # first of all
         yield
-    finally:
-        devices.importing = False
-        for owner, name, original in originals:
-            setattr(owner, name, original)
 
 
 class _NoAnswer(Exception):

@@ -20,9 +20,7 @@ from typing import Any
 from .prompt_measurement import load_splits, print_answer
 from .row_measurement import load_rows
 
-COLUMNS = ("images", "image")
-"""Columns that TRL's trainers read."""
-
+COLUMNS = ("images", "image")  # columns that TRL's trainers read
 MAX_ROWS = 2_000
 MAX_FETCHED_ROWS = 200
 MAX_IMAGES = 256  # of one row

@@ -199,23 +199,16 @@ class _LaunchedRun:
             "completion_tokens": max((figure.tokens for figure in self._timed), default=0),
             "cycle_seconds": [figure.seconds for figure in self._timed],
             "cycle_loss_tokens": [figure.tokens for figure in self._timed],
-            "prompt_tokens": 0,
-            "phase_seconds": {"other": timed},
-            "user_reward_seconds": 0.0,
-            "cut_short": self._cut_short,
-            "borrowed_seconds": 0.0,
-        }
+            "prompt_tokens": 0, "phase_seconds": {"other": timed}, "user_reward_seconds": 0.0,
+            "cut_short": self._cut_short, "borrowed_seconds": 0.0,
+        }  # fmt: skip
         return {
-            "worst": speed if self._timed else None,
-            "typical": None,
-            "optimizer_steps": self._metrics.records,
-            "effective": self._effective,
+            "worst": speed if self._timed else None, "typical": None,
+            "optimizer_steps": self._metrics.records, "effective": self._effective,
             "exercised": {"watched": "outside", "optimizer_steps": self._metrics.records, "seconds": timed},
-            "setup_seconds": max(0.0, seconds - timed),
-            "loop_seconds": timed,
-            "models": model_watch.found(self._folder),
-            "world_size": None,
-        }
+            "setup_seconds": max(0.0, seconds - timed), "loop_seconds": timed,
+            "models": model_watch.found(self._folder), "world_size": None,
+        }  # fmt: skip
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

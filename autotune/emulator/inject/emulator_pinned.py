@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-MOST_WRITTEN = 1 << 20
-"""Bytes up to which a tensor is written as usual."""
-
+MOST_WRITTEN = 1 << 20  # bytes up to which a tensor is written as usual
 aten = torch.ops.aten
 ZEROS = {aten.zeros.default: aten.empty.memory_format, aten.zeros_like.default: aten.empty_like.default}
 PINS = {getattr(aten, name).default for name in ("_pin_memory", "pin_memory") if hasattr(aten, name)}

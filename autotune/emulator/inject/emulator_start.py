@@ -16,8 +16,7 @@ from typing import Any
 
 After = Callable[[ModuleType], None]
 
-_kept: list[Any] = []
-"""The main thread's mode: torch takes modes off and puts them on again without holding on to them itself."""
+_kept: list[Any] = []  # the main thread's mode: torch takes modes off and puts them on again without holding on to them itself
 
 
 class _TorchImportHook(importlib.abc.MetaPathFinder):

@@ -26,23 +26,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 MOST_FLOATS = int(os.environ.get("AUTOTUNE_EMULATOR_FLOATS", 1 << 14))
 """Elements, inputs and results together, up to which an operator with floating-point inputs is computed."""
 
-MOST_INTEGERS = int(os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22))
-"""The same where all inputs are integers or booleans."""
-
-MOST_FOR_SHAPES = 1 << 26
-"""The same where the shape of a result depends on values."""
-
+MOST_INTEGERS = int(os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22))  # the same where all inputs are integers or booleans
+MOST_FOR_SHAPES = 1 << 26  # the same where the shape of a result depends on values
 MOST_ZEROED_ON_THE_HOST = 1 << 24
-LEAST_GIVEN_BACK = 1 << 20
-"""Bytes from which a new result on the host is zeroed without writing to it."""
-
+LEAST_GIVEN_BACK = 1 << 20  # bytes from which a new result on the host is zeroed without writing to it
 MOST_ALIASES = 20_000
 
 emulator_pinned = importlib.import_module("emulator_pinned")
 aten = torch.ops.aten
-COLLECTIVES = {"c10d", "_c10d_functional"}
-"""Namespaces whose payloads the emulated NCCL carries by itself."""
-
+COLLECTIVES = {"c10d", "_c10d_functional"}  # namespaces whose payloads the emulated NCCL carries by itself
 ON_THE_CPU_TOO = {"aten", "prims"}
 _BY_VALUE = {
     aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten._unique.default, aten.unique_dim.default,
@@ -121,13 +113,6 @@ def _is_exact(tensor: torch.Tensor) -> bool:
     return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
 
 
-def _shape_only(types: Any) -> bool:
-    """Return True if no argument has memory: torch propagates shapes, for instance while it compiles."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        return True
-    return any(issubclass(kind, FakeTensor) for kind in types)
-
-
 def _of_another_kind(kind: type) -> bool:
     """Return True for a tensor type with its own dispatch; a DTensor's local parts are dispatched again."""
     if kind in (torch.Tensor, torch.nn.Parameter):
@@ -167,7 +152,9 @@ class TrueValues(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _shape_only(types):
+        # No argument has memory: torch propagates shapes, for instance while it compiles.
+        fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        if fake or any(issubclass(kind, FakeTensor) for kind in types):
             return function(*args, **kwargs)
         if any(_of_another_kind(kind) for kind in types):
             return NotImplemented
