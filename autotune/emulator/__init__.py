@@ -11,8 +11,7 @@ cards.py            cards from the catalog, and the file that describes them to 
     judgements.py       generated entry points for which success is a right answer
     stubs.py            C text of the generated entry points
     build.py            compilation, and its cache
-    launch.py           a command on emulated cards
-    management_library.py  NVML of the cards, for the process that watches
+    launch.py           a command on emulated cards, and NVML of these for the process that watches
     reports.py          peaks of its processes, and reasons for doubt
     csrc/               the library
     inject/             code inside the training processes

@@ -206,15 +206,12 @@ def name_of(pid: int, nvml: Nvml | None = None) -> str:
     """Return `python (pid 4711, ada)`, with the parts that are known."""
     import psutil
 
-    try:
+    with contextlib.suppress(psutil.Error, KeyError):
         process = psutil.Process(pid)
         return f"{process.name()} (pid {pid}, {process.username()})"
-    except (psutil.Error, KeyError):
-        pass
-    try:
+    name = ""
+    with contextlib.suppress(NvmlNotSupported, GpuLost):
         name = nvml.process_name(pid) if nvml is not None else ""
-    except (NvmlNotSupported, GpuLost):
-        name = ""
     return f"{name.split()[0].rsplit('/', 1)[-1] if name.split() else 'a process outside this container'} (pid {pid})"
 
 
