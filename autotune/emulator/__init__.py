@@ -1,10 +1,8 @@
-"""Emulated GPUs: CUDA builds of torch and of training frameworks run unmodified on a machine without a
-GPU.
+"""Emulated GPUs: CUDA builds of torch and of training frameworks run unmodified on a machine without a GPU.
 
-A preloaded library replaces NVIDIA's. It accounts for memory like a driver (capacity per card,
-contexts, out-of-memory errors, all processes of a machine together) and computes nothing. The host
-code, from the caching allocator to the trainer, is the installed one. Values of small tensors and
-of integers are kept true (`inject/`).
+A preloaded library replaces NVIDIA's. It accounts for memory like a driver (capacity per card, contexts, out-of-memory
+errors, all processes of a machine together) and computes nothing. The host code, from the caching allocator to the
+trainer, is the installed one. Values of small tensors and of integers are kept true (`inject/`).
 
 cards.py            cards from the catalog, and the file that describes them to the library
     installation.py     the training environment: its torch, its CUDA libraries, its defects
@@ -13,8 +11,7 @@ cards.py            cards from the catalog, and the file that describes them to 
     judgements.py       generated entry points for which success is a right answer
     stubs.py            C text of the generated entry points
     build.py            compilation, and its cache
-    launch.py           a command on emulated cards
-    management_library.py  NVML of the cards, for the process that watches
+    launch.py           a command on emulated cards, and NVML of these for the process that watches
     reports.py          peaks of its processes, and reasons for doubt
     csrc/               the library
     inject/             code inside the training processes

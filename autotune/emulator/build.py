@@ -41,16 +41,12 @@ class Built:
 
 def build(installation: Installation, cache: Path | None = None) -> Built:
     """Return the library for this installation, compiling it where the cache has none."""
-    cache = cache or default_cache()
+    cache = cache or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "autotune" / "emulator"
     folder = cache / _key(installation)
     if not (folder / LIST).is_file():
         _build_into(installation, folder)
     listed = json.loads((folder / LIST).read_text())
     return Built(folder=folder, stubs=tuple(Stub(**one) for one in listed))
-
-
-def default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "autotune" / "emulator"
 
 
 def written_by_hand() -> frozenset[str]:
@@ -99,8 +95,9 @@ def _build_into(installation: Installation, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="build-", dir=folder.parent))
     try:
-        made = _stubs(installation)
+        names = entry_points.names_in(installation.libraries, installation.headers)
         outs = entry_points.out_arguments(installation.headers)
+        made = stubs.stubs_for(names, written_by_hand(), outs)
         (work / "stubs.c").write_text(stubs.c_text(made, outs))
         _compile(compiler, installation, [*sorted(SOURCES.glob("*.c")), work / "stubs.c"], work / LIBRARY)
         for link in _LINKS:
@@ -115,11 +112,6 @@ def _build_into(installation: Installation, folder: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _stubs(installation: Installation) -> tuple[Stub, ...]:
-    names = entry_points.names_in(installation.libraries, installation.headers)
-    return stubs.stubs_for(names, written_by_hand(), entry_points.out_arguments(installation.headers))
-
-
 def _compile(compiler: str, installation: Installation, sources: list[Path], library: Path) -> None:
     """The soname makes the loader take the library wherever something was linked with the driver."""
     included = [word for folder in installation.headers for word in ("-isystem", str(folder))]
@@ -131,12 +123,9 @@ def _compile(compiler: str, installation: Installation, sources: list[Path], lib
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if "error" in line]
+        first = (lines or done.stderr.strip().splitlines() or ["it says nothing"])[0]
         raise TrainingEnvironmentError(
-            f"The emulated driver does not compile with {compiler}: {_first_error(done.stderr)} "
+            f"The emulated driver does not compile with {compiler}: {first} "
             "Name another compiler with CC=..., or report this line with your torch's version."
         )
-
-
-def _first_error(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if "error" in line]
-    return (lines or said.strip().splitlines() or ["it says nothing"])[0]

@@ -1,11 +1,10 @@
-"""Emulated machines: their cards, other users of these, and the file that describes them to the
-library."""
+"""Emulated machines: their cards, other users of these, and the file that describes them to the library."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,9 +13,7 @@ from autotune.catalog.constants import constant, efficiency
 from autotune.core.errors import BadInput
 from autotune.machine.hardware_detection import gpu_named
 
-MOST_CARDS = 16
-"""Capacity of the library's tables; the largest machines with one address space have 16."""
-
+MOST_CARDS = 16  # capacity of the library's tables; the largest machines with one address space have 16
 LONGEST_LAG = 1024
 """Launches that a card's queue holds before the host waits: with it, memory is kept waiting as long as it can be."""
 
@@ -30,17 +27,8 @@ _PROFILE = re.compile(r"([1-7])g\.(\d+)gb")
 MOST_SLICES = 7
 
 _SHARED_KIB = {
-    "7.0": 96,
-    "7.5": 64,
-    "8.0": 164,
-    "8.6": 100,
-    "8.7": 164,
-    "8.9": 100,
-    "9.0": 228,
-    "10.0": 228,
-    "10.3": 228,
-    "12.0": 100,
-}
+    "7.0": 96, "7.5": 64, "8.0": 164, "8.6": 100, "8.7": 164, "8.9": 100, "9.0": 228, "10.0": 228, "10.3": 228, "12.0": 100,
+}  # fmt: skip
 """Shared memory of a multiprocessor by compute capability: the table of technical specifications in NVIDIA's CUDA guide."""
 
 _L2_MIB = {"7.0": 6, "7.5": 4, "8.0": 40, "8.6": 6, "8.9": 72, "9.0": 50, "10.0": 126, "10.3": 126, "12.0": 96}
@@ -59,12 +47,9 @@ class EmulatedCard:
     """Emulated card."""
 
     gpu: Gpu
-    foreign_mib: int = 0
-    """Held by processes that are not emulated."""
-
+    foreign_mib: int = 0  # held by processes that are not emulated
     state: State = "ok"
-    slices: tuple[str, ...] = ()
-    """MIG profiles that it is cut into, such as 3g.20gb; empty without MIG."""
+    slices: tuple[str, ...] = ()  # MIG profiles that it is cut into, such as 3g.20gb; empty without MIG
 
     def slice(self, profile: str) -> tuple[int, int]:
         """Return multiprocessors and MiB of a slice; BadInput for no profile of this card.
@@ -82,7 +67,10 @@ class EmulatedCard:
     @property
     def name(self) -> str:
         """Return what the driver calls it."""
-        return _FULL_NAMES.get(self.gpu.name) or "NVIDIA " + _title(self.gpu.names[0])
+        if self.gpu.name in _FULL_NAMES:
+            return _FULL_NAMES[self.gpu.name]
+        words = self.gpu.names[0].split()
+        return "NVIDIA " + " ".join(word.upper() if re.search(r"\d", word) else word.title() for word in words)
 
     @property
     def reserved_mib(self) -> int:
@@ -113,31 +101,26 @@ class EmulatedMachine:
     """Cards, and how they behave."""
 
     cards: tuple[EmulatedCard, ...]
+    # Launches after which work counts as finished without anybody waiting for it; 0: at once. The two ends of this scale
+    # bracket what torch's allocator reserves.
     lag: int = 0
-    """Launches after which work counts as finished without anybody waiting for it; 0: at once. The two ends of this scale
-    bracket what torch's allocator reserves."""
-
-    hides_processes: bool = False
-    """True where NVML lists no process, as inside containers."""
-
-    pid_shift: int = 0
-    """Added to the numbers of processes that NVML lists, as where they are those of another namespace."""
+    hides_processes: bool = False  # true where NVML lists no process, as inside containers
+    pid_shift: int = 0  # added to the numbers of processes that NVML lists, as where they are those of another namespace
 
     def text(self, cuda_version: tuple[int, int]) -> str:
         """Return the description that the library reads, for a torch that was built with this CUDA."""
         number = cuda_version[0] * 1000 + cuda_version[1] * 10
         behaviour = {"lag": self.lag, "hides_processes": int(self.hides_processes), "pid_shift": self.pid_shift}
-        head = _line("machine", {"driver": number, "runtime": number, **behaviour})
-        return head + "".join(line for index, card in enumerate(self.cards) for line in self._lines(index, card))
-
-    def _lines(self, index: int, card: EmulatedCard) -> Iterator[str]:
-        whole = self._fields(index, card)
-        yield _line("sliced" if card.slices else "card", whole)
-        for number, profile in enumerate(card.slices):
-            multiprocessors, memory = card.slice(profile)
-            name = uuid.uuid5(uuid.NAMESPACE_OID, f"autotune emulated {card.gpu.name} {index} slice {number}")
-            part = {"name": f"{card.name} MIG {profile}", "uuid": f"MIG-{name}", "multiprocessors": multiprocessors}
-            yield _line("slice", {**whole, **part, "memory_mib": memory, "reserved_mib": 0, "foreign_mib": 0})
+        lines = [_line("machine", {"driver": number, "runtime": number, **behaviour})]
+        for index, card in enumerate(self.cards):
+            whole = self._fields(index, card)
+            lines.append(_line("sliced" if card.slices else "card", whole))
+            for number, profile in enumerate(card.slices):
+                multiprocessors, memory = card.slice(profile)
+                name = uuid.uuid5(uuid.NAMESPACE_OID, f"autotune emulated {card.gpu.name} {index} slice {number}")
+                part = {"name": f"{card.name} MIG {profile}", "uuid": f"MIG-{name}", "multiprocessors": multiprocessors}
+                lines.append(_line("slice", {**whole, **part, "memory_mib": memory, "reserved_mib": 0, "foreign_mib": 0}))
+        return "".join(lines)
 
     def _fields(self, index: int, card: EmulatedCard) -> dict[str, object]:
         gpu = card.gpu
@@ -176,10 +159,6 @@ def emulated_machine(asked: str, *, lag: int = 0) -> EmulatedMachine:
             f"{gpu.name} is not an NVIDIA GPU, and only those are emulated.", way_out="`autotune show gpus` lists them."
         )
     return EmulatedMachine(cards=tuple(EmulatedCard(gpu=gpu) for _ in range(count)), lag=lag)
-
-
-def _title(words: str) -> str:
-    return " ".join(word.upper() if any(letter.isdigit() for letter in word) else word.title() for word in words.split())
 
 
 def _line(kind: str, fields: Mapping[str, object]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.emulator.elf import ElfError, defined_in
@@ -21,14 +20,6 @@ _SCALAR = re.compile(
 )
 _ASKS = re.compile(r"Get|Query|[Bb]uffer_?[Ss]ize|lwork|WorkspaceSize|GetSize|Count")
 _BYTES = {"int": 4, "unsigned": 4, "unsigned int": 4, "int32_t": 4, "uint32_t": 4, "float": 4}
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutArgument:
-    """An argument through which a scalar comes back."""
-
-    place: int
-    bytes: int
 
 
 def names_in(libraries: Iterable[Path], headers: Iterable[Path]) -> frozenset[str]:
@@ -58,26 +49,23 @@ def nvml_names() -> frozenset[str]:
     return frozenset(_NVML.findall(Path(spec.origin).read_text(errors="replace")))
 
 
-def out_arguments(headers: Iterable[Path]) -> Mapping[str, tuple[OutArgument, ...]]:
-    """Return, by function, the scalars that a query returns through pointers.
+def out_arguments(headers: Iterable[Path]) -> Mapping[str, Mapping[int, int]]:
+    """Return, by function, the places of the pointers through which a query returns scalars, and the bytes of each.
 
-    Covers functions whose name is a query: in a computation, a pointer to a number may be device
-    memory.
+    Covers functions whose name is a query: in a computation, a pointer to a number may be device memory.
     """
-    found: dict[str, tuple[OutArgument, ...]] = {}
+    found: dict[str, Mapping[int, int]] = {}
     for folder in headers:
         for header in sorted(folder.glob("cu*.h")):
             for name, parameters in _PROTOTYPE.findall(_COMMENT.sub(" ", header.read_text(errors="replace"))):
                 if _ASKS.search(name):
-                    places = tuple(_scalars(parameters))
+                    places = _scalars(parameters)
                     if places:
                         found.setdefault(name, places)
     return found
 
 
-def _scalars(parameters: str) -> Iterable[OutArgument]:
-    for place, parameter in enumerate(parameters.split(",")):
-        words = " ".join(parameter.split())
-        if "const" not in words and _SCALAR.fullmatch(words):
-            kind = words.split("*")[0].strip()
-            yield OutArgument(place=place, bytes=_BYTES.get(kind, 8))
+def _scalars(parameters: str) -> dict[int, int]:
+    words = [" ".join(parameter.split()) for parameter in parameters.split(",")]
+    scalars = {place: one for place, one in enumerate(words) if "const" not in one and _SCALAR.fullmatch(one)}
+    return {place: _BYTES.get(one.split("*")[0].strip(), 8) for place, one in scalars.items()}

@@ -30,7 +30,6 @@ _LIBRARIES = re.compile(
 )
 """Whose entry points are taken over, also under the names that auditwheel makes."""
 
-
 _NCCL = re.compile(r"^#define NCCL_VERSION_CODE (\d+)", re.MULTILINE)
 CURRENT_NCCL = 22907
 
@@ -41,11 +40,8 @@ class Installation:
 
     python: Path
     cuda: tuple[int, int]
-    libraries: tuple[Path, ...]
-    """NVIDIA's that are taken over."""
-
-    headers: tuple[Path, ...]
-    """Folders with NVIDIA's headers, the one of cuda_runtime_api.h first."""
+    libraries: tuple[Path, ...]  # NVIDIA's that are taken over
+    headers: tuple[Path, ...]  # folders with NVIDIA's headers, the one of cuda_runtime_api.h first
 
     @property
     def nccl(self) -> int:
@@ -64,24 +60,23 @@ def look(python: Path) -> Installation:
         raise TrainingEnvironmentError(
             f"{python} has no torch. Name the interpreter of the training environment with --python. {_install(python)}"
         )
-    version, cuda = str(found["stated"].get("__version__", "?")), _version(str(found["stated"].get("cuda", "")))
-    if cuda is None:
+    version = str(found["stated"].get("__version__", "?"))
+    match = re.match(r"(\d+)\.(\d+)", str(found["stated"].get("cuda", "")))
+    if match is None:
         raise TrainingEnvironmentError(
             f"{python} has torch {version}, which is no CUDA build, and only those can be emulated. {_install(python)}"
         )
+    cuda = (int(match[1]), int(match[2]))
     if cuda[0] not in (12, 13):
         raise TrainingEnvironmentError(
             f"{python} has torch {version} for CUDA {cuda[0]}; 12 and 13 can be emulated. {_install(python)}"
         )
     _refuse_a_static_runtime(python, Path(folder), version)
-    wheels = [Path(one) for one in found["wheels"]]
-    libraries = _libraries([*wheels, Path(folder) / "lib", Path(found["prefix"]) / "lib"])
-    return Installation(
-        python=python,
-        cuda=cuda,
-        libraries=libraries,
-        headers=_headers(python, wheels, Path(found["prefix"]), cuda),
-    )
+    wheels, prefix = [Path(one) for one in found["wheels"]], Path(found["prefix"])
+    roots = [*wheels, Path(folder) / "lib", prefix / "lib"]
+    files = (path for root in roots for path in sorted(root.glob("**/lib/lib*.so*" if root.name == "nvidia" else "lib*.so*")))
+    libraries = tuple(dict.fromkeys(path.resolve() for path in files if _LIBRARIES.match(path.name)))
+    return Installation(python=python, cuda=cuda, libraries=libraries, headers=_headers(python, wheels, prefix, cuda))
 
 
 def _asked(python: Path) -> dict[str, Any]:
@@ -97,11 +92,6 @@ def _install(python: Path) -> str:
     return f"Install one: {python} -m pip install --force-reinstall torch --index-url https://pypi.org/simple"
 
 
-def _version(text: str) -> tuple[int, int] | None:
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def _refuse_a_static_runtime(python: Path, torch: Path, version: str) -> None:
     """A runtime inside torch's own libraries is out of reach of a preloaded one."""
     library = torch / "lib" / "libc10_cuda.so"
@@ -115,16 +105,6 @@ def _refuse_a_static_runtime(python: Path, torch: Path, version: str) -> None:
         raise TrainingEnvironmentError(
             f"torch {version} of {python} has CUDA's runtime linked into itself, which can't be emulated. {_install(python)}"
         )
-
-
-def _libraries(roots: list[Path]) -> tuple[Path, ...]:
-    found: dict[Path, None] = {}
-    for root in roots:
-        pattern = "**/lib/lib*.so*" if root.name == "nvidia" else "lib*.so*"
-        for path in sorted(root.glob(pattern)):
-            if _LIBRARIES.match(path.name):
-                found[path.resolve()] = None
-    return tuple(found)
 
 
 def _headers(python: Path, wheels: list[Path], prefix: Path, cuda: tuple[int, int]) -> tuple[Path, ...]:

@@ -1,5 +1,4 @@
-"""Judgements about generated entry points: those for which plain success is a right answer, with the
-reason.
+"""Judgements about generated entry points: those for which plain success is a right answer, with the reason.
 
 A generated entry point does nothing and returns success. That is right if nothing that the host
 reads depends on it. A call of an entry point without a judgement is reported after the run.
@@ -9,12 +8,8 @@ from __future__ import annotations
 
 import re
 
-REFUSES = re.compile(r"nvml")
-"""Answered with NVML_ERROR_NOT_SUPPORTED, as cards answer much of it: always a right answer."""
-
-SAYS = re.compile(r"(Get)?(Error|Status)(String|Name)$|LastErrorString$|GetErrorString")
-"""Answered with an empty text."""
-
+REFUSES = re.compile(r"nvml")  # answered with NVML_ERROR_NOT_SUPPORTED, as cards answer much of it: always a right answer
+SAYS = re.compile(r"(Get)?(Error|Status)(String|Name)$|LastErrorString$|GetErrorString")  # answered with an empty text
 MAKES = re.compile(r"(cublas|cudnn|cusparse|cusolver|curand)\w*(Create|createDescr)(?!\w*Permutation)")
 """Answered with a fresh handle in the first argument."""
 
@@ -22,9 +17,7 @@ _MATH = r"(cublas|cublasLt|cudnn|cusparse|cusparseLt|cusolver\w*?|curand|cufft)"
 _EITHER = r"cu(da)?"
 _COMPUTES = "computes on the device"
 _NO_PROFILE = "profiling, which finds no activity"
-_SCALARS = r"(?!\w*(dot|nrm2|asum|amax|amin|rotm?g))"
-"""BLAS routines whose result may go to the host."""
-
+_SCALARS = r"(?!\w*(dot|nrm2|asum|amax|amin|rotm?g))"  # BLAS routines whose result may go to the host
 _REASONS = {
     rf"({_MATH}|cupti|{_EITHER})\w*(Destroy|Unload|Finalize)\w*": "what it ends holds nothing",
     rf"{_MATH}\w*Set[A-Z]\w*": "a setting of a computation that is left out",
@@ -52,8 +45,7 @@ _REASONS = {
     r"__cuda\w+": "registration of what never runs",
 }
 
-RULES = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS.items())
-"""Patterns of whole names, with the reason."""
+RULES = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS.items())  # patterns of whole names, with the reason
 
 
 def judged(name: str) -> str | None:

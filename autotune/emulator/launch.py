@@ -1,14 +1,16 @@
-"""A command on emulated cards: the environment that makes its processes see them."""
+"""Emulated cards in use: the environment of a command whose processes see them, and NVML for the process that watches."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from autotune.emulator.build import Built
 from autotune.emulator.cards import EmulatedMachine
@@ -24,11 +26,10 @@ _DEFAULTS = {
     "RAY_LD_PRELOAD_ON_WORKERS": "1",
     "RAY_worker_niceness": "0",
 }
-"""Defaults that the user's environment overrides. vLLM's second runner counts tokens inside a Triton
-kernel, so that generation never ends; FlashInfer compiles its sampler with nvcc; DeepSpeed's
-operators need nvcc too; humming (of vLLM) compiles a launcher of quantised kernels at every import;
-Ray removes preloaded libraries from workers, and runs them at niceness 15, while everything is
-computed on the host."""
+"""Defaults that the user's environment overrides. vLLM's second runner counts tokens inside a Triton kernel, so that
+generation never ends; FlashInfer compiles its sampler with nvcc; DeepSpeed's operators need nvcc too; humming (of vLLM)
+compiles a launcher of quantised kernels at every import; Ray removes preloaded libraries from workers, and runs them at
+niceness 15, while everything is computed on the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,34 +39,16 @@ class Stand:
     folder: Path
 
     @property
-    def machine(self) -> Path:
-        return self.folder / "machine"
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state"
-
-    @property
     def reports(self) -> Path:
         return self.folder / "reports"
-
-
-@contextmanager
-def stand(machine: EmulatedMachine, installation: Installation) -> Iterator[Stand]:
-    """A machine for as long as the block lasts."""
-    made = set_up(machine, installation, Path(tempfile.mkdtemp(prefix="autotune-emulated-")))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made.folder, ignore_errors=True)
 
 
 def set_up(machine: EmulatedMachine, installation: Installation, folder: Path) -> Stand:
     """Return a machine in this folder, with nothing on its cards yet."""
     made = Stand(folder=folder)
     made.reports.mkdir(parents=True, exist_ok=True)
-    made.machine.write_text(machine.text(installation.cuda))
-    made.state.unlink(missing_ok=True)
+    (folder / "machine").write_text(machine.text(installation.cuda))
+    (folder / "state").unlink(missing_ok=True)
     return made
 
 
@@ -96,11 +79,39 @@ def environment(
 def variables(stand: Stand) -> dict[str, str]:
     """Return the variables by which the library finds its machine."""
     return {
-        "AUTOTUNE_EMULATED_MACHINE": str(stand.machine),
-        "AUTOTUNE_EMULATED_STATE": str(stand.state),
+        "AUTOTUNE_EMULATED_MACHINE": str(stand.folder / "machine"),
+        "AUTOTUNE_EMULATED_STATE": str(stand.folder / "state"),
         "AUTOTUNE_EMULATOR_REPORT": str(stand.reports),
     }
 
 
 def _before(path: Path, others: str | None) -> str:
     return os.pathsep.join([str(path), *([others] if others else [])])
+
+
+def nvml_of(built: Built, stand: Stand) -> ModuleType:
+    """Return nvidia-ml-py's module, bound to the cards of this stand, for the process that watches them from outside.
+
+    The module is a copy of its own and so is the library: a process may watch several machines, real ones among them.
+    """
+    original = importlib.util.find_spec("pynvml")
+    assert original is not None and original.origin is not None  # a dependency of autotune
+    spec = importlib.util.spec_from_file_location(f"pynvml of {stand.folder.name}", original.origin)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # it looks itself up there
+    spec.loader.exec_module(module)
+    library = stand.folder / "libnvidia-ml-watching.so"
+    shutil.copyfile(built.library, library)
+    named = variables(stand)  # the library reads them once, while it is loaded
+    before = {name: os.environ.get(name) for name in named}
+    os.environ.update(named)
+    try:
+        module.nvmlLib = ctypes.CDLL(str(library))  # type: ignore[attr-defined]
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return module

@@ -1,5 +1,4 @@
-"""Rehearsal of a command on emulated cards: its output is passed on, its peaks and its first error
-are kept."""
+"""Rehearsal of a command on emulated cards: its output is passed on, its peaks and its first error are kept."""
 
 from __future__ import annotations
 
@@ -22,9 +21,7 @@ from autotune.emulator.reports import RunReport
 
 KEPT_LINES = 4000
 
-_INNER = ("/torch/", str(launch.INJECTED))
-"""Frames outside the command: torch's, and the emulator's below it."""
-
+_INNER = ("/torch/", str(launch.INJECTED))  # frames outside the command: torch's, and the emulator's below it
 _PLACE = re.compile(r'\s*(?:\[rank\d+\]:\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (?P<text>.+)")
 
@@ -34,8 +31,7 @@ class CommandFailure:
     """The first error that a command printed."""
 
     words: str
-    place: str | None
-    """The innermost frame of its traceback that is no library's of torch."""
+    place: str | None  # the innermost frame of its traceback that is no library's of torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +39,10 @@ class Rehearsed:
     """Result of a rehearsal."""
 
     machine: EmulatedMachine
-    code: int
-    """The command's exit code; below zero the signal that ended it."""
-
+    code: int  # the command's exit code; below zero the signal that ended it
     report: RunReport
     failure: CommandFailure | None
-    output: tuple[str, ...]
-    """Last lines of the command's output."""
+    output: tuple[str, ...]  # last lines of the command's output
 
 
 def rehearse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 from collections import Counter
@@ -17,9 +18,7 @@ LIMITATIONS = (
     "Emulated, not measured: memory is accounted for as torch and the driver do it, with a context, kernels and NCCL of typical "
     "size; time, values of large tensors and what a kernel may need are not. See docs/emulated-gpus.md."
 )
-MAX_LISTED = 8
-"""Operators or calls that a sentence names."""
-
+MAX_LISTED = 8  # operators or calls that a sentence names
 _HEAD = struct.Struct("<IIiiii5q")
 _PEAKS = struct.Struct(f"<{CARDS}q")
 
@@ -29,33 +28,19 @@ class ProcessReport:
     """Process that used CUDA."""
 
     pid: int
-    peak_bytes: Mapping[int, int]
-    """Peak by card, as the driver counts: torch's segments, contexts and everything else."""
-
+    peak_bytes: Mapping[int, int]  # peak by card, as the driver counts: torch's segments, contexts and everything else
     torch_allocated_bytes: Mapping[int, int]
-    torch_reserved_bytes: Mapping[int, int]
-    """torch's own peaks; empty where its phases were not watched."""
-
-    phase_peak_bytes: Mapping[str, Mapping[int, int]]
-    """Peak by phase in the order of their first occurrence, then by card."""
-
-    refused: int
-    """Allocations for which a card had no room."""
-
+    torch_reserved_bytes: Mapping[int, int]  # torch's own peaks; empty where its phases were not watched
+    phase_peak_bytes: Mapping[str, Mapping[int, int]]  # peak by phase in the order of their first occurrence, then by card
+    refused: int  # allocations for which a card had no room
     launches: int
     skipped_copies: int
     skipped_bytes: int
-    calls: Mapping[int, int]
-    """Number of calls by position of the generated entry point."""
-
-    rank: int | None = None
-    """Global rank that its launcher gave it; None without one."""
-
+    calls: Mapping[int, int]  # number of calls by position of the generated entry point
+    rank: int | None = None  # global rank that its launcher gave it; None without one
+    # Most that all processes held together on a card, at times when this one took memory
     card_peak_bytes: Mapping[int, int] = field(default_factory=dict)
-    """Most that all processes held together on a card, at times when this one took memory."""
-
-    role: str | None = None
-    """Ray actor or part of vLLM, by the process's title; None for another process."""
+    role: str | None = None  # Ray actor or part of vLLM, by the process's title; None for another process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +48,9 @@ class RunReport:
     """Processes of a run."""
 
     processes: tuple[ProcessReport, ...]
-    unjudged: Mapping[str, int]
-    """Calls of entry points without a judgement."""
-
-    skipped: tuple[str, ...] = field(default=())
-    """Operators on integers or booleans that were too large to be computed."""
-
-    failed: tuple[str, ...] = field(default=())
-    """Operators that the CPU could not compute in their place."""
+    unjudged: Mapping[str, int]  # calls of entry points without a judgement
+    skipped: tuple[str, ...] = field(default=())  # operators on integers or booleans that were too large to be computed
+    failed: tuple[str, ...] = field(default=())  # operators that the CPU could not compute in their place
 
     @property
     def card_peak_bytes(self) -> dict[int, int]:
@@ -119,33 +99,17 @@ def read_process(path: Path) -> ProcessReport | None:
         counts = struct.unpack_from(f"<{stubs}I", data, at)
     except struct.error:
         return None
+    rank: int | None = None
+    title = path.with_name(f"{pid}.title")
+    with contextlib.suppress(OSError, ValueError):
+        rank = int(path.with_name(f"{pid}.rank").read_text())
+    role = re.search(r"::(\w+)", title.read_text(errors="replace")) if title.is_file() else None
     return ProcessReport(
-        pid=pid,
-        peak_bytes=peak,
-        torch_allocated_bytes=allocated,
-        torch_reserved_bytes=reserved,
-        phase_peak_bytes={name: peaks for name, peaks in by_phase.items() if peaks},
-        refused=refused,
-        launches=launches,
-        skipped_copies=skipped,
-        skipped_bytes=skipped_bytes,
-        calls={place: count for place, count in enumerate(counts) if count},
-        card_peak_bytes=together,
-        rank=_rank(path.parent / f"{pid}.rank"),
-        role=_role(path.parent / f"{pid}.title"),
-    )
-
-
-def _rank(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _role(path: Path) -> str | None:
-    match = re.search(r"::(\w+)", path.read_text(errors="replace")) if path.is_file() else None
-    return match[1] if match else None
+        pid=pid, rank=rank, role=role[1] if role else None, peak_bytes=peak, torch_allocated_bytes=allocated,
+        torch_reserved_bytes=reserved, phase_peak_bytes={name: peaks for name, peaks in by_phase.items() if peaks},
+        refused=refused, launches=launches, skipped_copies=skipped, skipped_bytes=skipped_bytes,
+        calls={place: count for place, count in enumerate(counts) if count}, card_peak_bytes=together,
+    )  # fmt: skip
 
 
 def _by_card(data: bytes, at: int) -> dict[int, int]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.emulator.entry_points import OutArgument
 from autotune.emulator.judgements import MAKES, REFUSES, SAYS, judged
 
 Kind = Literal["success", "refusal", "text", "handle", "zeros"]
@@ -24,25 +23,24 @@ class Stub:
 
     name: str
     kind: Kind
-    judged: str | None
-    """Reason that its answer is right; None without a judgement."""
+    judged: str | None  # reason that its answer is right; None without a judgement
 
 
-def stubs_for(names: Iterable[str], written: frozenset[str], outs: Mapping[str, tuple[OutArgument, ...]]) -> tuple[Stub, ...]:
+def stubs_for(names: Iterable[str], written: frozenset[str], outs: Mapping[str, Mapping[int, int]]) -> tuple[Stub, ...]:
     """Return a stub for each name that is not written by hand, in alphabetical order."""
     return tuple(
         Stub(name=name, kind=_kind(name, outs), judged=judged(name)) for name in sorted(set(names)) if name not in written
     )
 
 
-def c_text(stubs: Sequence[Stub], outs: Mapping[str, tuple[OutArgument, ...]]) -> str:
+def c_text(stubs: Sequence[Stub], outs: Mapping[str, Mapping[int, int]]) -> str:
     """Return the source of all stubs, each counting its calls at its own place."""
     lines = [_HEAD, f"const int emu_stub_count = {len(stubs)};"]
-    lines += [_definition(place, stub, outs.get(stub.name, ())) for place, stub in enumerate(stubs)]
+    lines += [_definition(place, stub, outs.get(stub.name, {})) for place, stub in enumerate(stubs)]
     return "\n".join(lines) + "\n"
 
 
-def _kind(name: str, outs: Mapping[str, tuple[OutArgument, ...]]) -> Kind:
+def _kind(name: str, outs: Mapping[str, Mapping[int, int]]) -> Kind:
     if SAYS.search(name):
         return "text"
     if REFUSES.match(name):
@@ -52,7 +50,7 @@ def _kind(name: str, outs: Mapping[str, tuple[OutArgument, ...]]) -> Kind:
     return "handle" if MAKES.match(name) else "success"
 
 
-def _definition(place: int, stub: Stub, outs: tuple[OutArgument, ...]) -> str:
+def _definition(place: int, stub: Stub, outs: Mapping[int, int]) -> str:
     name = stub.name
     if stub.kind == "text":
         return f'ENTRY const char *{name}(void) {{ COUNT({place}); return ""; }}'
@@ -61,7 +59,7 @@ def _definition(place: int, stub: Stub, outs: tuple[OutArgument, ...]) -> str:
     if stub.kind == "handle":
         return f"ENTRY long {name}(void **handle) {{ COUNT({place}); *handle = emu_handle(); return 0; }}"
     if stub.kind == "zeros":
-        arguments = ", ".join(f"void *a{index}" for index in range(max(out.place for out in outs) + 1))
-        zeros = " ".join(f"if (a{out.place}) memset(a{out.place}, 0, {out.bytes});" for out in outs)
+        arguments = ", ".join(f"void *a{index}" for index in range(max(outs) + 1))
+        zeros = " ".join(f"if (a{at}) memset(a{at}, 0, {size});" for at, size in outs.items())
         return f"ENTRY long {name}({arguments}) {{ COUNT({place}); {zeros} return 0; }}"
     return f"ENTRY long {name}(void) {{ COUNT({place}); return 0; }}"

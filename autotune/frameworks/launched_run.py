@@ -88,7 +88,7 @@ class Holder:
 class Watch:
     """Model holders in a run's processes, and the calls that trigger a look at them.
 
-    `worker/watched_run.py` evaluates it."""
+    `worker/model_watch.py` evaluates it."""
 
     steps: tuple[str, ...]
     """`module:Class.method` after which gradients and optimizer states exist. Ray must not copy the

@@ -1,5 +1,4 @@
-"""Integrations with the user's own training process. Each framework is imported by the module named
-after it.
+"""Integrations with the user's own training process. Each framework is imported by the module named after it.
 
 trl.py               callback: watches memory during the real run, reports on out of memory
 memory_gauges.py     memory of this rank and its nearest limit

@@ -7,10 +7,9 @@ mark cover the whole run.
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -30,12 +29,6 @@ class GaugeReading:
     @property
     def margin_bytes(self) -> int:
         return self.limit_bytes - self.peak_bytes
-
-
-class Gauge(Protocol):
-    """Reader of one rank's memory."""
-
-    def read(self) -> GaugeReading: ...
 
 
 class CudaGauge:
@@ -70,18 +63,16 @@ class CpuGauge:
         self._peaks: dict[str, int] = {}
 
     def read(self) -> GaugeReading:
-        return min(self._readings(), key=lambda one: one.margin_bytes)
-
-    def _readings(self) -> Iterator[GaugeReading]:
         own = _status(Path("/proc/self/status"))
         # VmHWM includes file pages; the currently mapped ones were mapped at the peak, too.
         peak = max(_resident(own), own.get("VmHWM", 0) - own.get("RssFile", 0))
         children = self._self.children(recursive=True)  # data loader workers, engine processes
         peak += sum(_resident(_status(Path(f"/proc/{child.pid}/status"))) for child in children)
-        yield self._peak_of(peak, machine_memory_bytes(), "the machine's memory")
+        readings = [self._peak_of(peak, machine_memory_bytes(), "the machine's memory")]
         data_limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
         if data_limit != resource.RLIM_INFINITY and "VmData" in own:
-            yield self._peak_of(own["VmData"], data_limit, "this process's limit on data (ulimit -d)")
+            readings.append(self._peak_of(own["VmData"], data_limit, "this process's limit on data (ulimit -d)"))
+        return min(readings, key=lambda one: one.margin_bytes)
 
     def _peak_of(self, used: int, limit: int, by: str) -> GaugeReading:
         self._peaks[by] = max(self._peaks.get(by, 0), used)

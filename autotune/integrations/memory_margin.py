@@ -13,11 +13,8 @@ from autotune.core.memory_growth import WARMUP_CYCLES, MemoryGrowth, growth_of
 from autotune.core.units import format_bytes
 from autotune.integrations.memory_gauges import GaugeReading
 
-WARNING_SHARES = (0.1, 0.05, 0.02)
-"""Margins relative to the limit; each is reported once when the margin falls below it."""
-
-MAX_POINTS = 64
-"""Above this, half of the points are dropped: the trend covers the whole run in bounded time."""
+WARNING_SHARES = (0.1, 0.05, 0.02)  # margins relative to the limit; each is reported once when the margin falls below it
+MAX_POINTS = 64  # above this, half of the points are dropped: the trend covers the whole run in bounded time
 
 
 @dataclass
@@ -34,19 +31,15 @@ class Margin:
     def look(self, step: int, reading: GaugeReading, length: int | None = None) -> list[str]:
         """Return new warnings after a step; `length`: longest completion, if known."""
         if step > WARMUP_CYCLES and step % self._every == 0:
-            self._record(step, reading, length)
+            self.by_step.append(_point(step, reading))
+            if len(self.by_step) > MAX_POINTS:
+                self.by_step, self._every = self.by_step[::2], self._every * 2
+            if length is not None and length > (self.by_length[-1].steps if self.by_length else 0):
+                self.by_length = [*self.by_length, _point(length, reading)][-MAX_POINTS:]
         found = [self._narrow(reading), self._by_steps(step, reading), self._by_length(reading)]
         new = {kind: warning for kind, warning in filter(None, found) if kind not in self._reported}
         self._reported |= set(new)
         return list(new.values())
-
-    def _record(self, step: int, reading: GaugeReading, length: int | None) -> None:
-        self.by_step.append(_point(step, reading))
-        if len(self.by_step) > MAX_POINTS:
-            self.by_step, self._every = self.by_step[::2], self._every * 2
-        if length is not None and length > (self.by_length[-1].steps if self.by_length else 0):
-            self.by_length.append(_point(length, reading))
-            self.by_length = self.by_length[-MAX_POINTS:]
 
     def _narrow(self, reading: GaugeReading) -> tuple[str, str] | None:
         below = [share for share in WARNING_SHARES if reading.margin_bytes < share * reading.limit_bytes]

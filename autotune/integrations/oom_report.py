@@ -1,5 +1,4 @@
-"""Out-of-memory report: diagnosis and the next smaller configuration, as files next to the
-checkpoints.
+"""Out-of-memory report: diagnosis and the next smaller configuration, as files next to the checkpoints.
 
 Neutral changes come first. A change of what is learned is the last resort and is marked as such.
 """
@@ -10,7 +9,7 @@ import dataclasses
 import itertools
 import json
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,7 @@ FOLDER = "out-of-memory"
 NEXT = "next.yaml"
 WIDTH = 120
 
-LAST_RESORT = ("activations", "unknown_memory")
-"""Causes whose remedies are tried when those of the diagnosed cause are exhausted."""
+LAST_RESORT = ("activations", "unknown_memory")  # causes whose remedies are tried when those of the diagnosed cause are exhausted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,22 +59,15 @@ def diagnosis_of(error: BaseException) -> Diagnosis:
 
 def next_smaller(running: Running, diagnosis: Diagnosis) -> Next | None:
     """Return the first change from the advice that the framework accepts; neutral changes first."""
-    legal = [found for change in _changes(running, diagnosis) if (found := _with(running, change)) is not None]
-    return min(legal, key=lambda one: one.learning, default=None)
-
-
-def _changes(running: Running, diagnosis: Diagnosis) -> Iterator[Change]:
     others = (dataclasses.replace(diagnosis, cause=cause, row=None) for cause in LAST_RESORT)
     advice = itertools.chain(diagnosis.remedies, *(advice_for(other) for other in others))
-    return itertools.chain.from_iterable(changes_of(one, running.space, running.candidate) for one in advice)
-
-
-def _with(running: Running, change: Change) -> Next | None:
-    space, candidate = running.space, running.candidate
-    other = running.trainer.complete(space.with_remedies({**candidate.knobs, **change}), running.task)
-    if other == candidate or running.trainer.why_illegal(other, running.task) is not None:
-        return None
-    return Next(change=change, learning=space.is_learning(change, candidate.settings), candidate=other)
+    trainer, task, space, candidate = running.trainer, running.task, running.space, running.candidate
+    legal = []
+    for change in itertools.chain.from_iterable(changes_of(one, space, candidate) for one in advice):
+        other = trainer.complete(space.with_remedies({**candidate.knobs, **change}), task)
+        if other != candidate and trainer.why_illegal(other, task) is None:
+            legal.append(Next(change=change, learning=space.is_learning(change, candidate.settings), candidate=other))
+    return min(legal, key=lambda one: one.learning, default=None)
 
 
 def write(
@@ -90,32 +81,25 @@ def write(
     following = None if running is None else next_smaller(running, diagnosis)
     folder.mkdir(parents=True, exist_ok=True)
     document, words = folder / f"rank{moment.rank}.json", folder / f"rank{moment.rank}.txt"
-    report = json.dumps(_document(error, diagnosis, moment, following), indent=2, default=str)
-    write_atomically(document, f"{report}\n".encode())
-    write_atomically(words, f"{_words(diagnosis, moment, following)}\n\n{''.join(traceback.format_exception(error))}".encode())
-    if running is None or following is None:
-        return document, words
-    write_atomically(folder / NEXT, (_configuration(running, following, moment)).encode())
-    return document, words, folder / NEXT
-
-
-def _document(error: BaseException, diagnosis: Diagnosis, moment: OomMoment, following: Next | None) -> dict[str, Any]:
-    return {
+    report: dict[str, Any] = {
         **as_document(diagnosis),
         "error": {"type": type(error).__name__, "text": str(error)},
         **{name: getattr(moment, name) for name in ("rank", "world_size", "step")},
         "memory": None if moment.reading is None else dataclasses.asdict(moment.reading),
-        "next": None
-        if following is None
-        else {"change": dict(following.change), "changes_what_is_learned": following.learning, "file": NEXT},
+        "next": None,
     }
-
-
-def _words(diagnosis: Diagnosis, moment: OomMoment, following: Next | None) -> str:
+    if following is not None:
+        report["next"] = {"change": dict(following.change), "changes_what_is_learned": following.learning, "file": NEXT}
+    write_atomically(document, f"{json.dumps(report, indent=2, default=str)}\n".encode())
     lines = [f"Rank {moment.rank} of {moment.world_size}, after step {moment.step}.", in_words(diagnosis, WIDTH)]
     if following is not None:
         lines.append(f"Next smaller configuration, in {NEXT}: {_assignments(following.change)}. {_effect_text(following)}")
-    return "\n".join(lines)
+    lines += ["", "".join(traceback.format_exception(error))]
+    write_atomically(words, "\n".join(lines).encode())
+    if running is None or following is None:
+        return document, words
+    write_atomically(folder / NEXT, _configuration(running, following, moment).encode())
+    return document, words, folder / NEXT
 
 
 def _configuration(running: Running, following: Next, moment: OomMoment) -> str:

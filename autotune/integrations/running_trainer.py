@@ -69,22 +69,22 @@ def _job(trainer: Any, known: Trainer, method: str, limit_bytes: int, arguments:
     file = None if given is None else read_user_config(given, method)
     changed, parts = _changed_arguments(args, fields)
     adapter = _adapter(trainer.model)
+    tuning: Tuning = "full"
+    if adapter:
+        tuning = "qlora" if getattr(trainer.model, "is_loaded_in_4bit", False) else "lora"
     shape = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     kind: DeviceKind = "cuda" if getattr(args.device, "type", "cpu") == "cuda" else "cpu"
+    name = str(getattr(trainer.model.config, "_name_or_path", "") or "model")
+    folder = Path(name) if Path(name).is_dir() else None
     workload = Workload(
-        model=_model(trainer.model),
-        method=method,
-        python=Path(sys.executable),
-        tuning=_tuning(trainer.model, adapter),
-        weights="real",
-        global_batch=shape,
+        model=Model(name=name, config=trainer.model.config.to_dict(), folder=folder, origin="the running model"), method=method,
+        python=Path(sys.executable), tuning=tuning, weights="real", global_batch=shape,
         config_file=given or Path(args.output_dir) / "training arguments",
         held={**(file.settings if file else {}), **changed, **adapter},
         user_settings={**(file.rest if file else {}), **parts},
-    )
-    return Task(
-        workload=workload, hardware=Hardware(kind=kind, name=kind, count=args.world_size, memory_bytes=limit_bytes, here=True)
-    )
+    )  # fmt: skip
+    hardware = Hardware(kind=kind, name=kind, count=args.world_size, memory_bytes=limit_bytes, here=True)
+    return Task(workload=workload, hardware=hardware)
 
 
 def _file_behind(arguments: Sequence[str]) -> Path | None:
@@ -114,15 +114,3 @@ def _adapter(model: Any) -> dict[str, KnobValue]:
         return {}
     found = {ours: getattr(config, theirs, None) for theirs, ours in _ADAPTER.items()}
     return {"use_peft": True, **{name: value for name, value in found.items() if isinstance(value, int | float)}}
-
-
-def _tuning(model: Any, adapter: Mapping[str, KnobValue]) -> Tuning:
-    if not adapter:
-        return "full"
-    return "qlora" if getattr(model, "is_loaded_in_4bit", False) else "lora"
-
-
-def _model(model: Any) -> Model:
-    name = str(getattr(model.config, "_name_or_path", "") or "model")
-    folder = Path(name) if Path(name).is_dir() else None
-    return Model(name=name, config=model.config.to_dict(), folder=folder, origin="the running model")

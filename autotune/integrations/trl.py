@@ -29,21 +29,17 @@ from transformers import Trainer, TrainerCallback
 
 from autotune.core.units import MIB
 from autotune.integrations import oom_report
-from autotune.integrations.memory_gauges import CpuGauge, CudaGauge, Gauge, GaugeReading
+from autotune.integrations.memory_gauges import CpuGauge, CudaGauge, GaugeReading
 from autotune.integrations.memory_margin import Margin
 from autotune.integrations.running_trainer import Running, running
 
 log = logging.getLogger("autotune")
 
-RESERVE_BYTES = 16 * MIB
-"""Host memory released when memory runs out: writing the report needs some."""
-
+RESERVE_BYTES = 16 * MIB  # host memory released when memory runs out: writing the report needs some
 GUARDED = ("training_step", "evaluate", "_save_checkpoint")
 """Memory-critical methods of the trainer; the optimizer's `step` is guarded as well."""
 
-LENGTHS = ("completions/max_length", "completion_length")
-"""TRL's log keys for the longest completion, newest name first."""
-
+LENGTHS = ("completions/max_length", "completion_length")  # TRL's log keys for the longest completion, newest name first
 Warn = Callable[[str], None]
 
 
@@ -55,7 +51,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         self._warn: Warn = warn or log.warning
         self._trainer: Any = None
         self._running: Running | None = None
-        self._gauge: Gauge | None = None
+        self._gauge: CpuGauge | CudaGauge | None = None
         self._margin = Margin(last_step=None, longest=None)
         self._reading: GaugeReading | None = None
         self._reserve: bytearray | None = None
@@ -96,9 +92,17 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         self._reported, self._reserve = id(error), None
         with self._errors_logged("write down what happened"):
             diagnosis = oom_report.diagnosis_of(error)
-            if diagnosis.is_memory:
-                self.written = oom_report.write(self._report_folder(), error, diagnosis, self._moment(), self._running)
-                log.error("Memory ran out (%s). Written: %s", diagnosis.cause, ", ".join(map(str, self.written)))
+            if not diagnosis.is_memory:
+                return
+            folder = self._folder
+            if folder is None:
+                folder = (Path(self._trainer.args.output_dir) if self._trainer is not None else Path()) / oom_report.FOLDER
+            moment = oom_report.OomMoment(
+                rank=self._rank, world_size=getattr(getattr(self._trainer, "args", None), "world_size", 1),
+                step=getattr(getattr(self._trainer, "state", None), "global_step", 0), reading=self._reading,
+            )  # fmt: skip
+            self.written = oom_report.write(folder, error, diagnosis, moment, self._running)
+            log.error("Memory ran out (%s). Written: %s", diagnosis.cause, ", ".join(map(str, self.written)))
 
     def _look(self, step: int, length: int | None) -> None:
         if self._gauge is None:
@@ -120,21 +124,12 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
             self.out_of_memory(error)
             before(kind, error, trace)
 
+        def restore() -> None:
+            if sys.excepthook is hook:  # a later hook of another library stays
+                sys.excepthook = before
+
         sys.excepthook = hook
-        self._undo.callback(_restore_hook, hook, before)
-
-    def _report_folder(self) -> Path:
-        if self._folder is not None:
-            return self._folder
-        output = Path(self._trainer.args.output_dir) if self._trainer is not None else Path()
-        return output / oom_report.FOLDER
-
-    def _moment(self) -> oom_report.OomMoment:
-        state = getattr(self._trainer, "state", None)
-        world = getattr(getattr(self._trainer, "args", None), "world_size", 1)
-        return oom_report.OomMoment(
-            rank=self._rank, world_size=world, step=getattr(state, "global_step", 0), reading=self._reading
-        )
+        self._undo.callback(restore)
 
     @property
     def _rank(self) -> int:
@@ -165,7 +160,7 @@ def watch(trainer: Trainer, **options: Any) -> Iterator[MemoryWatch]:
         trainer.remove_callback(callback)
 
 
-def _gauge(args: Any) -> Gauge:
+def _gauge(args: Any) -> CpuGauge | CudaGauge:
     if getattr(args.device, "type", "cpu") != "cuda":
         return CpuGauge()
     colocated = bool(getattr(args, "use_vllm", False)) and getattr(args, "vllm_mode", None) == "colocate"
@@ -203,8 +198,3 @@ def _wrap(owner: Any, name: str, report: Callable[[BaseException], None]) -> Cal
             setattr(owner, name, had) if had is not reporting else delattr(owner, name)
 
     return undo
-
-
-def _restore_hook(ours: Any, before: Any) -> None:
-    if sys.excepthook is ours:
-        sys.excepthook = before

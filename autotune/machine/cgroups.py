@@ -12,6 +12,7 @@ from pathlib import Path
 from autotune.core.errors import ProbeError
 
 _PREFIX = "autotune-"
+MOUNTS = Path("/proc/self/mountinfo")
 _numbers = itertools.count()
 
 
@@ -64,7 +65,7 @@ def v1_home() -> Path:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
-            return _below_mount(path, "cgroup", "memory")
+            return place_of(MOUNTS.read_text(), path, "cgroup", "memory")
     raise ProbeError("There is no cgroup v1 memory controller here.")
 
 
@@ -73,7 +74,7 @@ def v2_own() -> Path:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, _, path = line.split(":", 2)
         if number == "0":
-            return _below_mount(path, "cgroup2", None)
+            return place_of(MOUNTS.read_text(), path, "cgroup2", None)
     raise ProbeError("There is no cgroup v2 here.")
 
 
@@ -85,10 +86,6 @@ def v2_home() -> Path:
         if control.exists() and "memory" in control.read_text().split():
             return home
     raise ProbeError("There is no cgroup v2 memory controller for children of ours here.")
-
-
-def _below_mount(path: str, kind: str, controller: str | None) -> Path:
-    return place_of(Path("/proc/self/mountinfo").read_text(), path, kind, controller)
 
 
 def place_of(mountinfo: str, path: str, kind: str, controller: str | None) -> Path:

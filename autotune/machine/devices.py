@@ -7,56 +7,40 @@ import os
 import shutil
 import subprocess
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from autotune.core.errors import HardwareNotHere
 from autotune.core.units import MIB
-from autotune.machine.nvml import Card, GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable
+from autotune.machine.nvml import Device, GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """Makes CUDA's numbers equal to the driver's; set in probes, hence in the written launch too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """GPU of this machine, or one MIG slice of it, as the driver reports it."""
-
-    name: str
-    memory_bytes: int
-    index: int | None = None  # nvidia-smi index; a slice has its GPU's
-    uuid: str | None = None
-    reserved_bytes: int | None = None  # reserved by the driver and ECC; None: unknown
-    compute_capability: str | None = None
-    driver_version: str | None = None
-    slice_of: str | None = None  # UUID of the whole GPU; None: not a slice
-
-
 def devices_here(library: Any = None, variable: str | None = None) -> tuple[Device, ...]:
     """Return the visible GPUs from NVML, or from nvidia-smi without NVML.
 
-    Raises HardwareNotHere when a driver is present and does not answer. `variable` overrides
-    CUDA_VISIBLE_DEVICES.
+    Raises HardwareNotHere when a driver is present and does not answer. `variable` overrides CUDA_VISIBLE_DEVICES.
     """
     chosen = os.environ.get(VISIBLE) if variable is None else variable
     try:
-        nvml = Nvml.open(library)
-    except NvmlUnavailable as reason:
-        if not reason.absent:
-            raise _unreadable(reason) from reason
-        return visible(_by_nvidia_smi(), chosen)
-    with contextlib.closing(nvml):
-        try:
+        with contextlib.closing(Nvml.open(library)) as nvml:
             return devices_of(nvml, chosen)
-        except (NvmlNotSupported, GpuLost) as reason:
-            raise _unreadable(reason) from reason
+    except (NvmlUnavailable, NvmlNotSupported, GpuLost) as reason:
+        if isinstance(reason, NvmlUnavailable) and reason.absent:
+            return visible(_by_nvidia_smi(), chosen)
+        raise HardwareNotHere(
+            f"This machine has an NVIDIA driver, and it can't be asked for its GPUs ({reason}).",
+            way_out="See that `nvidia-smi` works (a driver that was updated needs a restart), or type --gpus cpu.",
+        ) from reason
 
 
 def devices_of(nvml: Nvml, variable: str | None) -> tuple[Device, ...]:
     """Return the GPUs that CUDA shows under this CUDA_VISIBLE_DEVICES, over an open connection."""
     version = nvml.driver_version()
-    return visible([_device(card, version) for card in nvml.cards()], variable, nvml.unreadable)
+    return visible([replace(card, driver_version=version) for card in nvml.cards()], variable, nvml.unreadable)
 
 
 def visible(devices: Sequence[Device], variable: str | None, unreadable: Collection[int] = ()) -> tuple[Device, ...]:
@@ -81,20 +65,6 @@ def _named(part: str, devices: Sequence[Device]) -> list[Device]:
         return [device for device in devices if device.index == int(part)]
     alike = [device for device in devices if device.uuid is not None and part and device.uuid.startswith(part)]
     return alike if len(alike) == 1 else []
-
-
-def _device(card: Card, driver_version: str) -> Device:
-    return Device(
-        name=card.name, memory_bytes=card.total_bytes, index=card.index, uuid=card.uuid, reserved_bytes=card.reserved_bytes,
-        compute_capability=card.compute_capability, driver_version=driver_version, slice_of=card.slice_of,
-    )  # fmt: skip
-
-
-def _unreadable(reason: Exception) -> HardwareNotHere:
-    return HardwareNotHere(
-        f"This machine has an NVIDIA driver, and it can't be asked for its GPUs ({reason}).",
-        way_out="See that `nvidia-smi` works (a driver that was updated needs a restart), or type --gpus cpu.",
-    )
 
 
 def _by_nvidia_smi() -> list[Device]:

@@ -76,9 +76,6 @@ def _asked(python: Path, program: str, packages: Sequence[str]) -> dict[str, obj
         found: dict[str, object] = json.loads(answer.stdout.strip().splitlines()[-1])
         return {name: found[name] for name in packages}
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
-        raise TrainingEnvironmentError(f"{python} can't be started as a Python interpreter: {_reason(error)}.") from error
-
-
-def _reason(error: Exception) -> str:
-    message = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-    return (str(message).strip().splitlines() or ["no reason given"])[-1].rstrip(".")
+        message = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+        reason = (str(message).strip().splitlines() or ["no reason given"])[-1].rstrip(".")
+        raise TrainingEnvironmentError(f"{python} can't be started as a Python interpreter: {reason}.") from error

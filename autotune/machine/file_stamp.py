@@ -25,19 +25,18 @@ def stamp(name: str, *, repository: str = "models") -> str | None:
     if path.is_file():
         return _of([path], path.parent)
     if path.is_dir():
-        files = _files_below(path)
-        return None if files is None else _of(files, path)
-    return _commit(name, repository)
-
-
-def _files_below(folder: Path) -> list[Path] | None:
-    found: list[Path] = []
-    for place, folders, files in os.walk(folder):
-        folders.sort()
-        found += [Path(place, file) for file in sorted(files)]
-        if len(found) > MAX_FILES:
-            return None
-    return found
+        files: list[Path] = []
+        for place, folders, names in os.walk(path):
+            folders.sort()
+            files += [Path(place, file) for file in sorted(names)]
+            if len(files) > MAX_FILES:
+                return None
+        return _of(files, path)
+    try:
+        ref = hub_cache() / f"{repository}--{name.replace('/', '--')}" / "refs" / "main"
+        return read_text(ref, largest_bytes=1024, way_out="").strip() or None
+    except BadInput:
+        return None
 
 
 def _of(files: list[Path], below: Path) -> str | None:
@@ -51,11 +50,3 @@ def _of(files: list[Path], below: Path) -> str | None:
     except OSError:  # changed while reading
         return None
     return marks.hexdigest()[:16]
-
-
-def _commit(hub_id: str, repository: str) -> str | None:
-    try:
-        ref = hub_cache() / f"{repository}--{hub_id.replace('/', '--')}" / "refs" / "main"
-        return read_text(ref, largest_bytes=1024, way_out="").strip() or None
-    except BadInput:
-        return None

@@ -20,12 +20,18 @@ _LOCAL_FUSE = frozenset(("fuseblk", "fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.n
 
 def refuse_network_storage(url: str, mounts: Path = Path("/proc/self/mounts")) -> None:
     """Raise BadInput for an SQLite file on a network file system."""
-    file = _sqlite_file(url)
-    kind = None if file is None else file_system_of(file, mounts)
+    try:
+        made = make_url(url)
+    except ArgumentError:
+        return  # reported when the storage is opened
+    file = str(made.database)
+    if made.get_backend_name() != "sqlite" or made.database in (None, "", ":memory:") or file.startswith("file:"):
+        return
+    kind = file_system_of(Path(file), mounts)
     if kind is None or not is_network(kind):
         return
     raise BadInput(
-        f"{file} is on a network file system ({kind}), where SQLite can't keep a study: its locks do not hold there.",
+        f"{Path(file)} is on a network file system ({kind}), where SQLite can't keep a study: its locks do not hold there.",
         way_out="Give --storage a disk of this machine, like --storage sqlite:////tmp/autotune-study.db, or a PostgreSQL server, "
         "like --storage postgresql+psycopg://me@host/autotune. The results may stay where --out says.",
     )
@@ -52,16 +58,6 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
 
 def is_network(kind: str) -> bool:
     return kind in _NETWORK or (kind.startswith("fuse") and kind not in _LOCAL_FUSE)
-
-
-def _sqlite_file(url: str) -> Path | None:
-    try:
-        made = make_url(url)
-    except ArgumentError:
-        return None  # reported when the storage is opened
-    if made.get_backend_name() != "sqlite" or made.database in (None, "", ":memory:") or str(made.database).startswith("file:"):
-        return None
-    return Path(str(made.database))
 
 
 def _unescaped(field: str) -> str:

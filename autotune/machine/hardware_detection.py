@@ -13,15 +13,14 @@ from autotune import catalog
 from autotune.core.errors import BadInput, HardwareNotHere, UnknownName
 from autotune.core.hardware import Hardware
 from autotune.core.units import format_bytes, parse_bytes
-from autotune.machine.devices import VISIBLE, Device, devices_here
+from autotune.machine.devices import VISIBLE, devices_here
+from autotune.machine.nvml import Device
 
 _PATTERN = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)
 _SIZE_WITH_UNIT = re.compile(r"\d+(?:\.\d+)?\s*[MGT](?:i?B)?", re.IGNORECASE)
-_SAME_MEMORY = 0.05
-"""Tolerance: drivers differ by a few hundred MiB per card; sizes of a family differ by far more."""
-
-MAX_DEVICES = 100_000
-"""Largest number of devices that a prediction counts through."""
+_SAME_MEMORY = 0.05  # tolerance: drivers differ by a few hundred MiB per card; sizes of a family differ by far more
+MAX_DEVICES = 100_000  # largest number of devices that a prediction counts through
+_OWN_CGROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def hardware(asked: str, here: Sequence[Device] | None = None) -> Hardware:
@@ -80,8 +79,7 @@ def gpu_of(hardware: Hardware) -> catalog.Gpu | None:
 
 def can_be_probed(hardware: Hardware) -> bool:
     """Return True if probes support this kind of device."""
-    known = {gpu.name: gpu for gpu in catalog.gpus()}
-    return hardware.name not in known or known[hardware.name].probes
+    return all(gpu.probes for gpu in catalog.gpus() if gpu.name == hardware.name)
 
 
 def recognise(device: Device) -> catalog.Gpu | None:
@@ -102,20 +100,23 @@ def gpus_here() -> tuple[Device, ...]:
         return ()
 
 
-def machine_memory_bytes() -> int:
+def machine_memory_bytes(own: Path = _OWN_CGROUP, root: Path = _CGROUPS) -> int:
     """Return the memory available to all processes: the machine's, or a lower cgroup limit."""
     import psutil
 
-    limits = [int(psutil.virtual_memory().total), *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]
-    return min(limits)
+    return min([int(psutil.virtual_memory().total), *(limit for _, limit in _limited_groups(own, root))])
 
 
-def available_memory_bytes(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory that processes can still take: the machine's, or a lower rest of a cgroup such
-    as a pod's."""
+def available_memory_bytes(own: Path = _OWN_CGROUP, root: Path = _CGROUPS) -> int:
+    """Return the memory that processes can still take: the machine's, or a lower rest of a cgroup such as a pod's."""
     import psutil
 
-    return min([int(psutil.virtual_memory().available), *_cgroup_rooms(own, root)])
+    rooms = [int(psutil.virtual_memory().available)]
+    for folder, limit in _limited_groups(own, root):
+        usage = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
+        if usage is not None:  # caches of files are given back on demand
+            rooms.append(max(0, limit - usage + _reclaimable(folder / "memory.stat")))
+    return min(rooms)
 
 
 def processor() -> str:
@@ -196,21 +197,6 @@ def _has_words(text: str, words: str) -> bool:
     return re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])(?!\s+(?:ti|super|d)\b)", text) is not None
 
 
-def _cgroup_limits(own: Path, root: Path) -> list[int]:
-    """Return the limits of this process's cgroup and its ancestors, v1 and v2."""
-    return [limit for _, limit in _limited_groups(own, root)]
-
-
-def _cgroup_rooms(own: Path, root: Path) -> list[int]:
-    """Return the memory that each of these cgroups has left; caches of files are given back on demand."""
-    rooms = []
-    for folder, limit in _limited_groups(own, root):
-        usage = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
-        if usage is not None:
-            rooms.append(max(0, limit - usage + _reclaimable(folder / "memory.stat")))
-    return rooms
-
-
 def _limited_groups(own: Path, root: Path) -> list[tuple[Path, int]]:
     """Return the folders of this process's cgroup and its ancestors that have a limit."""
     found = []
@@ -226,21 +212,13 @@ def _limited_groups(own: Path, root: Path) -> list[tuple[Path, int]]:
             places, file = [root / "memory"], "memory.limit_in_bytes"
         else:
             continue
-        found += [group for place in places for group in _limited_upwards(place, path, file)]
+        for place in places:
+            folder = place / path.lstrip("/")
+            upwards = [folder, *(above for above in folder.parents if place == above or place in above.parents)]
+            limits = ((group, _number(group / file)) for group in upwards)
+            # v1 writes "no limit" as a number near 2^63.
+            found += [(group, limit) for group, limit in limits if limit is not None and 0 < limit < 2**60]
     return found
-
-
-def _limited_upwards(place: Path, path: str, file: str) -> list[tuple[Path, int]]:
-    folder = place / path.lstrip("/")
-    found = []
-    while True:
-        limit = _number(folder / file)
-        # v1 writes "no limit" as a number near 2^63.
-        if limit is not None and 0 < limit < 2**60:
-            found.append((folder, limit))
-        if folder == place or place not in folder.parents:
-            return found
-        folder = folder.parent
 
 
 def _number(file: Path) -> int | None:

@@ -1,24 +1,18 @@
-"""Host memory during a GPU probe: the kernel's OOM killer can end a rank although the device has
-room.
+"""Host memory during a GPU probe: the kernel's OOM killer can end a rank although the device has room.
 
-OOM kills are counted in the cgroups of this process, or else on the whole machine. Kills by a
-user-space daemon are not counted; there, a SIGKILL while host memory is nearly exhausted is the
-evidence.
+OOM kills are counted in the cgroups of this process, or else on the whole machine. Kills by a user-space daemon are not
+counted; there, a SIGKILL while host memory is nearly exhausted is the evidence.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 
 from autotune.core.errors import ProbeError
 from autotune.machine import cgroups, hardware_detection
 
-MIN_FREE_SHARE = 0.02
-"""Share of free memory below which the host counts as exhausted."""
-
-_V1, _V2 = "memory.oom_control", "memory.events"
+MIN_FREE_SHARE = 0.02  # share of free memory below which the host counts as exhausted
 
 
 class HostMemory:
@@ -50,9 +44,8 @@ class HostMemory:
 
 def own_counters() -> tuple[Path, ...]:
     """Return the OOM counters of this process's cgroups, v1 and v2."""
-    homes: tuple[tuple[Callable[[], Path], str], ...] = ((cgroups.v1_home, _V1), (cgroups.v2_own, _V2))
     found = []
-    for home, file in homes:
+    for home, file in ((cgroups.v1_home, "memory.oom_control"), (cgroups.v2_own, "memory.events")):
         with contextlib.suppress(OSError, ProbeError, ValueError):
             found.append(home() / file)
     return tuple(file for file in found if _oom_kills(file) is not None)

@@ -14,8 +14,7 @@ from typing import Any
 
 from autotune.core.units import MIB, format_bytes
 
-MAX_CORES = 4096
-"""CPU cores that are looked at for those near a GPU."""
+MAX_CORES = 4096  # CPU cores that are looked at for those near a GPU
 
 
 class NvmlUnavailable(Exception):
@@ -35,32 +34,17 @@ class GpuLost(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
-    """GPU, or one MIG slice of it, as the driver reports it."""
+class Device:
+    """GPU of this machine, or one MIG slice of it, as the driver reports it."""
 
-    index: int  # nvidia-smi index, by PCI address; a slice has its GPU's
-    uuid: str  # `GPU-...`, or `MIG-...` for a slice
     name: str
-    total_bytes: int
-    reserved_bytes: int | None  # of the total: reserved by the driver and ECC; None: unknown
-    compute_capability: str | None
+    memory_bytes: int
+    index: int | None = None  # nvidia-smi index, by PCI address; a slice has its GPU's
+    uuid: str | None = None  # `GPU-...`, or `MIG-...` for a slice
+    reserved_bytes: int | None = None  # of the memory: reserved by the driver and ECC; None: unknown
+    compute_capability: str | None = None
+    driver_version: str | None = None
     slice_of: str | None = None  # UUID of the whole GPU; None: not a slice
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardMemory:
-    """Memory of a GPU at one moment."""
-
-    total_bytes: int
-    used_bytes: int  # processes and their contexts; excludes reserved bytes from driver 510 on
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardProcess:
-    """Process with a context on a GPU."""
-
-    pid: int  # in the driver's PID namespace: possibly meaningless inside a container
-    used_bytes: int | None  # None: not reported (some containers, MIG, some permissions)
 
 
 class Nvml:
@@ -69,8 +53,7 @@ class Nvml:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._handles: dict[str, Any] = {}
-        self.unreadable: dict[int, str] = {}
-        """Reasons why GPUs are absent from `cards`, by nvidia-smi index."""
+        self.unreadable: dict[int, str] = {}  # reasons why GPUs are absent from `cards`, by nvidia-smi index
 
     @classmethod
     def open(cls, library: Any = None) -> Nvml:
@@ -95,13 +78,13 @@ class Nvml:
     def driver_version(self) -> str:
         return _text(self._call("nvmlSystemGetDriverVersion"))
 
-    def cards(self) -> tuple[Card, ...]:
+    def cards(self) -> tuple[Device, ...]:
         """Return the GPUs in the order of nvidia-smi. MIG slices replace their GPU.
 
         A GPU that is lost, not permitted or without memory of its own becomes `unreadable`; an
         error only if no other one is left.
         """
-        found: list[Card] = []
+        found: list[Device] = []
         failure: NvmlNotSupported | GpuLost | None = None
         self.unreadable = {}
         for index in range(self._call("nvmlDeviceGetCount")):
@@ -113,13 +96,18 @@ class Nvml:
             raise failure
         return tuple(found)
 
-    def memory(self, uuid: str) -> CardMemory:
-        info = self._memory_info(self._handle(uuid))
-        return CardMemory(total_bytes=int(info.total), used_bytes=int(info.used))
+    def used_bytes(self, uuid: str) -> int:
+        """Return what processes and their contexts hold; excludes reserved bytes from driver 510 on."""
+        return int(self._memory_info(self._handle(uuid)).used)
 
-    def processes(self, uuid: str) -> tuple[CardProcess, ...]:
-        """Return the compute and graphics processes of a GPU."""
-        handle, found = self._handle(uuid), {}
+    def processes(self, uuid: str) -> dict[int, int | None]:
+        """Return the bytes of each compute and graphics process of a GPU, by its number.
+
+        Numbers are of the driver's PID namespace: possibly meaningless inside a container. Bytes are None where the driver
+        does not report them (some containers, MIG, some permissions).
+        """
+        handle = self._handle(uuid)
+        found: dict[int, int | None] = {}
         for kind in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
             try:
                 listed = self._call(kind, handle)
@@ -128,9 +116,8 @@ class Nvml:
                     raise
                 continue  # data-centre GPUs have no graphics processes
             for process in listed:
-                used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
-                found[int(process.pid)] = CardProcess(pid=int(process.pid), used_bytes=used)
-        return tuple(found.values())
+                found[int(process.pid)] = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
+        return found
 
     def takes_one_process(self, uuid: str) -> bool:
         """Return True if the compute mode allows a single process."""
@@ -158,9 +145,10 @@ class Nvml:
     def process_name(self, pid: int) -> str:
         return _text(self._call("nvmlSystemGetProcessName", pid))
 
-    def _cards_at(self, index: int) -> Iterator[Card]:
+    def _cards_at(self, index: int) -> Iterator[Device]:
         handle = self._call("nvmlDeviceGetHandleByIndex", index)
-        if not self._has_slices(handle):
+        mode = self._or_none(lambda: self._call("nvmlDeviceGetMigMode", handle))
+        if not (mode and mode[0]):
             yield self._card(index, handle, None)
             return
         whole = _text(self._call("nvmlDeviceGetUUID", handle))
@@ -168,20 +156,16 @@ class Nvml:
             with contextlib.suppress(NvmlNotSupported):  # numbers without a slice
                 yield self._card(index, self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, number), whole)
 
-    def _card(self, index: int, handle: Any, slice_of: str | None) -> Card:
+    def _card(self, index: int, handle: Any, slice_of: str | None) -> Device:
         uuid = _text(self._call("nvmlDeviceGetUUID", handle))
         self._handles[uuid] = handle
         info = self._memory_info(handle)
         major_minor = self._or_none(lambda: self._call("nvmlDeviceGetCudaComputeCapability", handle))
-        return Card(
-            index=index, uuid=uuid, name=_text(self._call("nvmlDeviceGetName", handle)), total_bytes=int(info.total),
+        return Device(
+            index=index, uuid=uuid, name=_text(self._call("nvmlDeviceGetName", handle)), memory_bytes=int(info.total),
             reserved_bytes=int(info.reserved) if hasattr(info, "reserved") else None,
             compute_capability=None if major_minor is None else ".".join(str(part) for part in major_minor), slice_of=slice_of,
         )  # fmt: skip
-
-    def _has_slices(self, handle: Any) -> bool:
-        mode = self._or_none(lambda: self._call("nvmlDeviceGetMigMode", handle))
-        return bool(mode and mode[0])
 
     def _memory_info(self, handle: Any) -> Any:
         try:
@@ -215,22 +199,19 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-MIN_REPORTED_BYTES = 64 * MIB  # Drivers, displays and monitors hold less than this on an idle GPU
+MIN_REPORTED_BYTES = 64 * MIB  # drivers, displays and monitors hold less than this on an idle GPU
 
 
 def name_of(pid: int, nvml: Nvml | None = None) -> str:
     """Return `python (pid 4711, ada)`, with the parts that are known."""
     import psutil
 
-    try:
+    with contextlib.suppress(psutil.Error, KeyError):
         process = psutil.Process(pid)
         return f"{process.name()} (pid {pid}, {process.username()})"
-    except (psutil.Error, KeyError):
-        pass
-    try:
+    name = ""
+    with contextlib.suppress(NvmlNotSupported, GpuLost):
         name = nvml.process_name(pid) if nvml is not None else ""
-    except (NvmlNotSupported, GpuLost):
-        name = ""
     return f"{name.split()[0].rsplit('/', 1)[-1] if name.split() else 'a process outside this container'} (pid {pid})"
 
 

@@ -14,8 +14,7 @@ from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-END_SECONDS = 9.0
-"""Time between the first stop signal and the forced end."""
+END_SECONDS = 9.0  # time between the first stop signal and the forced end
 
 
 @dataclass
@@ -24,7 +23,7 @@ class _Stop:
 
     requested: bool = False
     raised: bool = False
-    postponed: int = 0  # Depth of `uninterrupted` blocks of the main thread
+    postponed: int = 0  # depth of `uninterrupted` blocks of the main thread
 
 
 _stop = _Stop()
@@ -50,8 +49,7 @@ def restored_signals() -> Iterator[None]:
 
 
 def ignore_stop_signals() -> None:
-    """Ignore further stop signals: an exit takes a moment, and a second Ctrl-C would leave workers
-    running."""
+    """Ignore further stop signals: an exit takes a moment, and a second Ctrl-C would leave workers running."""
 
     def ignore(number: int, frame: FrameType | None) -> None:
         """Do nothing. SIG_IGN would make the interpreter complain about a signal that has already arrived."""

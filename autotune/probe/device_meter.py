@@ -95,9 +95,9 @@ _T = TypeVar("_T")
 
 def read(nvml: Nvml, uuid: str) -> Reading:
     """Read a GPU now; without its processes where NVML does not list them."""
-    used = nvml.memory(uuid).used_bytes
+    used = nvml.used_bytes(uuid)
     try:
-        listed = {process.pid: process.used_bytes for process in nvml.processes(uuid)}
+        listed = nvml.processes(uuid)
     except NvmlNotSupported as reason:
         return Reading(used_bytes=used, processes=None, why=str(reason))
     return Reading(used_bytes=used, processes=listed)
@@ -242,7 +242,7 @@ class DeviceMeter:
 
     def _sample(self) -> None:
         for uuid in self._uuids:
-            used = self._query(lambda nvml, name: nvml.memory(name).used_bytes, uuid)
+            used = self._query(lambda nvml, name: nvml.used_bytes(name), uuid)
             if used is not None:
                 with self._lock:
                     self._take(uuid, used)

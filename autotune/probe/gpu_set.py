@@ -14,8 +14,8 @@ from pathlib import Path
 
 from autotune.core.errors import ProbeError
 from autotune.core.units import GIB, MIB, format_bytes
-from autotune.machine.devices import VISIBLE, Device, devices_of, visible
-from autotune.machine.nvml import MIN_REPORTED_BYTES, GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable, in_words, named
+from autotune.machine.devices import VISIBLE, devices_of, visible
+from autotune.machine.nvml import MIN_REPORTED_BYTES, Device, GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable, in_words, named
 from autotune.probe.ballast import Ballast, BallastHold
 from autotune.probe.device_meter import DeviceMeter, Reading, read
 from autotune.worker.ballast_process import SLACK_BYTES
@@ -276,7 +276,7 @@ class Gpus:
             raise ProbeError(f"{slot.words} has {left} left, and the limit needs {format_bytes(usable)}: others took it, {who}.")
 
     def _used(self, slot: GpuSlot) -> int:
-        return 0 if self.nvml is None else self.nvml.memory(slot.visible).used_bytes
+        return 0 if self.nvml is None else self.nvml.used_bytes(slot.visible)
 
     def _drop_ballast(self, slot: GpuSlot) -> None:
         ballast, slot.ballast, slot.held, slot.before = slot.ballast, None, None, None if slot.ballast else slot.before

@@ -15,9 +15,11 @@ import importlib.util
 import os
 from pathlib import Path
 
+PROGRAMS = {"look": "trl.script_look", "prompts": "prompt_measurement", "rows": "row_measurement", "images": "image_measurement"}
+"""Programs that answer one request: JSON on stdin, JSON on stdout."""
 
-def load_package() -> None:
-    """Make `autotune_worker` importable, with the working directory last on `sys.path`."""
+if __name__ == "__main__":
+    # 1. The folder becomes the package `autotune_worker`; the working directory is last on `sys.path`.
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     if os.getcwd() not in sys.path:  # noqa: PTH109
@@ -28,13 +30,7 @@ def load_package() -> None:
     package = importlib.util.module_from_spec(spec)
     sys.modules["autotune_worker"] = package
     spec.loader.exec_module(package)
-
-
-PROGRAMS = {"look": "trl.script_look", "prompts": "prompt_measurement", "rows": "row_measurement", "images": "image_measurement"}
-"""Programs that answer one request: JSON on stdin, JSON on stdout."""
-
-if __name__ == "__main__":
-    load_package()
+    # 2. The program
     if len(sys.argv) == 2 and sys.argv[1] in PROGRAMS:
         importlib.import_module("autotune_worker." + PROGRAMS[sys.argv[1]]).main()
     else:

@@ -1,12 +1,10 @@
 """Program that allocates memory of one GPU, so that only as much is free as a smaller card has.
 
-One process per GPU, under any Python: it calls CUDA's driver itself and imports nothing else. It
-reads the bytes to leave free from standard input and replies with the result. Its own context
-counts, because it compares with the free memory of the whole device. It exits when its input is
-closed, for whatever reason; the driver then frees everything.
+One process per GPU, under any Python: it calls CUDA's driver itself and imports nothing else. It reads the bytes to
+leave free from standard input and replies with the result. Its own context counts, because it compares with the free
+memory of the whole device. It exits when its input is closed, for whatever reason; the driver then frees everything.
 
-`--host BYTES` replaces the GPU on a machine without one: a card of that size, allocated in main
-memory.
+`--host BYTES` replaces the GPU on a machine without one: a card of that size, allocated in main memory.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Keeps CUDA uninitialised until the ranks are forked: its driver does not work in a child of a
 process that initialised it.
 
-Some packages query the GPUs during import: bitsandbytes chooses its library by their compute
-capability. The choice stays, so the answer has to be correct. During imports, a forked child
-answers such queries with CUDA and exits. `initialised` reports afterwards if CUDA was initialised
-nevertheless.
+Some packages query the GPUs during import: bitsandbytes chooses its library by their compute capability. The choice
+stays, so the answer has to be correct. During imports, a forked child answers such queries with CUDA and exits.
+`initialised` reports afterwards if CUDA was initialised nevertheless.
 """
 
 from __future__ import annotations
@@ -40,15 +39,13 @@ def query_in_child_process(torch: Any) -> Iterator[None]:
         (torch.cuda, "get_device_properties", devices.properties),
         (torch.cuda, "current_device", lambda: 0),  # nothing has chosen another one yet
     )
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
-    for (owner, name, replacement), (_, _, original) in zip(replacements, originals):  # noqa: B905 (Python 3.9)
-        setattr(owner, name, devices.during_imports(replacement, original))
-    try:
+    with contextlib.ExitStack() as stack:
+        for owner, name, replacement in replacements:
+            original = getattr(owner, name)
+            setattr(owner, name, devices.during_imports(replacement, original))
+            stack.callback(setattr, owner, name, original)
+        stack.callback(setattr, devices, "importing", False)  # first of all
         yield
-    finally:
-        devices.importing = False
-        for owner, name, original in originals:
-            setattr(owner, name, original)
 
 
 class _NoAnswer(Exception):
@@ -94,12 +91,12 @@ class _Devices:
     def _query(self) -> list[dict[str, Any]]:
         """Query CUDA in the child, where the originals call each other."""
         self.importing = False
-        return [_attributes(self._properties(index)) for index in range(self._count())]
-
-
-def _attributes(properties: Any) -> dict[str, Any]:
-    named = {name: getattr(properties, name) for name in dir(properties) if not name.startswith("_")}
-    return {name: value for name, value in named.items() if not callable(value)}
+        found = []
+        for index in range(self._count()):
+            properties = self._properties(index)
+            named = {name: getattr(properties, name) for name in dir(properties) if not name.startswith("_")}
+            found.append({name: value for name, value in named.items() if not callable(value)})
+        return found
 
 
 def _in_child(query: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
 """Check of a GPU's memory after a candidate: an error can leave unreachable tensors behind.
 
-Memory allocated by torch has to return to its value after loading. Memory outside torch (contexts,
-library pools, a sleeping engine) may grow once, when the first step loads its kernels, and never
-again.
+Memory allocated by torch has to return to its value after loading. Memory outside torch (contexts, library pools, a
+sleeping engine) may grow once, when the first step loads its kernels, and never again.
 """
 
 from __future__ import annotations

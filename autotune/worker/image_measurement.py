@@ -1,7 +1,6 @@
 """Reads the sizes of a dataset's images: of each row, width and height of every image.
 
-The training interpreter runs it (`python .../autotune/worker images`), with one JSON object on stdin
-and one on stdout:
+The training interpreter runs it (`python .../autotune/worker images`), with one JSON object on stdin and one on stdout:
 
     {"dataset": {"dataset_name": ..., "datasets": [...], ...}, ...}
     {"rows": n | null, "looked_at": n, "sizes": [[[width, height], ...], ...]}
@@ -21,16 +20,24 @@ from typing import Any
 from .prompt_measurement import load_splits, print_answer
 from .row_measurement import load_rows
 
-COLUMNS = ("images", "image")
-"""Columns that TRL's trainers read."""
-
+COLUMNS = ("images", "image")  # columns that TRL's trainers read
 MAX_ROWS = 2_000
 MAX_FETCHED_ROWS = 200
 MAX_IMAGES = 256  # of one row
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    rows, number = _training_rows(request["dataset"])
+    from datasets import load_dataset
+
+    # 1. The training split, and its length; None for one that is read from the hub row by row.
+    named, number = request["dataset"], None
+    place, split = str(named.get("dataset_name") or ""), named.get("dataset_train_split") or "train"
+    if place and not Path(place).exists() and os.environ.get("HF_HUB_OFFLINE") != "1":
+        rows = load_dataset(place, name=named.get("dataset_config"), split=split, streaming=True)
+    else:
+        rows = load_rows(named) if Path(place).is_file() else load_splits(named)[split]
+        number = len(rows)
+    # 2. The sizes of a sample
     column = next((name for name in COLUMNS if name in (rows.column_names or ())), None)
     if column is None or number == 0:
         return {"rows": number, "looked_at": 0, "sizes": []}
@@ -40,28 +47,17 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return {"rows": number, "looked_at": len(sizes), "sizes": sizes}
 
 
-def _training_rows(named: dict[str, Any]) -> tuple[Any, int | None]:
-    """Return the training split and its length; None for one that is read from the hub row by row."""
-    from datasets import load_dataset
-
-    place, split = str(named.get("dataset_name") or ""), named.get("dataset_train_split") or "train"
-    if place and not Path(place).exists() and os.environ.get("HF_HUB_OFFLINE") != "1":
-        return load_dataset(place, name=named.get("dataset_config"), split=split, streaming=True), None
-    rows = load_rows(named) if Path(place).is_file() else load_splits(named)[split]
-    return rows, len(rows)
-
-
 def undecoded(rows: Any, column: str) -> Any:
     """Return the rows with images as bytes or paths: decoding would read every pixel."""
     from datasets import Image
 
-    feature = rows.features[column]
-    inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else None)
+    feature, plain = rows.features[column], Image(decode=False)
     if isinstance(feature, Image):
-        return rows.cast_column(column, Image(decode=False))
-    if isinstance(inner, Image):
-        return rows.cast_column(column, type(feature)(Image(decode=False)) if not isinstance(feature, list) else
-                                [Image(decode=False)])  # fmt: skip
+        return rows.cast_column(column, plain)
+    if isinstance(feature, list) and isinstance(feature[0], Image):
+        return rows.cast_column(column, [plain])
+    if isinstance(getattr(feature, "feature", None), Image):
+        return rows.cast_column(column, type(feature)(plain))
     return rows
 
 

@@ -8,7 +8,7 @@ a table. The request of a measure:
      "figures": {...},                                                     see `metric_readers`
      "phases": [[regex, phase | null], ...],                               printed lines that start a phase
      "effective": {...} | null,  "settings": ["name", ...],                see `launched_settings`
-     "watch": {...} | null,                                                see `watched_run`
+     "watch": {...} | null,                                                see `model_watch`
      "plan": {...}}
 """
 
@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import processes, protocol, watched_run
+from . import model_watch, processes, protocol
 from .early_stop import out_of_reach
 from .launched_settings import LaunchedSettings
 from .metric_readers import Figure, MetricReader, line_source
@@ -121,13 +121,21 @@ class _LaunchedRun:
             echo.join(timeout=GRACE_SECONDS)
         self._read_output()
         self._effective = self._settings.found(self._request.get("settings") or ())
-        if ended_itself:
-            self._check_exit(process.returncode)
+        code = process.returncode
+        if ended_itself and code:
+            ended = {"signal": -code, "exit": None} if code < 0 else {"signal": None, "exit": code}
+            raise CommandFailed(" | ".join(line for line in self._last_lines if line.strip()) or "it printed nothing", ended)
+        if ended_itself and not self._timed:
+            source = self._request["figures"].get("file") or "its output"
+            raise NoFigures(
+                f"the command ended well, but {self._metrics.records} records with a speed were found in {source}; at least two "
+                f"are needed, the first being warm-up. Its last lines: {' | '.join(self._last_lines) or 'none'}"
+            )
 
     def _start(self) -> subprocess.Popen[bytes]:
         argv = [self._resolved(word) for word in self._request["argv"]]
         extra = {name: self._resolved(value) for name, value in (self._request.get("environment") or {}).items()}
-        extra |= watched_run.environment(self._request.get("watch"), self._folder, {**os.environ, **extra})
+        extra |= model_watch.environment(self._request.get("watch"), self._folder, {**os.environ, **extra})
         environment = {name: value for name, value in {**os.environ, **extra}.items() if name not in ("RANK", "LOCAL_RANK")}
         try:
             return subprocess.Popen(
@@ -172,40 +180,17 @@ class _LaunchedRun:
         self._timed.append(figure)
         needed = max(1, int(self._plan["timed_cycles"]), int(self._plan["optimizer_steps"]) - self._warmup)
         done = len(self._timed) + self._warmup
-        self._recorder.emit(
-            {
-                "event": protocol.CYCLE,
-                "done": done,
-                "of": needed + self._warmup,
-                "seconds": figure.seconds,
-                "tokens": figure.tokens,
-            }
-        )
-        soak = self._plan.get("soak_seconds")
+        cycle = {"done": done, "of": needed + self._warmup, "seconds": figure.seconds, "tokens": figure.tokens}
+        self._recorder.emit({"event": protocol.CYCLE, **cycle})
+        soak, goal = self._plan.get("soak_seconds"), self._plan.get("stop_below_tokens_per_second")
         if soak:
             self._enough = time.perf_counter() - self._began >= float(soak)
         elif len(self._timed) >= needed:
             self._enough = True
-        elif done >= int(self._plan["optimizer_steps"]) and self._is_hopeless():
-            self._enough = self._cut_short = True
-
-    def _is_hopeless(self) -> bool:
-        goal = self._plan.get("stop_below_tokens_per_second")
-        spread = float(self._plan.get("cycle_spread") or DEFAULT_CYCLE_SPREAD)
-        rates = [figure.tokens / figure.seconds for figure in self._timed]
-        return goal is not None and out_of_reach(rates, goal=float(goal), spread=spread)
-
-    def _check_exit(self, code: int) -> None:
-        """Raise if the command exited with an error, or without any timed record."""
-        if code:
-            ended = {"signal": -code, "exit": None} if code < 0 else {"signal": None, "exit": code}
-            raise CommandFailed(" | ".join(line for line in self._last_lines if line.strip()) or "it printed nothing", ended)
-        if not self._timed:
-            source = self._request["figures"].get("file") or "its output"
-            raise NoFigures(
-                f"the command ended well, but {self._metrics.records} records with a speed were found in {source}; at least two "
-                f"are needed, the first being warm-up. Its last lines: {' | '.join(self._last_lines) or 'none'}"
-            )
+        elif done >= int(self._plan["optimizer_steps"]) and goal is not None:
+            spread = float(self._plan.get("cycle_spread") or DEFAULT_CYCLE_SPREAD)
+            rates = [figure.tokens / figure.seconds for figure in self._timed]
+            self._enough = self._cut_short = out_of_reach(rates, goal=float(goal), spread=spread)
 
     def found(self) -> dict[str, Any]:
         seconds = time.perf_counter() - self._began
@@ -214,23 +199,16 @@ class _LaunchedRun:
             "completion_tokens": max((figure.tokens for figure in self._timed), default=0),
             "cycle_seconds": [figure.seconds for figure in self._timed],
             "cycle_loss_tokens": [figure.tokens for figure in self._timed],
-            "prompt_tokens": 0,
-            "phase_seconds": {"other": timed},
-            "user_reward_seconds": 0.0,
-            "cut_short": self._cut_short,
-            "borrowed_seconds": 0.0,
-        }
+            "prompt_tokens": 0, "phase_seconds": {"other": timed}, "user_reward_seconds": 0.0,
+            "cut_short": self._cut_short, "borrowed_seconds": 0.0,
+        }  # fmt: skip
         return {
-            "worst": speed if self._timed else None,
-            "typical": None,
-            "optimizer_steps": self._metrics.records,
-            "effective": self._effective,
+            "worst": speed if self._timed else None, "typical": None,
+            "optimizer_steps": self._metrics.records, "effective": self._effective,
             "exercised": {"watched": "outside", "optimizer_steps": self._metrics.records, "seconds": timed},
-            "setup_seconds": max(0.0, seconds - timed),
-            "loop_seconds": timed,
-            "models": watched_run.found(self._folder),
-            "world_size": None,
-        }
+            "setup_seconds": max(0.0, seconds - timed), "loop_seconds": timed,
+            "models": model_watch.found(self._folder), "world_size": None,
+        }  # fmt: skip
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

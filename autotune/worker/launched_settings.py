@@ -5,11 +5,10 @@ The JSON specification comes from a framework's file in `autotune.frameworks`:
     {"file": "{autotune_run_folder}/settings.json" | null,      null: standard output
      "kind": "json" | "hydra" | "yaml" | "namespace" | "table"}
 
-`json`: a file with one mapping. `hydra`: the YAML that Hydra writes of a configuration, read by the
-run's own OmegaConf, which resolves references. `yaml`: the same as printed lines, from a top-level
-key at the end of a line. `namespace`: a printed line of argparse,
-`namespace(train=namespace(batch_size=8), ...)`. `table`: a printed table of names and values, with
-a blank between the columns. Nested settings have dotted names. Unreadable values are left out;
+`json`: a file with one mapping. `hydra`: the YAML that Hydra writes of a configuration, read by the run's own
+OmegaConf, which resolves references. `yaml`: the same as printed lines, from a top-level key at the end of a line.
+`namespace`: a printed line of argparse, `namespace(train=namespace(batch_size=8), ...)`. `table`: a printed table of
+names and values, with a blank between the columns. Nested settings have dotted names. Unreadable values are left out;
 nothing is executed.
 """
 
@@ -50,9 +49,16 @@ class LaunchedSettings:
 
     def read_line(self, line: str) -> None:
         if self._kind == "namespace" and not self._printed and len(line) < MAX_TEXT_BYTES:
-            self._printed = dict(from_namespace(line))
+            self._printed = from_namespace(line)
         elif self._kind == "yaml":
-            self._read_yaml(line)
+            # The lines of a printed document, which ends at the first line of another form.
+            begins = _YAML_BEGINS.search(line)
+            if begins is not None:
+                self._yaml = [begins["line"]]
+            elif self._yaml and not self._yaml_ended:
+                match = _YAML_LINE.fullmatch(line)
+                self._yaml_ended = match is None
+                self._yaml += [] if match is None else [match["line"]]
         elif self._kind == "table" and _TABLE.search(line):
             self._in_table = not self._printed  # only the first of several tables
         elif self._in_table:
@@ -61,33 +67,19 @@ class LaunchedSettings:
             if row is not None:
                 self._printed |= _from_row(row["name"], row["value"] or "")
 
-    def _read_yaml(self, line: str) -> None:
-        """Collect the lines of a printed document, which ends at the first line of another form."""
-        begins = _YAML_BEGINS.search(line)
-        if begins is not None:
-            self._yaml = [begins["line"]]
-        elif self._yaml and not self._yaml_ended:
-            match = _YAML_LINE.fullmatch(line)
-            self._yaml_ended = match is None
-            self._yaml += [] if match is None else [match["line"]]
-
     def found(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the reported values of these settings."""
         if self._kind == "yaml":
             return from_hydra("\n".join(self._yaml), names)
-        written = self._printed if self._file is None else self._written(self._file, names)
-        return {name: written[name] for name in names if name in written}
-
-    def _written(self, path: Path, names: Iterable[str]) -> Mapping[str, Any]:
-        try:
-            with path.open(encoding="utf-8") as file:
-                text = file.read(MAX_TEXT_BYTES)
-            if self._kind == "hydra":
-                return from_hydra(text, names)
-            written = json.loads(text)
-            return written if isinstance(written, dict) else {}
-        except (OSError, ValueError, RecursionError):
-            return {}
+        written: Any = self._printed
+        if self._file is not None:
+            try:
+                with self._file.open(encoding="utf-8") as file:
+                    text = file.read(MAX_TEXT_BYTES)
+                written = from_hydra(text, names) if self._kind == "hydra" else json.loads(text)
+            except (OSError, ValueError, RecursionError):
+                return {}
+        return {name: written[name] for name in names if name in written} if isinstance(written, dict) else {}
 
 
 def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:
@@ -112,16 +104,13 @@ def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def from_namespace(line: str) -> Iterator[tuple[str, Any]]:
+def from_namespace(line: str) -> dict[str, Any]:
     """Parse a printed namespace: keyword calls and plain values only. Nothing is called."""
     start = _NAMESPACE.search(line)
-    if start is None:
-        return
     try:
-        tree = ast.parse(line[start.start() :].strip(), mode="eval").body
-        yield from list(_from_call(tree, ""))
+        return {} if start is None else dict(_from_call(ast.parse(line[start.start() :].strip(), mode="eval").body, ""))
     except _UNREADABLE:
-        return
+        return {}
 
 
 def _from_call(node: ast.expr, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -139,10 +128,8 @@ def _from_call(node: ast.expr, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _from_row(name: str, value: str) -> dict[str, Any]:
-    if value == _NONE:
-        return {name: None}
     if _CLASS.fullmatch(value):
-        return {}
+        return {name: None} if value == _NONE else {}
     try:
         return {name: ast.literal_eval(value)}
     except _UNREADABLE:

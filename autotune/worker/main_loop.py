@@ -1,10 +1,9 @@
 """Worker process: imports the framework once, then forks ranks and relays their messages.
 
-A fork with all imports done takes milliseconds; a fresh start takes ten seconds. The worker never
-touches a device and never allocates, so it outlives every candidate. If an import initialised CUDA,
-forked ranks could not use it: the worker then restarts without imports, and each rank is a fresh
-interpreter. When the parent's end of the socket closes, the worker ends all processes below it and
-exits.
+A fork with all imports done takes milliseconds; a fresh start takes ten seconds. The worker never touches a device and
+never allocates, so it outlives every candidate. If an import initialised CUDA, forked ranks could not use it: the
+worker then restarts without imports, and each rank is a fresh interpreter. When the parent's end of the socket closes,
+the worker ends all processes below it and exits.
 """
 
 from __future__ import annotations
@@ -117,21 +116,16 @@ class Worker:
         gc.freeze()  # the collector of a rank skips frozen pages, so they stay shared
         # The state of CUDA does not matter to a rank on the CPU.
         reason = cuda_before_fork.initialised() if message["load"].get("device") != "cpu" else None
-        seconds = round(time.monotonic() - started, 4)
-        self._parent.send(
-            {"event": protocol.READY, "pid": os.getpid(), "seconds": seconds, "versions": versions, "afresh": reason}
-        )
+        ready = {"event": protocol.READY, "pid": os.getpid(), "seconds": round(time.monotonic() - started, 4)}
+        self._parent.send({**ready, "versions": versions, "afresh": reason})
         self._spawns = reason is not None
         if self._spawns and message["do"] == protocol.WARM:
-            self._restart_without_imports()
+            # A process without imports replaces this one, which frees its memory on a GPU.
+            processes.end_descendants()
+            fd = self._parent.fileno()
+            os.set_inheritable(fd, True)
+            _exec([*_command(self._adapter_name, fd), "--spawn-ranks"], self._environment)
         return True
-
-    def _restart_without_imports(self) -> NoReturn:
-        """Replace this process by one without imports, which frees its memory on a GPU."""
-        processes.end_descendants()
-        fd = self._parent.fileno()
-        os.set_inheritable(fd, True)
-        _exec([*_command(self._adapter_name, fd), "--spawn-ranks"], self._environment)
 
     def _start_ranks(self, message: Message) -> None:
         """Start the ranks of this machine; `span` has their position among all ranks of the job."""
@@ -171,23 +165,21 @@ class Worker:
         return rank.run(self._adapter, theirs, number, world, worker, local)
 
     def _reap(self) -> None:
+        """Relay the last messages of each rank that exited, then report its exit, then end its orphans."""
         for live in list(self._ranks):
             try:
                 pid, status = os.waitpid(live.pid, os.WNOHANG)
             except ChildProcessError:
                 pid, status = live.pid, 0
-            if pid:
-                self._report_lost(live, status)
-
-    def _report_lost(self, live: _LiveRank, status: int) -> None:
-        """Relay the rank's last messages, then report its exit, then end its orphans."""
-        self._relay(live, live.wire.take_rest())
-        self._ranks.remove(live)
-        live.wire.close()
-        code = os.waitstatus_to_exitcode(status)
-        signal_number, exit_code = (-code, None) if code < 0 else (None, code)
-        self._send(protocol.LOST, rank=live.number, pid=live.pid, signal=signal_number, exit=exit_code)
-        processes.end_descendants(spare=self._own | {other.pid for other in self._ranks})
+            if not pid:
+                continue
+            self._relay(live, live.wire.take_rest())
+            self._ranks.remove(live)
+            live.wire.close()
+            code = os.waitstatus_to_exitcode(status)
+            signal_number, exit_code = (-code, None) if code < 0 else (None, code)
+            self._send(protocol.LOST, rank=live.number, pid=live.pid, signal=signal_number, exit=exit_code)
+            processes.end_descendants(spare=self._own | {other.pid for other in self._ranks})
 
     def _end_ranks(self) -> None:
         remaining = processes.end_descendants(spare=self._own)

@@ -1,9 +1,8 @@
 """Soft memory limit: an allocation beyond it fails with the framework's own error.
 
-A cgroup kills a process that crosses its limit. RLIMIT_DATA refuses the memory instead, so torch
-raises its usual error, the rank frees everything, and the next candidate runs on the same loaded
-model. It counts mapped memory, touched or not; beside a cgroup it therefore gets slack and refuses
-only what is far too large.
+A cgroup kills a process that crosses its limit. RLIMIT_DATA refuses the memory instead, so torch raises its usual
+error, the rank frees everything, and the next candidate runs on the same loaded model. It counts mapped memory, touched
+or not; beside a cgroup it therefore gets slack and refuses only what is far too large.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import gc
 import resource
 from pathlib import Path
 
-# Default of glibc under `ulimit -s unlimited`. The usual 8 MiB are hardly touched, but RLIMIT_DATA
-# counts them whole.
+# Default of glibc under `ulimit -s unlimited`. The usual 8 MiB are hardly touched, but RLIMIT_DATA counts them whole.
 THREAD_STACK_BYTES = 2 * 2**20
 STATUS = Path("/proc/self/status")
 

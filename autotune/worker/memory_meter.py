@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from . import memory_guard
 
@@ -21,29 +21,30 @@ RESET_HIGH_WATER_MARK = "5"
 TOTALS = ("torch_allocated_bytes", "torch_reserved_bytes", "allocation_retries", "allocation_failures")
 
 
-class MemoryMeter(Protocol):
-    """Memory of one process."""
+class MemoryMeter:
+    """Memory of one process; without figures of torch, unless a subclass has them."""
 
     def now(self) -> int:
-        """Bytes held at this moment."""
-        ...
+        """Return the bytes held at this moment."""
+        raise NotImplementedError
 
     def take_peak(self) -> int:
         """Return the peak since the last call, and start a new one."""
-        ...
+        raise NotImplementedError
 
     def take_torch(self) -> dict[str, int | None] | None:
         """Return torch's figures since `take_peak`, to be called before it; None without any."""
-        ...
+        return None
 
     def totals(self) -> Mapping[str, Any]:
         """Return torch's figures since the start, with None for those that do not exist."""
-        ...
+        return dict.fromkeys(TOTALS)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the measurement."""
 
 
-class HighWaterMeter:
+class HighWaterMeter(MemoryMeter):
     """Exact peaks from the kernel's high-water mark, which is reset at each reading."""
 
     def __init__(self) -> None:
@@ -59,15 +60,6 @@ class HighWaterMeter:
         # now bound those of then.
         return max(sizes["RssAnon"] + sizes["RssShmem"], sizes["VmHWM"] - sizes["RssFile"])
 
-    def take_torch(self) -> dict[str, int | None] | None:
-        return None
-
-    def totals(self) -> Mapping[str, Any]:
-        return dict.fromkeys(TOTALS)
-
-    def close(self) -> None:
-        return None
-
 
 class SamplingMeter(HighWaterMeter):
     """Sampling thread, for kernels without a reset. Misses peaks shorter than its interval."""
@@ -79,8 +71,7 @@ class SamplingMeter(HighWaterMeter):
         # A sample from before `take_peak` must not count after it.
         self._sampling = threading.Lock()
         self._over = threading.Event()
-        # The weak reference lets a meter without other references be collected, which ends the
-        # thread.
+        # The weak reference lets a meter without other references be collected, which ends the thread.
         self._thread = threading.Thread(target=_sample, args=(weakref.ref(self), self._over), name="memory-meter", daemon=True)
         self._thread.start()
 
@@ -111,12 +102,11 @@ def _sample(reference: weakref.ref[SamplingMeter], over: threading.Event) -> Non
 SLEEP_MISLEADS = "vLLM's sleep mode: torch counts as reserved what sleeps and is not on the device"
 
 
-class CudaMeter:
+class CudaMeter(MemoryMeter):
     """torch's allocator statistics of the current device, plus the memory outside them.
 
-    `others_bytes` of the device belong to other processes. If an engine `sleeps`, torch's reserved
-    figure is wrong and the peak is the largest reading of the device: a lower bound, raised by
-    samples from outside.
+    `others_bytes` of the device belong to other processes. If an engine `sleeps`, torch's reserved figure is wrong and
+    the peak is the largest reading of the device: a lower bound, raised by samples from outside.
     """
 
     def __init__(self, torch: Any, *, others_bytes: int | None = None, sleeps: bool = False) -> None:
@@ -164,9 +154,6 @@ class CudaMeter:
             "allocation_failures": failures - self._counts_before[1],
             "device_uuid": device_uuid(self._cuda),
         }
-
-    def close(self) -> None:
-        return None
 
     def _held(self) -> int:
         """Share of this process in the used memory of the device."""

@@ -13,8 +13,7 @@ The JSON specification comes from a framework's file in `autotune.frameworks`:
      "times": 1.0,                              factor on tokens and tokens_per_second (GPUs, if figures are per GPU)
      "tokens_each": n | null}                   tokens of one record, if the run does not report them
 
-Two of tokens, seconds and tokens per second are enough. With only one, the seconds are those since
-the previous record.
+Two of tokens, seconds and tokens per second are enough. With only one, the seconds are those since the previous record.
 """
 
 from __future__ import annotations
@@ -76,27 +75,23 @@ class MetricReader:
             match = self._line.search(line) if self._line else None
             groups = match.groupdict() if match else {}
             return {name: value for name in NAMES if (value := _number(groups.get(name))) is not None}
-        record = self._record(line)
-        if record is None:
-            return {}
-        keys, products = self._spec.get("keys"), self._spec.get("products") or {}
-        sums = {name: [name] for name in NAMES} if keys is None else keys
-        return {**_combined(sum, record, sums), **_combined(math.prod, record, products)}
-
-    def _record(self, line: str) -> Mapping[str, Any] | None:
         if self._line is not None:
             match = self._line.search(line)
             if match is None:
-                return None
+                return {}
             line = match["record"]
         try:
             is_json = self._spec["kind"] == "json"
             record = json.loads(line) if is_json else ast.literal_eval(_NOT_FINITE.sub("None", line.strip()))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
+            return {}
         under = self._spec.get("under")
         record = record.get(under) if under and isinstance(record, dict) else record
-        return record if isinstance(record, dict) else None
+        if not isinstance(record, dict):
+            return {}
+        keys, products = self._spec.get("keys"), self._spec.get("products") or {}
+        sums = {name: [name] for name in NAMES} if keys is None else keys
+        return {**_combined(sum, record, sums), **_combined(math.prod, record, products)}
 
 
 def _combined(

@@ -45,33 +45,29 @@ def sum_up(models: Iterable[ModelBytes], device: str, others: Iterable[Any] = ()
     return totals.found
 
 
-def _part(role: str, name: str) -> str:
-    return f"{role}_{name}" if role else name
-
-
 def _add_model(totals: _Totals, one: ModelBytes) -> None:
     parameters, optimizers = list(one.model.parameters()), list(_layers(one.optimizer))
     state = getattr(optimizers[-1], "state", None) if optimizers else None
-    totals.add(_part(one.role, "gradients"), [parameter.grad for parameter in parameters])
+    totals.add(one.role, "gradients", [parameter.grad for parameter in parameters])
     adapted = any(hasattr(module, "peft_config") for module in one.model.modules())
     for parameter in parameters:
         name = "adapters" if adapted and parameter.requires_grad else "weights"
-        totals.add(_part(one.role, name), list(_of_parameter(parameter)))
+        totals.add(one.role, name, list(_of_parameter(parameter)))
         if state and parameter in state:
-            totals.add(_part(one.role, "optimizer"), [state[parameter]])
-    totals.add(_part(one.role, "weights"), list(one.model.buffers()))
+            totals.add(one.role, "optimizer", [state[parameter]])
+    totals.add(one.role, "weights", list(one.model.buffers()))
 
 
 def _add_shared_optimizer_state(totals: _Totals, one: ModelBytes) -> None:
     """Add the tensors that an optimizer keeps for all parameters together."""
-    gradients, states, inner = _part(one.role, "gradients"), _part(one.role, "optimizer"), None
+    inner = None
     for inner in _layers(one.optimizer):
-        totals.add(gradients, [getattr(inner, name, None) for name in PARTITIONED_GRADIENTS])
+        totals.add(one.role, "gradients", [getattr(inner, name, None) for name in PARTITIONED_GRADIENTS])
         masters = [getattr(inner, name, None) for name in MASTERS]
-        totals.add(gradients, [tensor.grad for tensor in _tensors(masters) if tensor.is_leaf])
-        totals.add(states, masters)
-    totals.add(states, list(getattr(inner, "state", {}).values()))
-    totals.add(states, [group["params"] for group in getattr(inner, "param_groups", ())])
+        totals.add(one.role, "gradients", [tensor.grad for tensor in _tensors(masters) if tensor.is_leaf])
+        totals.add(one.role, "optimizer", masters)
+    totals.add(one.role, "optimizer", list(getattr(inner, "state", {}).values()))
+    totals.add(one.role, "optimizer", [group["params"] for group in getattr(inner, "param_groups", ())])
 
 
 def _of_parameter(parameter: Any) -> Iterator[Any]:
@@ -109,7 +105,8 @@ class _Totals:
         self._counted: set[tuple[str, int]] = set()
         self.found: dict[str, int] = {}
 
-    def add(self, name: str, values: list[Any]) -> None:
+    def add(self, role: str, name: str, values: list[Any]) -> None:
+        named = f"{role}_{name}" if role else name
         for tensor in _tensors(values):
             kind = tensor.device.type
             if kind == "meta" or not tensor.dim():  # scalars: Adam's step counters
@@ -119,5 +116,5 @@ class _Totals:
             if not storage.nbytes() or address in self._counted:
                 continue
             self._counted.add(address)
-            part = name if kind == self._device else f"{name}_on_host"
+            part = named if kind == self._device else f"{named}_on_host"
             self.found[part] = self.found.get(part, 0) + int(storage.nbytes())

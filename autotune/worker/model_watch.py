@@ -1,4 +1,16 @@
-"""Measurement of the models in a launched run's process, by the table of `watched_run.py`.
+"""Models inside the processes of a launched run: its environment, the measurement, and the results.
+
+A request may contain a table:
+
+    "watch": {"steps": ["module:Class.method", ...],            after it, the state of an optimizer step exists
+              "uses": ["module:Class.method", ...],             the same in processes that do not train
+              "holders": [{"cls": "module:Class",               objects of this class or of a subclass
+                           "noted": true,                       recorded at construction; else found by a search
+                           "models": {"policy": "path.to.it", "reference": "..."},
+                           "optimizer": "path.to.it" | null}, ...]}
+
+Each Python process of the run starts with `startup/sitecustomize.py`, whose call of `begin` waits for these
+classes. Each process writes its figures into a folder of the run; `found` merges them by rank.
 
 A model gets its role from the object that holds it, never from its form; a model without a known
 holder is `other`. The models of an inference engine are left out.
@@ -13,16 +25,36 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 TABLE_VARIABLE, OUTPUT_VARIABLE = "AUTOTUNE_MODELS", "AUTOTUNE_MODELS_TO"
-
-# Measurements per method and object: the state of a step is complete after the first step.
-MAX_MEASUREMENTS = 2
+STARTUP = Path(__file__).resolve().parent / "startup"
+FOLDER = "models"
+MAX_MEASUREMENTS = 2  # per method and object: the state of a step is complete after the first step
 POLICY = "policy"
 ENGINES = ("vllm", "sglang")
+
+
+def environment(watch: Any, folder: Path, before: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to add to the run's environment `before`; none without a table."""
+    if not watch:
+        return {}
+    (folder / FOLDER).mkdir(exist_ok=True)
+    path = os.pathsep.join(filter(None, [str(STARTUP), before.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path, TABLE_VARIABLE: json.dumps(watch), OUTPUT_VARIABLE: str(folder / FOLDER)}
+
+
+def found(folder: Path) -> list[dict[str, Any]]:
+    """Return the bytes by rank and part; processes of one rank are added up."""
+    ranks: dict[int, dict[str, int]] = {}
+    for path in sorted((folder / FOLDER).glob("*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        parts = ranks.setdefault(int(report["rank"]), {})
+        for name, size in report["bytes"].items():
+            parts[name] = parts.get(name, 0) + int(size)
+    return [{"rank": rank, "bytes": parts} for rank, parts in sorted(ranks.items()) if parts]
 
 
 def begin() -> None:
@@ -67,23 +99,27 @@ class _Watch:
     def _measure(self, stepped: bool) -> None:
         from .model_memory import ModelBytes, sum_up
 
-        found = [
+        models = [
             ModelBytes(role="" if role == POLICY else role, model=model, optimizer=_resolve(holder, row.get("optimizer")))
             for holder, row in self._holders()
             for role, path in row["models"].items()
             for model in _models(_resolve(holder, path))
         ]
-        if not found:
+        if not models:
             return
-        found.sort(key=lambda one: one.role == "")  # the policy last: see `ModelBytes`
+        models.sort(key=lambda one: one.role == "")  # the policy last: see `ModelBytes`
         device = "cuda" if _torch().cuda.is_initialized() else "cpu"
-        sizes = sum_up(found, device, others=_roots())
-        for role, parts in _by_role(sizes, {one.role for one in found}).items():
+        sizes = sum_up(models, device, others=_roots())
+        for role, parts in _by_role(sizes, {one.role for one in models}).items():
             # Models that alternate on a device count at their own maximum. Before a step, weights
             # gathered for a pass may still be present; hence a measurement after a step wins.
             seen = stepped, sum(parts.values()), parts
             self._best[role] = max(seen, self._best.get(role, seen), key=lambda one: one[:2])
-        self._write()
+        sizes = {name: size for *_, parts in self._best.values() for name, size in parts.items()}
+        path = self._folder / f"{os.getpid()}.json"
+        partial = path.with_suffix(".part")
+        partial.write_text(json.dumps({"rank": _rank(), "bytes": sizes}), encoding="utf-8")
+        partial.replace(path)
 
     def _holders(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield each model holder of this process with its row, that of the nearest class."""
@@ -98,13 +134,6 @@ class _Watch:
             row = row_of[cls]
             if row is not None:
                 yield holder, row
-
-    def _write(self) -> None:
-        parts = {name: size for *_, sizes in self._best.values() for name, size in sizes.items()}
-        path = self._folder / f"{os.getpid()}.json"
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps({"rank": _rank(), "bytes": parts}), encoding="utf-8")
-        partial.replace(path)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -148,8 +177,7 @@ def _patch(module: Any, *, name: str, then: Callable[[Any], None]) -> None:
         return result
 
     functools.update_wrapper(watched, original)
-    # Ray ships a class by value but its methods by name: with these names the receiver finds its
-    # own, watched method.
+    # Ray ships a class by value but its methods by name: with these names the receiver finds its own, watched method.
     watched.__module__, watched.__qualname__ = cls.__module__, f"{cls.__qualname__}.{method}"
     setattr(cls, method, watched)
 

@@ -53,19 +53,14 @@ class Trend:
             raise LimitForeseen(f"{at}, over the limit of {limit} bytes")
         if done < total * MIN_DONE_SHARE or len(self._points) <= RECENT_READINGS:
             return
-        slope = self._slope()
+        # Smallest growth per unit of work since recent readings and one halfway back: growth comes in steps (pages, arenas).
+        since = [*self._points[-1 - RECENT_READINGS : -1], self._points[len(self._points) // 2 - 1]]
+        slope = min((held - before) / (done - earlier) for earlier, before in since)
         end = held + int(slope * (total - done))
         if slope > 0 and end > limit:
             raise LimitForeseen(
                 f"{at} and grows by {int(slope)} bytes a {what}: it reaches {end} bytes, over the limit of {limit} bytes"
             )
-
-    def _slope(self) -> float:
-        """Smallest growth per unit of work since recent readings and one halfway back."""
-        # Growth comes in steps (pages, arenas), hence slopes over several distances.
-        done, held = self._points[-1]
-        since = [*self._points[-1 - RECENT_READINGS : -1], self._points[len(self._points) // 2 - 1]]
-        return min((held - before) / (done - at) for at, before in since)
 
 
 # Interval of progress messages: shorter than the parent's need, longer than the time for a token.
@@ -76,25 +71,16 @@ class PhaseRecorder:
     """Phases, seconds and memory of one rank while it loads and measures."""
 
     def __init__(
-        self,
-        *,
-        emit: Callable[[dict[str, Any]], None],
-        rank: int = 0,
-        world_size: int = 1,
-        local_rank: int | None = None,
-        limit_bytes: int | None = None,
-        device: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        meter: MemoryMeter | None = None,
-    ) -> None:
+        self, *, emit: Callable[[dict[str, Any]], None], rank: int = 0, world_size: int = 1, local_rank: int | None = None,
+        limit_bytes: int | None = None, device: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter, meter: MemoryMeter | None = None,
+    ) -> None:  # fmt: skip
         self.rank, self.world_size, self.limit_bytes, self.emit = rank, world_size, limit_bytes, emit
         # Number of this rank's GPU among those of its machine.
         self.local_rank = rank if local_rank is None else local_rank
-        # Facts about this rank's GPU: others_bytes, cap_bytes, engine_share_scale. Empty without
-        # one.
+        # Facts about this rank's GPU: others_bytes, cap_bytes, engine_share_scale. Empty without one.
         self.device: Mapping[str, Any] = device or {}
-        # Adapters replace it by a wait for the device, so that work is timed in the phase that
-        # started it.
+        # Adapters replace it by a wait for the device, so that work is timed in the phase that started it.
         self.synchronize: Callable[[], None] = lambda: None
         self._clock = clock
         self._meter = meter or cpu_meter()

@@ -39,8 +39,7 @@ def children() -> dict[int, list[int]]:
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{entry}/stat", "rb") as file:  # noqa: PTH123
-                # The command name, in brackets, may contain anything: parse behind the last
-                # bracket.
+                # The command name, in brackets, may contain anything: parse behind the last bracket.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
             found.setdefault(parent, []).append(int(entry))
     return found

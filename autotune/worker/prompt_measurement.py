@@ -78,14 +78,6 @@ def percentile(ordered: Sequence[int], share: int) -> int:
     return ordered[max(0, math.ceil(share / 100 * len(ordered)) - 1)]
 
 
-def write_split(rows: Any, name: str, folder: Path) -> None:
-    """Write Parquet atomically, under the name by which `load_dataset` finds the split."""
-    data = folder / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    rows.to_parquet(str(data / ".partial"))
-    os.replace(data / ".partial", data / f"{name}-00000-of-00001.parquet")  # noqa: PTH105
-
-
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     splits = load_splits(request["dataset"])
     tokenizer = load_tokenizer(request)
@@ -105,7 +97,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             if not within:
                 raise ValueError(f"no prompt is within {limit} tokens; the shortest has {ordered[0]}")
         if out and within:
-            write_split(split.select(within), name, Path(out))
+            # Atomically, under the name by which `load_dataset` finds the split.
+            data = Path(out) / "data"
+            data.mkdir(parents=True, exist_ok=True)
+            split.select(within).to_parquet(str(data / ".partial"))
+            os.replace(data / ".partial", data / f"{name}-00000-of-00001.parquet")  # noqa: PTH105
     return {**result, "dataset_name": str(out) if out else None}
 
 

@@ -90,7 +90,23 @@ class Wire:
         self.closed = self.closed or not received
         self._buffer += received
         # A long line arrives in many pieces, and only the last of them ends it.
-        return self._complete_lines() if b"\n" in received or len(self._buffer) > MAX_LINE_BYTES else []
+        if b"\n" not in received and len(self._buffer) <= MAX_LINE_BYTES:
+            return []
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if len(self._buffer) > MAX_LINE_BYTES:
+            self._buffer = b""
+            self.broken_lines += 1
+        messages = []
+        for line in filter(None, lines):
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
+                message = None
+            if isinstance(message, dict):
+                messages.append(message)
+            else:
+                self.broken_lines += 1
+        return messages
 
     def take_rest(self) -> list[Message]:
         """Return everything that arrived before the other end closed, without waiting."""
@@ -113,20 +129,3 @@ class Wire:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(None if timeout_seconds is None else max(0.0, timeout_seconds) * 1000))
-
-    def _complete_lines(self) -> list[Message]:
-        *lines, self._buffer = self._buffer.split(b"\n")
-        if len(self._buffer) > MAX_LINE_BYTES:
-            self._buffer = b""
-            self.broken_lines += 1
-        messages = []
-        for line in filter(None, lines):
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
-                message = None
-            if isinstance(message, dict):
-                messages.append(message)
-            else:
-                self.broken_lines += 1
-        return messages

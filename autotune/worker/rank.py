@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from . import memory_guard, processes, protocol
+from .phase_recorder import PhaseRecorder
 from .protocol import Message, Wire
 
 EXCERPT_BYTES = 4096
@@ -26,8 +27,7 @@ def run(
 ) -> NoReturn:
     """Serve as a rank, the `local`th of its machine. Never returns into the worker's code.
 
-    `adapter` is imported already, or a function that imports it in a rank that is a fresh
-    interpreter.
+    `adapter` is imported already, or a function that imports it in a rank that is a fresh interpreter.
     """
     code = 70
     try:
@@ -119,9 +119,7 @@ class _Rank:
         growth = memory_guard.own_bytes() - self._loaded_bytes
         return growth <= MIN_TOLERATED_BYTES + self._headroom_bytes // 4
 
-    def _recorder(self, message: Message) -> tuple[Any, int]:
-        from .phase_recorder import PhaseRecorder
-
+    def _recorder(self, message: Message) -> tuple[PhaseRecorder, int]:
         base, growth = memory_guard.own_bytes(), message.get("guard_bytes")
         limit = message.get("device_limit_bytes")
         if limit is None and growth is not None:
@@ -141,9 +139,13 @@ class _Rank:
         self._wire.send({"event": event, **fields, "id": command.get("id"), "rank": self._rank})
 
 
-def _describe(error: BaseException, recorder: Any) -> Message:
+def _describe(error: BaseException, recorder: PhaseRecorder) -> Message:
     """Return the error as JSON. Afterwards it no longer references the tensors of its frames."""
-    chain = _chain(error)
+    chain: list[BaseException] = []  # the error, its cause, the cause of that and so on, the earliest last
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     innermost = [frame for link in chain for frame in list(traceback.extract_tb(link.__traceback__))[-MAX_FRAMES:]]
     text = {
@@ -161,23 +163,12 @@ def _describe(error: BaseException, recorder: Any) -> Message:
     return {"error": text, "partial": {**_peaks(recorder), **(partial if isinstance(partial, dict) else {})}, **launched}
 
 
-def _peaks(recorder: Any) -> Message:
+def _peaks(recorder: PhaseRecorder) -> Message:
     """Return the memory figures; none from a device that is broken by now."""
     try:
-        peaks: Message = recorder.memory()
+        return recorder.memory()
     except Exception:
         return {}
-    return peaks
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """Return the error, its cause, the cause of that and so on, the earliest last."""
-    chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
-    return chain
 
 
 def free_port() -> int:

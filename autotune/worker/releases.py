@@ -8,8 +8,7 @@ import re
 import sys
 from collections.abc import Iterable
 
-LATEST = (sys.maxsize,)
-"""Release of a package whose version is unknown."""
+LATEST = (sys.maxsize,)  # release of a package whose version is unknown
 
 
 @functools.cache

@@ -1,15 +1,13 @@
 """Measures a dataset for supervised fine-tuning: whole rows with template and end token.
 
-The training interpreter runs it (`python .../autotune/worker rows`), with one JSON object on stdin
-and one on stdout:
+The training interpreter runs it (`python .../autotune/worker rows`), with one JSON object on stdin and one on stdout:
 
     {"model": "folder or hub id", "dataset": {"dataset_name": ..., "dataset_config": ..., "dataset_train_split": ...},
      "trust_remote_code": false, "model_revision": "main" | null, "chat_template_kwargs": {...} | null}
     {"rows": n, "looked_at": n, "tokens": n, "percentiles": [{"share": 90, "length": n, "longer": n, "cut": n, "left_out": n}]}
 
-With a percentile's length as the limit, `longer` rows exceed it. Truncating them removes `cut`
-tokens, leaving them out `left_out` tokens. A large dataset is sampled at a regular stride, and the
-counts are of the sample.
+With a percentile's length as the limit, `longer` rows exceed it. Truncating them removes `cut` tokens, leaving them out
+`left_out` tokens. A large dataset is sampled at a regular stride, and the counts are of the sample.
 """
 
 from __future__ import annotations
@@ -64,11 +62,6 @@ def texts_of(rows: Any, tokenizer: Any, options: dict[str, Any]) -> Iterator[lis
             yield [templated([*one, *two]) if isinstance(one, list) else with_end(f"{one}{two}") for one, two in halves]
 
 
-def lengths_of(rows: Any, tokenizer: Any, options: dict[str, Any]) -> list[int]:
-    batches = (tokenizer(texts, add_special_tokens=False)["input_ids"] for texts in texts_of(rows, tokenizer, options))
-    return [len(ids) for batch in batches for ids in batch]
-
-
 def at_percentile(ordered: Sequence[int], share: int) -> dict[str, int]:
     """Return the length that `share` per cent of the rows do not exceed, and its effect."""
     length = percentile(ordered, share)
@@ -87,7 +80,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     trust = bool(request.get("trust_remote_code"))
     tokenizer = AutoTokenizer.from_pretrained(request["model"], revision=request.get("model_revision"), trust_remote_code=trust)
     sample = rows if stride == 1 else rows.select(range(0, len(rows), stride))
-    ordered = sorted(lengths_of(sample, tokenizer, request.get("chat_template_kwargs") or {}))
+    batches = texts_of(sample, tokenizer, request.get("chat_template_kwargs") or {})
+    ordered = sorted(len(ids) for texts in batches for ids in tokenizer(texts, add_special_tokens=False)["input_ids"])
     percentiles = [at_percentile(ordered, share) for share in PERCENTILES]
     return {"rows": len(rows), "looked_at": len(ordered), "tokens": sum(ordered), "percentiles": percentiles}
 

@@ -1,8 +1,7 @@
 """Synthetic models, tokenizers and prompts: offline, small, deterministic for a seed.
 
-Three uses: a model folder from a config alone (weights are random, only shapes matter), the tiny
-model of the demo and the tests, and prompts to train it on. The training interpreter runs it by
-path:
+Three uses: a model folder from a config alone (weights are random, only shapes matter), the tiny model of the demo and
+the tests, and prompts to train it on. The training interpreter runs it by path:
 
     python autotune/worker/synthetic.py OUTDIR --hidden 256 --layers 4 --vocab 4096 [--prompts FOLDER]
 """
@@ -48,22 +47,11 @@ def tiny_config(
     if hidden % heads or head < 32:
         raise ValueError(f"hidden size {hidden} over {heads} heads makes heads of {hidden / heads:g}; take 32 or more, whole.")
     return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head,
-        "vocab_size": vocab,
-        "max_position_embeddings": positions,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-        "pad_token_id": 2,
-        "dtype": "float32",
-    }
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": hidden, "intermediate_size": intermediate,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head,
+        "vocab_size": vocab, "max_position_embeddings": positions, "tie_word_embeddings": True,
+        "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 2, "dtype": "float32",
+    }  # fmt: skip
 
 
 def write_model_folder(path: str | Path, config: Mapping[str, Any], weights: bool = False, seed: int = 0) -> Path:
@@ -78,7 +66,15 @@ def write_model_folder(path: str | Path, config: Mapping[str, Any], weights: boo
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
     (folder / "model.safetensors").unlink(missing_ok=True)  # of another model, in the same folder before
     if weights:
-        _write_weights(folder, seed)
+        import torch
+        import transformers
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        torch.manual_seed(seed)
+        made = AutoConfig.from_pretrained(str(folder))
+        named = getattr(transformers, (made.architectures or [""])[0], None) if hasattr(made, "vision_config") else None
+        make = AutoModelForCausalLM.from_config if named is None else named._from_config
+        make(made, dtype=getattr(made, "dtype", None) or torch.float32).save_pretrained(str(folder))
     return folder
 
 
@@ -177,19 +173,6 @@ def _tokenizer(vocab: int, special: Mapping[str, int]) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return tokenizer
-
-
-def _write_weights(folder: Path, seed: int) -> None:
-    import torch
-    import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    config = AutoConfig.from_pretrained(str(folder))
-    named = getattr(transformers, (config.architectures or [""])[0], None) if hasattr(config, "vision_config") else None
-    make = AutoModelForCausalLM.from_config if named is None else named._from_config
-    model = make(config, dtype=getattr(config, "dtype", None) or torch.float32)
-    model.save_pretrained(str(folder))
 
 
 def write_prompts(path: str | Path, *, rows: int = 256, shortest: int = 8, longest: int = 64, seed: int = 0) -> Path:

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import subprocess
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,8 +96,8 @@ class Cards:
 def cards(python: str, machine: EmulatedMachine | str) -> Iterator[Cards]:
     installation, built = installed(python)
     asked = emulated_machine(machine) if isinstance(machine, str) else machine
-    with launch.stand(asked, installation) as stand:
-        yield Cards(python=python, built=built, stand=stand)
+    with tempfile.TemporaryDirectory(prefix="autotune-emulated-", ignore_cleanup_errors=True) as folder:
+        yield Cards(python=python, built=built, stand=launch.set_up(asked, installation, Path(folder)))
 
 
 def run(python: str, machine: EmulatedMachine | str, program: str, **environment: str) -> Ran:

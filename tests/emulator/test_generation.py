@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.emulator import build, reports
-from autotune.emulator.entry_points import OutArgument, names_in, out_arguments
+from autotune.emulator.entry_points import names_in, out_arguments
 from autotune.emulator.judgements import judged
 from autotune.emulator.stubs import Stub, c_text, stubs_for
 from tests.emulator.installations import elf
@@ -44,9 +44,9 @@ def test_names_come_from_libraries_the_drivers_header_and_nvml(tmp_path: Path, h
 
 def test_only_questions_answer_through_scalars(headers: Path) -> None:
     assert out_arguments([headers]) == {
-        "cusparseXcsrsort_bufferSizeExt": (OutArgument(place=3, bytes=8),),
-        "cublasGetSmCountTarget": (OutArgument(place=1, bytes=4),),
-        "cuDeviceGetLuid": (OutArgument(place=1, bytes=4),),
+        "cusparseXcsrsort_bufferSizeExt": {3: 8},
+        "cublasGetSmCountTarget": {1: 4},
+        "cuDeviceGetLuid": {1: 4},
     }
 
 
@@ -108,7 +108,7 @@ def test_the_text_compiles_and_counts_calls(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    outs = {"cublasGetSmCountTarget": (OutArgument(place=1, bytes=4),)}
+    outs = {"cublasGetSmCountTarget": {1: 4}}
     made = stubs_for({"cublasGetSmCountTarget", "cublasSgemm_v2", "nvmlDeviceGetFanSpeed", "cudnnCreateX"}, frozenset(), outs)
     (tmp_path / "stubs.c").write_text(c_text(made, outs))
     (tmp_path / "main.c").write_text("""

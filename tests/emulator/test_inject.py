@@ -41,7 +41,7 @@ def test_code_runs_after_an_import_however_often_it_was_looked_for(tmp_path: Pat
 import importlib.util, emulator_start
 seen = []
 emulator_start._keep_values, kept = None, emulator_start._keep_values
-hook = emulator_start._TorchImportHook({"torch": lambda module: seen.append(module.__name__)})
+hook = emulator_start._TorchImportHook({"torch": [lambda module: seen.append(module.__name__)]})
 import sys
 sys.meta_path.insert(0, hook)
 importlib.util.find_spec("torch")
@@ -72,7 +72,7 @@ sys.path.insert(0, {str(WORKER)!r})
 import emulator_start, model_watch
 seen = []
 hooks = [
-    emulator_start._TorchImportHook({{"torch": lambda module: seen.append("emulator")}}),
+    emulator_start._TorchImportHook({{"torch": [lambda module: seen.append("emulator")]}}),
     model_watch._AfterImport({{"torch": [lambda module: seen.append("watch")]}}),
 ]
 sys.meta_path[:0] = hooks if "{first}" == "emulator" else hooks[::-1]

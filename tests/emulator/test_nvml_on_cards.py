@@ -144,7 +144,7 @@ except BadInput as error:
 found = Gpus(1, devices[1].memory_bytes, Path(sys.executable), variable=devices[1].uuid)
 found.settle()
 os.environ["CUDA_VISIBLE_DEVICES"] = found.visible
-mine = Holder(5000); used = found.nvml.memory(devices[1].uuid).used_bytes >> 20
+mine = Holder(5000); used = found.nvml.used_bytes(devices[1].uuid) >> 20
 torch = '''
 import json, torch
 properties = torch.cuda.get_device_properties(0)

@@ -10,8 +10,8 @@ import pytest
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.units import GIB, MIB
 from autotune.machine import hardware_detection
-from autotune.machine.devices import Device
 from autotune.machine.hardware_detection import gpu_named, hardware, recognise
+from autotune.machine.nvml import Device
 
 A100 = Device(name="NVIDIA A100-SXM4-40GB", memory_bytes=40960 * MIB)
 H200 = Device(name="NVIDIA H200", memory_bytes=143771 * MIB)
@@ -170,12 +170,12 @@ def test_a_cgroup_limit_of_a_parent_counts(tmp_path: Path) -> None:
     (tmp_path / "memory" / "jobs" / "mine" / "memory.limit_in_bytes").write_text(f"{5 * GIB}\n")
     own = tmp_path / "cgroup"
     own.write_text("3:cpu,cpuacct:/\n2:memory:/jobs/mine\n")
-    assert min(hardware_detection._cgroup_limits(own, tmp_path)) == 3 * GIB
+    assert hardware_detection.machine_memory_bytes(own, tmp_path) == 3 * GIB
     (tmp_path / "jobs" / "mine").mkdir(parents=True)
     (tmp_path / "jobs" / "mine" / "memory.max").write_text("max\n")
     (tmp_path / "jobs" / "memory.max").write_text(f"{2 * GIB}\n")
     own.write_text("0::/jobs/mine\n")
-    assert hardware_detection._cgroup_limits(own, tmp_path) == [2 * GIB]
+    assert hardware_detection.machine_memory_bytes(own, tmp_path) == 2 * GIB
 
 
 CGROUPS = [("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")]

@@ -14,11 +14,11 @@ def test_two_gpus_and_their_processes() -> None:
     nvml = Nvml.open(Playback("two_a100"))
     first, second = nvml.cards()
     assert (first.index, first.name, first.compute_capability, first.slice_of) == (0, "NVIDIA A100-SXM4-40GB", "8.0", None)
-    assert (first.total_bytes, first.reserved_bytes) == (40960 * MIB, 600 * MIB)
+    assert (first.memory_bytes, first.reserved_bytes) == (40960 * MIB, 600 * MIB)
     assert nvml.driver_version() == "550.54.15"
-    assert nvml.memory(first.uuid).used_bytes == 3080 * MIB
-    assert [(one.pid, one.used_bytes) for one in nvml.processes(first.uuid)] == [(9004711, 3072 * MIB)]
-    assert nvml.processes(second.uuid) == ()
+    assert nvml.used_bytes(first.uuid) == 3080 * MIB
+    assert nvml.processes(first.uuid) == {9004711: 3072 * MIB}
+    assert nvml.processes(second.uuid) == {}
     assert nvml.process_name(9004711) == "/usr/bin/python3"
 
 
@@ -45,21 +45,21 @@ def test_a_cut_gpu_shows_as_its_slices() -> None:
     nvml = Nvml.open(Playback("mig"))
     slices = nvml.cards()
     assert [one.uuid[:12] for one in slices] == ["MIG-11111111", "MIG-22222222"]
-    assert all(one.slice_of == "GPU-5c0f3e00-aaaa-bbbb-cccc-000000000000" and one.total_bytes == 19968 * MIB for one in slices)
-    assert nvml.memory(slices[0].uuid).used_bytes == 50 * MIB
+    assert all(one.slice_of == "GPU-5c0f3e00-aaaa-bbbb-cccc-000000000000" and one.memory_bytes == 19968 * MIB for one in slices)
+    assert nvml.used_bytes(slices[0].uuid) == 50 * MIB
 
 
 def test_unreported_bytes_are_none() -> None:
     library = Playback("no_process_memory")
     nvml = Nvml.open(library)
     library.at(1)
-    assert [one.used_bytes for one in nvml.processes(nvml.cards()[0].uuid)] == [None, None]
+    assert list(nvml.processes(nvml.cards()[0].uuid).values()) == [None, None]
 
 
 def test_missing_permissions_are_reported_and_not_guessed() -> None:
     nvml = Nvml.open(Playback("no_permission"))
     uuid = nvml.cards()[0].uuid
-    assert nvml.memory(uuid).used_bytes == 4 * MIB
+    assert nvml.used_bytes(uuid) == 4 * MIB
     with pytest.raises(NvmlNotSupported, match="Insufficient Permissions"):
         nvml.processes(uuid)
 
@@ -70,7 +70,7 @@ def test_a_lost_gpu_and_a_vanished_process() -> None:
     uuid = nvml.cards()[0].uuid
     library.at(1)
     with pytest.raises(GpuLost, match="lost"):
-        nvml.memory(uuid)
+        nvml.used_bytes(uuid)
     with pytest.raises(NvmlNotSupported, match="Not Found"):
         Nvml.open(Playback("vanishing_process")).process_name(9194999)
 
@@ -79,7 +79,7 @@ def test_an_old_driver_has_one_kind_of_figures() -> None:
     nvml = Nvml.open(Playback("old_driver"))
     card = nvml.cards()[0]
     assert card.reserved_bytes is None
-    assert nvml.memory(card.uuid).used_bytes == 604 * MIB
+    assert nvml.used_bytes(card.uuid) == 604 * MIB
 
 
 def test_a_gpu_for_one_process_is_known() -> None:

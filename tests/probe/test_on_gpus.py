@@ -64,12 +64,12 @@ def test_meter_samples_another_process_and_its_release(nvml: Nvml) -> None:
         meter.close()
     assert 2 * GIB < seen.peak_bytes < 4 * GIB
     assert seen.listed_peak_bytes is None or 2 * GIB < seen.listed_peak_bytes < 4 * GIB
-    assert wait_until_released(lambda: nvml.memory(uuid).used_bytes, before.used_bytes) == 0
+    assert wait_until_released(lambda: nvml.used_bytes(uuid), before.used_bytes) == 0
 
 
 def test_ballast_leaves_the_requested_size(nvml: Nvml) -> None:
     uuid = nvml.cards()[0].uuid
-    before = nvml.memory(uuid).used_bytes
+    before = nvml.used_bytes(uuid)
     ballast = Ballast(Path(sys.executable), uuid)
     try:
         held = ballast.leave(8 * GIB)
@@ -83,4 +83,4 @@ def test_ballast_leaves_the_requested_size(nvml: Nvml) -> None:
             assert word == "held"
     finally:
         ballast.close()
-    assert wait_until_released(lambda: nvml.memory(uuid).used_bytes, before) == 0
+    assert wait_until_released(lambda: nvml.used_bytes(uuid), before) == 0

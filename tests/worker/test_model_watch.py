@@ -78,7 +78,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def seen(folder: Path) -> Any:
-    found = inside("watched_run").found(folder)
+    found = inside("model_watch").found(folder)
     return found[0]["bytes"] if found else None
 
 
@@ -174,7 +174,7 @@ def test_processes_of_one_rank_are_added_up(tmp_path: Path) -> None:
     told = [(0, {"weights": 5}), (0, {"reference_weights_on_host": 7, "weights": 1}), (1, {"weights": 3}), (2, {})]
     for number, (rank, parts) in enumerate(told):
         (tmp_path / "models" / f"{number}.json").write_text(json.dumps({"rank": rank, "bytes": parts}))
-    assert inside("watched_run").found(tmp_path) == [
+    assert inside("model_watch").found(tmp_path) == [
         {"rank": 0, "bytes": {"weights": 6, "reference_weights_on_host": 7}},
         {"rank": 1, "bytes": {"weights": 3}},
     ]
@@ -187,7 +187,7 @@ def test_each_process_is_hooked_and_the_environments_sitecustomize_runs(tmp_path
     before = {**os.environ, "PYTHONPATH": str(tmp_path / "own")}
     says = "import os, sys; print(os.environ.get('OWN'), 'autotune_worker.model_watch' in sys.modules, 'torch' in sys.modules)"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {says!r}], check=True)"
-    added = inside("watched_run").environment(WATCH, tmp_path, before)
+    added = inside("model_watch").environment(WATCH, tmp_path, before)
     done = subprocess.run([sys.executable, "-c", program], env={**before, **added}, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["yes", "True", "False"] and not done.stderr
-    assert inside("watched_run").environment(None, tmp_path, before) == {}
+    assert inside("model_watch").environment(None, tmp_path, before) == {}

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-ROWS = 128
-"""Rows by which a backward pass rounds up, in a packed batch once for each sequence."""
+ROWS = 128  # rows by which a backward pass rounds up, in a packed batch once for each sequence
 
 
 def _forward(q: Any, out: Any, rows: tuple[int, ...]) -> list[Any]:

@@ -28,7 +28,14 @@ def _stub(module: ModuleType, name: str) -> Any:
     def stub(api: Any, *words: Any, **named: Any) -> Any:
         repository = named.get("repo_id") or (words[0] if words and isinstance(words[0], str) else "rehearsal/model")
         sys.stderr.write(f"autotune: {name} to the hub is off in a rehearsal\n")
-        result = _result(module, name, repository, named)
+        address = f"https://huggingface.co/{repository}"
+        result: Any = None
+        if name == "create_repo":
+            result = module.RepoUrl(address)
+        elif name in ("create_commit", "upload_file", "upload_folder"):
+            result = module.CommitInfo(
+                commit_url=f"{address}/commit/{'0' * 40}", commit_message="rehearsal", commit_description="", oid="0" * 40
+            )
         if not named.get("run_as_future"):
             return result
         done: Future[Any] = Future()
@@ -36,17 +43,6 @@ def _stub(module: ModuleType, name: str) -> Any:
         return done
 
     return stub
-
-
-def _result(module: ModuleType, name: str, repository: str, named: Any) -> Any:
-    address = f"https://huggingface.co/{repository}"
-    if name == "create_repo":
-        return module.RepoUrl(address)
-    if name in ("create_commit", "upload_file", "upload_folder"):
-        return module.CommitInfo(
-            commit_url=f"{address}/commit/{'0' * 40}", commit_message="rehearsal", commit_description="", oid="0" * 40
-        )
-    return None
 
 
 AFTER = {"huggingface_hub.hf_api": without_uploads}

@@ -21,25 +21,18 @@ _torch: Any = None
 _phase = _title = ""
 
 
-def _library() -> Any:
-    library = ctypes.CDLL(None)
-    return library if hasattr(library, "emu_phase") else None
-
-
 def _tell(name: str) -> None:
-    global _phase
-    library = _library()
-    if library is None:
+    global _phase, _title
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "emu_phase"):
         return
     _phase = name
-    _note_torch(library)
-    _note_title()
-    library.emu_phase(name.encode())
-
-
-def _note_title() -> None:
-    """Record the title that Ray or vLLM gave this process, like `ray::WorkerDict.update_actor`."""
-    global _title
+    # 1. Torch's own peaks so far: a program may reset them at any time.
+    if _torch is not None and _torch.cuda.is_initialized():
+        device = _torch.cuda.current_device()
+        allocated, reserved = _torch.cuda.max_memory_allocated(device), _torch.cuda.max_memory_reserved(device)
+        library.emu_note_torch(device, ctypes.c_int64(allocated), ctypes.c_int64(reserved))
+    # 2. The title that Ray or vLLM gave this process, like `ray::WorkerDict.update_actor`.
     with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123
         title = file.read(100).split(b"\0")[0].decode(errors="replace")
     folder = os.environ.get("AUTOTUNE_EMULATOR_REPORT")
@@ -47,15 +40,8 @@ def _note_title() -> None:
         _title = title
         with open(os.path.join(folder, f"{os.getpid()}.title"), "w") as file:  # noqa: PTH118, PTH123
             file.write(title)
-
-
-def _note_torch(library: Any) -> None:
-    """Torch's own peaks so far: a program may reset them at any time."""
-    if _torch is None or not _torch.cuda.is_initialized():
-        return
-    device = _torch.cuda.current_device()
-    allocated, reserved = _torch.cuda.max_memory_allocated(device), _torch.cuda.max_memory_reserved(device)
-    library.emu_note_torch(device, ctypes.c_int64(allocated), ctypes.c_int64(reserved))
+    # 3. The phase
+    library.emu_phase(name.encode())
 
 
 def _within(phase: str, method: Callable[..., Any], after: str | None = "forward") -> Callable[..., Any]:
@@ -75,9 +61,10 @@ def _within(phase: str, method: Callable[..., Any], after: str | None = "forward
     return called
 
 
-def _wrap(owner: Any, name: str, phase: str, after: str | None = "forward") -> None:
-    if owner is not None and hasattr(owner, name):
-        setattr(owner, name, _within(phase, getattr(owner, name), after))
+def _wrap(owner: Any, phase: str, *names: str, after: str | None = "forward") -> None:
+    for name in names:
+        if owner is not None and hasattr(owner, name):
+            setattr(owner, name, _within(phase, getattr(owner, name), after))
 
 
 def watch_torch(torch: ModuleType) -> None:
@@ -98,16 +85,16 @@ def watch_torch(torch: ModuleType) -> None:
 
 
 def _watch_engine(engine: Any) -> None:
-    _wrap(engine, "__init__", "engine start")
-    _wrap(engine, "generate", "rollout")
+    _wrap(engine, "engine start", "__init__")
+    _wrap(engine, "rollout", "generate")
 
 
 def _watch_worker(worker: Any) -> None:
     """vLLM's worker, which has a process of its own unless the trainer runs it."""
-    for name in ("load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model",
-                 "determine_num_available_blocks", "initialize_cache", "_init_cache_engine"):  # fmt: skip
-        _wrap(worker, name, "engine start", None)
-    _wrap(worker, "execute_model", "rollout", None)
+    starts = ("load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model",
+              "determine_num_available_blocks", "initialize_cache", "_init_cache_engine")  # fmt: skip
+    _wrap(worker, "engine start", *starts, after=None)
+    _wrap(worker, "rollout", "execute_model", after=None)
 
 
 def _watch_deepspeed(engine: Any) -> None:
@@ -120,24 +107,21 @@ def _watch_deepspeed(engine: Any) -> None:
         _tell(_phase)
 
     engine.__init__ = init
-    _wrap(engine, "step", "optimizer")
-
-
-def _watch_received_weights(worker: Any) -> None:
-    for name in ("update_weight", "update_weight_internal_with_cuda_ipc"):
-        _wrap(worker, name, "weight sync", None)
+    _wrap(engine, "optimizer", "step")
 
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {
-    "transformers.generation.utils": lambda m: _wrap(m.GenerationMixin, "generate", "rollout"),
-    "transformers.trainer": lambda m: _wrap(m.Trainer, "training_step", "forward"),
+    "transformers.generation.utils": lambda m: _wrap(m.GenerationMixin, "rollout", "generate"),
+    "transformers.trainer": lambda m: _wrap(m.Trainer, "forward", "training_step"),
     "vllm.entrypoints.llm": lambda m: _watch_engine(m.LLM),
     "vllm.v1.worker.gpu_worker": lambda m: _watch_worker(m.Worker),
     "vllm.worker.worker": lambda m: _watch_worker(m.Worker),
-    "trl.generation.vllm_generation": lambda m: _wrap(m.VLLMGeneration, "sync_weights", "weight sync"),
+    "trl.generation.vllm_generation": lambda m: _wrap(m.VLLMGeneration, "weight sync", "sync_weights"),
     "deepspeed.runtime.engine": lambda m: _watch_deepspeed(m.DeepSpeedEngine),
     # Ray copies an actor's methods while `orz.ppo.actors` is imported; these are called by them.
-    "orz.exp_engine.parallels.orz_distributed_c10d": lambda m: _wrap(m.CUDAIPCHandle, "from_tensor", "weight sync", None),
-    "orz.exp_engine.accelerators.inference.vllm_worker_wrap": lambda m: _watch_received_weights(m.WorkerWrap),
+    "orz.exp_engine.parallels.orz_distributed_c10d": lambda m: _wrap(m.CUDAIPCHandle, "weight sync", "from_tensor", after=None),
+    "orz.exp_engine.accelerators.inference.vllm_worker_wrap": lambda m: _wrap(
+        m.WorkerWrap, "weight sync", "update_weight", "update_weight_internal_with_cuda_ipc", after=None
+    ),
 }
 """Hooks by module, run after its import."""

@@ -1,8 +1,7 @@
 """Pinned memory of the host that stays untouched until something is written to it.
 
-Offloaded optimizers and vLLM's swap space are gigabytes per process, in tensors that are zero or were
-never written. torch would write each of their pages; here such pages take no memory. Small tensors
-are left to torch.
+Offloaded optimizers and vLLM's swap space are gigabytes per process, in tensors that are zero or were never written.
+torch would write each of their pages; here such pages take no memory. Small tensors are left to torch.
 """
 
 from __future__ import annotations
@@ -13,21 +12,20 @@ from typing import Any
 
 import torch
 
-MOST_WRITTEN = 1 << 20
-"""Bytes up to which a tensor is written as usual."""
-
+MOST_WRITTEN = 1 << 20  # bytes up to which a tensor is written as usual
 aten = torch.ops.aten
 ZEROS = {aten.zeros.default: aten.empty.memory_format, aten.zeros_like.default: aten.empty_like.default}
 PINS = {getattr(aten, name).default for name in ("_pin_memory", "pin_memory") if hasattr(aten, name)}
 
 
 @functools.lru_cache(maxsize=1)
-def _library() -> Any:
+def library() -> Any:
     """Return the emulator's library, which is preloaded."""
-    library = ctypes.CDLL(None)
-    library.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    library.emu_copy_written.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    return library
+    loaded = ctypes.CDLL(None)
+    loaded.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    loaded.emu_copy_written.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    loaded.emu_give_back.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return loaded
 
 
 def concerns(function: Any, kwargs: Any) -> bool:
@@ -37,23 +35,19 @@ def concerns(function: Any, kwargs: Any) -> bool:
 
 def pinned(function: Any, args: Any, kwargs: Any) -> Any:
     """Return the result of such an operator, with the pages that hold something."""
-    if function in PINS:
-        return _copied(function, args, kwargs)
-    made = ZEROS[function](*args, **kwargs)
-    return _emptied(made) if made.nbytes > MOST_WRITTEN else made.zero_()
-
-
-def _copied(function: Any, args: Any, kwargs: Any) -> Any:
+    if function not in PINS:
+        made = ZEROS[function](*args, **kwargs)
+        return _emptied(made) if made.nbytes > MOST_WRITTEN else made.zero_()
     source = args[0]
     is_plain = source.device.type == "cpu" and source.layout == torch.strided and source.is_contiguous()
     if not is_plain or source.nbytes <= MOST_WRITTEN:
         return function(*args, **kwargs)
     made = _emptied(torch.empty(source.shape, dtype=source.dtype, pin_memory=True))
-    _library().emu_copy_written(made.data_ptr(), source.data_ptr(), source.nbytes)
+    library().emu_copy_written(made.data_ptr(), source.data_ptr(), source.nbytes)
     return made
 
 
 def _emptied(tensor: Any) -> Any:
     """Give the tensor's pages back to the host: they read as zeros. A cached block has bytes of its former tensor."""
-    _library().cudaMemset(tensor.data_ptr(), 0, tensor.nbytes)
+    library().cudaMemset(tensor.data_ptr(), 0, tensor.nbytes)
     return tensor

@@ -1,12 +1,10 @@
 """Shorter rollouts: a completion has its full length, and few of its tokens are decoded.
 
-Decoding is what takes longest on emulated cards, a token at a time, and each token has the same
-memory but for the cache of keys and values. With transformers, one decoded token stands for STRIDE:
-the cache grows by as many positions. vLLM reserves its cache when it starts, so that it decodes
-STRIDE tokens, and the last one is repeated.
+Decoding is what takes longest on emulated cards, a token at a time, and each token has the same memory but for the
+cache of keys and values. With transformers, one decoded token stands for STRIDE: the cache grows by as many positions.
+vLLM reserves its cache when it starts, so that it decodes STRIDE tokens, and the last one is repeated.
 
-A generation of another form (a cache that is not plain, scores in the answer, an older transformers)
-is left as it is.
+A generation of another form (a cache that is not plain, scores in the answer, an older transformers) is left as it is.
 """
 
 from __future__ import annotations
@@ -85,19 +83,15 @@ def shorten_vllm(entrypoints: ModuleType) -> None:
         short.max_tokens, short.min_tokens = STRIDE, min(short.min_tokens or 0, STRIDE)
         answers = generate(llm, prompts, short, *args, **kwargs)
         for output in (output for answer in answers for output in answer.outputs):
-            if len(output.token_ids) == STRIDE:
-                _repeat_last(output, tokens, llm, short)
+            if len(output.token_ids) != STRIDE:
+                continue
+            output.token_ids = _repeated(output.token_ids, tokens)
+            output.logprobs = None if output.logprobs is None else _repeated(output.logprobs, tokens)
+            if output.text:  # what a framework counts that encodes the text again
+                output.text = llm.get_tokenizer().decode(output.token_ids, skip_special_tokens=short.skip_special_tokens)
         return answers
 
     engine.generate = shortened
-
-
-def _repeat_last(output: Any, tokens: int, llm: Any, sampling_params: Any) -> None:
-    output.token_ids = _repeated(output.token_ids, tokens)
-    output.logprobs = None if output.logprobs is None else _repeated(output.logprobs, tokens)
-    if output.text:  # what a framework counts that encodes the text again
-        hidden = sampling_params.skip_special_tokens
-        output.text = llm.get_tokenizer().decode(output.token_ids, skip_special_tokens=hidden)
 
 
 def _repeated(values: Any, length: int) -> Any:

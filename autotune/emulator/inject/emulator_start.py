@@ -16,46 +16,37 @@ from typing import Any
 
 After = Callable[[ModuleType], None]
 
-_kept: list[Any] = []
-"""The main thread's mode: torch takes modes off and puts them on again without holding on to them itself."""
+_kept: list[Any] = []  # the main thread's mode: torch takes modes off and puts them on again without holding on to them itself
 
 
 class _TorchImportHook(importlib.abc.MetaPathFinder):
     """Import hook that finds a module like the other finders, and runs code after its import.
 
-    A mere `find_spec`, the usual test for a package, changes nothing: the import after it passes
-    through here again.
+    A mere `find_spec`, the usual test for a package, changes nothing: the import after it passes through here again.
     """
 
-    def __init__(self, after: dict[str, After]) -> None:
+    def __init__(self, after: dict[str, list[After]]) -> None:
         self._after = after
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        after = self._after.get(name)
-        spec = None if after is None else self._found_by_others(name, path, target)
-        if after is None or spec is None or spec.loader is None:
+        if name not in self._after:
+            return None
+        # Only those behind this one: another hook of this kind would ask this one again, without end.
+        behind = (finder for finder in sys.meta_path[sys.meta_path.index(self) + 1 :] if hasattr(finder, "find_spec"))
+        spec = next((one for finder in behind if (one := finder.find_spec(name, path, target)) is not None), None)
+        if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
         def execute_and_go_on(module: ModuleType) -> None:
             execute(module)
-            after(module)
+            for after in self._after[name]:
+                after(module)
 
         spec.loader.exec_module = execute_and_go_on  # type: ignore[method-assign]
         return spec
-
-    def _found_by_others(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> importlib.machinery.ModuleSpec | None:
-        # Only those behind this one: another hook of this kind would ask this one again, without end.
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            if hasattr(finder, "find_spec"):
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    return spec
-        return None
 
 
 class _AbsentKernels(importlib.abc.MetaPathFinder):
@@ -70,59 +61,66 @@ class _AbsentKernels(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(name, os.path.join(here, "emulator_flash_attention.py"))  # noqa: PTH118
 
 
+class _NoKernels:
+    """DeepSpeed's fused Adam without its kernel, which is compiled by nvcc on the first use.
+
+    The kernel updates weights and moments where they are. It allocates nothing, and on emulated cards no
+    kernel computes: memory is the same.
+    """
+
+    @staticmethod
+    def multi_tensor_adam(*words: Any) -> None:
+        """Launch nothing."""
+
+
 def begin() -> None:
-    """Install the hooks in a process on emulated cards: for torch, and for modules with phases if
-    these are requested."""
+    """Install the hooks in a process on emulated cards: for torch, and for modules with phases if these are requested."""
     if not os.environ.get("AUTOTUNE_EMULATED_MACHINE"):
         return
-    _note_rank()
-    after: dict[str, After] = {"torch": _keep_values, **importlib.import_module("emulator_deepspeed").AFTER}
+    # 1. The rank that a launcher gave this process, beside the report of its memory
+    rank, folder = os.environ.get("RANK", ""), os.environ.get("AUTOTUNE_EMULATOR_REPORT")
+    if rank.isdigit() and folder is not None:
+        with open(os.path.join(folder, f"{os.getpid()}.rank"), "w") as file:  # noqa: PTH118, PTH123
+            file.write(rank)
+    # 2. The hooks by module. Shortened rollouts are inside the phases, whose hooks therefore come later.
+    after: dict[str, list[After]] = {"torch": [_keep_values], "deepspeed.ops.op_builder.fused_adam": [_without_compiling]}
+    added: list[dict[str, After]] = []
     if os.environ.get("AUTOTUNE_TRACKERS") != "1":
-        after.update(importlib.import_module("emulator_hub").AFTER)
+        added.append(importlib.import_module("emulator_hub").AFTER)
+    if os.environ.get("AUTOTUNE_EMULATOR_STRIDE"):
+        added.append(dict.fromkeys(("transformers.generation.utils", "vllm.entrypoints.llm"), _shorten_rollouts))
     if os.environ.get("AUTOTUNE_EMULATOR_PHASES"):
         emulator_phases = importlib.import_module("emulator_phases")
-        after.update(emulator_phases.AFTER)
-        after["torch"] = _both(_keep_values, emulator_phases.watch_torch)
-    if os.environ.get("AUTOTUNE_EMULATOR_STRIDE"):
-        for name in ("transformers.generation.utils", "vllm.entrypoints.llm"):
-            after[name] = _both(_shorten_rollouts, after[name]) if name in after else _shorten_rollouts
+        added += [emulator_phases.AFTER, {"torch": emulator_phases.watch_torch}]
+    for hooks in added:
+        for name, hook in hooks.items():
+            after.setdefault(name, []).append(hook)
     sys.meta_path.insert(0, _TorchImportHook(after))
     sys.meta_path.append(_AbsentKernels())
+
+
+def _without_compiling(module: ModuleType) -> None:
+    """Replace the builder's compilation in `deepspeed.ops.op_builder.fused_adam`."""
+    module.FusedAdamBuilder.load = lambda builder, verbose=True: _NoKernels
 
 
 def _shorten_rollouts(module: ModuleType) -> None:
     importlib.import_module("emulator_rollouts").AFTER[module.__name__](module)
 
 
-def _note_rank() -> None:
-    """Record the rank that a launcher gave this process, beside the report of its memory."""
-    rank, folder = os.environ.get("RANK", ""), os.environ.get("AUTOTUNE_EMULATOR_REPORT")
-    if rank.isdigit() and folder is not None:
-        with open(os.path.join(folder, f"{os.getpid()}.rank"), "w") as file:  # noqa: PTH118, PTH123
-            file.write(rank)
-
-
-def _both(first: After, second: After) -> After:
-    def after(module: ModuleType) -> None:
-        first(module)
-        second(module)
-
-    return after
-
-
-def _tell_images(torch: ModuleType) -> None:
-    """Report to the emulated runtime which capabilities torch's kernels were compiled for."""
-    library = ctypes.CDLL(None)
-    for number in re.findall(r"\bsm_(\d+)\b", torch._C._cuda_getArchFlags() or ""):
-        library.emu_compiled_for(int(number))
-
-
 def _keep_values(torch: ModuleType) -> None:
     """Enter the dispatch mode in this thread and in all that start later: it belongs to one thread."""
     if getattr(torch.version, "cuda", None) is None:
         return
+
+    def tell_images() -> None:
+        """Report to the emulated runtime which capabilities torch's kernels were compiled for."""
+        library = ctypes.CDLL(None)
+        for number in re.findall(r"\bsm_(\d+)\b", torch._C._cuda_getArchFlags() or ""):
+            library.emu_compiled_for(int(number))
+
     # Not before CUDA is initialised: torch 2.11 refuses CUDA in forks of a process that asked for the architectures.
-    torch.cuda._lazy_call(lambda: _tell_images(torch))
+    torch.cuda._lazy_call(tell_images)
     torch._C._set_sdp_use_cudnn(False)  # attention's first choice from Hopper on; its engines are absent here
     emulator_values = importlib.import_module("emulator_values")
     emulator_values.print_what_is_there()

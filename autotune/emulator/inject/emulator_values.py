@@ -12,7 +12,6 @@ larger size; larger ones are recorded, and the run reports them at its end.
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import os
 import sys
@@ -27,23 +26,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 MOST_FLOATS = int(os.environ.get("AUTOTUNE_EMULATOR_FLOATS", 1 << 14))
 """Elements, inputs and results together, up to which an operator with floating-point inputs is computed."""
 
-MOST_INTEGERS = int(os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22))
-"""The same where all inputs are integers or booleans."""
-
-MOST_FOR_SHAPES = 1 << 26
-"""The same where the shape of a result depends on values."""
-
+MOST_INTEGERS = int(os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22))  # the same where all inputs are integers or booleans
+MOST_FOR_SHAPES = 1 << 26  # the same where the shape of a result depends on values
 MOST_ZEROED_ON_THE_HOST = 1 << 24
-LEAST_GIVEN_BACK = 1 << 20
-"""Bytes from which a new result on the host is zeroed without writing to it."""
-
+LEAST_GIVEN_BACK = 1 << 20  # bytes from which a new result on the host is zeroed without writing to it
 MOST_ALIASES = 20_000
 
 emulator_pinned = importlib.import_module("emulator_pinned")
 aten = torch.ops.aten
-COLLECTIVES = {"c10d", "_c10d_functional"}
-"""Namespaces whose payloads the emulated NCCL carries by itself."""
-
+COLLECTIVES = {"c10d", "_c10d_functional"}  # namespaces whose payloads the emulated NCCL carries by itself
 ON_THE_CPU_TOO = {"aten", "prims"}
 _BY_VALUE = {
     aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten._unique.default, aten.unique_dim.default,
@@ -102,15 +93,6 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-@functools.lru_cache(maxsize=1)
-def _driver() -> Any:
-    """Return the emulated runtime, which is preloaded."""
-    library = ctypes.CDLL(None)
-    library.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    library.emu_give_back.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return library
-
-
 def _is_on_card(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cuda"
 
@@ -131,16 +113,8 @@ def _is_exact(tensor: torch.Tensor) -> bool:
     return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
 
 
-def _shape_only(types: Any) -> bool:
-    """Return True if no argument has memory: torch propagates shapes, for instance while it compiles."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        return True
-    return any(issubclass(kind, FakeTensor) for kind in types)
-
-
 def _of_another_kind(kind: type) -> bool:
-    """Return True for a tensor type with its own dispatch; a DTensor's local parts are dispatched
-    again."""
+    """Return True for a tensor type with its own dispatch; a DTensor's local parts are dispatched again."""
     if kind in (torch.Tensor, torch.nn.Parameter):
         return False
     return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
@@ -178,7 +152,9 @@ class TrueValues(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _shape_only(types):
+        # No argument has memory: torch propagates shapes, for instance while it compiles.
+        fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        if fake or any(issubclass(kind, FakeTensor) for kind in types):
             return function(*args, **kwargs)
         if any(_of_another_kind(kind) for kind in types):
             return NotImplemented
@@ -246,8 +222,7 @@ class _Call:
         return made
 
     def _sampled(self) -> Any:
-        """Draw ids with a fixed generator, the same in every run, since probabilities were never
-        computed.
+        """Draw ids with a fixed generator, the same in every run, since probabilities were never computed.
 
         None of them is special: special ids are at the end of a vocabulary.
         """
@@ -276,7 +251,10 @@ class _Call:
         results = _tensors(result)
         if self._is_small(results):
             try:
-                self._copy_into(results, _tensors(self._computed()))
+                values = _tensors(self._computed())
+                for made, value in zip(results, values):  # noqa: B905 -- Python 3.9 has no strict
+                    if not self.facts.writes and made.shape == value.shape:  # else it wrote into the very memory
+                        (alias(made) if _is_on_card(made) else made).copy_(value)
                 return result
             except Exception as error:
                 _write_down("failed", f"{self.function}: {str(error)[:200]}")
@@ -299,25 +277,18 @@ class _Call:
         tensors = [*self.on_card, *results]
         return bool(tensors) and not (self.facts.leaves_memory or self.facts.zeroes) and all(_is_exact(one) for one in tensors)
 
-    def _copy_into(self, results: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-        if self.facts.writes:  # it wrote into the very memory
-            return
-        for result, value in zip(results, values):  # noqa: B905 -- Python 3.9 has no strict
-            if result.shape == value.shape:
-                (alias(result) if _is_on_card(result) else result).copy_(value)
-
     def _zero(self, results: list[torch.Tensor]) -> None:
         for result in results:
             if _is_on_card(result):
                 if result.is_contiguous():  # whole pages are given back to the host instead of being written
-                    _driver().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
+                    emulator_pinned.library().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
                 elif result.numel() <= MOST_FLOATS:
                     alias(result).zero_()
             elif result.device.type != "cpu":  # "meta" has no memory
                 continue
             elif not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK:  # its memory is new, from torch's allocator
                 storage = result.untyped_storage()
-                _driver().emu_give_back(storage.data_ptr(), storage.nbytes())
+                emulator_pinned.library().emu_give_back(storage.data_ptr(), storage.nbytes())
             elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
                 result.zero_()
 

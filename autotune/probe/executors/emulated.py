@@ -23,7 +23,6 @@ from autotune.emulator import launch, reports
 from autotune.emulator.build import build
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.installation import look
-from autotune.emulator.management_library import nvml_of
 from autotune.emulator.reports import RunReport
 from autotune.machine.devices import VISIBLE
 from autotune.probe.ballast import Ballast
@@ -74,7 +73,7 @@ class EmulatedExecutor(LocalExecutor):
         variables = {**_added(launch.environment(os.environ, built, stand, phases=phases, stride=stride)), VISIBLE: visible}
         open_gpus = partial(
             Gpus, hardware.count, settings.limit_bytes, settings.python,
-            library=nvml_of(built, stand), variable=visible, make_ballast=partial(Ballast, variables=variables),
+            library=launch.nvml_of(built, stand), variable=visible, make_ballast=partial(Ballast, variables=variables),
         )  # fmt: skip
         super().__init__(
             replace(settings, variables=variables), requests,

@@ -19,8 +19,8 @@ from autotune.core.errors import BadInput, HardwareNotHere
 from autotune.core.hardware import Hardware
 from autotune.core.units import format_bytes
 from autotune.machine import hardware_detection
-from autotune.machine.devices import VISIBLE, Device, devices_of
-from autotune.machine.nvml import GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable
+from autotune.machine.devices import VISIBLE, devices_of
+from autotune.machine.nvml import Device, GpuLost, Nvml, NvmlNotSupported, NvmlUnavailable
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import ProcessRunner, RequestBuilders
 from autotune.probe.worker_process import RunnerSettings, WorkerProcess
@@ -70,7 +70,7 @@ def _gpu_places(nvml: Nvml, hardware: Hardware, slots: int | None) -> tuple[Slot
         # 1. GPUs of the requested kind: probes of one study must run on equal GPUs.
         devices = [device for device in devices_of(nvml, os.environ.get(VISIBLE)) if device.uuid is not None]
         alike = [device for device in devices if _is_kind(device, hardware)]
-        idle = [one for one in alike if nvml.memory(str(one.uuid)).used_bytes <= IDLE_SHARE * one.memory_bytes]
+        idle = [one for one in alike if nvml.used_bytes(str(one.uuid)) <= IDLE_SHARE * one.memory_bytes]
         # 2. Near groups of idle ones. A single slot may share GPUs: the others' part is metered.
         apart = {(a.uuid, b.uuid): nvml.distance(str(a.uuid), str(b.uuid)) for a in idle for b in idle if a != b}
         groups = groups_of(idle, hardware.count, lambda a, b: apart.get((a.uuid, b.uuid)))
