@@ -21,5 +21,14 @@ def count(composition: Composition) -> int:
     return max(composition.processes, own + of_engine + joins_server(composition))
 
 
+def at_engine_start(composition: Composition) -> int:
+    """Return the number when an engine in the trainer's process starts: the one with which ZeRO-3 loads its
+    weights, and the engine's own. The first operation of the others comes later."""
+    engine = composition.engine
+    if engine is None or engine.apart:
+        return count(composition)
+    return (composition.sharded_by == "zero3") + (engine.tensor_parallel > 1)
+
+
 def joins_server(composition: Composition) -> bool:
     return composition.generation == "server" and composition.split is not None

@@ -25,12 +25,6 @@ def packs(composition: Composition, versions: Mapping[str, str]) -> bool:
     return composition.sync_gathers == "packed" and release_numbers(versions.get("trl") or "") >= TRL_PACKS_FROM
 
 
-def sends_base_first(composition: Composition) -> bool:
-    """Return True if the base weights are sent before the first adapter: the last part sent is still
-    referenced while the adapter's part is gathered and merged."""
-    return composition.syncs_adapter_only and composition.first_sync_is_whole
-
-
 def sync_blocks(composition: Composition, config: Mapping[str, object], trace: Trace) -> Iterator[tuple[Part, int]]:
     """Yield gathered weights, the merged adapter.
 

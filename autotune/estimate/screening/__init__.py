@@ -22,7 +22,6 @@ import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace
-from autotune.estimate.phase_usage import StepStage
 from autotune.estimate.screening.blocks import Integers, NotUniform, Point, Sample, rows_of
 from autotune.estimate.screening.formulas import KnownFormulas
 from autotune.estimate.screening.layer_growth import LayerRepetition, grown_inventory
@@ -30,7 +29,7 @@ from autotune.estimate.screening.size_model import SizeModel
 from autotune.estimate.screening.stretching import StretchedTrace, stretched
 from autotune.estimate.screening.work_model import WorkModel, fit_work
 from autotune.estimate.sharding import Sharded, Sharding, worst_rank
-from autotune.estimate.trace_context import TraceContext
+from autotune.estimate.trace_context import StepStage, TraceContext
 
 __all__ = ["NotUniform", "StepModel", "StepModelFit", "phase_peaks"]
 
