@@ -9,10 +9,10 @@ import pytest
 
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
-from autotune.estimate.generation_prefill import PrefillSizes
 from autotune.estimate.replay import PhaseUse
 from autotune.estimate.trace_context import StepStage, TraceContext, TraceUsage, loaded_once, places_in, without
 from autotune.estimate.trainer_rollout import Generation
+from autotune.estimate.transformers_generation import PrefillSizes
 from tests.estimate.synthetic import Book, training
 
 WORKSPACE = 8 * MIB + 128 * 1024
