@@ -76,9 +76,7 @@ def _uncounted(array: Integers) -> Integers:
     return same
 
 
-Heap = tuple[Integers, Integers]
-"""Blocks, and lists of block numbers. Only two arrays: numba passes each one at every call."""
-
+Heap = tuple[Integers, Integers]  # blocks, and lists of block numbers. Only two arrays: numba passes each one at every call.
 IN_USE, FREE = 0, 1
 ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(6)  # columns of the blocks; BEFORE, AFTER: neighbours in the segment
 

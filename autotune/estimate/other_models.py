@@ -28,8 +28,7 @@ STATE: tuple[Part, ...] = ("weights", "optimizer")
 
 FLOAT32_BYTES = 4
 
-REWARD_ROLE = "reward"
-"""The one model outside a framework's traced step: there are no completions to judge."""
+REWARD_ROLE = "reward"  # the one model outside a framework's traced step: there are no completions to judge
 
 
 def other_model_bytes(

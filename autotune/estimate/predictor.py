@@ -30,11 +30,8 @@ from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, whole_
 from autotune.estimate.trace_context import StepStage, TraceContext, parts_at_engine_start, step_context, without
 from autotune.estimate.vllm_engine import EngineUse
 
-CROWDED = 0.9
-"""Share of the device above which torch empties its cache and retries: figures are less certain."""
-
-NAMED_SHARE = 0.2
-"""Share of the interval's width from which on a cause is named."""
+CROWDED = 0.9  # share of the device above which torch empties its cache and retries: figures are less certain
+NAMED_SHARE = 0.2  # share of the interval's width from which on a cause is named
 
 
 @dataclass(frozen=True, kw_only=True)

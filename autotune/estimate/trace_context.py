@@ -32,8 +32,7 @@ nearly large enough for later requests, and are not."""
 BATCH_PARTS: frozenset[Part] = frozenset({"activations", "logits", "workspaces", "inputs"})
 """Parts whose size depends on the batch's length."""
 
-LOADS_AT_ONCE_FROM = (4, 50)
-"""First transformers release that requests all weights in one block before loading."""
+LOADS_AT_ONCE_FROM = (4, 50)  # first transformers release that requests all weights in one block before loading
 
 
 # 1. The context.

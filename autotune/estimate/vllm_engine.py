@@ -62,8 +62,7 @@ class EngineUse:
     kv: EngineFit | None  # memory left for the cache; None: none
     failure: str | None  # vLLM's error message at start; None: it starts
     sure: bool  # start or failure is the same at both ends of the cache's interval
-    parts: Mapping[str, int]
-    """weights, activations, kv_cache, cuda_graphs, outside_torch, open_segments: sum to `reserved_bytes`."""
+    parts: Mapping[str, int]  # weights, activations, kv_cache, cuda_graphs, outside_torch, open_segments: sum to `reserved_bytes`
 
 
 def fit(
@@ -143,7 +142,6 @@ def fit(
         parts["open_segments"] = blocks.open_bytes
     # 4. Together. The activations need not reach their peak; the profiling run misses up to `slack`.
     early = _refusal(total, other_bytes, claimed, settings.utilization, weights)
-    ends = {paged.refusal(int(end), length) is None for end in (rest.low, rest.high)}
     used, beyond = sum(parts.values()), 0.0 if graphs_in_share else graphs.high - graphs.value
     slack = efficiency("engine_slack_mib").high * MIB
     # In torch's own pool, which sleep mode leaves: cuBLAS's workspaces of the two streams on which graphs are captured and
@@ -157,7 +155,7 @@ def fit(
         weights_bytes=weights,
         kv=kv,
         failure=early or paged.refusal(cache, length),
-        sure=early is not None or len(ends) == 1,
+        sure=early is not None or len({paged.refusal(int(end), length) is None for end in (rest.low, rest.high)}) == 1,
         parts=parts,
     )
 

@@ -46,8 +46,7 @@ def table_bytes(shape: Shape, size: int, ranks: int) -> int:
     return vocabulary * shape.hidden // ranks * size
 
 
-ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of a slot: an adapter's is rounded up."""
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks of a slot: an adapter's is rounded up
 
 
 @lru_cache(MAX_CACHED)

@@ -12,8 +12,7 @@ from autotune.estimate.trainer_rollout import gathered_bytes, gathered_pieces
 from autotune.worker.releases import release_numbers
 
 SYNC_STREAM = 64  # streams of the weight sync are numbered from here on, apart from those of the sharding
-MERGE_BYTES_PER_WEIGHT = 4 + 4 + 2
-"""Per weight of the largest adapted matrix: B·A, the same scaled, in the weights' dtype."""
+MERGE_BYTES_PER_WEIGHT = 4 + 4 + 2  # per weight of the largest adapted matrix: B·A, the same scaled, in the weights' dtype
 
 
 TRL_PACKS_FROM = (1, 11)

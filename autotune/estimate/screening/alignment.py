@@ -15,9 +15,7 @@ from autotune.estimate.screening.blocks import Integers, NotUniform
 
 SizeAndPart = tuple[int, int]
 
-LARGER_COST = 1000
-"""Cost of a match with a larger allocation, in runs: no trace has as many runs."""
-
+LARGER_COST = 1000  # cost of a match with a larger allocation, in runs: no trace has as many runs
 NO_MATCH_COST = 10**9
 
 

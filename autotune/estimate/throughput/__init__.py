@@ -204,8 +204,7 @@ def _generation_load(
     )
 
 
-ADAPTER_TENSORS = 14
-"""Tensors of an adapter in one layer: two for each of its seven products."""
+ADAPTER_TENSORS = 14  # tensors of an adapter in one layer: two for each of its seven products
 
 
 def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, object], device: Ceilings) -> Estimate:

@@ -24,12 +24,8 @@ from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings
 from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS
 from autotune.estimate.vllm_weights import quantisation, quantised_bytes
 
-CACHE_SLOWDOWN = 4
-"""Upper bound of transformers' time over its cache, relative to an ordered copy."""
-
-EXCHANGES_PER_LAYER = 2
-"""Tensor parallelism reduces after attention and after the MLP."""
-
+CACHE_SLOWDOWN = 4  # upper bound of transformers' time over its cache, relative to an ordered copy
+EXCHANGES_PER_LAYER = 2  # tensor parallelism reduces after attention and after the MLP
 SHARDS_WEIGHTS = frozenset({"zero3", "fsdp1", "fsdp2"})
 
 

@@ -24,11 +24,8 @@ from autotune.estimate.throughput import generation, roofline
 from autotune.estimate.throughput.generation import GenerationLoad
 from autotune.estimate.throughput.roofline import Ceilings
 
-Generating = Callable[[GenerationLoad], Estimate]
-"""Seconds in which one engine generates its completions."""
-
-FEWER, MORE = 1, 3
-"""Multiples of a load whose difference is free of the first and the last completions."""
+Generating = Callable[[GenerationLoad], Estimate]  # seconds in which one engine generates its completions
+FEWER, MORE = 1, 3  # multiples of a load whose difference is free of the first and the last completions
 
 
 def limited(composition: Composition) -> SplitEngines | None:
