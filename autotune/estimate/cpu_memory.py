@@ -63,10 +63,7 @@ def _phase(
         total, parts["engine"] = total + engine_bytes, round(engine_bytes.value)
     parts["processes"] = round(total.value) - sum(parts.values())
     return PhasePrediction(
-        name=phase,
-        peak_bytes=whole_bytes(total),
-        seconds=None,
-        parts={name: parts[name] for name in PARTS if parts.get(name)},
+        name=phase, peak_bytes=whole_bytes(total), seconds=None, parts={name: parts[name] for name in PARTS if parts.get(name)}
     )
 
 

@@ -171,23 +171,31 @@ def _shape(config: Config) -> Shape:
     # 3. Widths.
     hidden, vocabulary = number(config, "hidden_size"), number(config, "vocab_size")
     positions = number(config, "max_position_embeddings", 2048)
+    layers = tuple(_layer(config, traits, index) for index in range(number(config, "num_hidden_layers")))
+    heads, head_dim = number(config, "num_attention_heads"), _head_dim(config, traits)
+    key_value_heads, factor = _key_value_heads(config, traits), config.get("partial_rotary_factor")
+    rotary_dim = int(head_dim * (factor if isinstance(factor, (int, float)) else 1))
+    unfolded = 2 * key_value_heads * head_dim
+    if traits.latent:
+        rotary_dim = number(config, "qk_rope_head_dim")
+        unfolded = heads * (number(config, "qk_nope_head_dim") + rotary_dim + number(config, "v_head_dim"))
     return Shape(
         kind=str(config["model_type"]),
-        layers=tuple(_layer(config, traits, index) for index in range(number(config, "num_hidden_layers"))),
+        layers=layers,
         embedding=vocabulary * hidden + (positions * hidden if traits.learned_positions else 0),
         layer_embeddings=gemma4_layers.outside_layers(config) if traits.gemma4 else 0,
         final_norm=hidden * (2 if traits.norm_bias else 1),
         towers=towers,
         head=0 if bool(config.get("tie_word_embeddings", traits.tied)) else vocabulary * hidden,
         hidden=hidden,
-        heads=number(config, "num_attention_heads"),
-        key_value_heads=_key_value_heads(config, traits),
-        head_dim=_head_dim(config, traits),
+        heads=heads,
+        key_value_heads=key_value_heads,
+        head_dim=head_dim,
         vocabulary=vocabulary,
         positions=positions,
         rotary_rows=_rotary_rows(config, positions, two_tables=traits.every == 6),
-        rotary_dim=_rotary_dim(config, traits),
-        unfolded=_unfolded(config, traits),
+        rotary_dim=rotary_dim,
+        unfolded=unfolded,
     )
 
 
@@ -354,19 +362,6 @@ def _rotary_rows(config: Config, positions: int, *, two_tables: bool) -> int:
     if kind == "yarn" and isinstance(original, int) and isinstance(factor, (int, float)):
         return int(original * factor)
     return 2 * positions if two_tables else positions
-
-
-def _unfolded(config: Config, traits: Traits) -> int:
-    if not traits.latent:
-        return 2 * _key_value_heads(config, traits) * _head_dim(config, traits)
-    return number(config, "num_attention_heads") * sum(numbers(config, "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-
-
-def _rotary_dim(config: Config, traits: Traits) -> int:
-    if traits.latent:
-        return number(config, "qk_rope_head_dim")
-    factor = config.get("partial_rotary_factor")
-    return int(_head_dim(config, traits) * (factor if isinstance(factor, (int, float)) else 1))
 
 
 def _head_dim(config: Config, traits: Traits) -> int:

@@ -359,10 +359,6 @@ def _on_cpu(given: PredictionInput) -> Prediction:
         breakdown=max(phases, key=lambda phase: phase.peak_bytes.value).parts,
         engine=None if engine is None else engine.kv,
         effective=given.trace.effective,
-        assumptions=(
-            "on a CPU the peak is that of all processes; tensors are one part of it",
-            *given.trace.notes,
-            *given.notes,
-        ),
+        assumptions=("on a CPU the peak is that of all processes; tensors are one part of it", *given.trace.notes, *given.notes),
         versions=given.trace.versions,
     )

@@ -11,17 +11,7 @@ from autotune.core.measurement import Phase
 from autotune.core.trace import Part, Trace
 from autotune.estimate import allocator_compiled
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, StreamAllocator
-from autotune.estimate.allocator_compiled import (
-    ALLOCATED,
-    COUNTERS,
-    NONE,
-    REFUSED,
-    RESERVED,
-    RETRIES,
-    EventArrays,
-    Integers,
-    ReplayPeaks,
-)
+from autotune.estimate.allocator_compiled import COUNTERS, NONE, RETRIES, EventArrays, Integers, ReplayPeaks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +116,8 @@ class Track:
         result = allocator_compiled.replay_events(self.arrays, sizes, len(self._rows), capacity_bytes)
         if result.completed:
             return result, None
-        request, reserved, allocated = (int(result.counters[at]) for at in (REFUSED, RESERVED, ALLOCATED))
+        places = allocator_compiled.REFUSED, allocator_compiled.RESERVED, allocator_compiled.ALLOCATED
+        request, reserved, allocated = (int(result.counters[at]) for at in places)
         return result, OutOfMemory(request_bytes=request, reserved_bytes=reserved, allocated_bytes=allocated)
 
     def _run_plain(

@@ -249,10 +249,7 @@ def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> Ti
         cache = engine.kv_cache_bytes if engine.has_cache(at) else 0
         parts.update(kv_cache=cache, engine=round(engine.held(at).value) - cache + passing)
     return TimelinePoint(
-        phase=use.phase,
-        torch_reserved=reserved,
-        device_bytes=whole_bytes(total),
-        parts=_filled_up(parts, total.value),
+        phase=use.phase, torch_reserved=reserved, device_bytes=whole_bytes(total), parts=_filled_up(parts, total.value)
     )
 
 

@@ -105,9 +105,7 @@ def fit(
     activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
     encoded, tower = vision_towers.profiled_encoder(config, size, hidden=shape.hidden, tokens=tokens)
     activations = Estimate(  # of the encoder, or of the decoder beside the encoder's outputs
-        value=max(activations.value + encoded, tower),
-        low=activations.low,
-        high=max(activations.high + encoded, encoded + tower),
+        value=max(activations.value + encoded, tower), low=activations.low, high=max(activations.high + encoded, encoded + tower)
     )
     graphs = NOTHING if settings.eager or on_cpu else graph_bytes(shape, size, ranks, sequences, tokens)
     if graphs.value and quantises:

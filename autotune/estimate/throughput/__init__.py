@@ -209,8 +209,8 @@ def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, o
     # Matrices and norms of a layer; the model itself counts biases and experts: a low middle.
     names_per_layer = 12 if any(layer.experts for layer, _ in shape.kinds) else 9
     names = len(shape.layers) * (1 if alone else names_per_layer) + 3
-    if composition.split is not None:
-        copies = copies + split_engines.transfer(sent, device)
+    if composition.split is not None:  # over an unknown link they reach the engines' GPUs at once
+        copies = copies + (roofline.link_seconds(sent, device) or Estimate.exactly(0))
     pushes = roofline.overhead_seconds(names, efficiency("push_milliseconds_per_parameter"), MILLI)
     if composition.sync_gathers == "packed":  # the engine's loader takes whole buffers
         buffers = math.ceil(sent / max(1, composition.sync_buffer_bytes))

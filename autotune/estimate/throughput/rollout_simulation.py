@@ -74,7 +74,11 @@ class _Sequence:
 
 def simulate(requests: Sequence[Request], limits: EngineLimits, seconds: Callable[[Pass], float]) -> Rollout:
     """Return the time until the last completion ends. `seconds`: duration of one pass."""
-    return _Scheduler(requests, limits, seconds).run()
+    engine = _Scheduler(requests, limits, seconds)
+    while engine.waiting or engine.running:
+        engine.advance()
+    decoding = engine.decoded / max(1, engine.passes)
+    return Rollout(seconds=engine.spent, passes=engine.passes, mean_decoding=decoding, preemptions=engine.preemptions)
 
 
 class _Scheduler:
@@ -86,17 +90,7 @@ class _Scheduler:
         self.used = 0
         self.spent, self.passes, self.decoded, self.preemptions = 0.0, 0, 0, 0
 
-    def run(self) -> Rollout:
-        while self.waiting or self.running:
-            self._advance()
-        return Rollout(
-            seconds=self.spent,
-            passes=self.passes,
-            mean_decoding=self.decoded / max(1, self.passes),
-            preemptions=self.preemptions,
-        )
-
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Run one pass, or as many equal ones as fit before the next event."""
         # 1. Running sequences: decode, or continue their prompts.
         budget, prefilled, before = self.limits.max_batched_tokens, 0, self.preemptions
