@@ -14,17 +14,9 @@ from autotune.core.prediction import Estimate, Prediction, highest
 from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import (
-    communicators,
-    constant_estimates,
-    cpu_memory,
-    sglang_engine,
-    throughput,
-    timeline,
-    vllm_engine,
-    weight_sync,
-)
+from autotune.estimate import constant_estimates, cpu_memory, sglang_engine, throughput, timeline, vllm_engine, weight_sync
 from autotune.estimate.allocator import AllocatorSettings
+from autotune.estimate.constant_estimates import communication, communicators, communicators_at_engine_start, joins_server
 from autotune.estimate.other_models import other_model_bytes
 from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, whole_bytes
 from autotune.estimate.trace_context import StepStage, TraceContext, parts_at_engine_start, step_context, without
@@ -110,15 +102,14 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     composition, used = given.composition, stage_of(given).usage()
     if "optimizer" in composition.offloaded_in_rollout and composition.sync_gathers is not None:
         used = without(used, "sync", "optimizer")  # weights are back to be sent, its state is not
-    ranks = given.hardware.count if communicators.joins_server(composition) else composition.ranks
-    at_start = communicators.at_engine_start(composition)
+    ranks = given.hardware.count if joins_server(composition) else composition.ranks
     scene = Scene(
         usage=used,
         basis=given.trace.basis,
         high_extra_bytes=given.trace.high_extra_bytes,
         context=constant_estimates.context(given.gpu).scaled(composition.processes),
-        communication=constant_estimates.communication(given.gpu, ranks, communicators.count(composition)),
-        communication_at_engine_start=constant_estimates.communication(given.gpu, ranks, at_start),
+        communication=communication(given.gpu, ranks, communicators(composition)),
+        communication_at_engine_start=communication(given.gpu, ranks, communicators_at_engine_start(composition)),
         parts_at_engine_start=parts_at_engine_start(composition),
         others=other_model_bytes(given.trace, composition, used, given.config),
         away=composition.offloaded_in_rollout,
@@ -252,7 +243,7 @@ def _prediction(
         failure=failure,
         limit_bytes=given.limit_bytes,
         peak_memory_bytes=total,
-        training_devices=ranks if communicators.joins_server(given.composition) else None,
+        training_devices=ranks if joins_server(given.composition) else None,
         torch_peak_allocated_bytes=whole_bytes(own_allocated + Estimate.exactly(in_torch)),
         torch_peak_reserved_bytes=whole_bytes(own_reserved + Estimate.exactly(in_torch)),
         host_memory_bytes=whole_bytes(cpu_memory.processes(1).scaled(ranks) + Estimate.exactly(given.host_bytes * ranks)),
