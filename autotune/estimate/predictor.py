@@ -194,7 +194,6 @@ def _share(use: EngineUse, composition: Composition) -> EngineShare:
         loading=loading,
         asleep=asleep,
         kv_cache_bytes=cache,
-        weights_bytes=use.weights_bytes,
         passing_bytes=passing,
         sleeps=settings.sleep,
         wakes_at_once=settings.wakes_at_once,

@@ -85,7 +85,6 @@ class EngineShare:
     loading: Estimate  # while weights are pushed to it: less than `awake` if it wakes in two steps
     asleep: Estimate
     kv_cache_bytes: int
-    weights_bytes: int
     passing_bytes: int  # temporary activations, out of the cache that it shares with the trainer
     sleeps: bool
     wakes_at_once: bool = False  # its cache is back when weights are pushed to it

@@ -19,22 +19,12 @@ from autotune.catalog.constants import constant, efficiency
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
-from autotune.estimate import constant_estimates, model_shape, vision_towers
+from autotune.estimate import constant_estimates, model_shape, vision_towers, vllm_weights
 from autotune.estimate.allocator import segment_bytes
 from autotune.estimate.constant_estimates import offered
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
 from autotune.estimate.vllm_blocks import gib, pages
-from autotune.estimate.vllm_weights import (
-    MAX_CACHED,
-    LoadedBlocks,
-    adapter_slot_bytes,
-    dequantised_bytes,
-    loaded_in_blocks,
-    quantisation,
-    quantised_in_blocks,
-    table_bytes,
-    weight_bytes,
-)
+from autotune.estimate.vllm_weights import MAX_CACHED, LoadedBlocks, adapter_slot_bytes, quantisation, table_bytes, weight_bytes
 
 TRL_BATCHED_TOKENS = 4096  # set by TRL for an engine in its own processes
 
@@ -97,9 +87,9 @@ def fit(
     quantises = bits == 4 and method is None and not on_cpu and not any(layer.experts for layer in shape.layers)
     blocks = LoadedBlocks()
     if release(vllm) >= LOADS_UNSPLIT and quantises:
-        blocks = quantised_in_blocks(shape, size, ranks, makes_head_first=_makes_head_first(shape))
+        blocks = vllm_weights.quantised_in_blocks(shape, size, ranks, makes_head_first=_makes_head_first(shape))
     elif release(vllm) >= LOADS_UNSPLIT and not on_cpu and bits is None and method is None:
-        blocks = loaded_in_blocks(shape, size, ranks)
+        blocks = vllm_weights.loaded_in_blocks(shape, size, ranks)
     weights += blocks.unsplit_bytes
     graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
     activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
@@ -109,7 +99,7 @@ def fit(
     )
     graphs = NOTHING if settings.eager or on_cpu else graph_bytes(shape, size, ranks, sequences, tokens)
     if graphs.value and quantises:
-        graphs += Estimate.exactly(dequantised_bytes(shape, size, ranks))
+        graphs += Estimate.exactly(vllm_weights.dequantised_bytes(shape, size, ranks))
     outside = NOTHING if on_cpu else outside_torch_bytes(ranks)
     # 2. Cache: the rest.
     examples = 0

@@ -118,11 +118,6 @@ def _matrices(shape: Shape, ranks: int) -> Iterator[int]:
         yield table_bytes(shape, 1, ranks)
 
 
-def _heads(shape: Shape, ranks: int) -> tuple[int, int]:
-    """Return the widths of this rank's queries, and of its keys."""
-    return shape.heads * shape.head_dim // ranks, max(1, shape.key_value_heads // ranks) * shape.head_dim
-
-
 def _experts(shape: Shape, layer: Layer) -> int:
     return layer.experts // (3 * layer.expert_width * shape.hidden) if layer.expert_width else 0
 
@@ -202,13 +197,13 @@ def _replaced(allocator: CachingAllocator, old: int | None, new: int | None) -> 
 
 def _fused(shape: Shape, layer: Layer, ranks: int) -> tuple[int, ...]:
     """Return elements of a dense layer's four fused matrices."""
-    queries, keys = _heads(shape, ranks)
-    wide = layer.width * shape.hidden // ranks
-    return (queries + 2 * keys) * shape.hidden, queries * shape.hidden, 2 * wide, wide
+    queries, keys, values, out, gate, up, down = _separate(shape, layer, ranks)
+    return queries + keys + values, out, gate + up, down
 
 
 def _separate(shape: Shape, layer: Layer, ranks: int) -> tuple[int, ...]:
     """Return elements of a dense layer's seven matrices, in the order of a checkpoint."""
-    queries, keys = _heads(shape, ranks)
+    queries = shape.heads * shape.head_dim // ranks * shape.hidden
+    keys = max(1, shape.key_value_heads // ranks) * shape.head_dim * shape.hidden
     wide = layer.width * shape.hidden // ranks
-    return queries * shape.hidden, keys * shape.hidden, keys * shape.hidden, queries * shape.hidden, wide, wide, wide
+    return queries, keys, keys, queries, wide, wide, wide
