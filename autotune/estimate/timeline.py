@@ -1,6 +1,6 @@
 """Timeline: device memory (NVML) of every phase, by part, each figure an interval with a known cause.
 
-- allocated = a ± e: trace against torch's own peak; e is larger for a stand-in step
+- allocated = a ± e: trace against torch's own peak; e is larger for a generic step
 - reserved: low: `allocated`; value: the replay; high: the replay after a shorter first step
 - device memory = reserved + CUDA context with kernels + NCCL buffers, each with its own interval
 
@@ -31,7 +31,7 @@ PARTS = (*POLICY_PARTS, *OTHER_MODEL_PARTS, "kv_cache", "engine", "fragmentation
 """Parts of a breakdown, in this order."""
 
 STATE = frozenset({"weights", "adapters", "gradients", "optimizer", "kv_cache"})
-"""Parts that the model's shape determines, also for a stand-in step."""
+"""Parts that the model's shape determines, also for a generic step."""
 
 TRAINING_PHASES = ("score", "forward", "backward", "optimizer")
 

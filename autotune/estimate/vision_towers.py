@@ -139,7 +139,7 @@ def profiled_encoder(config: Config, size: int, *, hidden: int, tokens: int) -> 
     before the decoder, at `tokens` per batch; zeros for a language model.
 
     N: tokens of the encoder's batch, whole images of the largest size; P: their patches
-    cache = N · hidden · size · (1 + deepstack levels), live during the decoder's run
+    cache = N · hidden · size · (1 + deepstack levels), held during the decoder's run
     tower = P · size · (2 · d + max(3 · m, 6 · d))
     """
     image, patches = image_tokens.largest(config)

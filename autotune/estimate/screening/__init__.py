@@ -83,7 +83,7 @@ class StepModelFit:
 
 
 def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]:
-    """Return the peak of requested bytes in each phase, with the bytes live at its beginning."""
+    """Return the peak of requested bytes in each phase, with the bytes held at its beginning."""
     own = np.array(trace.sizes, dtype=np.int64) if sizes is None else sizes
     events = np.array(trace.events, dtype=np.int64)
     live = np.append(0, np.cumsum(np.sign(events) * own[np.abs(events) - 1]))

@@ -1,6 +1,6 @@
 """Simulation of a continuous-batching engine over completions of different lengths.
 
-It follows vLLM's scheduler: running sequences first, then waiting ones while sequences, tokens of a
+It has the rules of vLLM's scheduler: running sequences first, then waiting ones while sequences, tokens of a
 pass and cache blocks allow. Without a free block the sequence that was admitted last is preempted;
 it is computed again later. Full blocks of a prompt are shared within its group. Passes between two
 events are computed at once.
