@@ -32,7 +32,7 @@ from autotune.core.files import write_atomically
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.trace import Trace
 from autotune.estimate import allocator_compiled
-from autotune.estimate.event_arrays import EventArrays
+from autotune.estimate.allocator_compiled import EventArrays
 from autotune.estimate.screening import trace_requests
 from autotune.machine.environment import SUPPORTED
 from autotune.prediction.service import PredictionService

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.core.trace import Trace
@@ -73,10 +72,6 @@ class AllocatorBlock:
         self.before: AllocatorBlock | None = None
         self.after: AllocatorBlock | None = None
 
-    @property
-    def is_whole_segment(self) -> bool:
-        return self.before is None and self.after is None
-
 
 class Pool:
     """Free blocks of one stream and kind, ordered by (size, address)."""
@@ -93,14 +88,6 @@ class Pool:
 
     def remove(self, block: AllocatorBlock) -> None:
         self.free.pop(bisect_left(self.free, (block.size, block.address)))  # a shorter tuple sorts before its extension
-
-    def unmapped(self) -> Iterator[AllocatorBlock]:
-        """Yield unmapped ranges, lowest address first."""
-        block = self.first
-        while block is not None:
-            if block.state == UNMAPPED:
-                yield block
-            block = block.after
 
     def take_in_neighbours(self, block: AllocatorBlock) -> None:
         """Merge free neighbours into the block."""
@@ -141,8 +128,7 @@ class CachingAllocator:
 
     def free(self, number: int) -> None:
         """Return a block to the cache, merged with free neighbours."""
-        block = self._remove_from_use(number)
-        if block is not None:
+        if (block := self._remove_from_use(number)) is not None:
             self._to_cache(block)
 
     def finish_free(self, number: int) -> None:
@@ -170,7 +156,7 @@ class CachingAllocator:
             for _, _, block in list(pool.free):
                 if self.settings.expandable_segments:
                     self._unmap(pool, block)
-                elif block.is_whole_segment:
+                elif block.before is None and block.after is None:
                     self._release(pool, block)
 
     # Search for room.
@@ -196,7 +182,7 @@ class CachingAllocator:
         """Take a new segment from the driver; the cache is emptied if there is no room."""
         if self.settings.expandable_segments:
             return self._grown(pool, size)
-        segment = _segment_bytes(size)
+        segment = segment_bytes(size)
         if not self._take(segment) and not (self._release_oversized(pool, size) and self._take(segment)):
             self._count_retry()
             if not self._take(segment):
@@ -268,11 +254,13 @@ class CachingAllocator:
         """Return the first unmapped range that suffices, and the bytes to map in it."""
         if pool.first is None:
             pool.first = AllocatorBlock(0, ADDRESS_SPACE_BYTES, UNMAPPED, pool)
-        for stretch in pool.unmapped():
+        stretch: AllocatorBlock | None = pool.first
+        while stretch is not None:
             before = stretch.before.size if stretch.before is not None and stretch.before.state == FREE else 0
             after = stretch.after.size if stretch.after is not None and stretch.after.state == FREE else 0
-            if before + stretch.size + after >= size:
+            if stretch.state == UNMAPPED and before + stretch.size + after >= size:
                 return stretch, min(size - before, stretch.size)
+            stretch = stretch.after
         raise AssertionError("the last unmapped range has no end")
 
     def _unmap(self, pool: Pool, block: AllocatorBlock) -> None:
@@ -322,7 +310,7 @@ class StreamAllocator(CachingAllocator):
             self._deferred[number] = block  # another stream may still read it: unusable until `finish_free`
 
 
-def _segment_bytes(size: int) -> int:
+def segment_bytes(size: int) -> int:
     if size <= SMALL_REQUEST:
         return SMALL_SEGMENT
     return LARGE_SEGMENT if size < EXACT_FROM else -(-size // SEGMENT_ROUNDING) * SEGMENT_ROUNDING

@@ -4,19 +4,18 @@
 implements torch's default settings alone, and a test compares the two. Both stay because of the
 time: a replay of 8,600 events (mean of 10 traces of TRL steps) takes 1.6 ms here and 33 ms there,
 and screening replays each of its candidates twice (5,040 candidates: 16 s instead of 330 s). One
-implementation for both, compiled on arrays and run on lists without numba, was tried: 250 lines
-less, equal results, but 1.7 times the time compiled and 2.9 times without numba.
+implementation for both, run on lists without numba, took 1.7 and 2.9 times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.estimate import allocator as rules
-from autotune.estimate.event_arrays import NONE, EventArrays, Integers, ReplayPeaks
 
 try:
     import numba
@@ -25,6 +24,30 @@ except ImportError:  # then `allocator` replays everything, with the same result
     numba = None
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Integers = NDArray[np.int64]
+
+NONE = -1
+
+
+class EventArrays(NamedTuple):
+    """Events of a trace, divided into stretches (runs of events in one phase)."""
+
+    events: Integers
+    starts: Integers  # first event of each stretch, and one more entry for the end
+    rows: Integers  # result row of each stretch
+    emptied: Integers  # 1: the cache is emptied before this stretch
+    snapshot: int  # stretch before which the resting state is noted; last + 1: the end; -1: none
+    streams: Integers  # stream of each allocation
+    waits: Integers  # allocation before which a freed block is usable again; -1: at once
+
+
+class ReplayPeaks(NamedTuple):
+    """Result of one replay."""
+
+    peaks: Integers  # per row: requested, allocated, reserved bytes, event of the second; last: snapshot
+    reached: Integers  # 1: the row's stretches were reached
+    counters: Integers  # see COUNTERS
+    completed: bool  # False: out of memory
 
 
 def available() -> bool:
@@ -32,7 +55,7 @@ def available() -> bool:
 
 
 def compiled(function: Function) -> Function:
-    """Compile without bounds checks, which triple the time: `require_sound` checks beforehand."""
+    """Compile without bounds checks, which triple the time: `replay.Track` checks beforehand."""
     return function if numba is None else numba.njit(cache=True, nogil=True)(function)
 
 
@@ -48,17 +71,12 @@ if numba is not None:
 
 @compiled
 def _uncounted(array: Integers) -> Integers:
-    """Return a view without reference counting, whose atomic writes take a quarter of a replay.
-
-    The caller must hold the array for as long as the view is in use.
-    """
+    """Return a view without reference counting, whose atomic writes take a quarter of a replay: the caller holds the array."""
     same: Integers = numba.carray(_at(array.ctypes.data), array.shape)
     return same
 
 
-Heap = tuple[Integers, Integers]
-"""Blocks, and lists of block numbers. Only two arrays: numba passes each one at every call."""
-
+Heap = tuple[Integers, Integers]  # blocks, and lists of block numbers. Only two arrays: numba passes each one at every call.
 IN_USE, FREE = 0, 1
 ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(6)  # columns of the blocks; BEFORE, AFTER: neighbours in the segment
 
@@ -70,35 +88,28 @@ COUNTERS = REQUESTED, ALLOCATED, RESERVED, ADDRESSES, RETRIES, SPARES, CAPACITY,
 """Columns of the counters; REFUSED: bytes of the request that found no room."""
 
 INITIAL_BLOCKS = 4096  # setting up more than needed takes longer than the replay itself
-MAX_TOTAL_BYTES = 1 << 62  # sums above it overflow int64
 
 
 def replay_events(arrays: EventArrays, sizes: Integers, rows: int, capacity: int | None) -> ReplayPeaks:
     """Return the peaks of every row. `arrays` must be sound; IndexError for invalid sizes."""
-    if len(sizes) != len(arrays.streams) or sizes.min(initial=0) < 0 or sizes.sum(dtype=np.float64) > MAX_TOTAL_BYTES:
+    if len(sizes) != len(arrays.streams) or sizes.min(initial=0) < 0 or sizes.sum(dtype=np.float64) > 1 << 62:  # int64 overflows
         raise IndexError("the sizes are not those of the trace's allocations")
     sizes = np.ascontiguousarray(sizes, dtype=np.int64)
-    blocks = INITIAL_BLOCKS
-    while True:  # repeated with more blocks if they did not suffice
-        result = _replay(arrays, sizes, rows, blocks, NONE if capacity is None else capacity)
-        if result.counters[SPARES] >= 0:
-            return result
-        blocks *= 4
-
-
-def _replay(arrays: EventArrays, sizes: Integers, rows: int, most: int, capacity: int) -> ReplayPeaks:
-    """Replay with at most `most` blocks. All arrays are held here meanwhile: see `_uncounted`."""
     pools = 2 * (1 + int(arrays.streams.max(initial=0)))
-    blocks, lists = np.zeros((most, 6), dtype=np.int64), np.zeros((POOLS + pools, max(most, pools)), dtype=np.int64)
-    lists[TOTALS, SPARES], lists[TOTALS, CAPACITY] = most, capacity
-    lists[TOTALS, ADDRESSES] = rules.ADDRESS_SPACE_BYTES
-    lists[SPARE, :most] = np.arange(most)
-    holder = np.full(len(sizes), NONE, dtype=np.int64)
-    waiting = np.zeros(len(sizes) if arrays.waits.max(initial=NONE) > NONE else 0, dtype=np.int64)
-    peaks, reached = np.zeros((rows + 1, 4), dtype=np.int64), np.zeros(rows + 1, dtype=np.int64)
-    peaks[:, 3] = NONE
-    completed = bool(_run(*arrays, sizes, blocks, lists, holder, waiting, peaks, reached))
-    return ReplayPeaks(peaks, reached, lists[TOTALS, : len(COUNTERS)].copy(), completed)
+    most = INITIAL_BLOCKS
+    while True:  # all arrays are held here while `_run` uses them: see `_uncounted`
+        blocks, lists = np.zeros((most, 6), dtype=np.int64), np.zeros((POOLS + pools, max(most, pools)), dtype=np.int64)
+        lists[TOTALS, SPARES], lists[TOTALS, CAPACITY] = most, NONE if capacity is None else capacity
+        lists[TOTALS, ADDRESSES] = rules.ADDRESS_SPACE_BYTES
+        lists[SPARE, :most] = np.arange(most)
+        holder = np.full(len(sizes), NONE, dtype=np.int64)
+        waiting = np.zeros(len(sizes) if arrays.waits.max(initial=NONE) > NONE else 0, dtype=np.int64)
+        peaks, reached = np.zeros((rows + 1, 4), dtype=np.int64), np.zeros(rows + 1, dtype=np.int64)
+        peaks[:, 3] = NONE
+        completed = bool(_run(*arrays, sizes, blocks, lists, holder, waiting, peaks, reached))
+        if lists[TOTALS, SPARES] >= 0:
+            return ReplayPeaks(peaks, reached, lists[TOTALS, : len(COUNTERS)].copy(), completed)
+        most *= 4  # they did not suffice
 
 
 @compiled
@@ -256,11 +267,7 @@ def _finish_free(heap: Heap, holder: Integers, waiting: Integers, number: int) -
         _to_cache(heap, holder[number])
 
 
-@compiled
-def _segment_bytes(size: int) -> int:
-    if size <= rules.SMALL_REQUEST:
-        return rules.SMALL_SEGMENT
-    return rules.LARGE_SEGMENT if size < rules.EXACT_FROM else -(-size // rules.SEGMENT_ROUNDING) * rules.SEGMENT_ROUNDING
+_segment_bytes = compiled(rules.segment_bytes)
 
 
 @compiled
@@ -293,8 +300,7 @@ def _cut(heap: Heap, block: int, size: int) -> int:
 
 @compiled
 def _splits(whole: int, size: int) -> bool:
-    rest = whole - size
-    return rest >= rules.MIN_BLOCK if size <= rules.SMALL_REQUEST else rest > rules.LEAST_LARGE_REMAINDER
+    return whole - size >= rules.MIN_BLOCK if size <= rules.SMALL_REQUEST else whole - size > rules.LEAST_LARGE_REMAINDER
 
 
 @compiled

@@ -1,9 +1,10 @@
-"""Constants of the catalogue as estimates, for one GPU."""
+"""Constants of the catalogue as estimates, for one GPU, and the communicators of NCCL that multiply one of them."""
 
 from __future__ import annotations
 
 from autotune.catalog import Gpu
 from autotune.catalog.constants import constant, efficiency
+from autotune.core.composition import Composition
 from autotune.core.prediction import Estimate
 from autotune.core.units import MIB
 
@@ -48,13 +49,41 @@ def cublas_workspace(gpu: Gpu | None) -> int:
     return int(estimate("cublas_workspace_mib_from_hopper_on" if large else "cublas_workspace_mib").value)
 
 
-def communication(gpu: Gpu | None, ranks: int, communicators: int = 1) -> Estimate:
-    """Bytes of NCCL's buffers on each GPU."""
-    if ranks < 2 or communicators < 1:
+def communication(gpu: Gpu | None, ranks: int, count: int = 1) -> Estimate:
+    """Bytes of the buffers of this many of NCCL's communicators on each GPU."""
+    if ranks < 2 or count < 1:
         return Estimate.exactly(0)
     pcie, nvlink = estimate("nccl_mib_pcie"), estimate("nccl_mib_two_nvlink" if ranks == 2 else "nccl_mib_many_nvlink")
     if gpu is None or gpu.link is None:
         one = Estimate(value=nvlink.value, low=pcie.low, high=nvlink.high)
     else:
         one = nvlink if gpu.link == "nvlink" else pcie
-    return one.scaled(communicators)
+    return one.scaled(count)
+
+
+def communicators(composition: Composition) -> int:
+    """Return the number of a training rank's communicators that carry anything: the first operation allocates their
+    buffers. One that is created and never used has none (NCCL from 2.22 on, `runtimeConn` in its init.cc).
+
+    torch's default one; one in which ZeRO-1 and ZeRO-2 reduce (ZeRO-3 uses the default one); for an engine under tensor
+    parallelism its own and, in the trainer's process, one in which its prompts are gathered; the one with a server, to
+    which weights are sent.
+    """
+    engine = composition.engine
+    own = (composition.ranks > 1) + (composition.sharded_by in ("zero1", "zero2"))
+    of_engine = 0 if engine is None or engine.tensor_parallel == 1 else 2 - engine.apart
+    return max(composition.processes, own + of_engine + joins_server(composition))
+
+
+def communicators_at_engine_start(composition: Composition) -> int:
+    """Return the number when an engine in the trainer's process starts: the one with which ZeRO-3 loads its
+    weights, and the engine's own. The first operation of the others comes later."""
+    engine = composition.engine
+    if engine is None or engine.apart:
+        return communicators(composition)
+    return (composition.sharded_by == "zero3") + (engine.tensor_parallel > 1)
+
+
+def joins_server(composition: Composition) -> bool:
+    """Return True if the trainer and a server, to which it sends weights, have a communicator."""
+    return composition.generation == "server" and composition.split is not None

@@ -13,10 +13,10 @@ from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import Estimate, PhasePrediction
 from autotune.core.trace import Trace
-from autotune.estimate import constant_estimates, device_memory
-from autotune.estimate.phase_usage import TraceUsage
+from autotune.estimate.constant_estimates import estimate, percent
 from autotune.estimate.replay import PhaseUse
-from autotune.estimate.timeline import OTHER_MODEL_PARTS, POLICY_PARTS
+from autotune.estimate.timeline import OTHER_MODEL_PARTS, POLICY_PARTS, other_models, whole_bytes
+from autotune.estimate.trace_context import TraceUsage
 from autotune.estimate.vllm_engine import EngineUse
 
 PARTS = (*POLICY_PARTS, *OTHER_MODEL_PARTS, "kv_cache", "communication", "engine", "processes")
@@ -36,21 +36,21 @@ def phases(
 
 def processes(ranks: int) -> Estimate:
     """Bytes of the worker with its imports, which the ranks share, and of each rank's own pages."""
-    return constant_estimates.estimate("cpu_process_mib") + constant_estimates.estimate("cpu_rank_mib").scaled(ranks)
+    return estimate("cpu_process_mib") + estimate("cpu_rank_mib").scaled(ranks)
 
 
 def _phase(
     phase: Phase, use: PhaseUse, trace: Trace, composition: Composition, engine: EngineUse | None, others: Mapping[str, int]
 ) -> PhasePrediction:
     ranks = composition.ranks
-    other_bytes = device_memory.other_models(others, trace.basis)
+    other_bytes = other_models(others, trace.basis)
     # 1. Tensors of one rank.
     tensors = use.requested_bytes + round(other_bytes.value)
-    heap = constant_estimates.percent("cpu_heap_percent").scaled(tensors)
+    heap = percent("cpu_heap_percent").scaled(tensors)
     touched = tensors - use.largest_bytes  # a buffer can be larger than the part that is written
     own = Estimate(value=tensors, low=max(0, touched + heap.low), high=tensors + heap.high + trace.high_extra_bytes)
     if trace.basis == "generic":
-        error = constant_estimates.percent("generic_error_percent").scaled(use.requested_bytes)
+        error = percent("generic_error_percent").scaled(use.requested_bytes)
         own = Estimate(value=own.value, low=max(0, own.low + error.low), high=own.high + error.high)
     error = Estimate(value=0, low=other_bytes.low - other_bytes.value, high=other_bytes.high - other_bytes.value)
     # 2. All ranks, the engine, the processes.
@@ -63,20 +63,15 @@ def _phase(
         total, parts["engine"] = total + engine_bytes, round(engine_bytes.value)
     parts["processes"] = round(total.value) - sum(parts.values())
     return PhasePrediction(
-        name=phase,
-        peak_bytes=device_memory.whole_bytes(total),
-        seconds=None,
-        parts={name: parts[name] for name in PARTS if parts.get(name)},
+        name=phase, peak_bytes=whole_bytes(total), seconds=None, parts={name: parts[name] for name in PARTS if parts.get(name)}
     )
 
 
 def _engine(engine: EngineUse, composition: Composition) -> Estimate:
     """Bytes of weights and imports, and the part of the cache that is written to."""
-    imports = constant_estimates.estimate("cpu_engine_mib")
-    cache = 0.0 if engine.kv is None else engine.kv.kv_cache_bytes.value
-    settings = composition.engine
-    written = cache if engine.kv is None or settings is None or not engine.kv.kv_cache_tokens else min(
-        cache, cache / engine.kv.kv_cache_tokens * settings.max_num_seqs * settings.max_model_length
-    )  # fmt: skip
+    imports, settings, kv = estimate("cpu_engine_mib"), composition.engine, engine.kv
+    written = 0.0 if kv is None else kv.kv_cache_bytes.value
+    if kv is not None and settings is not None and kv.kv_cache_tokens:
+        written = min(written, written / kv.kv_cache_tokens * settings.max_num_seqs * settings.max_model_length)
     low = engine.weights_bytes + imports.low
     return Estimate(value=engine.weights_bytes + imports.value + written, low=low, high=engine.reserved_bytes.high + imports.high)

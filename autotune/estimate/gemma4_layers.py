@@ -10,7 +10,12 @@ FULL_HEAD_DIM = 512
 
 def attention(config: Config, index: int) -> dict[str, int]:
     hidden, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
-    head, groups, same = _heads(config, index)
+    head, groups = number(config, "head_dim", 256), number(config, "num_key_value_heads")
+    same = False  # values are the keys
+    if layer_kind(config, index) == "full_attention":
+        same = bool(config.get("attention_k_eq_v"))
+        groups = number(config, "num_global_key_value_heads", groups) if same else groups
+        head = number(config, "global_head_dim", FULL_HEAD_DIM)
     query, one = heads * head, groups * head
     shared = shares_cache(config, index)
     key_value = 0 if shared else hidden * one * (1 if same else 2)
@@ -52,14 +57,3 @@ def outside_layers(config: Config) -> int:
     every = number(config, "num_hidden_layers") * width
     vocabulary = number(config, "vocab_size_per_layer_input", number(config, "vocab_size"))
     return (vocabulary + number(config, "hidden_size")) * every + width
-
-
-def _heads(config: Config, index: int) -> tuple[int, int, bool]:
-    """Return width and number of key heads, and True if values are the keys."""
-    head, groups = number(config, "head_dim", 256), number(config, "num_key_value_heads")
-    if layer_kind(config, index) != "full_attention":
-        return head, groups, False
-    same = bool(config.get("attention_k_eq_v"))
-    if same:
-        groups = number(config, "num_global_key_value_heads", groups)
-    return number(config, "global_head_dim", FULL_HEAD_DIM), groups, same

@@ -34,7 +34,11 @@ def images_of(config: Config, folder: Path | None, *, count: int, width: int, he
             f"--image-size: the tokens of an image are not known for {kind}.",
             way_out=f"Leave it out, or use one of {', '.join(sorted(_RULES))}.",
         )
-    tokens, options = _RULES[kind](config, _preprocessor(folder), height, width)
+    file = None if folder is None else folder / "preprocessor_config.json"
+    stated: object = None
+    if file is not None and file.is_file():
+        stated = read_loose_json(file, largest_bytes=MAX_PREPROCESSOR_BYTES, way_out="Save or download the model again.")
+    tokens, options = _RULES[kind](config, stated if isinstance(stated, dict) else {}, height, width)
     return Images(count=count, width=width, height=height, tokens=tokens, processor=options)
 
 
@@ -50,14 +54,6 @@ def largest(config: Config) -> tuple[int, int]:
     pooled = number(vision, name, usual)
     tokens, _ = _RULES[kind](config, {}, LARGEST_SIDE, LARGEST_SIDE)
     return tokens, tokens * pooled**2
-
-
-def _preprocessor(folder: Path | None) -> Config:
-    file = None if folder is None else folder / "preprocessor_config.json"
-    if file is None or not file.is_file():
-        return {}
-    stated = read_loose_json(file, largest_bytes=MAX_PREPROCESSOR_BYTES, way_out="Save or download the model again.")
-    return stated if isinstance(stated, dict) else {}
 
 
 def _vision(config: Config) -> Config:
@@ -76,13 +72,8 @@ def _multiples(least_pixels: int, most_pixels: int, patch: int) -> Rule:
         edges = size if isinstance(size, Mapping) else {}
         least = number(preprocessor, "min_pixels", number(edges, "shortest_edge", least_pixels))
         most = number(preprocessor, "max_pixels", number(edges, "longest_edge", most_pixels))
-        options: Options = {
-            "patch_size": side,
-            "merge_size": merge,
-            "temporal_patch_size": 2,
-            "min_pixels": least,
-            "max_pixels": most,
-        }
+        options: Options = {"patch_size": side, "merge_size": merge, "temporal_patch_size": 2}
+        options |= {"min_pixels": least, "max_pixels": most}
         factor = side * merge
         high, wide = (max(factor, round(pixels / factor) * factor) for pixels in (height, width))
         if high * wide > most:

@@ -9,16 +9,58 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
+
+import msgspec
 
 from autotune.core.errors import BadInput
+from autotune.core.yaml_document import packaged_table
 from autotune.estimate import gemma4_layers
-from autotune.estimate.architectures import Traits, architectures
-from autotune.estimate.config_fields import Config, number, switch
+from autotune.estimate.config_fields import Config, number, numbers, switch
 from autotune.estimate.recurrent_layers import is_recurrent, recurrent_layer
 from autotune.estimate.vision_towers import tower_parameters
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+
+
+class Traits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Departures of one architecture. A string trait names the config's own switch."""
+
+    query_bias: bool | str = False  # biases of the query, key and value projections
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    norms: int = 2  # norms of the hidden width per layer
+    head_norms: bool | str = False  # norms per head of queries and keys
+    row_norms: bool = False  # norms over all heads of queries, and of keys
+    norm_bias: bool = False
+    gated: bool = True  # gated MLP: three matrices instead of two
+    sinks: bool = False  # one learned attention-sink score per head
+    learned_positions: bool = False
+    tied: bool = False  # head = embedding, unless the config states it
+    head_dim: int | None = None  # default if it is not hidden / heads
+    key_value_heads: int | None = None  # default if it is not the number of heads
+    experts: tuple[str, str, str] | None = None  # config fields: number of experts, per token, width
+    expert_bias: bool = False  # biases of experts and router
+    shared: bool = False  # dense MLP beside the experts
+    shared_gate: bool = False
+    latent: bool = False  # DeepSeek's latent attention
+    gated_query: bool = False  # the query projection computes a gate of the result, too
+    recurrent: bool = False  # some layers have a state instead of a cache: `recurrent_layers`
+    gemma4: bool = False  # layers of `gemma4_layers`
+    dense_width: str | None = None  # config field: width of a dense MLP, if it is not intermediate_size
+    shared_width: str | None = None  # config field: width of the dense MLP beside the experts
+    windows: str = "none"  # `all` layers, `switched` by use_sliding_window, or `pattern`: every n-th layer without
+    every: int = 0  # that n
+
+
+class _Architectures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    traits: Mapping[str, Traits]
+    field_names: Mapping[str, Mapping[str, str]]
+
+
+@cache
+def architectures() -> _Architectures:
+    return packaged_table("autotune.estimate", "architectures.yaml", _Architectures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +128,8 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        return (
-            self.embedding
-            + self.layer_embeddings
-            + self.head
-            + self.final_norm
-            + self.towers
-            + sum(layer.parameters for layer in self.layers)
-        )
+        outside = self.embedding + self.layer_embeddings + self.head + self.final_norm + self.towers
+        return outside + sum(layer.parameters for layer in self.layers)
 
     @cached_property
     def active_parameters(self) -> int:
@@ -116,7 +152,15 @@ def shape(config: Config) -> Shape:
 
 def _shape(config: Config) -> Shape:
     towers = tower_parameters(config)
-    config = _with_usual_names(text_config(config))
+    config = text_config(config)
+    # 1. GPT-BigCode's field names, and the fields that it leaves out.
+    names = architectures().field_names.get(str(config.get("model_type")))
+    if names is not None:
+        usual: dict[str, object] = {name: config[other] for name, other in names.items() if config.get(other) is not None}
+        usual.setdefault("intermediate_size", 4 * number(usual, "hidden_size"))
+        usual["num_key_value_heads"] = 1 if config.get("multi_query", True) else usual["num_attention_heads"]
+        config = {**config, **usual}
+    # 2. The architecture's traits.
     known = architectures().traits
     traits = known.get(str(config.get("model_type")))
     if traits is None:
@@ -124,25 +168,34 @@ def _shape(config: Config) -> Shape:
             f"No shape is known for the architecture {config.get('model_type')!r}.",
             way_out=f"Known are {', '.join(sorted(known))}.",
         )
+    # 3. Widths.
     hidden, vocabulary = number(config, "hidden_size"), number(config, "vocab_size")
     positions = number(config, "max_position_embeddings", 2048)
+    layers = tuple(_layer(config, traits, index) for index in range(number(config, "num_hidden_layers")))
+    heads, head_dim = number(config, "num_attention_heads"), _head_dim(config, traits)
+    key_value_heads, factor = _key_value_heads(config, traits), config.get("partial_rotary_factor")
+    rotary_dim = int(head_dim * (factor if isinstance(factor, (int, float)) else 1))
+    unfolded = 2 * key_value_heads * head_dim
+    if traits.latent:
+        rotary_dim = number(config, "qk_rope_head_dim")
+        unfolded = heads * (number(config, "qk_nope_head_dim") + rotary_dim + number(config, "v_head_dim"))
     return Shape(
         kind=str(config["model_type"]),
-        layers=tuple(_layer(config, traits, index) for index in range(number(config, "num_hidden_layers"))),
+        layers=layers,
         embedding=vocabulary * hidden + (positions * hidden if traits.learned_positions else 0),
         layer_embeddings=gemma4_layers.outside_layers(config) if traits.gemma4 else 0,
         final_norm=hidden * (2 if traits.norm_bias else 1),
         towers=towers,
         head=0 if bool(config.get("tie_word_embeddings", traits.tied)) else vocabulary * hidden,
         hidden=hidden,
-        heads=number(config, "num_attention_heads"),
-        key_value_heads=_key_value_heads(config, traits),
-        head_dim=_head_dim(config, traits),
+        heads=heads,
+        key_value_heads=key_value_heads,
+        head_dim=head_dim,
         vocabulary=vocabulary,
         positions=positions,
         rotary_rows=_rotary_rows(config, positions, two_tables=traits.every == 6),
-        rotary_dim=_rotary_dim(config, traits),
-        unfolded=_unfolded(config, traits),
+        rotary_dim=rotary_dim,
+        unfolded=unfolded,
     )
 
 
@@ -156,17 +209,6 @@ def text_config(config: Config) -> Config:
     return {**tied, **inner, "model_type": kind}
 
 
-def _with_usual_names(config: Config) -> Config:
-    """Translate GPT-BigCode's field names, and add the fields that it leaves out."""
-    names = architectures().field_names.get(str(config.get("model_type")))
-    if names is None:
-        return config
-    usual: dict[str, object] = {name: config[other] for name, other in names.items() if config.get(other) is not None}
-    usual.setdefault("intermediate_size", 4 * number(usual, "hidden_size"))
-    usual["num_key_value_heads"] = 1 if config.get("multi_query", True) else usual["num_attention_heads"]
-    return {**config, **usual}
-
-
 def dtype_bytes(dtype: str) -> int:
     """Return bytes per element of a dtype, named with or without `torch.`."""
     name = dtype.removeprefix("torch.")
@@ -176,20 +218,17 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def _layer(config: Config, traits: Traits, index: int) -> Layer:
-    attention = _token_mixer(config, traits, index)
+    if traits.recurrent and is_recurrent(config, index):
+        attention = recurrent_layer(config)
+    elif traits.gemma4:
+        attention = gemma4_layers.attention(config, index)
+    else:
+        attention = _latent_attention(config, index) if traits.latent else _attention(config, traits)
     mlp = _mlp(config, traits, index)
     norms = traits.norms * number(config, "hidden_size") * (2 if traits.norm_bias else 1)
     both = {name: attention[name] + mlp.pop(name) for name in ("split", "copied", "matrices")}
     both["copied"] += gemma4_layers.norms(config) if traits.gemma4 else norms
     return Layer(**{**attention, **mlp, **both}, window=None if "state" in attention else _window(config, traits, index))
-
-
-def _token_mixer(config: Config, traits: Traits, index: int) -> dict[str, int]:
-    if traits.recurrent and is_recurrent(config, index):
-        return recurrent_layer(config)
-    if traits.gemma4:
-        return gemma4_layers.attention(config, index)
-    return _latent_attention(config, index) if traits.latent else _attention(config, traits)
 
 
 def _mlp(config: Config, traits: Traits, index: int) -> dict[str, int]:
@@ -231,7 +270,9 @@ def _latent_attention(config: Config, index: int) -> dict[str, int]:
     down = hidden * (latent + rope) + hidden * rank
     up = (rank or hidden) * heads * (rope + nope) + latent * heads * (nope + value) + heads * value * hidden
     biases = switch(config, "attention_bias") * (latent + rope + rank + hidden)
-    index_heads, key = _indexer(config, index)
+    kinds, index_heads, key = config.get("indexer_types"), 0, 0
+    if "index_head_dim" in config and not (isinstance(kinds, list) and kinds[index] == "shared"):  # an earlier layer's
+        index_heads, key = numbers(config, "index_n_heads", "index_head_dim")
     selection = index_heads * key * rank + hidden * (key + index_heads)
     return {
         "split": up,
@@ -243,26 +284,16 @@ def _latent_attention(config: Config, index: int) -> dict[str, int]:
     }
 
 
-def _indexer(config: Config, index: int) -> tuple[int, int]:
-    """Return heads and width of the layer's indexer, 0 if it has none: `shared` uses an earlier one's."""
-    kinds = config.get("indexer_types")
-    if "index_head_dim" not in config or (isinstance(kinds, list) and kinds[index] == "shared"):
-        return 0, 0
-    return number(config, "index_n_heads"), number(config, "index_head_dim")
-
-
 def _dense(config: Config, traits: Traits) -> dict[str, int]:
     hidden, width = number(config, "hidden_size"), number(config, "intermediate_size")
-    bias = switch(config, traits.mlp_bias)
-    halves = 2 if traits.gated else 1
+    bias, halves = switch(config, traits.mlp_bias), 2 if traits.gated else 1
     matrices = (halves + 1) * hidden * width
     return {"split": matrices + bias * halves * width, "copied": bias * hidden, "matrices": matrices, "width": width}
 
 
 def _experts(config: Config, traits: Traits) -> dict[str, int]:
     assert traits.experts is not None
-    count, used, width = (number(config, name) for name in traits.experts)
-    hidden = number(config, "hidden_size")
+    count, used, width, hidden = numbers(config, *traits.experts, "hidden_size")
     shared_width = _shared_width(config, traits)
     expert, shared = 3 * hidden * width + (2 * width + hidden) * traits.expert_bias, 3 * hidden * shared_width
     gates = (hidden + traits.expert_bias) * count + (hidden if traits.shared_gate else 0)
@@ -331,20 +362,6 @@ def _rotary_rows(config: Config, positions: int, *, two_tables: bool) -> int:
     if kind == "yarn" and isinstance(original, int) and isinstance(factor, (int, float)):
         return int(original * factor)
     return 2 * positions if two_tables else positions
-
-
-def _unfolded(config: Config, traits: Traits) -> int:
-    if not traits.latent:
-        return 2 * _key_value_heads(config, traits) * _head_dim(config, traits)
-    widths = (number(config, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    return number(config, "num_attention_heads") * sum(widths)
-
-
-def _rotary_dim(config: Config, traits: Traits) -> int:
-    if traits.latent:
-        return number(config, "qk_rope_head_dim")
-    factor = config.get("partial_rotary_factor")
-    return int(_head_dim(config, traits) * (factor if isinstance(factor, (int, float)) else 1))
 
 
 def _head_dim(config: Config, traits: Traits) -> int:

@@ -7,8 +7,7 @@ from statistics import fmean
 from autotune.core.composition import Composition
 from autotune.core.token_lengths import TokenLengths
 
-MAX_DRAWN = 4096
-"""Rows drawn of a larger generation batch."""
+MAX_DRAWN = 4096  # rows drawn of a larger generation batch
 
 
 def fullest_rows(composition: Composition, completions: TokenLengths, prompts: TokenLengths | None) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from autotune.core.measurement import PHASES, Phase
 from autotune.core.trace import Part, Trace
 from autotune.estimate import model_shape
 from autotune.estimate.model_shape import Shape
-from autotune.estimate.phase_usage import TraceUsage
+from autotune.estimate.trace_context import TraceUsage
 
 TRAINING: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 GRADIENT_PHASES: frozenset[Phase] = frozenset({"backward", "optimizer"})
@@ -28,8 +28,7 @@ STATE: tuple[Part, ...] = ("weights", "optimizer")
 
 FLOAT32_BYTES = 4
 
-REWARD_ROLE = "reward"
-"""The one model outside a framework's traced step: there are no completions to judge."""
+REWARD_ROLE = "reward"  # the one model outside a framework's traced step: there are no completions to judge
 
 
 def other_model_bytes(

@@ -10,31 +10,20 @@ from functools import partial
 from autotune.catalog import Gpu
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.hardware import Hardware
-from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction, highest
 from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import (
-    communicators,
-    constant_estimates,
-    cpu_memory,
-    device_memory,
-    engine_start,
-    phase_usage,
-    sglang_engine,
-    throughput,
-    timeline,
-    vllm_engine,
-    weight_sync,
-)
+from autotune.estimate import constant_estimates, cpu_memory, sglang_engine, throughput, timeline, vllm_engine, weight_sync
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.device_memory import whole_bytes
+from autotune.estimate.constant_estimates import communication, communicators, communicators_at_engine_start, joins_server
 from autotune.estimate.other_models import other_model_bytes
-from autotune.estimate.phase_usage import StepStage, TraceUsage
-from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint
-from autotune.estimate.trace_context import TraceContext, step_context
+from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, whole_bytes
+from autotune.estimate.trace_context import StepStage, TraceContext, parts_at_engine_start, step_context, without
 from autotune.estimate.vllm_engine import EngineUse
+
+CROWDED = 0.9  # share of the device above which torch empties its cache and retries: figures are less certain
+NAMED_SHARE = 0.2  # share of the interval's width from which on a cause is named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,42 +96,34 @@ def trace_context_of(given: PredictionInput) -> TraceContext:
 # On GPUs.
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Engine:
-    use: EngineUse
-    uncertain: bool  # its start depends on other memory of the device, known only within an interval
-    apart: bool = False  # in a process of its own
-
-
 def _on_gpu(given: PredictionInput) -> Prediction:
     # 1. The trainer and the other models.
     given = dataclasses.replace(given, stage=stage_of(given))
     composition, used = given.composition, stage_of(given).usage()
     if "optimizer" in composition.offloaded_in_rollout and composition.sync_gathers is not None:
-        used = phase_usage.without(used, "sync", "optimizer")  # weights are back to be sent, its state is not
-    ranks = given.hardware.count if communicators.joins_server(composition) else composition.ranks
-    outside = device_memory.outside(given.gpu, ranks, communicators=communicators.count(composition))
-    at_start = device_memory.outside(given.gpu, ranks, communicators=engine_start.communicators(composition))
+        used = without(used, "sync", "optimizer")  # weights are back to be sent, its state is not
+    ranks = given.hardware.count if joins_server(composition) else composition.ranks
     scene = Scene(
         usage=used,
         basis=given.trace.basis,
         high_extra_bytes=given.trace.high_extra_bytes,
-        outside=dataclasses.replace(outside, context=outside.context.scaled(composition.processes)),
+        context=constant_estimates.context(given.gpu).scaled(composition.processes),
+        communication=communication(given.gpu, ranks, communicators(composition)),
+        communication_at_engine_start=communication(given.gpu, ranks, communicators_at_engine_start(composition)),
+        parts_at_engine_start=parts_at_engine_start(composition),
         others=other_model_bytes(given.trace, composition, used, given.config),
         away=composition.offloaded_in_rollout,
         fused_parts=composition.fused_parts,
-        communication_at_engine_start=at_start.communication,
-        parts_at_engine_start=engine_start.parts(composition),
     )
     # 2. The engine, in the memory that is left.
-    engine = _engine(given, scene)
-    scene = dataclasses.replace(scene, engine=None if engine is None else _share(engine.use, composition))
+    engine, uncertain = _engine(given, scene)
+    scene = dataclasses.replace(scene, engine=None if engine is None else _share(engine, composition))
     # 3. The phases; under pressure, those of an allocator with this capacity.
     points = timeline.timeline_points(scene)
     room, tight = _room(given), None
     if timeline.peak(points).device_bytes.value > room.value:
         tight = timeline.squeezed(stage_of(given), scene, room)
-    return _prediction(given, scene, tight or points, engine, retried=tight is not None)
+    return _prediction(given, scene, tight or points, engine, uncertain=uncertain, retried=tight is not None)
 
 
 def _split_engine(given: PredictionInput) -> EngineUse | None:
@@ -150,28 +131,28 @@ def _split_engine(given: PredictionInput) -> EngineUse | None:
     split = given.composition.split
     if split is None:
         return None
-    context = device_memory.outside(given.gpu, 1).context
+    context = constant_estimates.context(given.gpu)
     use = _fitted(given, round(context.value), split.engine, split.dtype)
     room = constant_estimates.offered(given.hardware.memory_bytes, given.gpu).high - context.low - use.reserved_bytes.low
     failure = weight_sync.receiving_failure(given.composition, given.trace, room)
     return use if use.failure or failure is None else dataclasses.replace(use, failure=failure, sure=True)
 
 
-def _engine(given: PredictionInput, scene: Scene) -> _Engine | None:
-    """Fit the engine beside the other memory's value; uncertain if its ends disagree."""
+def _engine(given: PredictionInput, scene: Scene) -> tuple[EngineUse | None, bool]:
+    """Fit the engine beside the other memory's value; True if its start is uncertain: the ends of that memory disagree."""
     settings = given.composition.engine
     if settings is None:
-        return None
+        return None, False
     if settings.shares_weights:  # it loads them, and the trainer takes them from it
-        return _Engine(use=_fitted(given, round(scene.outside.context.value)), uncertain=False)
+        return _fitted(given, round(scene.context.value)), False
     loaded = scene.usage.loaded_bytes
     if given.composition.empties_before_engine:
         loaded = min(loaded, scene.usage.resting.allocated_bytes)
     others = sum(scene.others.get("rollout", {}).values()) - min(scene.away_bytes, loaded)
-    held = scene.outside.context + Estimate.exactly(max(0, loaded + others))
+    held = scene.context + Estimate.exactly(max(0, loaded + others))
     whole = given.hardware.memory_bytes  # upper bound of anything held
     low, middle, high = (_fitted(given, min(round(other), whole)) for other in (held.low, held.value, held.high))
-    return _Engine(use=middle, uncertain=(low.failure is None) != (high.failure is None), apart=settings.apart)
+    return middle, (low.failure is None) != (high.failure is None)
 
 
 def _fitted(
@@ -179,20 +160,15 @@ def _fitted(
 ) -> EngineUse:
     settings = settings or given.composition.engine
     assert settings is not None
-    dtype = dtype or given.composition["engine"].dtype
     fit: Callable[..., EngineUse] = sglang_engine.fit
     if settings.kind == "vllm":
-        adapter_rank = given.composition.syncs_adapter_only and given.composition["policy"].adapter_rank
-        fit = partial(
-            vllm_engine.fit,
-            vllm=given.trace.versions.get("vllm"),
-            on_cpu=given.hardware.kind == "cpu",
-            adapter_rank=adapter_rank or 0,
-        )
+        adapter_rank = given.composition["policy"].adapter_rank if given.composition.syncs_adapter_only else None
+        version, on_cpu = given.trace.versions.get("vllm"), given.hardware.kind == "cpu"
+        fit = partial(vllm_engine.fit, vllm=version, on_cpu=on_cpu, adapter_rank=adapter_rank or 0)
     return fit(
         given.config,
         settings,
-        dtype=dtype,
+        dtype=dtype or given.composition["engine"].dtype,
         gpu=given.gpu,
         device_memory_bytes=given.hardware.memory_bytes,
         other_bytes=other_bytes,
@@ -210,18 +186,14 @@ def _share(use: EngineUse, composition: Composition) -> EngineShare:
         value, low, high = (max(0.0, end - use.weights_bytes) for end in (awake.value, awake.low, awake.high))
         awake, asleep = Estimate(value=value, low=low, high=high), Estimate.exactly(0)
     value = max(0.0, awake.value - passing)
-    standing = Estimate(value=value, low=min(value, awake.low), high=max(value, awake.high - passing))
-    loading = (
-        Estimate(value=value - cache, low=max(0.0, standing.low - cache), high=standing.high - cache)
-        if value >= cache
-        else standing
-    )
+    standing = loading = Estimate(value=value, low=min(value, awake.low), high=max(value, awake.high - passing))
+    if value >= cache:
+        loading = Estimate(value=value - cache, low=max(0.0, standing.low - cache), high=standing.high - cache)
     return EngineShare(
         awake=standing,
         loading=loading,
         asleep=asleep,
         kv_cache_bytes=cache,
-        weights_bytes=use.weights_bytes,
         passing_bytes=passing,
         sleeps=settings.sleep,
         wakes_at_once=settings.wakes_at_once,
@@ -230,26 +202,34 @@ def _share(use: EngineUse, composition: Composition) -> EngineShare:
 
 
 def _prediction(
-    given: PredictionInput, scene: Scene, points: tuple[TimelinePoint, ...], engine: _Engine | None, *, retried: bool
+    given: PredictionInput,
+    scene: Scene,
+    points: tuple[TimelinePoint, ...],
+    engine: EngineUse | None,
+    *,
+    uncertain: bool,
+    retried: bool,
 ) -> Prediction:
-    top = timeline.peak(points)
+    # 1. The verdict.
+    top, room = timeline.peak(points), _room(given)
     total = highest(point.device_bytes for point in points)
-    failure = engine.use.failure if engine is not None and not engine.uncertain else None
+    refused = None if engine is None else engine.failure
+    failure, startup = (None, refused) if uncertain else (refused, None)
     if (split := _split_engine(given)) is not None and split.sure:
         failure = failure or split.failure
-    room = _room(given)
-    fits = False if failure is not None else device_memory.verdict(total, room)
-    if engine is not None and engine.uncertain and fits is not False:
+    fits = False if failure is not None else timeline.verdict(total, room)
+    if uncertain and fits is not False:
         fits = None
-    startup = engine.use.failure if engine is not None and engine.uncertain else None
     if fits is None and startup is None and timeline.certainly_fits(stage_of(given), scene, points, room):
         fits, retried = True, True
         total = Estimate(value=total.value, low=total.low, high=max(total.value, min(total.high, room.high)))
-    # torch counts an engine's weights and cache while they have addresses, also offloaded ones.
-    in_torch = 0 if engine is None or engine.apart else engine.use.weights_bytes + engine.use.parts.get("kv_cache", 0)
+    # 2. torch counts an engine's weights and cache while they have addresses, also offloaded ones.
+    settings, in_torch = given.composition.engine, 0
+    if engine is not None and settings is not None and (settings.shares_weights or not settings.apart):
+        in_torch = engine.weights_bytes + engine.parts.get("kv_cache", 0)
     own_allocated = highest(
-        device_memory.allocated(use, scene.basis, scene.high_extra_bytes)
-        + device_memory.other_models(scene.others.get(use.phase, {}), scene.basis)
+        timeline.around(use.allocated_bytes, timeline.error_bytes(use, scene.basis), scene.high_extra_bytes)
+        + timeline.other_models(scene.others.get(use.phase, {}), scene.basis)
         for use in scene.usage.phases
     )
     own_reserved = highest(point.torch_reserved for point in points)
@@ -262,13 +242,13 @@ def _prediction(
         failure=failure,
         limit_bytes=given.limit_bytes,
         peak_memory_bytes=total,
-        training_devices=ranks if communicators.joins_server(given.composition) else None,
+        training_devices=ranks if joins_server(given.composition) else None,
         torch_peak_allocated_bytes=whole_bytes(own_allocated + Estimate.exactly(in_torch)),
         torch_peak_reserved_bytes=whole_bytes(own_reserved + Estimate.exactly(in_torch)),
         host_memory_bytes=whole_bytes(cpu_memory.processes(1).scaled(ranks) + Estimate.exactly(given.host_bytes * ranks)),
         phases=timeline.phase_predictions(scene, points),
         breakdown=top.parts,
-        engine=engine.use.kv if engine is not None else split.kv if split is not None else None,
+        engine=engine.kv if engine is not None else split.kv if split is not None else None,
         effective=given.trace.effective,
         assumptions=(
             *_assumed(given, total, room, startup, retried=retried),
@@ -286,16 +266,57 @@ def _room(given: PredictionInput) -> Estimate:
 
 
 def _assumed(given: PredictionInput, peak: Estimate, room: Estimate, startup: str | None, *, retried: bool) -> Iterator[str]:
+    device_bytes = given.hardware.memory_bytes
     if given.gpu is None:
         yield f"{given.hardware.name} is not in the catalogue: its CUDA context is known only roughly"
-    yield from crowding(peak, room, given.hardware.memory_bytes, retried=retried)
+    if room.value < device_bytes and room.low < peak.high:
+        by_driver = room.low < room.high  # the driver's part alone is uncertain; a limit is exact
+        less = f"CUDA offers {format_bytes(device_bytes - room.value)} less than the device has"
+        yield less if by_driver else "the limit is below what the device has"
+    if retried:
+        yield "torch may reserve up to the limit, empty its cache and retry: slower, without failure"
+    elif CROWDED * device_bytes < peak.value <= device_bytes:
+        yield f"the peak is above {CROWDED:.0%} of the device, where torch empties its cache and retries: uncertain"
     if given.composition.ranks > 1 and (given.gpu is None or given.gpu.link is None):
         yield "the GPU interconnect, which decides NCCL's buffers, is unknown"
     if startup is not None:
         yield f"the engine may refuse to start: {startup}"
     if given.composition.generation == "server" and given.composition.split is None:
         yield "the engine runs on other devices, which are not included"
-    yield from stand_ins(given.trace)
+    if given.trace.basis == "generic":
+        yield "a generic step replaces the framework's own"
+    if given.trace.high_extra_bytes:
+        yield f"up to {format_bytes(given.trace.high_extra_bytes)} more if tokens concentrate on few experts"
+
+
+def deciding(scene: Scene, top: TimelinePoint, room: Estimate, *, engine_may_refuse: bool) -> Iterator[str]:
+    """Yield the widest causes of the interval."""
+    if engine_may_refuse:
+        yield "free memory of the device when the engine starts"
+    use = next((use for use in scene.usage.phases if use.phase == top.phase), scene.usage.resting)
+    errors = timeline.error_bytes(use, scene.basis)
+    fused = sum(size for part, size in use.parts.items() if part in scene.fused_parts)
+    widths = {
+        "size of the CUDA context and its kernels": _width(scene.context),
+        "size of NCCL's buffers": _width(scene.communication),
+        "fragmentation of torch's cache, which depends on the lengths of earlier batches": float(
+            use.reserved_high_bytes - use.allocated_bytes
+        ),
+        "difference between the generic step and the framework's own": _width(errors) if scene.basis == "generic" else 0.0,
+        "memory that the framework's fused kernels save": float(fused),
+        "distribution of tokens over the experts": float(scene.high_extra_bytes),
+        "engine memory beyond its share": 0.0 if scene.engine is None else _width(scene.engine.held(top.phase)),
+        "memory reserved by the driver": _width(room),
+    }
+    whole = sum(widths.values())
+    named = sorted(((width, cause) for cause, width in widths.items() if 0 < width >= NAMED_SHARE * whole), reverse=True)
+    yield from (cause for _, cause in named)
+    if not named and not engine_may_refuse:
+        yield "several uncertain figures, none of them dominant"
+
+
+def _width(estimate: Estimate) -> float:
+    return estimate.high - estimate.low
 
 
 # On CPUs.
@@ -307,8 +328,13 @@ def _on_cpu(given: PredictionInput) -> Prediction:
     others = other_model_bytes(given.trace, given.composition, used, given.config)
     phases = cpu_memory.phases(used, given.trace, given.composition, engine, others)
     total = highest(phase.peak_bytes for phase in phases)
-    fits = device_memory.verdict(total, Estimate.exactly(given.limit_bytes))
-    requested = _requested(used, given, others)
+    fits = timeline.verdict(total, Estimate.exactly(given.limit_bytes))
+    # Per rank, without a caching allocator: requested = allocated = reserved.
+    basis = given.trace.basis
+    beside = {use.phase: timeline.other_models(others.get(use.phase, {}), basis) for use in used.phases}
+    top = max(used.phases, key=lambda use: use.requested_bytes + beside[use.phase].value)
+    own = timeline.around(top.requested_bytes, timeline.error_bytes(top, basis), given.trace.high_extra_bytes)
+    requested = whole_bytes(own + beside[top.phase])
     return Prediction(
         candidate_id=given.candidate_id,
         basis=given.trace.basis,
@@ -323,74 +349,6 @@ def _on_cpu(given: PredictionInput) -> Prediction:
         breakdown=max(phases, key=lambda phase: phase.peak_bytes.value).parts,
         engine=None if engine is None else engine.kv,
         effective=given.trace.effective,
-        assumptions=(
-            "on a CPU the peak is that of all processes; tensors are one part of it",
-            *given.trace.notes,
-            *given.notes,
-        ),
+        assumptions=("on a CPU the peak is that of all processes; tensors are one part of it", *given.trace.notes, *given.notes),
         versions=given.trace.versions,
     )
-
-
-def _requested(used: TraceUsage, given: PredictionInput, others: Mapping[Phase, Mapping[str, int]]) -> Estimate:
-    """Per rank: without a caching allocator, requested = allocated = reserved."""
-    basis = given.trace.basis
-    beside = {use.phase: device_memory.other_models(others.get(use.phase, {}), basis) for use in used.phases}
-    top = max(used.phases, key=lambda use: use.requested_bytes + beside[use.phase].value)
-    own = device_memory.around(top.requested_bytes, device_memory.error_bytes(top, basis), given.trace.high_extra_bytes)
-    return whole_bytes(own + beside[top.phase])
-
-
-NAMED_SHARE = 0.2
-"""Share of the interval's width from which on a cause is named."""
-
-
-def deciding(scene: Scene, top: TimelinePoint, room: Estimate, *, engine_may_refuse: bool) -> Iterator[str]:
-    """Yield the widest causes of the interval."""
-    if engine_may_refuse:
-        yield "free memory of the device when the engine starts"
-    use = next((use for use in scene.usage.phases if use.phase == top.phase), scene.usage.resting)
-    errors = device_memory.error_bytes(use, scene.basis)
-    widths = {
-        "size of the CUDA context and its kernels": _width(scene.outside.context),
-        "size of NCCL's buffers": _width(scene.outside.communication),
-        "fragmentation of torch's cache, which depends on the lengths of earlier batches": float(
-            use.reserved_high_bytes - use.allocated_bytes
-        ),
-        "difference between the generic step and the framework's own": _width(errors) if scene.basis == "generic" else 0.0,
-        "memory that the framework's fused kernels save": float(
-            sum(size for part, size in use.parts.items() if part in scene.fused_parts)
-        ),
-        "distribution of tokens over the experts": float(scene.high_extra_bytes),
-        "engine memory beyond its share": 0.0 if scene.engine is None else _width(scene.engine.held(top.phase)),
-        "memory reserved by the driver": _width(room),
-    }
-    whole = sum(widths.values())
-    named = sorted(((width, cause) for cause, width in widths.items() if 0 < width >= NAMED_SHARE * whole), reverse=True)
-    yield from (cause for _, cause in named)
-    if not named and not engine_may_refuse:
-        yield "several uncertain figures, none of them dominant"
-
-
-def crowding(peak: Estimate, room: Estimate, device_memory_bytes: int, *, retried: bool) -> Iterator[str]:
-    if room.value < device_memory_bytes and room.low < peak.high:
-        by_driver = room.low < room.high  # the driver's part alone is uncertain; a limit is exact
-        less = f"CUDA offers {format_bytes(device_memory_bytes - room.value)} less than the device has"
-        yield less if by_driver else "the limit is below what the device has"
-    if retried:
-        yield "torch may reserve up to the limit, empty its cache and retry: slower, without failure"
-    elif device_memory.CROWDED * device_memory_bytes < peak.value <= device_memory_bytes:
-        yield (
-            f"the peak is above {device_memory.CROWDED:.0%} of the device, where torch empties its cache and retries: uncertain"
-        )
-
-
-def stand_ins(trace: Trace) -> Iterator[str]:
-    if trace.basis == "generic":
-        yield "a generic step replaces the framework's own"
-    if trace.high_extra_bytes:
-        yield f"up to {format_bytes(trace.high_extra_bytes)} more if tokens concentrate on few experts"
-
-
-def _width(estimate: Estimate) -> float:
-    return estimate.high - estimate.low

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from autotune.estimate.config_fields import Config, layer_kind, number, numbers
 
-RECURRENT = ("linear_attention", "mamba")
-"""Entries of `layer_types` without a cache of keys and values."""
+RECURRENT = ("linear_attention", "mamba")  # entries of `layer_types` without a cache of keys and values
 
 
 def is_recurrent(config: Config, index: int) -> bool:

@@ -11,8 +11,7 @@ from autotune.core.measurement import Phase
 from autotune.core.trace import Part, Trace
 from autotune.estimate import allocator_compiled
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, StreamAllocator
-from autotune.estimate.allocator_compiled import ALLOCATED, COUNTERS, REFUSED, RESERVED, RETRIES
-from autotune.estimate.event_arrays import EventArrays, Integers, ReplayPeaks, require_sound
+from autotune.estimate.allocator_compiled import COUNTERS, NONE, RETRIES, EventArrays, Integers, ReplayPeaks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +38,8 @@ class Replay:
     out_of_memory: OutOfMemory | None = None  # later events did not run
 
     @property
-    def allocated_bytes(self) -> int:
-        return max(held.allocated_bytes for held in self.phases)
-
-    @property
     def reserved_bytes(self) -> int:
         return max(held.reserved_bytes for held in self.phases)
-
-    @property
-    def requested_bytes(self) -> int:
-        return max(held.requested_bytes for held in self.phases)
 
 
 def replay(
@@ -78,21 +69,19 @@ class Track:
         spans = [span for _, span in trace.stretches()]
         self._rows = list(dict.fromkeys((mark.phase, mark.step) for mark in trace.marks))
         places = {row: place for place, row in enumerate(self._rows)}
-        emptied = frozenset(empty_cache_before)
-        self._has_snapshot = resting_before is not None
-        snapshot = -1 if resting_before is None else next(
-            (at for at, span in enumerate(spans) if span.start >= resting_before), len(spans)
-        )  # fmt: skip
+        self._has_snapshot, snapshot = resting_before is not None, NONE
+        if resting_before is not None:
+            snapshot = next((at for at, span in enumerate(spans) if span.start >= resting_before), len(spans))
         self.arrays = EventArrays(
             events=np.array(trace.events, dtype=np.int64),
             starts=np.array([*(span.start for span in spans), len(trace.events)], dtype=np.int64),
             rows=np.array([places[mark.phase, mark.step] for mark in trace.marks], dtype=np.int64),
-            emptied=np.array([span.start in emptied for span in spans], dtype=np.int64),
+            emptied=np.array([span.start in empty_cache_before for span in spans], dtype=np.int64),
             snapshot=snapshot,
             streams=_by_allocation(trace.streams, len(trace.sizes), 0),
-            waits=_by_allocation(trace.returns, len(trace.sizes), -1),
+            waits=_by_allocation(trace.returns, len(trace.sizes), NONE),
         )
-        require_sound(self.arrays, len(self._rows))
+        _require_sound(self.arrays, len(self._rows))
         # Events that make and free each allocation; one past the last where there is none.
         events = self.arrays.events
         self._made, self._freed = (np.full(len(self.sizes), len(events), dtype=np.int64) for _ in range(2))
@@ -110,11 +99,9 @@ class Track:
         resting = self._held(("optimizer", 0), result.peaks[-1], sizes) if self._has_snapshot else None
         return Replay(phases=held, retries=int(result.counters[RETRIES]), resting=resting, out_of_memory=failure)
 
-    def reserved(
-        self, sizes: Integers, *, settings: AllocatorSettings | None = None, capacity_bytes: int | None = None
-    ) -> Mapping[Phase, int]:
+    def reserved(self, sizes: Integers, *, settings: AllocatorSettings | None = None) -> Mapping[Phase, int]:
         """Return reserved bytes by phase alone: the parts take as long as the replay."""
-        result, _ = self._run(sizes, settings, capacity_bytes)
+        result, _ = self._run(sizes, settings, None)
         found: dict[Phase, int] = {}
         for at, (phase, _) in enumerate(self._rows):
             if result.reached[at]:
@@ -124,15 +111,13 @@ class Track:
     def _run(
         self, sizes: Integers, settings: AllocatorSettings | None, capacity_bytes: int | None
     ) -> tuple[ReplayPeaks, OutOfMemory | None]:
-        if allocator_compiled.available() and settings in (None, AllocatorSettings()):
-            return self._run_compiled(sizes, capacity_bytes)
-        return self._run_plain(sizes, settings, capacity_bytes)
-
-    def _run_compiled(self, sizes: Integers, capacity_bytes: int | None) -> tuple[ReplayPeaks, OutOfMemory | None]:
+        if not allocator_compiled.available() or settings not in (None, AllocatorSettings()):
+            return self._run_plain(sizes, settings, capacity_bytes)
         result = allocator_compiled.replay_events(self.arrays, sizes, len(self._rows), capacity_bytes)
         if result.completed:
             return result, None
-        request, reserved, allocated = (int(result.counters[at]) for at in (REFUSED, RESERVED, ALLOCATED))
+        places = allocator_compiled.REFUSED, allocator_compiled.RESERVED, allocator_compiled.ALLOCATED
+        request, reserved, allocated = (int(result.counters[at]) for at in places)
         return result, OutOfMemory(request_bytes=request, reserved_bytes=reserved, allocated_bytes=allocated)
 
     def _run_plain(
@@ -144,9 +129,8 @@ class Track:
         else:
             allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes)
         peaks = np.zeros((len(self._rows) + 1, 4), dtype=np.int64)
-        peaks[:, 3] = -1
-        reached = np.zeros(len(self._rows) + 1, dtype=np.int64)
-        failure: OutOfMemory | None = None
+        peaks[:, 3] = NONE
+        reached, failure = np.zeros(len(self._rows) + 1, dtype=np.int64), None
         try:
             self._run_events(allocator, sizes.tolist(), peaks, reached)
         except OutOfMemory as error:
@@ -192,6 +176,23 @@ class Track:
             parts={part: int(size) for part, size in zip(self.trace.part_names, by_part, strict=True) if size},
             largest_bytes=int(sizes[live].max(initial=0)),
         )
+
+
+def _require_sound(arrays: EventArrays, rows: int) -> None:
+    """Raise IndexError for indices out of range: the compiled replay has no bounds checks."""
+    count, numbers = len(arrays.streams), np.abs(arrays.events) - 1
+    if (numbers < 0).any() or (numbers >= count).any() or len(arrays.waits) != count:
+        raise IndexError("an event refers to no allocation")
+    if len(np.unique(arrays.events)) < len(arrays.events):
+        raise IndexError("an allocation is made twice or freed twice")
+    if (arrays.streams < 0).any() or (arrays.waits < NONE).any():
+        raise IndexError("an allocation has no stream or waits for a negative number")
+    if not len(arrays.rows) == len(arrays.emptied) == len(arrays.starts) - 1:
+        raise IndexError("stretches and rows differ in number")
+    if (np.diff(arrays.starts, prepend=0, append=len(arrays.events)) < 0).any():
+        raise IndexError("a stretch is outside the events")
+    if (arrays.rows < 0).any() or (arrays.rows >= rows).any():
+        raise IndexError("a stretch refers to no row")
 
 
 def _by_allocation(given: Mapping[int, int], count: int, otherwise: int) -> Integers:

@@ -22,6 +22,7 @@ from autotune.core.units import GIB, MIB
 from autotune.estimate import model_shape, vllm_engine, vllm_weights
 from autotune.estimate.constant_estimates import offered
 from autotune.estimate.model_shape import Shape, dtype_bytes
+from autotune.estimate.vllm_blocks import bytes_per_token
 from autotune.estimate.vllm_engine import NOTHING, EngineUse
 
 TABLE_BYTES = 4  # per request and position: int32 (`ReqToTokenPool`)
@@ -46,7 +47,7 @@ def fit(
     shape, size = model_shape.shape(config), dtype_bytes(dtype)
     ranks, length = settings.tensor_parallel, settings.max_model_length
     total = round(offered(device_memory_bytes, gpu).value)
-    chunk, captured = _defaults(total, ranks)
+    chunk, few, many = next((row[1:] for row in DEFAULTS if total < row[0] * GIB), LARGEST)
     # 1. The static part: weights and cache.
     outside = vllm_engine.outside_torch_bytes(ranks)
     weights = vllm_weights.weight_bytes(
@@ -63,7 +64,7 @@ def fit(
         longest_length=min(shape.positions, int(value // per_token)),
     )  # fmt: skip
     # 2. What the rest holds.
-    sequences = min(captured, settings.max_num_seqs)
+    sequences = min(few if ranks < 4 else many, settings.max_num_seqs)
     graphs = NOTHING if settings.eager else vllm_engine.graph_bytes(shape, size, ranks, sequences, chunk)
     workspace = efficiency("sglang_workspace_mib").scaled(MIB)
     table = table_bytes(shape, settings.max_num_seqs)
@@ -77,6 +78,10 @@ def fit(
         "cuda_graphs": round(graphs.value + workspace.value) + table,
         "outside_torch": round(outside.value),
     }
+    failure = None if value > 0 else (
+        "Not enough memory. Please try to increase --mem-fraction-static. "
+        f"Current value: self.server_args.mem_fraction_static={settings.utilization}"
+    )  # fmt: skip
     standing = graphs + workspace + outside + Estimate.exactly(table)
     used = sum(parts.values())
     slack = (standing.high - standing.value) + (activations.high - activations.value)
@@ -86,7 +91,7 @@ def fit(
         asleep_bytes=standing if settings.sleep else awake,
         weights_bytes=weights,
         kv=kv,
-        failure=_refusal(value, settings.utilization),
+        failure=failure,
         sure=(low > 0) == (high > 0),
         parts=parts,
     )
@@ -103,22 +108,5 @@ def table_bytes(shape: Shape, requests: int) -> int:
 
 
 def cache_bytes_per_token(shape: Shape, size: int, ranks: int) -> int:
-    """Bytes of one token in the cache of one rank: heads are divided, at least one per rank."""
-    return sum(
-        layer.cached // layer.cache_heads * max(1, layer.cache_heads // ranks) * size for layer in shape.layers if layer.cached
-    )
-
-
-def _defaults(total: int, ranks: int) -> tuple[int, int]:
-    rows = [row[1:] for row in DEFAULTS if total < row[0] * GIB]
-    chunk, few, many = rows[0] if rows else LARGEST
-    return chunk, few if ranks < 4 else many
-
-
-def _refusal(cache: float, fraction: float) -> str | None:
-    if cache > 0:
-        return None
-    return (
-        "Not enough memory. Please try to increase --mem-fraction-static. "
-        f"Current value: self.server_args.mem_fraction_static={fraction}"
-    )
+    """Bytes of one token in the cache of one rank."""
+    return sum(bytes_per_token(layer, size, ranks) for layer in shape.layers if layer.cached)

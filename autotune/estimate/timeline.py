@@ -1,4 +1,8 @@
-"""Timeline: models on the device in each phase, and device memory by part.
+"""Timeline: device memory (NVML) of every phase, by part, each figure an interval with a known cause.
+
+- allocated = a ± e: trace against torch's own peak; e is larger for a generic step
+- reserved: low: `allocated`; value: the replay; high: the replay after a shorter first step
+- device memory = reserved + CUDA context with kernels + NCCL buffers, each with its own interval
 
 The trainer's part comes from the replay of its trace. The engine shares the trainer's process, its
 CUDA context and torch's cache. Its weights, KV cache and graphs are added while it is awake;
@@ -7,17 +11,15 @@ temporary activations of its forward passes come out of the cache that the train
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import Basis, Estimate, PhasePrediction
-from autotune.core.trace import Part
-from autotune.estimate import device_memory
-from autotune.estimate.device_memory import Outside
-from autotune.estimate.phase_usage import StepStage, TraceUsage
+from autotune.estimate import constant_estimates
 from autotune.estimate.replay import PhaseUse
+from autotune.estimate.trace_context import StepStage, TraceUsage
 
 POLICY_PARTS = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs")
 OTHER_MODEL_PARTS = tuple(
@@ -28,6 +30,52 @@ OTHER_MODEL_PARTS = tuple(
 PARTS = (*POLICY_PARTS, *OTHER_MODEL_PARTS, "kv_cache", "engine", "fragmentation", "context", "communication")
 """Parts of a breakdown, in this order."""
 
+STATE = frozenset({"weights", "adapters", "gradients", "optimizer", "kv_cache"})
+"""Parts that the model's shape determines, also for a generic step."""
+
+TRAINING_PHASES = ("score", "forward", "backward", "optimizer")
+
+
+# Intervals.
+
+
+def error_bytes(use: PhaseUse, basis: Basis) -> Estimate:
+    """Error of the trace itself in this phase, around 0."""
+    share = constant_estimates.percent("trace_error_percent").scaled(use.requested_bytes)
+    if basis == "traced":
+        return share
+    sent = {"communication"} if use.phase == "sync" else set()  # whole weights and a buffer: counted, not a step's
+    moving = sum(size for part, size in use.parts.items() if part not in STATE and part not in sent)
+    return share + constant_estimates.percent("generic_error_percent").scaled(moving)
+
+
+def other_models(parts: Mapping[str, int], basis: Basis) -> Estimate:
+    """Bytes of models outside the step, with activations scaled from the policy's."""
+    size, scaled = sum(parts.values()), sum(size for part, size in parts.items() if part.endswith("_activations"))
+    if basis == "traced":
+        return Estimate.exactly(size)
+    return Estimate.exactly(size) + constant_estimates.percent("generic_error_percent").scaled(scaled)
+
+
+def around(size: int, error: Estimate, high_extra_bytes: int) -> Estimate:
+    """Return size + error, at least 0."""
+    return Estimate(value=size, low=max(0, size + error.low), high=size + error.high + high_extra_bytes)
+
+
+def whole_bytes(estimate: Estimate) -> Estimate:
+    value = round(estimate.value)
+    return Estimate(value=value, low=min(value, round(estimate.low)), high=max(value, round(estimate.high)))
+
+
+def verdict(peak: Estimate, room: Estimate) -> bool | None:
+    """Return True or False if the two intervals do not overlap, else None."""
+    if peak.high <= room.low:
+        return True
+    return False if peak.low > room.high else None
+
+
+# What is on the device.
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineShare:
@@ -37,7 +85,6 @@ class EngineShare:
     loading: Estimate  # while weights are pushed to it: less than `awake` if it wakes in two steps
     asleep: Estimate
     kv_cache_bytes: int
-    weights_bytes: int
     passing_bytes: int  # temporary activations, out of the cache that it shares with the trainer
     sleeps: bool
     wakes_at_once: bool = False  # its cache is back when weights are pushed to it
@@ -66,17 +113,23 @@ class Scene:
     usage: TraceUsage
     basis: Basis
     high_extra_bytes: int
-    outside: Outside
+    context: Estimate  # of CUDA, with kernels, of all processes
+    communication: Estimate  # NCCL's buffers
+    communication_at_engine_start: Estimate  # those that exist by then
+    parts_at_engine_start: tuple[str, ...] | None = None  # the trainer's parts that exist by then; None: all
     engine: EngineShare | None = None
     others: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)  # models outside the step, by phase and part
     away: tuple[str, ...] = ()  # parts of the trainer's state that are offloaded during the rollout
     fused_parts: tuple[str, ...] = ()  # parts that may be nearly empty
-    communication_at_engine_start: Estimate  # NCCL's buffers that exist by then
-    parts_at_engine_start: tuple[str, ...] | None = None  # the trainer's parts that exist by then; None: all
 
     @property
     def away_bytes(self) -> int:
         return sum(size for part, size in self.usage.resting.parts.items() if part in self.away)
+
+    @property
+    def outside(self) -> Estimate:
+        """Memory of the process outside torch's allocator."""
+        return self.context + self.communication
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +141,6 @@ class TimelinePoint:
     device_bytes: Estimate
     parts: Mapping[str, int]
 
-    @property
-    def prediction(self) -> PhasePrediction:
-        return PhasePrediction(name=self.phase, peak_bytes=self.device_bytes, seconds=None, parts=self.parts)
-
 
 def timeline_points(scene: Scene) -> tuple[TimelinePoint, ...]:
     """Return every phase that runs, in the order of `PHASES`."""
@@ -102,6 +151,11 @@ def timeline_points(scene: Scene) -> tuple[TimelinePoint, ...]:
     return tuple((_load_point if phase == "load" else _point)(scene, uses[phase]) for phase in PHASES if phase in uses)
 
 
+def peak(several: tuple[TimelinePoint, ...]) -> TimelinePoint:
+    """Return the highest point; of equals the least fragmented one, which filled the cache."""
+    return max(several, key=lambda point: (point.device_bytes.value, -point.parts.get("fragmentation", 0)))
+
+
 def phase_predictions(scene: Scene, points: tuple[TimelinePoint, ...]) -> tuple[PhasePrediction, ...]:
     """Return the phases as a meter sees them: a sync begins beside the cache of the step before it.
 
@@ -110,32 +164,30 @@ def phase_predictions(scene: Scene, points: tuple[TimelinePoint, ...]) -> tuple[
     cycle on, all phases find it.
     """
     at = {point.phase: point for point in points}
-    if scene.engine is not None and not scene.engine.sleeps:
+    engine, step = scene.engine, at.get("optimizer")
+    if engine is not None and not engine.sleeps:
         top = max((point for point in points if point.phase != "load"), key=lambda point: point.device_bytes.value, default=None)
-        return tuple((point if point.phase == "load" or top is None else _filled(point, top)).prediction for point in points)
-    step = at.get("optimizer")
-    if scene.engine is None or not scene.engine.sleeps or "sync" not in at or step is None:
-        return tuple(point.prediction for point in points)
-    arrival = _point(scene, dataclasses.replace(_resting(scene, "sync"), phase="optimizer"))
-    parts = {**arrival.parts, "fragmentation": 0}
-    parts["fragmentation"] = round(step.device_bytes.value) - sum(parts.values())
-    begun = dataclasses.replace(step, phase="sync", parts={name: parts[name] for name in PARTS if parts.get(name)})
-    higher = max(begun, at["sync"], key=lambda point: point.device_bytes.value)
-    return tuple((higher if point.phase == "sync" else point).prediction for point in points)
-
-
-def _filled(point: TimelinePoint, top: TimelinePoint) -> TimelinePoint:
-    """Return the phase in the cache that the highest one left."""
-    more = round(top.device_bytes.value) - sum(point.parts.values())
-    parts = {**point.parts, "fragmentation": point.parts.get("fragmentation", 0) + more}
-    return dataclasses.replace(
-        point, device_bytes=top.device_bytes, parts={name: parts[name] for name in PARTS if parts.get(name)}
+        points = tuple(
+            point if point.phase == "load" or top is None else replace(
+                point, device_bytes=top.device_bytes, parts=_filled_up(point.parts, top.device_bytes.value)
+            )
+            for point in points
+        )  # fmt: skip
+    elif engine is not None and "sync" in at and step is not None:
+        arrival = _point(scene, replace(_resting(scene, "sync"), phase="optimizer"))
+        begun = replace(step, phase="sync", parts=_filled_up(arrival.parts, step.device_bytes.value))
+        higher = max(begun, at["sync"], key=lambda point: point.device_bytes.value)
+        points = tuple(higher if point.phase == "sync" else point for point in points)
+    return tuple(
+        PhasePrediction(name=point.phase, peak_bytes=point.device_bytes, seconds=None, parts=point.parts) for point in points
     )
 
 
-def peak(several: tuple[TimelinePoint, ...]) -> TimelinePoint:
-    """Return the highest point; of equals the least fragmented one, which filled the cache."""
-    return max(several, key=lambda point: (point.device_bytes.value, -point.parts.get("fragmentation", 0)))
+def _filled_up(parts: Mapping[str, int], total: float) -> dict[str, int]:
+    """Return the parts in their order; fragmentation is the remainder, so that they sum to the total."""
+    known = {name: size for name, size in parts.items() if name != "fragmentation"}
+    known["fragmentation"] = round(total) - sum(known.values())
+    return {name: known[name] for name in PARTS if known.get(name)}
 
 
 def _resting(scene: Scene, phase: Phase) -> PhaseUse:
@@ -158,95 +210,79 @@ def _load_point(scene: Scene, use: PhaseUse) -> TimelinePoint:
     """max(engine's start beside what is there by then, the trainer's whole state beside the started engine)."""
     if scene.engine is None or scene.engine.starts_after_load:
         return _point(scene, use)
-    found, outside = use, dataclasses.replace(scene.outside, communication=scene.communication_at_engine_start)
+    found = use
     if scene.parts_at_engine_start is not None:
-        parts: dict[Part, int] = {part: size for part, size in use.parts.items() if part in scene.parts_at_engine_start}
+        parts = {part: size for part, size in use.parts.items() if part in scene.parts_at_engine_start}
         size = sum(parts.values())
-        found = dataclasses.replace(
+        found = replace(
             use, requested_bytes=size, allocated_bytes=size, reserved_bytes=size, reserved_high_bytes=size, parts=parts
         )
-    start = _point(dataclasses.replace(scene, outside=outside), found)
+    start = _point(replace(scene, communication=scene.communication_at_engine_start), found)
     whole = _point(scene, use, engine_phase="backward")
     return max(start, whole, key=lambda point: point.device_bytes.value)
 
 
 def _point(scene: Scene, use: PhaseUse, engine_phase: Phase | None = None) -> TimelinePoint:
     """Sum of trainer, engine's activations beyond the free cache, other models, CUDA, engine."""
-    free = use.reserved_bytes - use.allocated_bytes
-    at = engine_phase or use.phase
-    passing = 0 if scene.engine is None else max(0, scene.engine.passes(at) - free)
-    held = device_memory.reserved(use, scene.basis, scene.high_extra_bytes)
-    others = device_memory.other_models(scene.others.get(use.phase, {}), scene.basis)
-    reserved = held + Estimate.exactly(passing) + others
-    total = reserved + scene.outside.total
-    if scene.engine is not None:
-        total = total + scene.engine.held(at)
+    at, engine, others = engine_phase or use.phase, scene.engine, scene.others.get(use.phase, {})
+    # 1. torch's cache.
+    passing = 0 if engine is None else max(0, engine.passes(at) - (use.reserved_bytes - use.allocated_bytes))
+    error = error_bytes(use, scene.basis)
+    held = Estimate(
+        value=use.reserved_bytes,
+        low=max(0, min(use.reserved_bytes, use.allocated_bytes + error.low)),
+        high=use.reserved_high_bytes + error.high + scene.high_extra_bytes,
+    )
+    reserved = held + Estimate.exactly(passing) + other_models(others, scene.basis)
+    # 2. The device.
+    total = reserved + scene.outside
+    if engine is not None:
+        total = total + engine.held(at)
     fused_parts = sum(size for part, size in use.parts.items() if part in scene.fused_parts)
     total = Estimate(value=total.value, low=max(0.0, total.low - fused_parts), high=total.high)
+    # 3. By part.
+    parts: Counter[str] = Counter({str(name): size for name, size in use.parts.items()})
+    parts.update(others)
+    parts.update(context=round(scene.context.value), communication=round(scene.communication.value))
+    if engine is not None:
+        cache = engine.kv_cache_bytes if engine.has_cache(at) else 0
+        parts.update(kv_cache=cache, engine=round(engine.held(at).value) - cache + passing)
     return TimelinePoint(
-        phase=use.phase,
-        torch_reserved=reserved,
-        device_bytes=device_memory.whole_bytes(total),
-        parts=_parts(scene, use, at, passing, round(total.value)),
+        phase=use.phase, torch_reserved=reserved, device_bytes=whole_bytes(total), parts=_filled_up(parts, total.value)
     )
-
-
-def _parts(scene: Scene, use: PhaseUse, engine_phase: Phase, passing: int, total: int) -> dict[str, int]:
-    """Return bytes by part; fragmentation is the remainder, so that they sum to the total."""
-    parts: dict[str, int] = {str(name): size for name, size in use.parts.items()}
-    for name, size in scene.others.get(use.phase, {}).items():
-        parts[name] = parts.get(name, 0) + size
-    parts["context"] = round(scene.outside.context.value)
-    parts["communication"] = parts.get("communication", 0) + round(scene.outside.communication.value)
-    for name, size in _engine_parts(scene.engine, engine_phase, passing):
-        parts[name] = parts.get(name, 0) + size
-    parts["fragmentation"] = total - sum(parts.values())
-    return {name: parts[name] for name in PARTS if parts.get(name)}
-
-
-def _engine_parts(engine: EngineShare | None, phase: Phase, passing: int) -> Iterator[tuple[str, int]]:
-    if engine is None:
-        return
-    cache = engine.kv_cache_bytes if engine.has_cache(phase) else 0
-    yield "kv_cache", cache
-    yield "engine", round(engine.held(phase).value) - cache + passing
 
 
 # Memory pressure: near the limit torch empties its cache and retries, so less memory suffices.
 
-TRAINING_PHASES = ("score", "forward", "backward", "optimizer")
-
 
 def squeezed(stage: StepStage, scene: Scene, room: Estimate) -> tuple[TimelinePoint, ...] | None:
     """Return the phases within the room, cache emptied where needed; None if they do not fit."""
-    capacity = round(room.value - scene.outside.total.value - _engine(scene).value - _other_models(scene))
+    capacity = round(room.value - scene.outside.value - _engine(scene).value - _other_models(scene))
     if capacity <= 0 or stage.cannot_fit(capacity):
         return None
     tight = stage.usage(capacity)
     if tight.out_of_memory is not None:
         return None
     loose = {use.phase: use.reserved_high_bytes for use in scene.usage.phases}
-    phases = tuple(
-        dataclasses.replace(use, reserved_high_bytes=max(use.reserved_bytes, loose.get(use.phase, 0))) for use in tight.phases
-    )
-    return timeline_points(dataclasses.replace(scene, usage=dataclasses.replace(tight, phases=phases)))
+    phases = tuple(replace(use, reserved_high_bytes=max(use.reserved_bytes, loose.get(use.phase, 0))) for use in tight.phases)
+    return timeline_points(replace(scene, usage=replace(tight, phases=phases)))
 
 
 def certainly_fits(stage: StepStage, scene: Scene, phases: tuple[TimelinePoint, ...], room: Estimate) -> bool:
-    """Return True if every step runs with all else at its highest and the room at its lowest."""
-    error = max(device_memory.error_bytes(use, scene.basis).high for use in scene.usage.phases) + scene.high_extra_bytes
-    capacity = int(room.low - scene.outside.total.high - _engine(scene).high - _other_models(scene) - error)
-    return capacity > 0 and _engine_fits(scene, phases, room) and stage.fits(capacity)
-
-
-def _engine_fits(scene: Scene, phases: tuple[TimelinePoint, ...], room: Estimate) -> bool:
-    """Check that an offloaded engine can wake. One that is never offloaded counts in all phases."""
-    if scene.engine is None:
-        return True
-    if scene.engine.sleeps:
-        return all(point.device_bytes.high <= room.low for point in phases if point.phase not in TRAINING_PHASES)
-    needed = scene.usage.resting.allocated_bytes + scene.engine.passing_bytes
-    return needed + scene.outside.total.high + scene.engine.awake.high <= room.low
+    """Return True if every step runs, and an engine wakes, with all else at its highest and the room at its lowest."""
+    error = max(error_bytes(use, scene.basis).high for use in scene.usage.phases) + scene.high_extra_bytes
+    capacity = int(room.low - scene.outside.high - _engine(scene).high - _other_models(scene) - error)
+    if capacity <= 0:
+        return False
+    engine = scene.engine
+    if engine is not None and engine.sleeps:
+        if any(point.device_bytes.high > room.low for point in phases if point.phase not in TRAINING_PHASES):
+            return False
+    elif engine is not None:  # it counts in all phases
+        needed = scene.usage.resting.allocated_bytes + engine.passing_bytes
+        if needed + scene.outside.high + engine.awake.high > room.low:
+            return False
+    return stage.fits(capacity)
 
 
 def _engine(scene: Scene) -> Estimate:

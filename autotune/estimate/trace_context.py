@@ -1,21 +1,41 @@
-"""Context of a traced step: inserted allocations, and points where the cache is emptied."""
+"""Traced step in its context: inserted allocations, points where the cache is emptied, and its peaks by phase.
+
+Allocations outside the traced step are inserted first. Then the allocator is replayed twice: as
+traced, and after a first step of shorter sequences, whose cached blocks fit no later request.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from autotune.catalog import Gpu
 from autotune.core.composition import Composition
 from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, Part, Trace
-from autotune.estimate import constant_estimates, engine_start, vllm_engine
+from autotune.estimate import constant_estimates, vllm_engine
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.insertion import Insertion
+from autotune.estimate.allocator_compiled import Integers
+from autotune.estimate.insertion import Insertion, inserted
+from autotune.estimate.replay import PhaseUse, Replay, Track
 from autotune.estimate.trainer_rollout import Generation, PassGathering, rollout, trainer_rollout
-from autotune.estimate.weight_sync import SYNC_STREAM, packed_blocks, packs, sends_base_first, sync_blocks
+from autotune.estimate.weight_sync import SYNC_STREAM, packed_blocks, packs, sync_blocks
 from autotune.worker.releases import release_numbers
+
+SHORTER_SHARE = 0.85
+"""Length of the first step in the second replay, as a share of the longest: its cached blocks are
+nearly large enough for later requests, and are not."""
+
+BATCH_PARTS: frozenset[Part] = frozenset({"activations", "logits", "workspaces", "inputs"})
+"""Parts whose size depends on the batch's length."""
+
+LOADS_AT_ONCE_FROM = (4, 50)  # first transformers release that requests all weights in one block before loading
+
+
+# 1. The context.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,49 +52,124 @@ class TraceContext:
     loads_at_once: bool = False  # one block for all weights is requested and freed before they are loaded
     empties_before_rollout: bool = False  # cache emptied before and after each rollout, as an offloaded engine does
     empty_cache_steps: int | None = None  # cache emptied before the backward passes of every n-th step
-    settings: AllocatorSettings = dataclasses.field(default_factory=AllocatorSettings)
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
 
 
-def loaded_once(trace: Trace) -> Trace:
-    """Assign work that is marked as loading between two phases, or as a forward pass after the last
-    backward pass, to the phase before it."""
-    marks: list[Mark] = []
-    for mark in trace.marks:
-        before = next((one.phase for one in reversed(marks) if one.phase != "load"), None)
-        marks.append(mark if mark.phase != "load" or before is None else dataclasses.replace(mark, phase=before))
-    return dataclasses.replace(trace, marks=tuple(_without_late_forward(marks)))
+def step_context(
+    composition: Composition,
+    config: Mapping[str, object],
+    *,
+    gpu: Gpu | None,
+    trace: Trace,
+    settings: Mapping[str, object],
+    allocator: AllocatorSettings,
+    on_cpu: bool = False,
+) -> TraceContext:
+    every, engine, policy = settings.get("torch_empty_cache_steps"), composition.engine, composition["policy"]
+    sync = tuple(block for block in sync_blocks(composition, config, trace) if block[1])
+    # The base weights are sent before the first adapter: the last part sent is still referenced while the adapter's part
+    # is gathered and merged.
+    base_first = composition.syncs_adapter_only and composition.first_sync_is_whole
+    # On one rank, or quantised, the model is loaded straight onto the device.
+    straight = trace.basis == "traced" and (composition.ranks == 1 or policy.quantised_bits is not None)
+    return TraceContext(
+        cublas_workspace_bytes=0 if on_cpu else constant_estimates.cublas_workspace(gpu),
+        engine_inputs_bytes=None if on_cpu else vllm_engine.inputs_beside(composition, config),
+        engine_starts_first=parts_at_engine_start(composition) == (),
+        generation=trainer_rollout(composition, config, trace) if composition.generation == "trainer" else None,
+        sync=sync,
+        first_sync=tuple(block for block in sync if block[0] == "communication") if base_first else (),
+        sync_streams=sum(map(bool, packed_blocks(composition, trace))) if packs(composition, trace.versions) else 0,
+        loads_at_once=(
+            straight and not on_cpu and release_numbers(trace.versions.get("transformers") or "0") >= LOADS_AT_ONCE_FROM
+        ),
+        empties_before_rollout=composition.empties_rollout_cache or (engine is not None and engine.sleep),
+        empty_cache_steps=every if isinstance(every, int) and every > 0 else None,
+        settings=allocator,
+    )
 
 
-def _without_late_forward(marks: Sequence[Mark]) -> Iterator[Mark]:
-    """Yield the marks; what lies between the last backward pass and the optimizer's step, such as
-    clipping, is no forward pass."""
-    found: list[Mark] = []
-    late = False
-    for mark in reversed(marks):
-        late = mark.phase == "optimizer" or (late and mark.phase == "forward")
-        found.append(dataclasses.replace(mark, phase="backward") if late and mark.phase == "forward" else mark)
-    return reversed(found)
+def parts_at_engine_start(composition: Composition) -> tuple[str, ...] | None:
+    """Return the trainer's parts that exist when an engine in its process starts; None: all of them, on one rank.
+
+    Masters, buffers and broadcasts come later. FSDP has the model on the host until then.
+    """
+    engine = composition.engine
+    if engine is None or engine.apart or composition.ranks == 1:
+        return None
+    return () if composition.sharded_by.startswith("fsdp") else ("weights", "adapters")
+
+
+# 2. Events of the step at which contexts insert.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
     """Events of a step at which contexts insert; the same for every context."""
 
-    loaded_bytes: int
+    loaded_bytes: int  # weights held after loading
     prepared_event: int  # the first after the weights are there, before they are prepared for training on several ranks
     multiplying: tuple[int, ...]  # events after which a thread has a cuBLAS workspace
     cycles: tuple[tuple[int, int], ...]  # (event, step) of each rollout
     gathering: PassGathering | None = None  # of the first forward pass
 
 
+def loaded_once(trace: Trace) -> Trace:
+    """Assign work that is marked as loading between two phases to the phase before it, and what lies between the
+    last backward pass and the optimizer's step, such as clipping, to the backward pass: it is no forward pass."""
+    marks: list[Mark] = []
+    for mark in trace.marks:
+        before = next((one.phase for one in reversed(marks) if one.phase != "load"), None)
+        marks.append(mark if mark.phase != "load" or before is None else replace(mark, phase=before))
+    late = False
+    for at in reversed(range(len(marks))):
+        clipping = late and marks[at].phase == "forward"
+        late = marks[at].phase == "optimizer" or clipping
+        if clipping:
+            marks[at] = replace(marks[at], phase="backward")
+    return replace(trace, marks=tuple(marks))
+
+
 def places_in(trace: Trace) -> Places:
+    # 1. The end of loading; 0 if nothing is loaded.
+    end = 0
+    if any(mark.phase == "load" for mark in trace.marks):
+        end = next((mark.event for mark in trace.marks if mark.phase != "load"), len(trace.events))
+    weights = trace.live_parts_at(end - 1).get("weights", 0) if end else 0
+    prepared = (
+        at
+        for at, entry in enumerate(trace.events[:end])
+        if entry > 0
+        and (entry - 1 in trace.emptied or trace.part_names[trace.parts[entry - 1]] in ("communication", "optimizer"))
+    )
+    # 2. The first product of each cuBLAS thread: the forward pass's and autograd's.
+    products = [trace.events.index(number + 1) + 1 for number in trace.products]
+    for phases in () if products else (("score", "forward"), ("backward",)):
+        first = next((span for mark, span in trace.stretches() if mark.phase in phases and len(span)), None)
+        products += [] if first is None else [first.start + 1]
+    # 3. The rollouts: one before the first step, whose cache the step meets, and one with all state.
+    cycles: list[tuple[int, int]] = []
+    if (second := second_cycle(trace)) is not None:
+        begin = next(mark for mark in trace.marks if mark.phase != "load")
+        cycles += [(begin.event, begin.step)] if begin.event < second else []
+        cycles.append((second, next(mark.step for mark in reversed(trace.marks) if mark.event <= second)))
     return Places(
-        loaded_bytes=_loaded_weights(trace),
-        prepared_event=_prepared_event(trace),
-        multiplying=tuple(_first_products(trace)),
-        cycles=tuple(_cycles(trace)),
+        loaded_bytes=max(0, weights - trace.inventory.statistics_bytes),  # quantised weights' are made later, as adapters are
+        prepared_event=next(prepared, end),
+        multiplying=tuple(products),
+        cycles=tuple(cycles),
         gathering=_pass_gathering(trace),
     )
+
+
+def second_cycle(trace: Trace) -> int | None:
+    """Return the event of the next rollout; the end if one step was traced."""
+    loaded = False
+    for mark in trace.marks:
+        if mark.step >= 1 and mark.phase != "load":
+            return mark.event
+        loaded = loaded or mark.phase == "load"
+    return len(trace.events) if loaded and len(trace.marks) > 1 else None
 
 
 def _pass_gathering(trace: Trace) -> PassGathering | None:
@@ -97,36 +192,21 @@ def _pass_gathering(trace: Trace) -> PassGathering | None:
     if not numbers:
         return None
     sizes, freed = [trace.sizes[number] for number in numbers], {-entry for entry in order if entry < 0}
-    return PassGathering(
-        sizes=tuple(sizes),
-        streams=tuple(trace.streams.get(number, 0) for number in numbers),
-        order=tuple(order),
-        turn=_inside_a_layer(order, sizes),
-        kept=tuple(-one for one in range(1, len(sizes) + 1) if one not in freed),
-    )
-
-
-def _inside_a_layer(order: Sequence[int], sizes: Sequence[int]) -> int:
-    """Return the number of events up to the highest point after the largest buffer, the root's, was given back."""
-    live = top = found = 0
+    # A layer computes at the highest point after the largest buffer, the root's, was given back.
+    live = top = turn = 0
     given_back = False
     for at, entry in enumerate(order):
         live += sizes[abs(entry) - 1] * (1 if entry > 0 else -1)
         given_back = given_back or (entry < 0 and sizes[-entry - 1] == max(sizes))
         if given_back and live > top:
-            top, found = live, at + 1
-    return found or len(order)
-
-
-def _cycles(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Yield the rollouts: one before the first step, whose cache the step meets, and one with all state."""
-    second = second_cycle(trace)
-    if second is None:
-        return
-    first = next(mark for mark in trace.marks if mark.phase != "load")
-    if first.event < second:
-        yield first.event, first.step
-    yield second, next(mark.step for mark in reversed(trace.marks) if mark.event <= second)
+            top, turn = live, at + 1
+    return PassGathering(
+        sizes=tuple(sizes),
+        streams=tuple(trace.streams.get(number, 0) for number in numbers),
+        order=tuple(order),
+        turn=turn or len(order),
+        kept=tuple(-one for one in range(1, len(sizes) + 1) if one not in freed),
+    )
 
 
 def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
@@ -155,49 +235,6 @@ def insertions(places: Places, context: TraceContext) -> Iterator[Insertion]:
             yield rollout(context.generation, event, step, workspace, gathering)
 
 
-def _loaded_weights(trace: Trace) -> int:
-    """Return the weights held after loading. Adapters and the statistics of quantised weights are made later."""
-    end = _load_end(trace)
-    held = trace.live_parts_at(end - 1).get("weights", 0) if end else 0
-    return max(0, held - trace.inventory.statistics_bytes)
-
-
-def _prepared_event(trace: Trace) -> int:
-    end, apart = _load_end(trace), ("communication", "optimizer")
-    for at, entry in enumerate(trace.events[:end]):
-        if entry > 0 and (entry - 1 in trace.emptied or trace.part_names[trace.parts[entry - 1]] in apart):
-            return at
-    return end
-
-
-def _load_end(trace: Trace) -> int:
-    """Return the first event after loading; 0 if nothing is loaded."""
-    if not any(mark.phase == "load" for mark in trace.marks):
-        return 0
-    return next((mark.event for mark in trace.marks if mark.phase != "load"), len(trace.events))
-
-
-def _first_products(trace: Trace) -> Iterator[int]:
-    """Yield the event after the first product of each cuBLAS thread: the forward pass's and autograd's."""
-    if trace.products:
-        yield from (trace.events.index(number + 1) + 1 for number in trace.products)
-        return
-    for phases in (("score", "forward"), ("backward",)):
-        first = next((span for mark, span in trace.stretches() if mark.phase in phases and len(span)), None)
-        if first is not None:
-            yield first.start + 1
-
-
-def second_cycle(trace: Trace) -> int | None:
-    """Return the event of the next rollout; the end if one step was traced."""
-    loaded = False
-    for mark in trace.marks:
-        if mark.step >= 1 and mark.phase != "load":
-            return mark.event
-        loaded = loaded or mark.phase == "load"
-    return len(trace.events) if loaded and len(trace.marks) > 1 else None
-
-
 def emptied(whole: Trace, context: TraceContext) -> Iterator[int]:
     """Yield the events before which the cache is emptied."""
     yield from (whole.events.index(number + 1) for number in whole.emptied)
@@ -217,38 +254,129 @@ def emptied(whole: Trace, context: TraceContext) -> Iterator[int]:
         previous = mark.phase
 
 
-LOADS_AT_ONCE_FROM = (4, 50)
-"""First transformers release that requests all weights in one block before loading."""
+# 3. Peaks.
 
 
-def step_context(
-    composition: Composition,
-    config: Mapping[str, object],
-    *,
-    gpu: Gpu | None,
-    trace: Trace,
-    settings: Mapping[str, object],
-    allocator: AllocatorSettings,
-    on_cpu: bool = False,
-) -> TraceContext:
-    every, packed = settings.get("torch_empty_cache_steps"), packs(composition, trace.versions)
-    return TraceContext(
-        cublas_workspace_bytes=0 if on_cpu else constant_estimates.cublas_workspace(gpu),
-        engine_inputs_bytes=None if on_cpu else vllm_engine.inputs_beside(composition, config),
-        engine_starts_first=engine_start.parts(composition) == (),
-        generation=trainer_rollout(composition, config, trace) if composition.generation == "trainer" else None,
-        sync=(sync := tuple(block for block in sync_blocks(composition, config, trace) if block[1])),
-        first_sync=tuple(block for block in sync if block[0] == "communication") if sends_base_first(composition) else (),
-        sync_streams=sum(size > 0 for size in packed_blocks(composition, trace)) if packed else 0,
-        loads_at_once=not on_cpu and _loads_at_once(composition, trace),
-        empties_before_rollout=composition.empties_rollout_cache or (composition.engine is not None and composition.engine.sleep),
-        empty_cache_steps=every if isinstance(every, int) and every > 0 else None,
-        settings=allocator,
+@dataclass(frozen=True, kw_only=True)
+class TraceUsage:
+    """Peaks of one rank by phase."""
+
+    phases: tuple[PhaseUse, ...]  # in the order of a cycle, each phase once; `load` first
+    resting: PhaseUse  # between two steps, before the next rollout: the state, and the cache left to it
+    loaded_bytes: int  # reserved after loading, before the first step: found by an engine that starts
+    out_of_memory: Phase | None = None  # phase in which a limited memory ran out
+
+    @property
+    def reserved_bytes(self) -> int:
+        return max(use.reserved_bytes for use in self.phases)
+
+    @property
+    def reserved_high_bytes(self) -> int:
+        return max(use.reserved_high_bytes for use in self.phases)
+
+
+class StepStage:
+    """Step in its context, ready to be replayed with its own or other sizes."""
+
+    def __init__(self, trace: Trace, context: TraceContext) -> None:
+        step = loaded_once(trace)
+        self._places = places_in(step)
+        added = _sorted_insertions(self._places, context)
+        whole = inserted(step, added)
+        self._context, self._key = context, _event_key(added, context)
+        self._track = Track(whole, empty_cache_before=frozenset(emptied(whole, context)), resting_before=second_cycle(whole))
+        self._sizes = self._track.sizes
+        # The first step's allocations whose size depends on the batch's length.
+        shrinking = {index for index, part in enumerate(whole.part_names) if part in BATCH_PARTS}
+        spans = [span for mark, span in whole.stretches() if mark.step == 0 and mark.phase != "load"]
+        made = [whole.events[at] - 1 for span in spans for at in span if whole.events[at] > 0]
+        self._shrinking = np.array([number for number in made if whole.parts[number] in shrinking], dtype=np.int64)
+        self._cached: dict[int | None, TraceUsage] = {}
+
+    def at(self, sizes: Integers, context: TraceContext) -> StepStage | None:
+        """Return the same step with these sizes; None if the context has other events."""
+        added = _sorted_insertions(self._places, context)
+        if _event_key(added, context) != self._key:
+            return None
+        other = object.__new__(StepStage)
+        other.__dict__.update(self.__dict__, _context=context, _cached={})
+        other._sizes = np.concatenate([sizes, *(np.array(one.sizes, dtype=np.int64) for one in added)])
+        return other
+
+    def usage(self, capacity_bytes: int | None = None) -> TraceUsage:
+        """Return peaks with unlimited memory, or with this much (then as traced alone)."""
+        if capacity_bytes not in self._cached:
+            if capacity_bytes is not None:
+                found = _as_usage(self._replay(self._sizes, capacity_bytes), {})
+            else:
+                with ThreadPoolExecutor(1) as pool:  # a compiled replay holds no lock: the two run on two cores
+                    later = pool.submit(self._track.reserved, self._shorter_first(), settings=self._context.settings)
+                    found = _as_usage(self._replay(self._sizes, None), later.result())
+            self._cached[capacity_bytes] = found
+        return self._cached[capacity_bytes]
+
+    def cannot_fit(self, capacity_bytes: int) -> bool:
+        """Return True if the requests alone exceed the capacity: no replay is needed."""
+        return capacity_bytes < max(use.requested_bytes for use in self.usage().phases)
+
+    def fits(self, capacity_bytes: int) -> bool:
+        """Return True if the steps run in this much memory, for either first length."""
+        if capacity_bytes >= self.usage().reserved_high_bytes:
+            return True
+        return not self.cannot_fit(capacity_bytes) and all(
+            self._replay(sizes, capacity_bytes).out_of_memory is None for sizes in (self._sizes, self._shorter_first())
+        )
+
+    def _replay(self, sizes: Integers, capacity_bytes: int | None) -> Replay:
+        return self._track.replay(sizes, settings=self._context.settings, capacity_bytes=capacity_bytes)
+
+    def _shorter_first(self) -> Integers:
+        sizes = self._sizes.copy()
+        sizes[self._shrinking] = np.maximum(1, (sizes[self._shrinking] * SHORTER_SHARE).astype(np.int64))
+        return sizes
+
+
+def without(usage: TraceUsage, phase: Phase, part: Part) -> TraceUsage:
+    """Return the peaks with a part of the state offloaded in one phase."""
+
+    def reduced(use: PhaseUse) -> PhaseUse:
+        size = use.parts.get(part, 0)
+        return replace(
+            use,
+            requested_bytes=use.requested_bytes - size,
+            allocated_bytes=use.allocated_bytes - size,
+            reserved_bytes=use.reserved_bytes - size,
+            reserved_high_bytes=use.reserved_high_bytes - size,
+            parts={name: held for name, held in use.parts.items() if name != part},
+        )
+
+    return replace(usage, phases=tuple(reduced(use) if use.phase == phase else use for use in usage.phases))
+
+
+def _as_usage(plain: Replay, after_shorter: Mapping[Phase, int]) -> TraceUsage:
+    """Return each phase's highest occurrence; of equals the latest."""
+    by_phase: dict[Phase, list[PhaseUse]] = {}
+    for held in plain.phases:
+        by_phase.setdefault(held.phase, []).append(held)
+    phases = []
+    for phase, several in by_phase.items():
+        top = max(reversed(several), key=lambda held: held.allocated_bytes)
+        reserved = max(held.reserved_bytes for held in several)
+        high = max(reserved, after_shorter.get(phase, 0))
+        phases.append(replace(top, step=0, reserved_bytes=reserved, reserved_high_bytes=high))
+    return TraceUsage(
+        phases=tuple(phases),
+        resting=plain.resting or replace(plain.phases[-1], step=0),
+        loaded_bytes=by_phase["load"][0].reserved_bytes if "load" in by_phase else 0,
+        out_of_memory=plain.phases[-1].phase if plain.out_of_memory is not None else None,
     )
 
 
-def _loads_at_once(composition: Composition, trace: Trace) -> bool:
-    """Return True if the model is loaded straight onto the device: on one rank, or quantised."""
-    known = release_numbers(trace.versions.get("transformers") or "0")
-    straight = composition.ranks == 1 or composition["policy"].quantised_bits is not None
-    return trace.basis == "traced" and straight and known >= LOADS_AT_ONCE_FROM
+def _sorted_insertions(places: Places, context: TraceContext) -> list[Insertion]:
+    return sorted(insertions(places, context), key=lambda one: one.event)
+
+
+def _event_key(added: Sequence[Insertion], context: TraceContext) -> tuple[object, ...]:
+    """Return everything about the inserted events but their sizes."""
+    orders = tuple((one.event, one.phase, tuple(one.order)) for one in added)
+    return orders, context.empties_before_rollout, context.empty_cache_steps, context.settings

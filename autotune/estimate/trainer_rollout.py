@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from autotune.core.composition import Composition
 from autotune.core.trace import Inventory, Part, Trace
-from autotune.estimate import model_shape, transformers_generation
-from autotune.estimate.generation_prefill import PrefillSizes, prefill_events, prefill_sizes, sizes_of
+from autotune.estimate import model_shape
 from autotune.estimate.insertion import Insertion
 from autotune.estimate.sharding import Sharding, gather_for_generation_bytes
+from autotune.estimate.transformers_generation import (
+    SCORE_BYTES,
+    PrefillSizes,
+    cache_bytes,
+    prefill_events,
+    prefill_sizes,
+    sizes_of,
+    transformers_generation,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +86,26 @@ def rollout(
 
 @cache
 def _growth_events(
-    tensors: int,
-    lengths: int,
-    gathered: int,
-    walk: tuple[tuple[int, ...], int, tuple[int, ...]],
-    prefill: frozenset[str],
+    tensors: int, lengths: int, gathered: int, walk: tuple[tuple[int, ...], int, tuple[int, ...]], prefill: frozenset[str]
 ) -> tuple[tuple[Part, ...], tuple[int, ...]]:
     """Return a rollout's parts and events; thousands of them, the same for all sizes."""
     parts: list[Part] = []
     order: list[int] = []
 
-    def make(count: int, part: Part) -> list[int]:
-        made = list(range(len(parts) + 1, len(parts) + 1 + count))
-        parts.extend([part] * count)
-        order.extend(made)
-        return made
+    def make(part: Part) -> int:
+        parts.append(part)
+        order.append(len(parts))
+        return len(parts)
+
+    def sample(last: Sequence[int]) -> list[int]:
+        """Sample one token: scores and probabilities, each of which replaces that of the last token."""
+        logits = make("logits")
+        new: list[int] = []
+        for at in range(2):
+            new.append(make("logits"))
+            order.extend(-old for old in last[at : at + 1])
+        order.append(-logits)
+        return new
 
     gathering, turn, kept = walk
     parts.extend(["communication"] * gathered)
@@ -102,31 +115,15 @@ def _growth_events(
     order.extend(entry + first if entry > 0 else entry - first for entry in prompts.order)
     held = [one + first for one in prompts.cache]
     order.extend(gathering[turn:])
-    scores = _sampled(make, order, ())
+    scores = sample(())
     for _ in range(lengths):
         for at, old in enumerate(held):
-            (held[at],) = make(1, "kv_cache")
+            held[at] = make("kv_cache")
             order.append(-old)
-        order.extend(-one for one in make(1, "activations"))
-        scores = _sampled(make, order, scores)
+        order.append(-make("activations"))
+        scores = sample(scores)
     order.extend((*(-one for one in (*held, *scores)), *kept))
     return tuple(parts), tuple(order)
-
-
-def _sampled(make: Callable[[int, Part], list[int]], order: list[int], last: Sequence[int]) -> list[int]:
-    """Sample one token: scores and probabilities, each of which replaces that of the last token."""
-    (logits,) = make(1, "logits")
-    new: list[int] = []
-    for old in last or (None, None):
-        new += make(1, "logits")
-        if old is not None:
-            order.append(-old)
-    order.append(-logits)
-    return new
-
-
-def _pieces(size: int) -> list[int]:
-    return [size // PIECES + (1 if piece < size % PIECES else 0) for piece in range(PIECES)] if size else []
 
 
 def trainer_rollout(composition: Composition, config: Mapping[str, object], trace: Trace) -> Generation:
@@ -134,28 +131,26 @@ def trainer_rollout(composition: Composition, config: Mapping[str, object], trac
     dtype = composition["policy"].dtype
     batch = composition.generation_micro_batch or max(1, composition.generation_batch // composition.ranks)
     prompt, completion = composition.prompt_length, composition.completion_length
-    parts = transformers_generation.transformers_generation(
-        config, dtype=dtype, batch=batch, prompt=prompt, completion=completion
-    )
-    shape = model_shape.shape(config)
-    whole = transformers_generation.cache_bytes(shape, model_shape.dtype_bytes(dtype), batch, prompt + completion - 1)
+    parts = transformers_generation(config, dtype=dtype, batch=batch, prompt=prompt, completion=completion)
+    shape, element = model_shape.shape(config), model_shape.dtype_bytes(dtype)
+    whole = cache_bytes(shape, element, batch, prompt + completion - 1)
     at_prefill = parts["kv_cache"] < whole
     # Weights of other ranks: all at once, or the running layer and the next.
     at_once = not composition.gathers_per_token and composition.sharded_by == "zero3"
     size = gathered_bytes(composition, trace.inventory, whole=at_once)
     if size and not at_once:
         size = max(size, 2 * max(trace.inventory.layer_bytes, default=0))
-    gathered = gathered_pieces(size, trace) if at_once else tuple(_pieces(size))
+    pieces = tuple(size // PIECES + (piece < size % PIECES) for piece in range(PIECES)) if size else ()
     return Generation(
         kv_cache_bytes=whole,
-        logits_bytes=batch * shape.vocabulary * model_shape.dtype_bytes(dtype),
-        scores_bytes=batch * shape.vocabulary * transformers_generation.SCORE_BYTES,
+        logits_bytes=batch * shape.vocabulary * element,
+        scores_bytes=batch * shape.vocabulary * SCORE_BYTES,
         prefill=prefill_sizes(shape, dtype=dtype, batch=batch, prompt=prompt),
         decode_bytes=0 if at_prefill else parts["activations"],
         layers=len(shape.layers),
         prompt_length=prompt,
         completion_length=completion,
-        gathered=gathered,
+        gathered=gathered_pieces(size, trace) if at_once else pieces,
         gathers_like_step=bool(size) and not at_once,
     )
 

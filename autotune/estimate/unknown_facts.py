@@ -88,19 +88,13 @@ def _phase(phase: PhasePrediction, everyone: Sequence[Prediction]) -> PhasePredi
 def _deciding(variants: Sequence[FactVariant]) -> Iterator[str]:
     """Yield the facts that change the verdict when they alone change."""
     for name in variants[0].facts:
-        values = list(dict.fromkeys(variant.facts[name] for variant in variants))
-        verdicts = [f"{VERDICTS[_verdict(variants, name, value)]} with {value}" for value in values]
-        if any(_differ(one, other, name) for one in variants for other in variants):
-            yield f"{name}, which is not given: {', '.join(verdicts)}"
-
-
-def _verdict(variants: Sequence[FactVariant], name: str, value: KnobValue) -> bool | None:
-    """Return the verdict that all variants with this value share, else None."""
-    found = {variant.prediction.fits for variant in variants if variant.facts[name] == value}
-    return found.pop() if len(found) == 1 else None
-
-
-def _differ(one: FactVariant, other: FactVariant, name: str) -> bool:
-    """Return True if the two differ in this fact alone, and in the verdict."""
-    others = [fact for fact in one.facts if fact != name]
-    return all(one.facts[fact] == other.facts[fact] for fact in others) and one.prediction.fits != other.prediction.fits
+        by_value: dict[KnobValue, set[bool | None]] = {}
+        by_others: dict[frozenset[tuple[str, KnobValue]], set[bool | None]] = {}
+        for one in variants:
+            others = frozenset((fact, value) for fact, value in one.facts.items() if fact != name)
+            by_value.setdefault(one.facts[name], set()).add(one.prediction.fits)
+            by_others.setdefault(others, set()).add(one.prediction.fits)
+        if any(len(found) > 1 for found in by_others.values()):
+            verdicts = {value: next(iter(found)) if len(found) == 1 else None for value, found in by_value.items()}
+            texts = (f"{VERDICTS[verdict]} with {value}" for value, verdict in verdicts.items())
+            yield f"{name}, which is not given: {', '.join(texts)}"

@@ -7,7 +7,6 @@ transformers' own models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from autotune.core.errors import BadInput
 from autotune.estimate import image_tokens
@@ -16,19 +15,15 @@ from autotune.estimate.config_fields import Config, number, numbers
 
 def tower_parameters(config: Config) -> int:
     """Return the parameters of all towers of a multimodal config; 0 for a language model."""
-    return _vision(config) + _audio(config)
-
-
-def _vision(config: Config) -> int:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
-        return 0
+        return _audio(config)
     text = config.get("text_config")
     hidden = number(text if isinstance(text, Mapping) else config, "hidden_size")
     kind = str(vision.get("model_type", config.get("model_type")))
     if kind not in _TOWERS:
         raise BadInput(f"No shape is known for the vision tower {kind!r}.", way_out="Give the language model's config alone.")
-    return _TOWERS[kind](vision, hidden)
+    return _TOWERS[kind](vision, hidden) + _audio(config)
 
 
 def _siglip(vision: Config, text_hidden: int) -> int:
@@ -120,7 +115,16 @@ def _audio(config: Config) -> int:
     if audio.get("model_type") == "gemma4_unified_audio":
         return number(audio, "output_proj_dims") * number(text, "hidden_size")
     hidden, out = number(audio, "hidden_size"), number(audio, "output_proj_dims")
-    first, second = _subsampling_channels(audio)
+    match audio.get("subsampling_conv_channels"):
+        case None:
+            first, second = 128, 32
+        case [int(first), int(second)]:
+            pass
+        case _:
+            raise BadInput(
+                "The model's config states no two numbers as subsampling_conv_channels.",
+                way_out="Give the whole config.json of the model.",
+            )
     subsampling = 9 * first + first + 9 * first * second + second + first // 4 * second * hidden
     feed_forward = 2 * 4 * hidden * hidden + 2 * hidden
     attention = 5 * hidden * hidden + hidden // number(audio, "num_attention_heads")
@@ -130,39 +134,20 @@ def _audio(config: Config) -> int:
     return outside + number(audio, "num_hidden_layers") * layer
 
 
-def _subsampling_channels(config: Config) -> tuple[int, int]:
-    name = "subsampling_conv_channels"
-    match config.get(name):
-        case None:
-            return 128, 32
-        case [int(first), int(second)]:
-            return first, second
-    raise BadInput(f"The model's config states no two numbers as {name}.", way_out="Give the whole config.json of the model.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderUse:
-    """Bytes of the encoder in the profiling run."""
-
-    cache: int = 0  # its outputs
-    tower: int = 0  # peak of its forward pass
-
-
-def profiled_encoder(config: Config, size: int, *, hidden: int, tokens: int) -> EncoderUse:
-    """Return what vLLM profiles before the decoder, at `tokens` per batch; nothing for a language model.
+def profiled_encoder(config: Config, size: int, *, hidden: int, tokens: int) -> tuple[int, int]:
+    """Return the bytes of the encoder's outputs (cache) and the peak of its forward pass (tower), which vLLM profiles
+    before the decoder, at `tokens` per batch; zeros for a language model.
 
     N: tokens of the encoder's batch, whole images of the largest size; P: their patches
-    cache = N · hidden · size · (1 + deepstack levels), live during the decoder's run
+    cache = N · hidden · size · (1 + deepstack levels), held during the decoder's run
     tower = P · size · (2 · d + max(3 · m, 6 · d))
     """
     image, patches = image_tokens.largest(config)
     vision = config.get("vision_config")
     if not image or not isinstance(vision, Mapping):
-        return EncoderUse()
+        return 0, 0
     images = max(tokens, image) // image
-    levels = vision.get("deepstack_visual_indexes")
+    deep = vision.get("deepstack_visual_indexes")
     width, wide = number(vision, "hidden_size"), number(vision, "intermediate_size", 3420)
-    return EncoderUse(
-        cache=images * image * hidden * size * (1 + (len(levels) if isinstance(levels, list | tuple) else 0)),
-        tower=images * patches * size * (2 * width + max(3 * wide, 6 * width)),
-    )
+    levels = 1 + (len(deep) if isinstance(deep, list | tuple) else 0)
+    return images * image * hidden * size * levels, images * patches * size * (2 * width + max(3 * wide, 6 * width))

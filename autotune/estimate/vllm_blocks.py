@@ -38,7 +38,15 @@ class Pages:
 
     def blocks_per_sequence(self, length: int) -> int:
         """Blocks that a sequence of this length can hold at a time."""
-        return sum(map(self._group_blocks, self.windows, self.group_tokens, [length] * len(self.windows)))
+        found = 0
+        for window, tokens in zip(self.windows, self.group_tokens, strict=True):
+            if not tokens:
+                found += STATE_BLOCKS
+            elif window is None:
+                found += -(-length // tokens)
+            else:  # a window can begin in the middle of a block
+                found += -(-min(window - 1 + self.in_flight_tokens, length) // tokens) + 1
+        return found
 
     def needed(self, length: int) -> int:
         """Bytes for one sequence of this length."""
@@ -81,14 +89,6 @@ class Pages:
             f"`max_model_len` when initializing the engine. See {MANUAL} for more details."
         )
 
-    def _group_blocks(self, window: int | None, tokens: int, length: int) -> int:
-        if not tokens:
-            return STATE_BLOCKS
-        if window is None:
-            return -(-length // tokens)
-        held = min(window - 1 + self.in_flight_tokens, length)
-        return -(-held // tokens) + 1  # a window can begin in the middle of a block
-
 
 @lru_cache(256)
 def pages(
@@ -98,14 +98,18 @@ def pages(
     latent = all(layer.cache_heads == 1 and layer.key_value == 0 for layer in shape.layers)
     smallest = LATENT_BLOCK_TOKENS if latent else BLOCK_TOKENS
     layers = [layer for layer in shape.layers if layer.cached or layer.state or layer.wide_state]
-    page = max(_per_token(layer, element_bytes, tensor_parallel) for layer in layers)
+    page = max(bytes_per_token(layer, element_bytes, tensor_parallel) for layer in layers)
     state = max((layer.state * element_bytes + layer.wide_state * WIDE_STATE_BYTES) // tensor_parallel for layer in layers)
     block_tokens = smallest * max(1, -(-state // (smallest * page)))
 
     def tokens(layer: Layer) -> int:
-        return block_tokens * (page // _per_token(layer, element_bytes, tensor_parallel)) if layer.cached else 0
+        return block_tokens * (page // bytes_per_token(layer, element_bytes, tensor_parallel)) if layer.cached else 0
 
-    groups, layers_per_group = _groups(Counter((layer.window, tokens(layer)) for layer in layers))
+    # Layers per group: the rarest kind's count, or a close commonest.
+    kinds = Counter((layer.window, tokens(layer)) for layer in layers)
+    fewest, most = min(kinds.values()), max(kinds.values())
+    layers_per_group = most if most < fewest * 1.5 else fewest
+    groups = [kind for kind, count in kinds.items() for _ in range(-(-count // layers_per_group))]
     return Pages(
         windows=tuple(window for window, _ in groups),
         block_bytes=page * block_tokens * layers_per_group,
@@ -115,16 +119,9 @@ def pages(
     )
 
 
-def _per_token(layer: Layer, element_bytes: int, ranks: int) -> int:
+def bytes_per_token(layer: Layer, element_bytes: int, ranks: int) -> int:
     """Bytes per token of one layer on one rank: heads are divided, at least one per rank."""
     return layer.cached // layer.cache_heads * max(1, layer.cache_heads // ranks) * element_bytes
-
-
-def _groups(kinds: Counter[tuple[int | None, int]]) -> tuple[tuple[tuple[int | None, int], ...], int]:
-    """Return groups and layers per group: the rarest kind's count, or a close commonest."""
-    fewest, most = min(kinds.values()), max(kinds.values())
-    size = most if most < fewest * 1.5 else fewest
-    return tuple(kind for kind, count in kinds.items() for _ in range(-(-count // size))), size
 
 
 def gib(size: int) -> str:

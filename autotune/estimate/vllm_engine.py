@@ -19,22 +19,12 @@ from autotune.catalog.constants import constant, efficiency
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import KIB, MIB
-from autotune.estimate import constant_estimates, model_shape, vision_towers
-from autotune.estimate.allocator import EXACT_FROM, LARGE_SEGMENT, SEGMENT_ROUNDING
+from autotune.estimate import constant_estimates, model_shape, vision_towers, vllm_weights
+from autotune.estimate.allocator import segment_bytes
 from autotune.estimate.constant_estimates import offered
 from autotune.estimate.model_shape import Layer, Shape, dtype_bytes
-from autotune.estimate.vllm_blocks import Pages, gib, pages
-from autotune.estimate.vllm_weights import (
-    MAX_CACHED,
-    LoadedBlocks,
-    adapter_slot_bytes,
-    dequantised_bytes,
-    loaded_in_blocks,
-    quantisation,
-    quantised_in_blocks,
-    table_bytes,
-    weight_bytes,
-)
+from autotune.estimate.vllm_blocks import gib, pages
+from autotune.estimate.vllm_weights import MAX_CACHED, LoadedBlocks, adapter_slot_bytes, quantisation, table_bytes, weight_bytes
 
 TRL_BATCHED_TOKENS = 4096  # set by TRL for an engine in its own processes
 
@@ -62,8 +52,7 @@ class EngineUse:
     kv: EngineFit | None  # memory left for the cache; None: none
     failure: str | None  # vLLM's error message at start; None: it starts
     sure: bool  # start or failure is the same at both ends of the cache's interval
-    parts: Mapping[str, int]
-    """weights, activations, kv_cache, cuda_graphs, outside_torch, open_segments: sum to `reserved_bytes`."""
+    parts: Mapping[str, int]  # weights, activations, kv_cache, cuda_graphs, outside_torch, open_segments: sum to `reserved_bytes`
 
 
 def fit(
@@ -98,21 +87,19 @@ def fit(
     quantises = bits == 4 and method is None and not on_cpu and not any(layer.experts for layer in shape.layers)
     blocks = LoadedBlocks()
     if release(vllm) >= LOADS_UNSPLIT and quantises:
-        blocks = quantised_in_blocks(shape, size, ranks, makes_head_first=_makes_head_first(shape))
+        blocks = vllm_weights.quantised_in_blocks(shape, size, ranks, makes_head_first=_makes_head_first(shape))
     elif release(vllm) >= LOADS_UNSPLIT and not on_cpu and bits is None and method is None:
-        blocks = loaded_in_blocks(shape, size, ranks)
+        blocks = vllm_weights.loaded_in_blocks(shape, size, ranks)
     weights += blocks.unsplit_bytes
     graphs_in_share = release(vllm) >= GRAPHS_IN_SHARE
     activations = activation_bytes(shape, size, ranks, tokens, sequences, vllm=vllm)
-    encoder = vision_towers.profiled_encoder(config, size, hidden=shape.hidden, tokens=tokens)
+    encoded, tower = vision_towers.profiled_encoder(config, size, hidden=shape.hidden, tokens=tokens)
     activations = Estimate(  # of the encoder, or of the decoder beside the encoder's outputs
-        value=max(activations.value + encoder.cache, encoder.tower),
-        low=activations.low,
-        high=max(activations.high + encoder.cache, encoder.cache + encoder.tower),
+        value=max(activations.value + encoded, tower), low=activations.low, high=max(activations.high + encoded, encoded + tower)
     )
     graphs = NOTHING if settings.eager or on_cpu else graph_bytes(shape, size, ranks, sequences, tokens)
     if graphs.value and quantises:
-        graphs += Estimate.exactly(dequantised_bytes(shape, size, ranks))
+        graphs += Estimate.exactly(vllm_weights.dequantised_bytes(shape, size, ranks))
     outside = NOTHING if on_cpu else outside_torch_bytes(ranks)
     # 2. Cache: the rest.
     examples = 0
@@ -133,16 +120,22 @@ def fit(
         concurrency=paged.concurrency(cache, length),
         longest_length=paged.longest(cache, shape.positions),
     )  # fmt: skip
-    # 3. Failures at start.
-    early = _refused_at_start(total, other_bytes, claimed, settings.utilization) or _refused_weights(total - other_bytes, weights)
-    in_use = claimed + returned - tuning
-    parts = _parts(in_use, weights, activations, rest, graphs, outside, graphs_in_share=graphs_in_share)
+    # 3. By part.
+    held = max(0, round(rest.value))
+    parts = {"weights": weights, "activations": round(activations.value), "kv_cache": held}
+    parts |= {"cuda_graphs": round(graphs.value), "outside_torch": round(outside.value)}
+    if held and graphs_in_share:  # the parts sum to the share's to the byte
+        parts["kv_cache"] = claimed + returned - tuning - sum(parts.values()) + held
     if settings.sleep and blocks.open_bytes:  # its pool is on the device in whole segments
         parts["open_segments"] = blocks.open_bytes
-    # The activations need not reach their peak; the profiling run misses up to `slack`.
+    # 4. Together. The activations need not reach their peak; the profiling run misses up to `slack`.
+    early = _refusal(total, other_bytes, claimed, settings.utilization, weights)
     used, beyond = sum(parts.values()), 0.0 if graphs_in_share else graphs.high - graphs.value
     slack = efficiency("engine_slack_mib").high * MIB
-    standing = standing_bytes(gpu) + (inputs_bytes(settings, shape, size) if settings.apart else 0)
+    # In torch's own pool, which sleep mode leaves: cuBLAS's workspaces of the two streams on which graphs are captured and
+    # replayed, each in a segment of its own, and the buffer of input embeddings.
+    standing = 2 * segment_bytes(constant_estimates.cublas_workspace(gpu))
+    standing += inputs_bytes(settings, shape, size) if settings.apart else 0
     awake = Estimate(value=used, low=max(0.0, used - activations.value), high=used + slack + beyond)
     return EngineUse(
         reserved_bytes=awake,
@@ -150,7 +143,7 @@ def fit(
         weights_bytes=weights,
         kv=kv,
         failure=early or paged.refusal(cache, length),
-        sure=early is not None or _same_at_both_ends(paged, rest, length),
+        sure=early is not None or len({paged.refusal(int(end), length) is None for end in (rest.low, rest.high)}) == 1,
         parts=parts,
     )
 
@@ -158,7 +151,9 @@ def fit(
 @lru_cache(MAX_CACHED)
 def activation_bytes(shape: Shape, size: int, ranks: int, tokens: int, sequences: int, *, vllm: str | None = None) -> Estimate:
     """Profiling run: max(forward pass over `tokens`, sampler over one token per sequence)."""
-    per_logit = efficiency(_sampling(vllm))
+    per_logit = efficiency("engine_bytes_per_logit_sorting")
+    if release(vllm) >= FILTERS_IN_PLACE:
+        per_logit = efficiency("engine_bytes_per_logit" + ("" if release(vllm) >= SECOND_RUNNER else "_filtering"))
     kept = tokens * shape.hidden * size
     logits = min(sequences, tokens) * shape.vocabulary
     forward = max(_layer_activation(shape, layer, size, ranks, tokens) for layer in set(shape.layers))
@@ -175,12 +170,6 @@ def release(version: str | None) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else CURRENT
 
 
-def _sampling(vllm: str | None) -> str:
-    if release(vllm) >= SECOND_RUNNER:
-        return "engine_bytes_per_logit"
-    return "engine_bytes_per_logit_filtering" if release(vllm) >= FILTERS_IN_PLACE else "engine_bytes_per_logit_sorting"
-
-
 def _layer_activation(shape: Shape, layer: Layer, size: int, ranks: int, tokens: int) -> float:
     """tokens · size · (residual + input + max(MLP or experts, attention))"""
     stream = 2 * shape.hidden
@@ -189,14 +178,6 @@ def _layer_activation(shape: Shape, layer: Layer, size: int, ranks: int, tokens:
     experts = layer.experts_per_token * (max(width, shape.hidden) + max(2 * width, shape.hidden)) if width else 0.0
     attention = 2 * (shape.heads + 2 * shape.key_value_heads) * shape.head_dim / ranks
     return tokens * size * (stream + max(dense + experts + (shape.hidden if width else 0), attention))
-
-
-def standing_bytes(gpu: Gpu | None) -> int:
-    """Bytes in torch's own pool, which sleep mode leaves, beside `inputs_bytes`: cuBLAS's workspaces of the two streams on
-    which graphs are captured and replayed, each in a segment of its own."""
-    workspace = constant_estimates.cublas_workspace(gpu)
-    segment = -(-workspace // SEGMENT_ROUNDING) * SEGMENT_ROUNDING if workspace >= EXACT_FROM else LARGE_SEGMENT
-    return 2 * segment
 
 
 def inputs_bytes(settings: EngineSettings, shape: Shape, size: int) -> int:
@@ -250,39 +231,14 @@ def _makes_head_first(shape: Shape) -> bool:
     return not shape.head and shape.kind in MAKES_HEAD_FIRST
 
 
-def _refused_at_start(total: int, other: int, claimed: int, utilization: float) -> str | None:
+def _refusal(total: int, other: int, claimed: int, utilization: float, weights: int) -> str | None:
+    """Return the error before there is a cache."""
     free = total - other
-    if free >= claimed:
-        return None
-    return (
-        f"Free memory on device cuda:0 ({gib(free)}/{gib(total)} GiB) on startup is less than desired GPU memory utilization "
-        f"({utilization}, {gib(claimed)} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
-    )
-
-
-def _refused_weights(free: int, weights: int) -> str | None:
-    if weights <= free:
-        return None
-    return f"CUDA out of memory while loading {gib(weights)} GiB of weights into {gib(free)} GiB of free memory."
-
-
-def _same_at_both_ends(paged: Pages, rest: Estimate, length: int) -> bool:
-    return (paged.refusal(int(rest.low), length) is None) == (paged.refusal(int(rest.high), length) is None)
-
-
-def _parts(
-    in_use: int,
-    weights: int,
-    activations: Estimate,
-    rest: Estimate,
-    graphs: Estimate,
-    outside: Estimate,
-    *,
-    graphs_in_share: bool,
-) -> dict[str, int]:
-    cache = max(0, round(rest.value))
-    parts = {"weights": weights, "activations": round(activations.value), "kv_cache": cache}
-    parts |= {"cuda_graphs": round(graphs.value), "outside_torch": round(outside.value)}
-    if cache and graphs_in_share:
-        parts["kv_cache"] = in_use - sum(parts.values()) + cache  # the parts sum to the share's to the byte
-    return parts
+    if free < claimed:
+        return (
+            f"Free memory on device cuda:0 ({gib(free)}/{gib(total)} GiB) on startup is less than desired GPU memory utilization "
+            f"({utilization}, {gib(claimed)} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+        )
+    if weights > free:
+        return f"CUDA out of memory while loading {gib(weights)} GiB of weights into {gib(free)} GiB of free memory."
+    return None

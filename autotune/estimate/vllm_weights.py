@@ -46,8 +46,7 @@ def table_bytes(shape: Shape, size: int, ranks: int) -> int:
     return vocabulary * shape.hidden // ranks * size
 
 
-ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of a slot: an adapter's is rounded up."""
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks of a slot: an adapter's is rounded up
 
 
 @lru_cache(MAX_CACHED)
@@ -117,11 +116,6 @@ def _matrices(shape: Shape, ranks: int) -> Iterator[int]:
                 yield from (2 * width * shape.hidden // ranks, width * shape.hidden // ranks)
     if shape.head:
         yield table_bytes(shape, 1, ranks)
-
-
-def _heads(shape: Shape, ranks: int) -> tuple[int, int]:
-    """Return the widths of this rank's queries, and of its keys."""
-    return shape.heads * shape.head_dim // ranks, max(1, shape.key_value_heads // ranks) * shape.head_dim
 
 
 def _experts(shape: Shape, layer: Layer) -> int:
@@ -203,13 +197,13 @@ def _replaced(allocator: CachingAllocator, old: int | None, new: int | None) -> 
 
 def _fused(shape: Shape, layer: Layer, ranks: int) -> tuple[int, ...]:
     """Return elements of a dense layer's four fused matrices."""
-    queries, keys = _heads(shape, ranks)
-    wide = layer.width * shape.hidden // ranks
-    return (queries + 2 * keys) * shape.hidden, queries * shape.hidden, 2 * wide, wide
+    queries, keys, values, out, gate, up, down = _separate(shape, layer, ranks)
+    return queries + keys + values, out, gate + up, down
 
 
 def _separate(shape: Shape, layer: Layer, ranks: int) -> tuple[int, ...]:
     """Return elements of a dense layer's seven matrices, in the order of a checkpoint."""
-    queries, keys = _heads(shape, ranks)
+    queries = shape.heads * shape.head_dim // ranks * shape.hidden
+    keys = max(1, shape.key_value_heads // ranks) * shape.head_dim * shape.hidden
     wide = layer.width * shape.hidden // ranks
-    return queries * shape.hidden, keys * shape.hidden, keys * shape.hidden, queries * shape.hidden, wide, wide, wide
+    return queries, keys, keys, queries, wide, wide, wide

@@ -12,8 +12,7 @@ from autotune.estimate.trainer_rollout import gathered_bytes, gathered_pieces
 from autotune.worker.releases import release_numbers
 
 SYNC_STREAM = 64  # streams of the weight sync are numbered from here on, apart from those of the sharding
-MERGE_BYTES_PER_WEIGHT = 4 + 4 + 2
-"""Per weight of the largest adapted matrix: B·A, the same scaled, in the weights' dtype."""
+MERGE_BYTES_PER_WEIGHT = 4 + 4 + 2  # per weight of the largest adapted matrix: B·A, the same scaled, in the weights' dtype
 
 
 TRL_PACKS_FROM = (1, 11)
@@ -23,12 +22,6 @@ TRL_PACKS_FROM = (1, 11)
 def packs(composition: Composition, versions: Mapping[str, str]) -> bool:
     """Return True if weights are sent in packed buffers, two of which are held at a time."""
     return composition.sync_gathers == "packed" and release_numbers(versions.get("trl") or "") >= TRL_PACKS_FROM
-
-
-def sends_base_first(composition: Composition) -> bool:
-    """Return True if the base weights are sent before the first adapter: the last part sent is still
-    referenced while the adapter's part is gathered and merged."""
-    return composition.syncs_adapter_only and composition.first_sync_is_whole
 
 
 def sync_blocks(composition: Composition, config: Mapping[str, object], trace: Trace) -> Iterator[tuple[Part, int]]:
@@ -56,7 +49,12 @@ def sync_blocks(composition: Composition, config: Mapping[str, object], trace: T
     elif not packed:
         yield "communication", size
     if adapters and not packed:  # merged one module at a time; a buffer, made afterwards, is larger
-        yield "workspaces", MERGE_BYTES_PER_WEIGHT * (_largest_adapted(composition, trace) or _largest_matrix(config))
+        largest = _largest_adapted(composition, trace)
+        if not largest:
+            shape = model_shape.shape(config)
+            widest = max(max(layer.width, layer.expert_width) for layer, _ in shape.kinds)
+            largest = shape.hidden * max(widest, shape.heads * shape.head_dim)
+        yield "workspaces", MERGE_BYTES_PER_WEIGHT * largest
 
 
 def _largest_adapted(composition: Composition, trace: Trace) -> int:
@@ -69,12 +67,6 @@ def _largest_adapted(composition: Composition, trace: Trace) -> int:
         return 0
     width = held.trainable_bytes // max(1, held.trainable_parameters)
     return max((a * b // (rank * width) ** 2 for a, b in zip(sizes[::2], sizes[1::2], strict=True)), default=0)
-
-
-def _largest_matrix(config: Mapping[str, object]) -> int:
-    shape = model_shape.shape(config)
-    widest = max(max(layer.width, layer.expert_width) for layer, _ in shape.kinds)
-    return shape.hidden * max(widest, shape.heads * shape.head_dim)
 
 
 def receiving_failure(composition: Composition, trace: Trace, room_bytes: float) -> str | None:
@@ -117,20 +109,16 @@ def packed_blocks(composition: Composition, trace: Trace) -> tuple[int, ...]:
     concatenates them while the buffer before is sent. Sharded ones are gathered first. Each buffer is on a
     stream of its own, made anew for each sync: no later sync finds the blocks of an earlier one.
     """
+    policy, inventory = composition["policy"], trace.inventory
+    # 1. The parameters' sizes as they are sent: embedding, layers, and last a head of its own.
+    scale = inventory.parameters * model_shape.dtype_bytes(policy.dtype) / max(1, inventory.weight_bytes)
+    pieces = [round(one * scale) for one in gathered_pieces(inventory.weight_bytes, trace)]
+    head = 1 if trace.usage is None and len(pieces) > 1 and pieces[0] == pieces[1] == max(pieces) else 0
+    # 2. Buffers.
     buffers: list[int] = [0]
-    for size in _in_order(composition, trace):
+    for size in (*pieces[head:], *pieces[:head]):
         if buffers[-1] > composition.sync_buffer_bytes:
             buffers.append(0)
         buffers[-1] += size
-    policy = composition["policy"]
     gathered = max(buffers) if policy.sharding == "parameters" and policy.adapter_rank is None else 0
     return max(buffers[::2]), max(buffers[1::2], default=0), gathered
-
-
-def _in_order(composition: Composition, trace: Trace) -> list[int]:
-    """Return the parameters' sizes as they are sent: embedding, layers, and last a head of its own."""
-    size = trace.inventory.parameters * model_shape.dtype_bytes(composition["policy"].dtype)
-    scale = size / max(1, trace.inventory.weight_bytes)
-    pieces = [round(one * scale) for one in gathered_pieces(trace.inventory.weight_bytes, trace)]
-    head = 1 if trace.usage is None and len(pieces) > 1 and pieces[0] == pieces[1] == max(pieces) else 0
-    return [*pieces[head:], *pieces[:head]]

@@ -22,14 +22,13 @@ from autotune.core.task import Task
 from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.occurring_rows import fullest_rows
-from autotune.estimate.phase_usage import StepStage
 from autotune.estimate.predictor import PredictionInput, memory, predict, stage_of, trace_context_of, with_speed
 from autotune.estimate.screening import Family, StepModel, trace_requests
 from autotune.estimate.screening.blocks import NotUniform, Point
 from autotune.estimate.screening.layer_growth import LayerRepetition
 from autotune.estimate.screening.survey import initial_traces, repetition_of, survey
 from autotune.estimate.sharding import Sharded, Sharding, worst_rank
-from autotune.estimate.trace_context import TraceContext
+from autotune.estimate.trace_context import StepStage, TraceContext
 from autotune.estimate.unknown_facts import with_lower_bound
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.stand_in_step import STAND_IN

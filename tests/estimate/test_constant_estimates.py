@@ -50,6 +50,6 @@ def test_one_rank_has_no_buffers_and_more_links_have_more() -> None:
     assert communication(A100, 1).high == 0
     pcie = dataclasses.replace(A100, link="pcie")
     assert communication(pcie, 2).value < communication(A100, 2).value < communication(A100, 4).value
-    assert communication(A100, 2, communicators=2).value == 2 * communication(A100, 2).value
+    assert communication(A100, 2, count=2).value == 2 * communication(A100, 2).value
     unknown = communication(dataclasses.replace(A100, link=None), 2)
     assert unknown.low == communication(pcie, 2).low and unknown.high == communication(A100, 2).high

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.estimate import model_shape
-from autotune.estimate.generation_prefill import CACHE, prefill_events, prefill_sizes, sizes_of
-from autotune.estimate.transformers_generation import transformers_generation
+from autotune.estimate.transformers_generation import CACHE, prefill_events, prefill_sizes, sizes_of, transformers_generation
 
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,

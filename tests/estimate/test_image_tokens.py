@@ -58,8 +58,8 @@ def test_models_without_a_rule_are_refused(name: str, what: str) -> None:
 def test_an_engine_profiles_the_largest_images_its_batch_holds() -> None:
     config = find_model("google/gemma-3-4b-it").config
     hidden = model_shape.shape(config).hidden
-    assert vision_towers.profiled_encoder(config, 2, hidden=hidden, tokens=4096).cache == 4096 * hidden * 2
-    assert vision_towers.profiled_encoder(find_model("Qwen/Qwen3-8B").config, 2, hidden=4096, tokens=4096).tower == 0
+    assert vision_towers.profiled_encoder(config, 2, hidden=hidden, tokens=4096)[0] == 4096 * hidden * 2
+    assert vision_towers.profiled_encoder(find_model("Qwen/Qwen3-8B").config, 2, hidden=4096, tokens=4096)[1] == 0
 
 
 def test_a_broken_preprocessor_file_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from autotune import catalog
 from autotune.core.errors import BadInput
-from autotune.estimate.architectures import architectures
-from autotune.estimate.model_shape import dtype_bytes, shape
+from autotune.estimate.model_shape import architectures, dtype_bytes, shape
 
 
 def config_of(name: str) -> Mapping[str, object]:

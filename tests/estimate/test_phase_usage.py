@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 
+from autotune.core.trace import Trace
 from autotune.core.units import MIB
-from autotune.estimate.generation_prefill import PrefillSizes
-from autotune.estimate.phase_usage import PhaseUse, StepStage, TraceUsage, usage, without
-from autotune.estimate.trace_context import TraceContext, loaded_once, places_in
+from autotune.estimate.replay import PhaseUse
+from autotune.estimate.trace_context import StepStage, TraceContext, TraceUsage, loaded_once, places_in, without
 from autotune.estimate.trainer_rollout import Generation
+from autotune.estimate.transformers_generation import PrefillSizes
 from tests.estimate.synthetic import Book, training
 
 WORKSPACE = 8 * MIB + 128 * 1024
+
+
+def usage(trace: Trace, context: TraceContext | None = None, *, capacity_bytes: int | None = None) -> TraceUsage:
+    return StepStage(trace, context or TraceContext()).usage(capacity_bytes)
 
 
 def phase(found: TraceUsage, name: str) -> PhaseUse:

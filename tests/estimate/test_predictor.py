@@ -16,8 +16,8 @@ from autotune.core.hardware import Hardware
 from autotune.core.prediction import Prediction
 from autotune.core.units import GIB, MIB
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.phase_usage import StepStage
 from autotune.estimate.predictor import PredictionInput, predict, trace_context_of
+from autotune.estimate.trace_context import StepStage
 from tests.estimate.synthetic import A100, CONFIG, composition, hardware, training
 
 ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8)

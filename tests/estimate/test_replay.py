@@ -39,12 +39,13 @@ def test_later_phases_include_the_cache_of_earlier_ones() -> None:
 
 def test_the_requested_peak_equals_the_traces() -> None:
     trace = training(micro_batch=3)
-    assert replay(trace).requested_bytes == trace.peak_bytes
+    assert max(held.requested_bytes for held in replay(trace).phases) == trace.peak_bytes
 
 
 def test_expandable_segments_reserve_what_is_allocated_up_to_a_page() -> None:
     found = replay(training(), settings=AllocatorSettings(expandable_segments=True))
-    assert found.allocated_bytes == found.requested_bytes == 470 * MIB
+    assert max(held.allocated_bytes for held in found.phases) == 470 * MIB
+    assert max(held.requested_bytes for held in found.phases) == 470 * MIB
     assert found.reserved_bytes == 480 * MIB
 
 

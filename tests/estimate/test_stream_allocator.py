@@ -48,7 +48,8 @@ def test_a_deferred_block_is_reused_after_the_other_stream_passed(before: int, r
     """Three in a row; the first returns before the second, the third, or never. The second always waits."""
     found = replay(trace(1, -1, 2, -2, 3, returns={0: before, 1: 99}))
     assert found.reserved_bytes == (reserved if before == 2 else max(reserved, 40 * MIB))
-    assert found.allocated_bytes == found.requested_bytes == 20 * MIB, "a deferred block is not allocated"
+    (held,) = found.phases
+    assert held.allocated_bytes == held.requested_bytes == 20 * MIB, "a deferred block is not allocated"
 
 
 def test_emptying_the_cache_waits_for_every_stream() -> None:

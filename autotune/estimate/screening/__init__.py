@@ -15,22 +15,20 @@ those of their own full traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace
-from autotune.estimate.phase_usage import StepStage
 from autotune.estimate.screening.blocks import Integers, NotUniform, Point, Sample, rows_of
-from autotune.estimate.screening.formulas import KnownFormulas
 from autotune.estimate.screening.layer_growth import LayerRepetition, grown_inventory
 from autotune.estimate.screening.size_model import SizeModel
 from autotune.estimate.screening.stretching import StretchedTrace, stretched
 from autotune.estimate.screening.work_model import WorkModel, fit_work
 from autotune.estimate.sharding import Sharded, Sharding, worst_rank
-from autotune.estimate.trace_context import TraceContext
+from autotune.estimate.trace_context import StepStage, TraceContext
 
 __all__ = ["NotUniform", "StepModel", "StepModelFit", "phase_peaks"]
 
@@ -39,25 +37,15 @@ __all__ = ["NotUniform", "StepModel", "StepModelFit", "phase_peaks"]
 class StepModel:
     """The steps of a family as a function of the point."""
 
-    long: StretchedTrace
-    """The full model's trace at the first point traced."""
-
+    long: StretchedTrace  # the full model's trace at the first point traced
     sizes: SizeModel
     work: WorkModel
-    exact: bool
-    """True if every size is exact; otherwise `residual` is the only error estimate."""
-
-    residual: float = 0.0
-    """Largest relative error at the check trace."""
+    exact: bool  # True if every size is exact; otherwise `residual` is the only error estimate
+    residual: float = 0.0  # largest relative error at the check trace
 
     @property
     def trace(self) -> Trace:
         return self.long.trace
-
-    @property
-    def formulas(self) -> KnownFormulas:
-        """Formulas of the sizes: most occur again in other families of the same model."""
-        return self.sizes.formulas
 
     def at(self, points: Sequence[Point]) -> list[Integers]:
         """Return the sizes of the long trace's allocations, at each point."""
@@ -69,11 +57,11 @@ class StepModelFit:
 
     def __init__(self, samples: Sequence[Sample], longer: Trace | None, reference: StepModel | None = None) -> None:
         self._samples, self._longer, self._reference = samples, longer, reference
-        self._sizes = SizeModel(samples, reference.formulas if reference else None)
+        # Most formulas of sizes occur again in other families of the same model.
+        self._sizes = SizeModel(samples, reference.sizes.formulas if reference else None)
 
     def model(self, repetition: LayerRepetition, check: Sample | None = None) -> StepModel:
-        """Return the model of the full depth; `check`: another trace of the longer model, used for
-        the work.
+        """Return the model of the full depth; `check`: another trace of the longer model, used for the work.
 
         NotUniform if the longer model is not the short one with its middle layers repeated.
         """
@@ -88,17 +76,14 @@ class StepModelFit:
         """Return the largest error of a phase's peak, relative to the highest peak."""
         long = stretched(self._samples[0].trace, self._longer, repetition)
         (sizes,) = self._sizes.at([sample.point])
-        return _error(phase_peaks(long.trace, long.sizes_of(sizes)), phase_peaks(sample.trace))
-
-
-def _error(predicted: Mapping[Phase, int], traced: Mapping[Phase, int]) -> float:
-    if set(predicted) != set(traced):
-        return float("inf")
-    return max(abs(predicted[phase] - traced[phase]) for phase in traced) / max(traced.values())
+        predicted, traced = phase_peaks(long.trace, long.sizes_of(sizes)), phase_peaks(sample.trace)
+        if set(predicted) != set(traced):
+            return float("inf")
+        return max(abs(predicted[phase] - traced[phase]) for phase in traced) / max(traced.values())
 
 
 def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]:
-    """Return the peak of requested bytes in each phase, with the bytes live at its beginning."""
+    """Return the peak of requested bytes in each phase, with the bytes held at its beginning."""
     own = np.array(trace.sizes, dtype=np.int64) if sizes is None else sizes
     events = np.array(trace.events, dtype=np.int64)
     live = np.append(0, np.cumsum(np.sign(events) * own[np.abs(events) - 1]))
@@ -116,8 +101,8 @@ class Family:
         self, points: Sequence[Point], model: StepModel, sharding: Sharding, reserved: Callable[[Trace], int] | None = None
     ) -> None:
         self.points, self.model = list(points), model
+        # The sharded trace at the first point; a sharding library adds the same at every point.
         self.sharded: Sharded = worst_rank(model.trace, sharding, reserved)
-        """The sharded trace at the first point; a sharding library adds the same at every point."""
         self._added = np.array(self.sharded.trace.sizes[len(model.trace.sizes) :], dtype=np.int64)
         events = np.array(model.trace.events, dtype=np.int64)
         self._signs, self._numbers = np.sign(events), np.abs(events) - 1

@@ -15,9 +15,7 @@ from autotune.estimate.screening.blocks import Integers, NotUniform
 
 SizeAndPart = tuple[int, int]
 
-LARGER_COST = 1000
-"""Cost of a match with a larger allocation, in runs: no trace has as many runs."""
-
+LARGER_COST = 1000  # cost of a match with a larger allocation, in runs: no trace has as many runs
 NO_MATCH_COST = 10**9
 
 
@@ -26,7 +24,12 @@ def aligned(ours: Sequence[SizeAndPart], theirs: Sequence[SizeAndPart]) -> list[
     more = len(theirs) - len(ours)
     if more < 0:
         raise NotUniform("the longer model lacks an allocation of the short one")
-    costs = _costs(ours, theirs, more)
+    # costs[i, d]: of matching ours[i] with theirs[i + d].
+    one, other = (np.array(several, dtype=np.int64).reshape(-1, 2) for several in (ours, theirs))
+    places = np.arange(len(ours))[:, None] + np.arange(more + 1)[None, :]
+    larger = other[places, 0] - one[:, :1]
+    by_size = np.where(larger == 0, 0, np.where(larger > 0, LARGER_COST, NO_MATCH_COST))
+    costs = np.where(other[places, 1] == one[:, 1:], by_size, NO_MATCH_COST)
     # matched[i, d], added[i, d]: least cost of i of ours with d additions, by the kind of the last.
     matched, added = (np.full((len(ours) + 1, more + 1), NO_MATCH_COST, dtype=np.int64) for _ in range(2))
     matched[0, 0] = 0
@@ -38,16 +41,6 @@ def aligned(ours: Sequence[SizeAndPart], theirs: Sequence[SizeAndPart]) -> list[
     if min(matched[-1, more], added[-1, more]) >= NO_MATCH_COST:
         raise NotUniform("the longer model's allocations differ in kind")
     return _places(matched, added)
-
-
-def _costs(ours: Sequence[SizeAndPart], theirs: Sequence[SizeAndPart], more: int) -> Integers:
-    """Return the cost of matching ours[i] with theirs[i + d], shape (len(ours), more + 1)."""
-    one, other = (np.array(several, dtype=np.int64).reshape(-1, 2) for several in (ours, theirs))
-    places = np.arange(len(ours))[:, None] + np.arange(more + 1)[None, :]
-    larger = other[places, 0] - one[:, :1]
-    found = np.where(larger == 0, 0, np.where(larger > 0, LARGER_COST, NO_MATCH_COST))
-    costs: Integers = np.where(other[places, 1] == one[:, 1:], found, NO_MATCH_COST)
-    return costs
 
 
 def _places(matched: Integers, added: Integers) -> list[int]:

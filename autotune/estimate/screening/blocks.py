@@ -1,5 +1,4 @@
-"""Points, samples, and traces cut into blocks: the events of one layer in one pass, or those
-between layers.
+"""Points, samples, and traces cut into blocks: the events of one layer in one pass, or those between layers.
 
 The middle layers of a model repeat each other, so the blocks of a long model are those of a short
 one with the group of its middle layers repeated. This is checked, block by block, on two lengths.
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.core.measurement import Phase
-from autotune.core.trace import Mark, ModuleUse, Part, Trace
+from autotune.core.trace import Mark, Part, Trace
 
 PARTS: tuple[Part, ...] = get_args(Part)
 
@@ -35,8 +34,7 @@ class Point:
     micro_batch: int
     prompt: int
     completion: int
-    micro_steps: int
-    """Micro-batches per generation (without generation, per optimizer step)."""
+    micro_steps: int  # micro-batches per generation (without generation, per optimizer step)
 
     @property
     def row(self) -> tuple[int, int, int, int]:
@@ -60,17 +58,10 @@ class BlockKey(NamedTuple):
 
     phase: Phase
     step: int
-    run: int
-    """Number of the stay in this phase within the step."""
-
-    layer: int | None
-    """The running layer; None between layers."""
-
-    after: int | None
-    """The last layer that ran in this stay; None before the first."""
-
-    occurrence: int
-    """Number among blocks with equal values above: passes in one stay repeat the layers."""
+    run: int  # number of the stay in this phase within the step
+    layer: int | None  # the running layer; None between layers
+    after: int | None  # the last layer that ran in this stay; None before the first
+    occurrence: int  # number among blocks with equal values above: passes in one stay repeat the layers
 
     @property
     def stay(self) -> tuple[Phase, int, int]:
@@ -96,14 +87,9 @@ class TraceBlock:
     """Events of one block."""
 
     key: BlockKey
-    numbers: Integers
-    """The allocation that each event makes or frees."""
-
-    deltas: Integers
-    """Bytes allocated (or, negative, freed) by each event."""
-
-    parts: Integers
-    """Index in PARTS of each event's allocation."""
+    numbers: Integers  # the allocation that each event makes or frees
+    deltas: Integers  # bytes allocated (or, negative, freed) by each event
+    parts: Integers  # index in PARTS of each event's allocation
 
 
 def spans_of(trace: Trace) -> tuple[list[int], list[BlockSpan]]:
@@ -126,11 +112,8 @@ def blocks_of(trace: Trace) -> tuple[TraceBlock, ...]:
     numbers = np.abs(events) - 1
     deltas = np.sign(events) * sizes[numbers]
     parts = names[np.array(trace.parts, dtype=np.int64)][numbers]
-    return tuple(
-        TraceBlock(key=one.key, numbers=numbers[span], deltas=deltas[span], parts=parts[span])
-        for one in spans
-        for span in (slice(one.start, one.stop),)
-    )
+    places = [(span.key, slice(span.start, span.stop)) for span in spans]
+    return tuple(TraceBlock(key=key, numbers=numbers[at], deltas=deltas[at], parts=parts[at]) for key, at in places)
 
 
 def _spans(trace: Trace) -> Iterator[BlockSpan]:
@@ -164,41 +147,29 @@ class BlockedTrace:
         self.trace = trace
         self.events, self.spans = spans_of(trace)
         self.keys = [span.key for span in self.spans]
-        self.origin = [(0, 0)] * len(trace.sizes)
-        """Block and offset of the event that makes each allocation."""
+        self.origin = [(0, 0)] * len(trace.sizes)  # block and offset of the event that makes each allocation
         for number, span in enumerate(self.spans):
             for offset, entry in enumerate(self.events_of(span)):
                 if entry > 0:
                     self.origin[entry - 1] = (number, offset)
-        self.marks = self._marks_by_block(trace.marks)
-        self.uses = self._uses_by_block(trace.usage)
+        # Each block's marks with their offsets.
+        self.marks: list[list[tuple[int, Mark]]] = [[] for _ in self.spans]
+        block, last = 0, len(self.spans) - 1
+        for mark in trace.marks:
+            while block < last and mark.event >= self.spans[block].stop:
+                block += 1
+            self.marks[block].append((mark.event - self.spans[block].start, mark))
+        # Each block's uses with offsets; ends belong to the block before, begins to the next.
+        self.uses: list[list[tuple[int, ...]]] = [[] for _ in self.spans]
+        block = 0
+        for use in trace.usage.uses if trace.usage else ():
+            ends = use[1] in (2, 4, 5)
+            while block < last and use[0] >= self.spans[block].stop + ends:
+                block += 1
+            self.uses[block].append((use[0] - self.spans[block].start, *use[1:]))
 
     def events_of(self, span: BlockSpan) -> list[int]:
         return self.events[span.start : span.stop]
 
     def size_and_part(self, entry: int) -> tuple[int, int]:
         return self.trace.sizes[abs(entry) - 1], self.trace.parts[abs(entry) - 1]
-
-    def _marks_by_block(self, marks: Sequence[Mark]) -> list[list[tuple[int, Mark]]]:
-        """Return each block's marks with their offsets."""
-        found: list[list[tuple[int, Mark]]] = [[] for _ in self.spans]
-        block = 0
-        for mark in marks:
-            while block + 1 < len(self.spans) and mark.event >= self.spans[block].stop:
-                block += 1
-            found[block].append((mark.event - self.spans[block].start, mark))
-        return found
-
-    def _uses_by_block(self, usage: ModuleUse | None) -> list[list[tuple[int, ...]]]:
-        """Return each block's uses with offsets; ends belong to the block before, begins to the
-        next."""
-        found: list[list[tuple[int, ...]]] = [[] for _ in self.spans]
-        block = 0
-        for use in usage.uses if usage else ():
-            ends = use[1] in (2, 4, 5)
-            stop = self.spans[block].stop
-            while block + 1 < len(self.spans) and (use[0] > stop or (use[0] == stop and not ends)):
-                block += 1
-                stop = self.spans[block].stop
-            found[block].append((use[0] - self.spans[block].start, *use[1:]))
-        return found

@@ -18,27 +18,16 @@ from autotune.estimate.screening.blocks import Floats
 
 Flags = NDArray[np.bool_]
 
-AXES = "BPCNSR"
-"""Batch, prompt, completion, micro-steps, S = P + C, and R = S rounded up to a tile."""
-
-TILE = 128
-"""Rounding of FlashAttention's query-gradient accumulator (`flash_api.cpp`, `round_multiple`)."""
-
+AXES = "BPCNSR"  # batch, prompt, completion, micro-steps, S = P + C, and R = S rounded up to a tile
+TILE = 128  # rounding of FlashAttention's query-gradient accumulator (`flash_api.cpp`, `round_multiple`)
 COMMONEST_FIRST = (
     "", "B", "BS", "BC", "BP", "BR", "BN", "BNS", "BNC", "BNP", "S", "C", "P", "N", "BSS", "BCC", "BPP", "BPC", "SS", "CC",
 )  # fmt: skip
 
-MAX_TERMS = 3
-"""B x (P + C - 1) has two terms; (S - 1) squared has three."""
-
-MAX_APPROXIMATE_TERMS = 2
-"""Limit without an exact sum: long sums go astray between examples."""
-
-EXACT = 1e-9
-"""Relative: examples are integers below 2**53."""
-
-MIN_EXAMPLES_TO_FIT = 4
-"""Number of examples from which the closest short sum beats the closest known one."""
+MAX_TERMS = 3  # B x (P + C - 1) has two terms; (S - 1) squared has three
+MAX_APPROXIMATE_TERMS = 2  # limit without an exact sum: long sums go astray between examples
+EXACT = 1e-9  # relative: examples are integers below 2**53
+MIN_EXAMPLES_TO_FIT = 4  # number of examples from which the closest short sum beats the closest known one
 
 
 @dataclass(frozen=True)
@@ -47,11 +36,8 @@ class Term:
 
     products: tuple[tuple[str, float], ...]
     cap: float | None = None
-    rounds: bool = False
-    """Count iterations, ceil(sum / cap), instead of the amount, min(sum, cap)."""
-
-    each: str = ""
-    """Axes whose product multiplies the value."""
+    rounds: bool = False  # count iterations, ceil(sum / cap), instead of the amount, min(sum, cap)
+    each: str = ""  # axes whose product multiplies the value
 
     def values(self, axes: Floats) -> Floats:
         total = np.zeros(len(axes))
@@ -89,12 +75,9 @@ class Basis:
 
     def with_caps(self, points: Floats, examples: Floats) -> Basis:
         """Add capped sums: rows that reach their maximum several times, a plain sum elsewhere."""
-        found: dict[Term, None] = {}
-        for row in np.abs(examples):
-            full = row >= row.max() * (1 - EXACT)
-            if full.sum() >= 2 and (term := self._capped(points, row, full)) is not None:
-                found[term] = None
-        return replace(self, terms=(*self.terms, *found))
+        rows = [(row, row >= row.max() * (1 - EXACT)) for row in np.abs(examples)]
+        found = [self._capped(points, row, full) for row, full in rows if full.sum() >= 2]
+        return replace(self, terms=(*self.terms, *dict.fromkeys(term for term in found if term is not None)))
 
     def _capped(self, points: Floats, row: Floats, full: Flags) -> Term | None:
         """Fit a sum to the values below the cap; it must exceed the cap at the others."""
@@ -144,8 +127,7 @@ class FittedRows:
 
     coefficients: Floats
     exactly: Flags
-    formulas: KnownFormulas
-    """The known formulas with those of these rows."""
+    formulas: KnownFormulas  # the known formulas with those of these rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +139,7 @@ class KnownFormulas:
     """
 
     basis: Basis
-    coefficients: Floats
-    """A row of the basis' terms for each formula."""
+    coefficients: Floats  # a row of the basis' terms for each formula
 
     @classmethod
     def empty(cls) -> KnownFormulas:
@@ -167,7 +148,11 @@ class KnownFormulas:
     def fit(self, points: Floats, rows: Floats) -> FittedRows:
         """Express each row (a column per point) as a known formula or the shortest sum."""
         # 1. Rows that equal a known formula.
-        places = self._recognised(points, rows)
+        at = self.coefficients @ self.basis.values(points).T if len(self.coefficients) else np.zeros((0, len(points)))
+        known_places: dict[tuple[int, ...], int] = {}
+        for place, values in enumerate(_rounded(at)):
+            known_places.setdefault(tuple(values), place)
+        places = np.array([known_places.get(tuple(row), -1) for row in _rounded(rows)], dtype=np.int64)
         left = np.flatnonzero(places < 0)
         # 2. The others: shortest exact sums, if necessary with caps.
         own = Basis.of(points)
@@ -183,25 +168,12 @@ class KnownFormulas:
         # 3. Inexact rows with few examples: the closest known formula.
         if len(points) < MIN_EXAMPLES_TO_FIT and len(known):
             vague = left[~exactly]
-            at = self._values(points)
             closest = [np.abs(at - row).max(axis=1).argmin() for row in rows[vague]]
             coefficients[vague] = known[np.array(closest, dtype=np.int64)]
         exact = np.ones(len(rows), dtype=bool)
         exact[left] = exactly
         formulas = np.unique(np.concatenate([known, coefficients[left]]), axis=0)
         return FittedRows(coefficients=coefficients, exactly=exact, formulas=KnownFormulas(basis=basis, coefficients=formulas))
-
-    def _recognised(self, points: Floats, rows: Floats) -> NDArray[np.int64]:
-        """Return the known formula of each row; -1 for none."""
-        places: dict[tuple[int, ...], int] = {}
-        for place, values in enumerate(_rounded(self._values(points))):
-            places.setdefault(tuple(values), place)
-        return np.array([places.get(tuple(row), -1) for row in _rounded(rows)], dtype=np.int64)
-
-    def _values(self, points: Floats) -> Floats:
-        if not len(self.coefficients):
-            return np.zeros((0, len(points)))
-        return self.coefficients @ self.basis.values(points).T
 
 
 def short_sums(terms: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:

@@ -15,9 +15,7 @@ from autotune.estimate.screening.blocks import BlockKey, NotUniform
 class LayerRepetition:
     """Repetition of layers `first` to `first + period - 1`, `copies` times."""
 
-    layers: int
-    """Layers of the short model."""
-
+    layers: int  # layers of the short model
     first: int
     period: int
     copies: int

@@ -31,14 +31,15 @@ class SizeModel:
         uniform: list[tuple[Integers, Integers]] = []
         self._scaled: list[_ScaledBlock] = []
         for several in zip(*blocks, strict=True):
-            if _have_equal_events(several):
-                made = np.flatnonzero(several[0].deltas > 0)
+            base = several[0].deltas > 0  # equal events: the same allocations and frees, of any sizes
+            if all(np.array_equal(block.deltas > 0, base) for block in several):
+                made = np.flatnonzero(base)
                 sizes = np.stack([block.deltas[made] for block in several], axis=1).astype(np.float64)
                 uniform.append((several[0].numbers[made], rows.add(sizes)))
             else:
                 self._scaled.append(_ScaledBlock(several, rows))
+        # Allocations of uniform blocks, and the example row of each.
         self._uniform = [np.concatenate([np.zeros(0, dtype=np.int64), *(one[at] for one in uniform)]) for at in (0, 1)]
-        """Allocations of uniform blocks, and the example row of each."""
         # 2. Fit each distinct row once.
         vectors, self._row_of = rows.unique()
         fitted = (known or KnownFormulas.empty()).fit(rows_of([one.point for one in samples]), vectors)
@@ -47,8 +48,15 @@ class SizeModel:
 
     def at(self, points: Sequence[Point]) -> list[Integers]:
         """Return the sizes at each point."""
-        values = self._values(points)
-        return [self._sizes(values[:, place]) for place in range(len(points))]
+        found = []
+        for values in self._values(points).T:
+            sizes = self._first.copy()
+            numbers, rows = self._uniform
+            sizes[numbers] = values[rows]
+            for block in self._scaled:
+                block.scale(sizes, values)
+            found.append(sizes)
+        return found
 
     def high_extra_bytes(self, points: Sequence[Point]) -> list[int]:
         """Return `Trace.high_extra_bytes` at each point, for any number of layers."""
@@ -59,14 +67,6 @@ class SizeModel:
         values = self._coefficients @ self.formulas.basis.values(rows_of(points)).T
         whole: Integers = np.maximum(0, np.rint(values)).astype(np.int64)
         return whole[self._row_of]
-
-    def _sizes(self, values: Integers) -> Integers:
-        sizes = self._first.copy()
-        numbers, rows = self._uniform
-        sizes[numbers] = values[rows]
-        for block in self._scaled:
-            block.scale(sizes, values)
-        return sizes
 
 
 class _ExampleRows:
@@ -121,9 +121,3 @@ def _bytes_by_part(block: TraceBlock, chosen: NDArray[np.bool_]) -> Integers:
     found = np.zeros(len(PARTS), dtype=np.int64)
     np.add.at(found, block.parts[chosen], block.deltas[chosen])
     return found
-
-
-def _have_equal_events(several: Sequence[TraceBlock]) -> bool:
-    """Return True if the blocks have the same allocations and frees, of any sizes."""
-    base = several[0]
-    return all(len(one.deltas) == len(base.deltas) and np.array_equal(one.deltas > 0, base.deltas > 0) for one in several)

@@ -1,5 +1,4 @@
-"""The trace of a long model, from those of a short model and of one that is a group of layers
-longer.
+"""The trace of a long model, from those of a short model and of one that is a group of layers longer.
 
 Each block of the long trace is one of the longer model's, in which the group of middle layers
 occurs twice. An event in the n-th repetition of the group frees an allocation of that repetition,
@@ -24,8 +23,7 @@ from autotune.estimate.screening.alignment import aligned
 from autotune.estimate.screening.blocks import BlockedTrace, Integers, NotUniform
 from autotune.estimate.screening.layer_growth import LayerRepetition, falling, grown_parameters, numbered, parameter_kinds
 
-BlockCopy = tuple[int, int]
-"""A block's place in the short trace, and the number of its repetition, by layers from below."""
+BlockCopy = tuple[int, int]  # a block's place in the short trace, and the number of its repetition, by layers from below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +31,8 @@ class StretchedTrace:
     """The long model's trace at the point of the short ones, and the origin of its allocations."""
 
     trace: Trace
-    origin: Integers
-    """The short trace's allocation of the same size; -1 for sizes equal at every point."""
-
-    more: Integers
-    """Bytes above that size."""
+    origin: Integers  # the short trace's allocation of the same size; -1 for sizes equal at every point
+    more: Integers  # bytes above that size
 
     def sizes_of(self, short: Integers) -> Integers:
         """Return the long trace's sizes, from those of the short trace."""
@@ -81,8 +76,7 @@ class _Stretching:
         self.blocks = {self._copy_of(*one, 1): number for number, one in enumerate(numbered(once))}
         self.home = {number: copy for copy, number in self.blocks.items()}
         self.order = [self._copy_of(*one, self.copies) for one in numbered(list(repetition.order(short.keys)))]
-        self.extra: set[int] = set()
-        """The longer model's allocations that the short one lacks, outside of repeated blocks."""
+        self.extra: set[int] = set()  # the longer model's allocations that the short one lacks, outside of repeated blocks
         self.twins: dict[int, tuple[int, int]] = {}
         """Other allocations of the longer model: the short model's, and the additional bytes."""
         for number, (place, _) in self.home.items():
@@ -108,23 +102,18 @@ class _Stretching:
         one, other = short.keys[place], longer.keys[number]
         if one.stay != other.stay:
             raise NotUniform(f"{other.phase} where {one.phase} was expected")
-        if len(ours) == len(theirs) and all(map(self._same, ours, theirs)):
+        our_sizes, their_sizes = list(map(short.size_and_part, ours)), list(map(longer.size_and_part, theirs))
+        if our_sizes == their_sizes and all((a > 0) == (b > 0) for a, b in zip(ours, theirs, strict=True)):
             self.twins.update({b - 1: (a - 1, 0) for a, b in zip(ours, theirs, strict=True) if a > 0})
-        elif place in self.group or other.layer is not None:
+            return
+        if place in self.group or other.layer is not None:
             raise NotUniform(f"layer {other.layer} in phase {other.phase} differs from its neighbours")
-        else:
-            self._align([entry for entry in ours if entry > 0], [entry for entry in theirs if entry > 0])
-
-    def _same(self, ours: int, theirs: int) -> bool:
-        return (ours > 0) == (theirs > 0) and self.short.size_and_part(ours) == self.longer.size_and_part(theirs)
-
-    def _align(self, ours: Sequence[int], theirs: Sequence[int]) -> None:
-        """Match allocations with the short model's; the others are extra."""
-        one, other = [self.short.size_and_part(entry) for entry in ours], [self.longer.size_and_part(entry) for entry in theirs]
-        places = aligned(one, other)
-        for at, (a, place) in enumerate(zip(ours, places, strict=True)):
-            self.twins[theirs[place] - 1] = (a - 1, other[place][0] - one[at][0])
-        self.extra.update({entry - 1 for entry in theirs} - {theirs[place] - 1 for place in places})
+        # Match allocations with the short model's; the others are extra.
+        made = [(entry - 1, size) for entry, size in zip(ours, our_sizes, strict=True) if entry > 0]
+        theirs_made = [(entry - 1, size) for entry, size in zip(theirs, their_sizes, strict=True) if entry > 0]
+        matches = [theirs_made[at] for at in aligned([size for _, size in made], [size for _, size in theirs_made])]
+        self.twins.update({b: (a, more[0] - size[0]) for (a, size), (b, more) in zip(made, matches, strict=True)})
+        self.extra.update({b for b, _ in theirs_made} - {b for b, _ in matches})
 
     # 2. The long trace, block by block.
 
@@ -167,21 +156,21 @@ class _Stretching:
                     starts[offset] = starts[offset] if number > 1 else len(self.events) - begins
                     self._event(copy, offset, entry, number)
         starts[-1] = len(self.events) - begins
-        self._annotate(copy, block, begins, starts)
+        for at, mark in self.longer.marks[block]:
+            self.marks.append(replace(mark, event=begins + starts[at], layer=self._layer(mark.layer, copy)))
+        for order, use in enumerate(self.longer.uses[block]):
+            self.uses.append(self._use(copy, order, use, begins + starts[use[0]]))
 
     def _is_extra(self, copy: BlockCopy, entry: int) -> bool:
         if copy[0] in self.group:
             return False
-        if entry > 0:
-            return entry - 1 in self.extra
+        if entry > 0 or -entry - 1 in self.extra:
+            return abs(entry) - 1 in self.extra
         made = self._made(-entry - 1)
-        repeated = made.place in self.group and made.instance == 1
-        return -entry - 1 in self.extra or (repeated and self._frees_every_repetition(copy, made))
-
-    def _frees_every_repetition(self, copy: BlockCopy, made: Made) -> bool:
-        """Return True if this block frees an allocation of each repetition."""
-        block = self.blocks.get((made.place, 0))
-        below = -1 if block is None else self.longer.events[self.longer.spans[block].start + made.offset]
+        if made.place not in self.group or made.instance != 1:
+            return False
+        # This block may free an allocation of each repetition.
+        below = self.longer.events[self.longer.spans[self.blocks[made.place, 0]].start + made.offset]
         return below > 0 and -below in self._freed(self._pattern(copy))
 
     def _freed_entries(self, block: int) -> set[int]:
@@ -256,12 +245,6 @@ class _Stretching:
 
     # 4. Marks, uses, streams and parameters.
 
-    def _annotate(self, copy: BlockCopy, block: int, begins: int, starts: Sequence[int]) -> None:
-        for at, mark in self.longer.marks[block]:
-            self.marks.append(replace(mark, event=begins + starts[at], layer=self._layer(mark.layer, copy)))
-        for order, use in enumerate(self.longer.uses[block]):
-            self.uses.append(self._use(copy, order, use, begins + starts[use[0]]))
-
     def _layer(self, layer: int | None, copy: BlockCopy) -> int | None:
         place, instance = copy
         if layer is None:
@@ -280,10 +263,8 @@ class _Stretching:
         else:
             lower, upper = self._use_of(self.short, place, order, use), use
         module = lower[2] + (instance if repeated else self.copies) * (upper[2] - lower[2])
-        if len(use) == 3:
-            return event, use[1], module
-        if use[3] < 0:
-            return event, use[1], module, -1
+        if len(use) == 3 or use[3] < 0:
+            return event, use[1], module, *use[3:]
         target = self._between(instance, lower[3], upper[3]) if repeated else self._target(copy, use[3], 0, None)
         return event, use[1], module, target
 

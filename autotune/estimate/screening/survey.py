@@ -1,8 +1,4 @@
-"""Survey of a family: which points to trace in which depth, so that a model of all points can be
-fitted and checked.
-
-Few points, short models, and a check at the far corner of the space.
-"""
+"""Survey of a family: few points in short models, from which a model of all is fitted, and a check at the far corner."""
 
 from __future__ import annotations
 
@@ -16,21 +12,10 @@ from autotune.estimate.screening import StepModel, StepModelFit
 from autotune.estimate.screening.blocks import NotUniform, Point, Sample
 from autotune.estimate.screening.layer_growth import LayerRepetition
 
-TracePoint = Callable[[Point, int | None], Trace]
-"""Traces a point in a number of layers; None: all."""
-
-MAX_ERROR = 0.002
-"""Relative error at the check up to which no more points are traced."""
-
-MAX_USABLE_ERROR = 0.05
-"""Error beyond which the family has no model, and each point is traced alone."""
-
-MAX_ADDED_POINTS = 3
-"""Points added before the error is reported instead."""
-
-MAX_PERIOD = 8
-"""Longest pattern of layers: Gemma 3 repeats after six."""
-
+TracePoint = Callable[[Point, int | None], Trace]  # traces a point in a number of layers; None: all
+MAX_ERROR = 0.002  # relative error at the check up to which no more points are traced
+MAX_USABLE_ERROR = 0.05  # error beyond which the family has no model, and each point is traced alone
+MAX_PERIOD = 8  # longest pattern of layers: Gemma 3 repeats after six
 SHARES = (
     (0.0, 0.0, 0.0), (1.0, 0.17, 1.0), (0.5, 1.0, 0.1), (1.0, 0.6, 0.45), (0.0, 1.0, 0.8), (0.6, 0.3, 1.0),
     (0.0, 0.3, 0.5), (0.3, 0.8, 0.6),
@@ -41,14 +26,9 @@ differ. The last two are reserves."""
 FEWEST_MICRO_STEPS = (3, 3, 4, 5, 4, 3, 3, 5)
 """Micro-steps at each of SHARES. Beyond three they repeat; a generation's bytes grow linearly."""
 
-GRID = 8
-"""Multiple of lengths in between, as attention masks are aligned."""
-
-MAX_BATCHES = 3
-"""Number of micro-batches above which only the check traces the largest: it takes longest."""
-
-REFERENCE_SHARES = (0, 2)
-"""Indices of SHARES that suffice with the formulas of a reference family."""
+GRID = 8  # multiple of lengths in between, as attention masks are aligned
+MAX_BATCHES = 3  # number of micro-batches above which only the check traces the largest: it takes longest
+REFERENCE_SHARES = (0, 2)  # indices of SHARES that suffice with the formulas of a reference family
 
 
 def micro_step_class(micro_steps: int) -> int:
@@ -58,7 +38,14 @@ def micro_step_class(micro_steps: int) -> int:
 
 def repetition_of(config: Mapping[str, object]) -> LayerRepetition | None:
     """Return the shortest model that determines this one; None without a pattern of layers."""
-    kinds = _layer_kinds(config)
+    text = text_config(config)
+    count, named = text.get("num_hidden_layers"), text.get("layer_types")
+    types: Sequence[object] = named if isinstance(named, Sequence) and not isinstance(named, str) else ()
+    kinds: list[object]  # an entry per layer; equal entries are equal layers
+    try:
+        kinds = list(zip(shape(config).layers, types, strict=True)) if types else list(shape(config).layers)
+    except BadInput:  # unknown architecture: the traces will show whether its layers are alike
+        kinds = list(types) or [None] * (count if isinstance(count, int) else 0)
     for period in range(1, MAX_PERIOD + 1):
         for head in (1, 2, 3, 4):
             if all(kinds[place] == kinds[place + period] for place in range(head, len(kinds) - period)):
@@ -87,7 +74,10 @@ def survey(
     traced = {look: Sample(point=look[0], trace=trace(*look)) for look in dict.fromkeys(first)}
     *samples, check = (traced[look] for look in first)
     longer = samples.pop() if repetition else None
-    more = [*(picked_points(points) if reference else ()), *_extra_points(points)[:MAX_ADDED_POINTS]]
+    # A point at which loops are not full, the far corner, and one in the middle.
+    low, middle = (_between(points, at) for at in (len(SHARES) - 2, len(SHARES) - 1))
+    extra = [low, replace(corner(points), micro_steps=_micro_steps(points, 0)), middle]
+    more = [*(picked_points(points) if reference else ()), *extra]
     more = [point for point in more if point not in {one.point for one in samples}]
     while True:
         fit = StepModelFit(samples, None if longer is None else longer.trace, reference)
@@ -104,14 +94,18 @@ def survey(
 def initial_traces(
     points: Sequence[Point], repetition: LayerRepetition | None, batches: Sequence[int] | None
 ) -> list[tuple[Point, int | None]]:
-    """Return point and depth of the first traces: points of the short model, one of the longer
-    model, the far corner.
+    """Return point and depth of the first traces: points of the short model, one of the longer model, the far corner.
 
     The corner is traced in the longer model too, except with a reference (`batches` is not None):
     the reference has shown that all layers grow alike.
     """
-    few = batches is not None and len(set(points)) > len(REFERENCE_SHARES)
-    chosen = _few_points(points, batches or ()) if few else picked_points(points)
+    chosen = picked_points(points)
+    if batches is not None and len(set(points)) > len(REFERENCE_SHARES):
+        # Two points that differ in everything, at small micro-batches.
+        known = sorted({point.micro_batch for point in points} | set(batches))
+        small = known[:-1] if len(known) > MAX_BATCHES else known
+        between = [replace(_between(points, at), micro_batch=_share(small, SHARES[at][0], 1)) for at in REFERENCE_SHARES]
+        chosen = list(dict.fromkeys(between))
     short = repetition.layers if repetition else None
     above = repetition.layers + repetition.period if repetition else None
     longer = [(chosen[0], above)] if repetition else []
@@ -124,14 +118,6 @@ def picked_points(points: Sequence[Point]) -> list[Point]:
     return distinct if len(distinct) <= 2 else list(dict.fromkeys(_between(points, at) for at in range(len(SHARES) - 2)))
 
 
-def _few_points(points: Sequence[Point], batches: Sequence[int]) -> list[Point]:
-    """Return two points that differ in everything, at small micro-batches."""
-    known = sorted({point.micro_batch for point in points} | set(batches))
-    small = known[:-1] if len(known) > MAX_BATCHES else known
-    found = [replace(_between(points, at), micro_batch=_share(small, SHARES[at][0], 1)) for at in REFERENCE_SHARES]
-    return list(dict.fromkeys(found))
-
-
 def corner(points: Sequence[Point]) -> Point:
     """Return the largest of everything, where an error is largest."""
     micro_steps = sorted({point.micro_steps for point in points})
@@ -141,12 +127,6 @@ def corner(points: Sequence[Point]) -> Point:
         completion=max(point.completion for point in points),
         micro_steps=micro_steps[0] if len(micro_steps) == 1 else max(6, micro_steps[0]),
     )
-
-
-def _extra_points(points: Sequence[Point]) -> list[Point]:
-    """Return a point at which loops are not full, the far corner, and one in the middle."""
-    low, middle = (_between(points, at) for at in (len(SHARES) - 2, len(SHARES) - 1))
-    return [low, replace(corner(points), micro_steps=_micro_steps(points, 0)), middle]
 
 
 def _between(points: Sequence[Point], at: int) -> Point:
@@ -168,15 +148,3 @@ def _share(values: Sequence[int], share: float, grid: int) -> int:
     least, most = min(values), max(values)
     between = round((least + share * (most - least)) / grid) * grid
     return least if share == 0 else most if share == 1 else min(most, max(least, between))
-
-
-def _layer_kinds(config: Mapping[str, object]) -> list[object]:
-    """Return an entry per layer; equal entries are equal layers."""
-    text = text_config(config)
-    count = text.get("num_hidden_layers")
-    named = text.get("layer_types")
-    types: Sequence[object] = named if isinstance(named, Sequence) and not isinstance(named, str) else ()
-    try:
-        return list(zip(shape(config).layers, types, strict=True)) if types else list(shape(config).layers)
-    except BadInput:  # unknown architecture: the traces will show whether its layers are alike
-        return list(types) or [None] * (count if isinstance(count, int) else 0)

@@ -17,8 +17,7 @@ POINT_SETTINGS = frozenset({
 })  # fmt: skip
 """Settings that vary inside a family (the group size changes a few numbers per prompt)."""
 
-WHOLE_WEIGHTS = ("zero1", "zero2")
-"""Stages of ZeRO that leave the modules unchanged; under the third they save other tensors."""
+WHOLE_WEIGHTS = ("zero1", "zero2")  # stages of ZeRO that leave the modules unchanged; under the third they save other tensors
 
 
 def family_key(request: Request) -> str:

@@ -1,5 +1,4 @@
-"""Counted work (operations, moved bytes, kernel launches) of a step at any point, in any number of
-layers.
+"""Counted work (operations, moved bytes, kernel launches) of a step at any point, in any number of layers.
 
 Work is a sum of products as sizes are, with more terms to choose from and fewer examples. Phases
 that generate are counted for the whole batch, micro-step after micro-step, so all their terms
@@ -22,23 +21,14 @@ from autotune.estimate.screening.formulas import EXACT, Basis, Term, short_sums,
 from autotune.estimate.screening.layer_growth import LayerRepetition
 from autotune.estimate.throughput.cycle_time import BATCH_PHASES
 
-Count: TypeAlias = tuple[Phase, str]
-"""A phase, and the quantity counted in it."""
-
-Key: TypeAlias = tuple[bool, Count]
-"""Inside the layers (True) or outside of them."""
-
-OTHER = ("moved_bytes", "kernels")
-"""Quantities besides operations, which are counted by dtype."""
-
+Count: TypeAlias = tuple[Phase, str]  # a phase, and the quantity counted in it
+Key: TypeAlias = tuple[bool, Count]  # inside the layers (True) or outside of them
+OTHER = ("moved_bytes", "kernels")  # quantities besides operations, which are counted by dtype
 PASS_AXES = ("", "BS", "S", "BSS", "BC", "B", "C", "BCC")
 """Terms of one pass: weights, hidden states, positions, attention, logits."""
 
-SPLIT_AXES = ("N", "BNS", "BNC")
-"""Terms of splitting a generated batch into micro-batches."""
-
-MAX_TERMS = 5
-"""The reference family is traced at one point more than that."""
+SPLIT_AXES = ("N", "BNS", "BNC")  # terms of splitting a generated batch into micro-batches
+MAX_TERMS = 5  # the reference family is traced at one point more than that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +36,20 @@ class WorkModel:
     """Work as coefficients of the basis' terms."""
 
     basis: Basis
-    short: Mapping[Key, Floats]
-    """Counts of the short model, inside and outside of the layers."""
-
-    counts: Mapping[Count, Floats]
-    """Counts of the full model."""
+    short: Mapping[Key, Floats]  # counts of the short model, inside and outside of the layers
+    counts: Mapping[Count, Floats]  # counts of the full model
 
     def at(self, points: Floats) -> list[tuple[Work, ...]]:
         values = self.basis.values(points)
         found = {name: np.maximum(0.0, values @ row) for name, row in self.counts.items()}
+
+        def work(phase: Phase, row: int) -> Work:
+            flops = {what: float(counts[row]) for (of, what), counts in found.items() if of == phase and what not in OTHER}
+            moved, kernels = (float(found[phase, what][row]) for what in OTHER)
+            return Work(phase=phase, flops=flops, moved_bytes=moved, kernels=round(kernels))
+
         phases = list(dict.fromkeys(phase for phase, _ in self.counts))
-        return [tuple(_work(phase, found, row) for phase in phases) for row in range(len(points))]
+        return [tuple(work(phase, row) for phase in phases) for row in range(len(points))]
 
 
 def fit_work(
@@ -67,8 +60,7 @@ def fit_work(
     reference: WorkModel | None,
     size_terms: Iterable[Term],
 ) -> WorkModel:
-    """Fit the work of traces of a short model at several points, and of a longer one at the first
-    of them.
+    """Fit the work of traces of a short model at several points, and of a longer one at the first of them.
 
     Work outside the layers is constant in the depth, inside the layers it grows with them; an
     optimizer's grows by the difference between `longer` and the short model. Capped `size_terms`
@@ -80,9 +72,9 @@ def fit_work(
     names = list(dict.fromkeys((work.phase, what) for one in traces for work in one.work for what in (*work.flops, *OTHER)))
     # 1. Counts at the points, inside and outside of the layers.
     points = rows_of([sample.point for sample in every])
-    rows = {
-        (inner, name): np.array([_part(one.trace, inner, name) for one in every]) for inner in (True, False) for name in names
-    }
+    rows: dict[Key, Floats] = {(True, name): np.array([_inside(one.trace, *name) for one in every]) for name in names}
+    for name in names:
+        rows[False, name] = np.array([_total(one.trace, *name) for one in every]) - rows[True, name]
     # 2. Formulas: those of the reference family again, or new ones.
     basis = _basis_of(points, size_terms, known.basis)
     at = basis.values(points)
@@ -91,9 +83,10 @@ def fit_work(
     # 3. The full depth.
     times = 1 + repetition.copies * repetition.period / max(1, repetition.layers)
     counts = {name: short[False, name] + times * short[True, name] for name in names}
-    if longer is not None:
+    if longer is not None:  # a group's work that is not counted inside layers
         for name in names:
-            counts[name][0] += repetition.copies * _unexplained(traces[0], longer, name, repetition)
+            expected = _inside(traces[0], *name) * repetition.period / repetition.layers
+            counts[name][0] += repetition.copies * (_total(longer, *name) - _total(traces[0], *name) - expected)
     return WorkModel(basis=basis, short=short, counts=counts)
 
 
@@ -121,22 +114,18 @@ def _formula(key: Key, basis: Basis, at: Floats, row: Floats, known: Mapping[Key
     for one in candidates:
         if np.abs(at @ one - row).max() <= EXACT * max(1.0, row.max()):
             return one
-    found, error = _shortest(at, row, *_terms(basis, key[1][0]))
-    if error <= EXACT or like is None or not (at @ like > 0).all():
-        return found
-    return _rescaled(at, row, like)
-
-
-def _terms(basis: Basis, phase: Phase) -> tuple[list[int], list[int]]:
-    """Return the terms that can dominate this phase's counts, and those of small amounts."""
-    of_batch, main, small = phase in BATCH_PHASES, [0], []
+    # Terms that can dominate this phase's counts, and those of small amounts.
+    of_batch, main, small = key[1][0] in BATCH_PHASES, [0], []
     for place, term in enumerate(basis.terms[1:], 1):
         axes = term.each if term.cap else term.products[0][0]
         if ("N" in axes) == of_batch:
             main.append(place)
         elif axes in SPLIT_AXES:
             small.append(place)
-    return main, small
+    found, error = _shortest(at, row, main, small)
+    if error <= EXACT or like is None or not (at @ like > 0).all():
+        return found
+    return _rescaled(at, row, like)
 
 
 def _shortest(at: Floats, row: Floats, main: list[int], small: list[int]) -> tuple[Floats, float]:
@@ -172,33 +161,10 @@ def _rescaled(at: Floats, row: Floats, like: Floats) -> Floats:
     return found
 
 
-def _unexplained(short: Trace, longer: Trace, name: Count, repetition: LayerRepetition) -> float:
-    """Return the work per group of layers that is not counted inside layers."""
-    expected = _inside(short, *name) * repetition.period / repetition.layers
-    return _total(longer, *name) - _total(short, *name) - expected
-
-
 def _total(trace: Trace, phase: Phase, what: str) -> float:
-    return sum(_quantity(work, what) for work in trace.work if work.phase == phase)
-
-
-def _quantity(work: Work, what: str) -> float:
-    return float(getattr(work, what)) if what in OTHER else work.flops.get(what, 0.0)
+    own = [work for work in trace.work if work.phase == phase]
+    return sum(float(getattr(work, what)) if what in OTHER else work.flops.get(what, 0.0) for work in own)
 
 
 def _inside(trace: Trace, phase: Phase, what: str) -> float:
     return sum(work.in_layers.get(what, 0.0) for work in trace.work if work.phase == phase)
-
-
-def _part(trace: Trace, inner: bool, name: Count) -> float:
-    return _inside(trace, *name) if inner else _total(trace, *name) - _inside(trace, *name)
-
-
-def _work(phase: Phase, found: Mapping[Count, Floats], row: int) -> Work:
-    flops = {what: float(counts[row]) for (of, what), counts in found.items() if of == phase and what not in OTHER}
-    return Work(
-        phase=phase,
-        flops=flops,
-        moved_bytes=float(found[phase, "moved_bytes"][row]),
-        kernels=round(float(found[phase, "kernels"][row])),
-    )

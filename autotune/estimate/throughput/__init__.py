@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -21,7 +21,7 @@ from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Inventory, Trace, Work
 from autotune.estimate import model_shape
 from autotune.estimate.throughput import drawn_lengths, exchanges, generation, roofline, split_engines
-from autotune.estimate.throughput.cycle_time import BATCH_PHASES, CycleTime, counted
+from autotune.estimate.throughput.cycle_time import BATCH_PHASES, counted
 from autotune.estimate.throughput.generation import GenerationLoad
 from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings, independent
 
@@ -63,9 +63,11 @@ def with_throughput(
     )
     if lengths is None or composition.generation == "none":
         return found
-    drawn = lengths.up_to(composition.completion_length)
+    drawn, nothing = lengths.up_to(composition.completion_length), Estimate.exactly(0)
     cycles = [at(part) for part in drawn.parts]
-    usual = {phase: _mean(one.seconds[phase] for one in cycles) for phase in cycles[0].seconds}
+    usual = {
+        phase: sum((one.seconds[phase] for one in cycles), start=nothing).scaled(1 / len(cycles)) for phase in cycles[0].seconds
+    }
     mean = fmean(part.mean for part in drawn.parts)
     return dataclasses.replace(
         found,
@@ -73,11 +75,6 @@ def with_throughput(
         seconds_at_lengths=usual,
         pipeline=cycles[-1].pipeline,
     )
-
-
-def _mean(estimates: Iterable[Estimate]) -> Estimate:
-    several = list(estimates)
-    return sum(several, start=Estimate.exactly(0)).scaled(1 / len(several))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +105,11 @@ def cycle(
     if lengths is not None:
         trace, counts = drawn_lengths.shortened(trace, composition, counts, lengths)
     seconds: dict[Phase, Estimate] = {}
+    repeats = dict.fromkeys(BATCH_PHASES, counts.scored) | {"optimizer": float(counts.optimizer_steps)}
     for work in trace.work:
         if work.phase not in ("load", "reward"):
-            seconds[work.phase] = phase_seconds(work, device).scaled(_repeats(work.phase, counts))
+            often = repeats.get(work.phase, counts.micro_steps / counts.traced_micro_steps)
+            seconds[work.phase] = phase_seconds(work, device).scaled(often)
     if "optimizer" in seconds:
         own = roofline.overhead_seconds(counts.optimizer_steps, efficiency("trainer_step_milliseconds"), MILLI)
         seconds["optimizer"] = seconds["optimizer"] + own
@@ -174,12 +173,6 @@ def tokens_per_second(
     return Estimate(value=tokens / total.value, low=tokens / total.high, high=tokens / total.low)
 
 
-def _repeats(phase: Phase, counts: CycleTime) -> float:
-    if phase == "optimizer":
-        return counts.optimizer_steps
-    return counts.scored if phase in BATCH_PHASES else counts.micro_steps / counts.traced_micro_steps
-
-
 def _generation_load(
     composition: Composition, config: Mapping[str, object], engine: EngineFit | None, num_generations: int
 ) -> GenerationLoad:
@@ -204,8 +197,7 @@ def _generation_load(
     )
 
 
-ADAPTER_TENSORS = 14
-"""Tensors of an adapter in one layer: two for each of its seven products."""
+ADAPTER_TENSORS = 14  # tensors of an adapter in one layer: two for each of its seven products
 
 
 def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, object], device: Ceilings) -> Estimate:
@@ -217,8 +209,8 @@ def _sync(inventory: Inventory, composition: Composition, config: Mapping[str, o
     # Matrices and norms of a layer; the model itself counts biases and experts: a low middle.
     names_per_layer = 12 if any(layer.experts for layer, _ in shape.kinds) else 9
     names = len(shape.layers) * (1 if alone else names_per_layer) + 3
-    if composition.split is not None:
-        copies = copies + split_engines.transfer(sent, device)
+    if composition.split is not None:  # over an unknown link they reach the engines' GPUs at once
+        copies = copies + (roofline.link_seconds(sent, device) or Estimate.exactly(0))
     pushes = roofline.overhead_seconds(names, efficiency("push_milliseconds_per_parameter"), MILLI)
     if composition.sync_gathers == "packed":  # the engine's loader takes whole buffers
         buffers = math.ceil(sent / max(1, composition.sync_buffer_bytes))

@@ -8,8 +8,7 @@ from autotune.core.composition import Composition
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace
 
-BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"})
-"""Phases that run once per batch of completions."""
+BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"})  # once per batch of completions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +26,10 @@ def counted(trace: Trace, composition: Composition, *, iterations: int = 1) -> C
     micro_steps = composition.accumulation
     if composition.generation != "none":
         micro_steps = iterations * max(1, composition.generation_batch // (composition.ranks * composition.micro_batch))
-    traced = traced_micro_steps(trace)
-    whole_batches = traced_batches(trace) if trace.basis == "traced" and composition.generation != "none" else 0
+    traced, whole_batches = traced_micro_steps(trace), 0
+    if trace.basis == "traced" and composition.generation != "none":  # runs of `BATCH_PHASES` in the last traced step
+        making = [phase in BATCH_PHASES for phase in trace.last_step]
+        whole_batches = sum(1 for before, now in zip([False, *making], making, strict=False) if now and not before)
     return CycleTime(
         micro_steps=micro_steps,
         optimizer_steps=max(1, micro_steps // composition.accumulation),
@@ -41,9 +42,3 @@ def traced_micro_steps(trace: Trace) -> int:
     """Backward passes in the last traced step."""
     phases = trace.last_step
     return max(1, sum(1 for before, now in zip(["load", *phases], phases, strict=False) if now == "backward" != before))
-
-
-def traced_batches(trace: Trace) -> int:
-    """Batches of completions scored in the last traced step: runs of `BATCH_PHASES`."""
-    making = [phase in BATCH_PHASES for phase in trace.last_step]
-    return sum(1 for before, now in zip([False, *making], making, strict=False) if now and not before)

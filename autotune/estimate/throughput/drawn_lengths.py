@@ -51,7 +51,8 @@ def shortened(trace: Trace, composition: Composition, counts: CycleTime, lengths
         seen = fmean(length * length for length in lengths.sample) / (2 * lengths.mean)
         fewer_keys = (composition.prompt_length + seen) / (composition.prompt_length + composition.completion_length / 2)
         return dataclasses.replace(trace, work=tuple(_scaled(work, 1.0, fewer_keys) for work in trace.work)), counts
-    padded = _padded_completion(composition, lengths)
+    rows = max(1, composition.generation_batch // composition.ranks)
+    padded = lengths.mean if composition.packs_rows else lengths.expected_longest(rows)
     prompt = composition.prompt_length
     ratio = (prompt + padded) / max(1, prompt + composition.completion_length)
     squared = fmean(((prompt + length) / (prompt + composition.completion_length)) ** 2 for length in lengths.sample)
@@ -63,13 +64,6 @@ def shortened(trace: Trace, composition: Composition, counts: CycleTime, lengths
         counts = dataclasses.replace(counts, micro_steps=micro_steps, scored=counts.scored * fewer)
     work = tuple(_scaled(work, ratio / fewer, attention / fewer) for work in trace.work)
     return dataclasses.replace(trace, work=work), counts
-
-
-def _padded_completion(composition: Composition, lengths: TokenLengths) -> float:
-    """Return the completion tokens of a row in training, padding included."""
-    if composition.packs_rows:
-        return lengths.mean
-    return lengths.expected_longest(max(1, composition.generation_batch // composition.ranks))
 
 
 def _scaled(work: Work, ratio: float, attention: float) -> Work:
@@ -120,7 +114,7 @@ def _simulated(load_of: _ByContent, device_of: _ByContent, limits: EngineLimits,
 
     def cost(one: Pass) -> float:
         length = one.context / max(1, one.decoding)
-        return generation.pass_seconds(load, device, together=one.decoding, length=length, prefilled=one.prefilled)
+        return generation.one_pass(load, device, together=one.decoding, length=length, prefilled=one.prefilled).value
 
     each = max(1, load.sequences // load.prompts)
     drawn = lengths.draw(load.sequences)

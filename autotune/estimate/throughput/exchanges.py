@@ -18,7 +18,7 @@ from autotune.catalog.constants import efficiency
 from autotune.core.composition import Composition
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate
-from autotune.core.trace import Inventory, Trace
+from autotune.core.trace import Trace
 from autotune.estimate.model_shape import dtype_bytes
 from autotune.estimate.throughput import generation, roofline
 from autotune.estimate.throughput.cycle_time import CycleTime
@@ -29,11 +29,7 @@ SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
 
 
 def with_exchanges(
-    seconds: Mapping[Phase, Estimate],
-    trace: Trace,
-    composition: Composition,
-    counts: CycleTime,
-    device: Ceilings,
+    seconds: Mapping[Phase, Estimate], trace: Trace, composition: Composition, counts: CycleTime, device: Ceilings
 ) -> dict[Phase, Estimate]:
     """Add the cost of exchanges to the backward pass, and divide the optimizer's work by the ranks."""
     found, inventory = dict(seconds), trace.inventory
@@ -41,42 +37,26 @@ def with_exchanges(
         found["optimizer"] = found["optimizer"].scaled(1 / composition.ranks)
     sent = exchanged_bytes(trace, composition, counts)
     spent = roofline.link_seconds(sent, device) if sent else None
-    if spent is not None and "backward" in found:
-        cover = found["backward"]
-        found["backward"] = independent(
-            cover,
-            _exposed(spent, cover),
-            _waits(inventory, composition, counts),
-            _adapter_waits(trace, composition, counts),
-        )
-    return found
-
-
-def _exposed(spent: Estimate, cover: Estimate) -> Estimate:
-    share = efficiency("exposed_exchange_share")
+    if spent is None or "backward" not in found:
+        return found
+    # 1. Transfers beyond the backward pass.
+    cover, share = found["backward"], efficiency("exposed_exchange_share")
     low = max(share.low * spent.low, spent.low - cover.high)
     value = max(low, share.value * spent.value, spent.value - cover.value)
-    return Estimate(value=value, low=low, high=max(value, share.high * spent.high))
-
-
-def _waits(inventory: Inventory, composition: Composition, counts: CycleTime) -> Estimate:
-    """micro-steps · units · (2 gathers + 1 reduction, if the weights themselves are trained)"""
-    if composition.sharded_by not in generation.SHARDS_WEIGHTS:
-        return Estimate.exactly(0)
-    exchanged = 2 if inventory.trainable_parameters < inventory.parameters / 2 else 3
-    units = len(inventory.layer_bytes) + 1
-    waits = counts.micro_steps * units * exchanged
-    return roofline.overhead_seconds(waits, efficiency("sharded_unit_milliseconds"), MILLI)
-
-
-def _adapter_waits(trace: Trace, composition: Composition, counts: CycleTime) -> Estimate:
-    """micro-steps · units of adapters · (2 gathers + 1 reduction)"""
+    exposed = Estimate(value=value, low=low, high=max(value, share.high * spent.high))
+    # 2. Waits: micro-steps · units · (2 gathers + 1 reduction, if the weights themselves are trained).
+    waits = adapter_waits = Estimate.exactly(0)
+    if composition.sharded_by in generation.SHARDS_WEIGHTS:
+        exchanged = 2 if inventory.trainable_parameters < inventory.parameters / 2 else 3
+        count = counts.micro_steps * (len(inventory.layer_bytes) + 1) * exchanged
+        waits = roofline.overhead_seconds(count, efficiency("sharded_unit_milliseconds"), MILLI)
+    # 3. The same of units of adapters.
     used, adapted = trace.usage, composition["policy"].adapter_rank is not None
-    if composition.sharded_by != "fsdp1" or not adapted or used is None:
-        return Estimate.exactly(0)
-    parameters = used.parameters
-    units = sum(any(parameters[index].trains and parameters[index].layer is not None for index in own) for own in used.modules)
-    return roofline.overhead_seconds(counts.micro_steps * units * 3, efficiency("adapter_unit_milliseconds"), MILLI)
+    if composition.sharded_by == "fsdp1" and adapted and used is not None:
+        sharded = {index for index, one in enumerate(used.parameters) if one.trains and one.layer is not None}
+        units = sum(not sharded.isdisjoint(own) for own in used.modules)
+        adapter_waits = roofline.overhead_seconds(counts.micro_steps * units * 3, efficiency("adapter_unit_milliseconds"), MILLI)
+    return {**found, "backward": independent(cover, exposed, waits, adapter_waits)}
 
 
 def exchanged_bytes(trace: Trace, composition: Composition, counts: CycleTime) -> float:

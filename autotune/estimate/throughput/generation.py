@@ -24,12 +24,8 @@ from autotune.estimate.throughput.roofline import MICRO, MILLI, Ceilings
 from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS
 from autotune.estimate.vllm_weights import quantisation, quantised_bytes
 
-CACHE_SLOWDOWN = 4
-"""Upper bound of transformers' time over its cache, relative to an ordered copy."""
-
-EXCHANGES_PER_LAYER = 2
-"""Tensor parallelism reduces after attention and after the MLP."""
-
+CACHE_SLOWDOWN = 4  # upper bound of transformers' time over its cache, relative to an ordered copy
+EXCHANGES_PER_LAYER = 2  # tensor parallelism reduces after attention and after the MLP
 SHARDS_WEIGHTS = frozenset({"zero3", "fsdp1", "fsdp2"})
 
 
@@ -61,8 +57,7 @@ def seconds(load: GenerationLoad, device: Ceilings) -> Estimate:
 
 def step(load: GenerationLoad, device: Ceilings) -> Estimate:
     """Return the time of one token of each running sequence, halfway through its completion."""
-    length = load.prompt_length + load.completion_length / 2
-    return _pass(load, model_shape.shape(load.config), device, together=load.together, length=length)
+    return one_pass(load, device, together=load.together, length=load.prompt_length + load.completion_length / 2)
 
 
 def prefill(load: GenerationLoad, device: Ceilings) -> Estimate:
@@ -85,16 +80,10 @@ def _attention(shape: Shape, layer: Layer, length: int) -> float:
     return 4.0 * length * seen * shape.heads * shape.head_dim
 
 
-def pass_seconds(load: GenerationLoad, device: Ceilings, *, together: int, length: float, prefilled: int) -> float:
-    """Return the expected time of one pass of an engine.
-
-    together: decoding sequences; length: their mean length; prefilled: prompt tokens in the same pass.
-    """
-    return _pass(load, model_shape.shape(load.config), device, together=together, length=length, prefilled=prefilled).value
-
-
-def _pass(load: GenerationLoad, shape: Shape, device: Ceilings, *, together: int, length: float, prefilled: int = 0) -> Estimate:
+def one_pass(load: GenerationLoad, device: Ceilings, *, together: int, length: float, prefilled: int = 0) -> Estimate:
+    """Return the time of one pass. together: decoding sequences; length: their mean length; prefilled: prompt tokens."""
     # 1. The device: max(reading weights and caches, products).
+    shape = model_shape.shape(load.config)
     size, tokens = dtype_bytes(load.dtype), together + prefilled
     read = sum(count * _cache_read(shape, layer, length, by_engine=load.by_engine) for layer, count in shape.kinds)
     cache = roofline.memory_seconds(together * read * size / load.tensor_parallel, device, share="decode_memory_share")
@@ -112,7 +101,14 @@ def _pass(load: GenerationLoad, shape: Shape, device: Ceilings, *, together: int
         return Estimate(value=both.value, low=both.low, high=busy.high + host.high)
     own = roofline.overhead_seconds(1, efficiency("engine_step_milliseconds"), MILLI)
     own = own + roofline.overhead_seconds(layers, efficiency("engine_layer_microseconds"), MICRO)
-    return busy + own + _exchanges(load, shape, device, tokens)
+    # 3. Exchanges between the engine's ranks.
+    exchanges = Estimate.exactly(0)
+    if load.tensor_parallel > 1:
+        count = EXCHANGES_PER_LAYER * layers
+        exchanges = roofline.overhead_seconds(count, efficiency("exchange_microseconds"), MICRO)
+        payload = roofline.link_seconds(2.0 * count * tokens * shape.hidden * size, device)
+        exchanges = exchanges if payload is None else exchanges + payload
+    return busy + own + exchanges
 
 
 def _cache_read(shape: Shape, layer: Layer, length: float, *, by_engine: bool) -> float:
@@ -140,15 +136,6 @@ def _read_parameters(layer: Layer, together: int | None) -> float:
     return layer.parameters - layer.experts * missed
 
 
-def _exchanges(load: GenerationLoad, shape: Shape, device: Ceilings, tokens: int) -> Estimate:
-    if load.tensor_parallel == 1:
-        return Estimate.exactly(0)
-    count = EXCHANGES_PER_LAYER * len(shape.layers)
-    waits = roofline.overhead_seconds(count, efficiency("exchange_microseconds"), MICRO)
-    payload = roofline.link_seconds(2.0 * count * tokens * shape.hidden * dtype_bytes(load.dtype), device)
-    return waits if payload is None else waits + payload
-
-
 def with_gathering(
     rollout: Estimate, inventory: Inventory, composition: Composition, load: GenerationLoad, layers: int, device: Ceilings
 ) -> Estimate | None:
@@ -160,15 +147,12 @@ def with_gathering(
     ranks = composition.ranks
     if composition.generation != "trainer" or ranks < 2 or composition.sharded_by not in SHARDS_WEIGHTS:
         return rollout
-    passes = passes_of(load) if composition.gathers_per_token else 1
+    passes = 1
+    if composition.gathers_per_token:  # per batch, one for the prompts and one for every token after the first
+        passes = math.ceil(load.sequences / max(1, load.batch)) * max(1, load.completion_length)
     sent = roofline.link_seconds(passes * inventory.weight_bytes * (ranks - 1) / ranks, device)
     if sent is None:
         return None if composition.gathers_per_token else rollout
     whole = sent + roofline.overhead_seconds(passes * layers, efficiency("exchange_microseconds"), MICRO)
     # At best the next layer is gathered while this one computes.
     return Estimate(value=rollout.value + whole.value, low=highest((rollout, whole)).low, high=rollout.high + whole.high)
-
-
-def passes_of(load: GenerationLoad) -> int:
-    """Forward passes: per batch, one for the prompts and one for every token after the first."""
-    return math.ceil(load.sequences / max(1, load.batch)) * max(1, load.completion_length)

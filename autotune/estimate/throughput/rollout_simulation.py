@@ -1,6 +1,6 @@
 """Simulation of a continuous-batching engine over completions of different lengths.
 
-It follows vLLM's scheduler: running sequences first, then waiting ones while sequences, tokens of a
+It has the rules of vLLM's scheduler: running sequences first, then waiting ones while sequences, tokens of a
 pass and cache blocks allow. Without a free block the sequence that was admitted last is preempted;
 it is computed again later. Full blocks of a prompt are shared within its group. Passes between two
 events are computed at once.
@@ -74,7 +74,11 @@ class _Sequence:
 
 def simulate(requests: Sequence[Request], limits: EngineLimits, seconds: Callable[[Pass], float]) -> Rollout:
     """Return the time until the last completion ends. `seconds`: duration of one pass."""
-    return _Scheduler(requests, limits, seconds).run()
+    engine = _Scheduler(requests, limits, seconds)
+    while engine.waiting or engine.running:
+        engine.advance()
+    decoding = engine.decoded / max(1, engine.passes)
+    return Rollout(seconds=engine.spent, passes=engine.passes, mean_decoding=decoding, preemptions=engine.preemptions)
 
 
 class _Scheduler:
@@ -86,17 +90,7 @@ class _Scheduler:
         self.used = 0
         self.spent, self.passes, self.decoded, self.preemptions = 0.0, 0, 0, 0
 
-    def run(self) -> Rollout:
-        while self.waiting or self.running:
-            self._advance()
-        return Rollout(
-            seconds=self.spent,
-            passes=self.passes,
-            mean_decoding=self.decoded / max(1, self.passes),
-            preemptions=self.preemptions,
-        )
-
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Run one pass, or as many equal ones as fit before the next event."""
         # 1. Running sequences: decode, or continue their prompts.
         budget, prefilled, before = self.limits.max_batched_tokens, 0, self.preemptions
@@ -125,7 +119,8 @@ class _Scheduler:
             raise ValueError("The KV cache is too small for one sequence.")
         decoding = [sequence for sequence, _ in scheduled if sequence.decodes]
         prefilled = sum(new for sequence, new in scheduled if not sequence.decodes)
-        times = 1 if prefilled or self.waiting_fits() else self._equal_passes(decoding)
+        admits = self.waiting and len(self.running) < self.limits.max_num_seqs and self._free() > 0
+        times = 1 if prefilled or admits else self._equal_passes(decoding)
         context = sum(sequence.cached for sequence in decoding) + len(decoding) * (times - 1) / 2
         one = Pass(decoding=len(decoding), context=context, prefilled=prefilled, repeats=times)
         self.spent += times * self.seconds(one)
@@ -137,12 +132,13 @@ class _Scheduler:
             if sequence.cached == sequence.known:
                 sequence.generated += 1
                 if times > 1:
-                    self._allocate_more(sequence, times - 1)
-        self.running = [sequence for sequence in self.running if not self._finished(sequence)]
-
-    def waiting_fits(self) -> bool:
-        """Return True if the next pass may admit a waiting sequence."""
-        return bool(self.waiting) and len(self.running) < self.limits.max_num_seqs and self._free() > 0
+                    self.used += self._blocks(sequence.cached + times - 1) - self._blocks(sequence.cached)
+                    sequence.cached += times - 1
+                    sequence.generated += times - 1
+        for sequence in self.running:
+            if sequence.generated >= sequence.completion:
+                self._release(sequence)
+        self.running = [sequence for sequence in self.running if sequence.generated < sequence.completion]
 
     def _equal_passes(self, decoding: Sequence[_Sequence]) -> int:
         """Return the passes until a sequence ends or a block may be missing."""
@@ -175,11 +171,6 @@ class _Scheduler:
         self.preemptions += 1
         return False
 
-    def _allocate_more(self, sequence: _Sequence, tokens: int) -> None:
-        self.used += self._blocks(sequence.cached + tokens) - self._blocks(sequence.cached)
-        sequence.cached += tokens
-        sequence.generated += tokens
-
     def _admit(self, sequence: _Sequence, budget: int) -> int | None:
         """Take blocks for a waiting sequence, those of its group's prompt apart; None: too few are free."""
         full = (sequence.prompt - 1) // self.limits.block_tokens
@@ -198,9 +189,3 @@ class _Scheduler:
         self.groups[sequence.group] -= 1
         kept = min(sequence.shared, self._blocks(sequence.cached)) if self.groups[sequence.group] else 0
         self.used -= self._blocks(sequence.cached) - kept
-
-    def _finished(self, sequence: _Sequence) -> bool:
-        if sequence.generated < sequence.completion:
-            return False
-        self._release(sequence)
-        return True

@@ -13,11 +13,8 @@ from autotune.core.prediction import Estimate
 GB = 10**9
 TERA = 10**12
 MICRO, MILLI = 1e-6, 1e-3
-ATTENTION = "attention:"
-"""Prefix of the dtype of attention kernels' FLOPs."""
-
-EMULATION_FACTOR = 2
-"""Largest slowdown of a half precision that is computed in float32, with conversions."""
+ATTENTION = "attention:"  # prefix of the dtype of attention kernels' FLOPs
+EMULATION_FACTOR = 2  # largest slowdown of a half precision that is computed in float32, with conversions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,15 +20,12 @@ from dataclasses import replace
 from autotune.core.composition import Composition, SplitEngines
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, PipelineTimes
-from autotune.estimate.throughput import generation, roofline
+from autotune.estimate.throughput import generation
 from autotune.estimate.throughput.generation import GenerationLoad
 from autotune.estimate.throughput.roofline import Ceilings
 
-Generating = Callable[[GenerationLoad], Estimate]
-"""Seconds in which one engine generates its completions."""
-
-FEWER, MORE = 1, 3
-"""Multiples of a load whose difference is free of the first and the last completions."""
+Generating = Callable[[GenerationLoad], Estimate]  # seconds in which one engine generates its completions
+FEWER, MORE = 1, 3  # multiples of a load whose difference is free of the first and the last completions
 
 
 def limited(composition: Composition) -> SplitEngines | None:
@@ -116,8 +113,3 @@ def _wait(split: SplitEngines, generated: Estimate, training: Estimate, optimize
 def _ordered(one: Estimate) -> Estimate:
     """Return the interval with its bounds on both sides of the value."""
     return Estimate(value=one.value, low=min(one.low, one.value), high=max(one.high, one.value))
-
-
-def transfer(weight_bytes: float, device: Ceilings) -> Estimate:
-    """Return the time in which weights reach the engines' GPUs; 0 over an unknown link."""
-    return roofline.link_seconds(weight_bytes, device) or Estimate.exactly(0)
