@@ -44,14 +44,10 @@ class Figures:
     """Source of a run's speed. `worker/metric_readers.py` defines the fields."""
 
     kind: Literal["json", "python", "pattern"]
-    file: str | None = None
-    """None: the run's output."""
-
+    file: str | None = None  # None: the run's output
     line: str | None = None
     under: str | None = None
-    keys: Mapping[str, tuple[str, ...]] | None = None
-    """None: the figures are named `tokens_per_second`, `tokens`, `seconds`."""
-
+    keys: Mapping[str, tuple[str, ...]] | None = None  # None: they are named `tokens_per_second`, `tokens`, `seconds`
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     times: float = 1.0
     tokens_each: int | None = None
@@ -62,41 +58,31 @@ class ReportedSettings:
     """Source of a run's effective settings. `worker/launched_settings.py` defines the kinds."""
 
     kind: Literal["json", "hydra", "yaml", "namespace", "table"]
-    file: str | None = None
-    """None: the run's output."""
+    file: str | None = None  # None: the run's output
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
     """Class of the framework whose objects hold models."""
 
-    cls: str
-    """`module:Class` as defined in the source. Ray's wrappers and subclasses count as well."""
-
-    models: Mapping[str, str]
-    """Composition role -> attribute path."""
-
+    cls: str  # `module:Class` as defined in the source; Ray's wrappers and subclasses count as well
+    models: Mapping[str, str]  # composition role -> attribute path
     noted: bool = False
     """True: objects are recorded at construction. False: they are searched for in the process, which
     fails beside a vLLM engine because vLLM freezes older objects in the garbage collector."""
 
-    optimizer: str | None = None
-    """Attribute path of the optimizer."""
+    optimizer: str | None = None  # attribute path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """Model holders in a run's processes, and the calls that trigger a look at them.
-
-    `worker/watched_run.py` evaluates it."""
+    """Model holders in a run's processes, and the calls that trigger a look at them (`worker/watched_run.py`)."""
 
     steps: tuple[str, ...]
     """`module:Class.method` after which gradients and optimizer states exist. Ray must not copy the
     method into a class of its own."""
 
-    uses: tuple[str, ...] = ()
-    """The same for processes without training."""
-
+    uses: tuple[str, ...] = ()  # the same for processes without training
     holders: tuple[Holder, ...]
 
 
@@ -121,17 +107,10 @@ class Launch:
     argv: tuple[str, ...]
     figures: Figures
     environment: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Name -> content, written into the run's folder before the start."""
-
-    folder: str | None = None
-    """Working directory; None: autotune's own."""
-
-    phases: tuple[tuple[str, Phase | None], ...] = ()
-    """Pattern of a line -> the phase that begins there; None: a phase ends."""
-
-    effective: ReportedSettings | None = None
-    """None: the run does not report its settings."""
+    files: Mapping[str, str] = field(default_factory=dict)  # name -> content, written into the run's folder before the start
+    folder: str | None = None  # working directory; None: autotune's own
+    phases: tuple[tuple[str, Phase | None], ...] = ()  # pattern of a line -> the phase that begins there; None: a phase ends
+    effective: ReportedSettings | None = None  # None: the run does not report its settings
 
 
 def probe_request(launch: Launch, plan: ProbePlan, settings: Iterable[str] = ()) -> dict[str, object]:
@@ -144,19 +123,13 @@ def probe_steps(plan: ProbePlan) -> int:
 
 
 class Launched(Trainer):
-    """Base class of a trainer that is started by its command line.
+    """Base class of a trainer that is started by its command line, by one rank on any number of GPUs.
 
-    Its settings are those in `defaults`. One rank starts it on any number of GPUs. Prediction
-    requires a subclass with `step`.
-    """
+    Its settings are those in `defaults`. Prediction requires a subclass with `step`."""
 
-    defaults: Mapping[str, KnobValue] = {}
-    """Setting -> default, in the framework's names."""
-
+    defaults: Mapping[str, KnobValue] = {}  # setting -> default, in the framework's names
     watch: Watch | None = None
-    measures_rows: ClassVar[bool] = False
-    """True: rows of the user's dataset are measured for supervised training."""
-
+    measures_rows: ClassVar[bool] = False  # True: rows of the user's dataset are measured for supervised training
     adapter = "launched_command"
     trace_adapter = ""
 
@@ -215,9 +188,8 @@ class Launched(Trainer):
         return next((knobs for knobs in tried if self.why_illegal(self.complete(knobs, task), task) is None), tried[0])
 
     def row_lengths(self, task: Task) -> RowLengths | None:
-        dataset = task.workload.dataset
-        measured = self.measures_rows and self.method == "sft" and dataset
-        return row_lengths(task, {"dataset_name": dataset}) if measured else None
+        measured = self.measures_rows and self.method == "sft" and task.workload.dataset
+        return row_lengths(task, {"dataset_name": measured}) if measured else None
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return {"device": task.hardware.kind}

@@ -26,11 +26,16 @@ from autotune.frameworks import served_engines
 from autotune.frameworks.base import Settings, as_word, count_of, model_path, share_of
 from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_text
 from autotune.frameworks.stand_in_step import OtherModel, gptq_bits
-from autotune.frameworks.transformers_trainer import ATTENTION, N_SYNTHETIC_ROWS, TransformersTrainer, ddp_options
+from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer, ddp_options
 
-_SERVED = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "enable_lora", "enable_expert_parallel")
-OF_THE_SERVER = tuple(f"vllm_{name}" for name in _SERVED)
+OF_THE_SERVER = (
+    "vllm_gpu_memory_utilization", "vllm_max_model_len", "vllm_tensor_parallel_size", "vllm_enable_lora",
+    "vllm_enable_expert_parallel",
+)  # fmt: skip
 """Settings of `swift rollout`, which starts the vLLM server."""
+
+ATTENTION: Mapping[KnobValue, str] = {None: "sdpa", "flash_attn": "flash_attention_2"}
+"""Name of an attention -> transformers'; every other name is the same."""
 
 ADAPTER = {"lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"}
 """Defaults of `swift/arguments/tuner_args.py`."""

@@ -80,9 +80,6 @@ class Verl(StandIn):
         """Return the GPUs that train."""
         return self.table.count(settings, "trainer.n_gpus_per_node") if self._separate(settings) else task.hardware.count
 
-    def lengths(self, settings: Settings) -> tuple[int, int]:
-        return self.table.count(settings, "data.max_prompt_length"), self.table.count(settings, "data.max_response_length")
-
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
         count, ranks, longest = self.table.count, self._ranks(settings, task), sum(self.lengths(settings)) or 1
         sequence, generations = max(1, count(settings, SEQUENCE)), count(settings, f"{ROLLOUT}.n")

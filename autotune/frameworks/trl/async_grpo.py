@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition, SplitEngines
@@ -22,6 +23,7 @@ from autotune.frameworks.trl.requests import trace_request as plain_trace_reques
 from autotune.frameworks.trl.resident_models import BUFFER_BYTES, NEW_BUFFERS, residents
 from autotune.frameworks.trl.settings import (
     DEFAULT_PROMPT_LENGTH,
+    accumulation,
     adapter_settings,
     default,
     engine_dtype,
@@ -29,10 +31,8 @@ from autotune.frameworks.trl.settings import (
     loaded_dtype,
     precision,
 )  # fmt: skip
-from autotune.frameworks.trl.topology import ranks_of, server_gpus, server_parallel, sharding_of
+from autotune.frameworks.trl.topology import Settings, ranks_of, server_gpus, server_parallel, sharding_of
 from autotune.machine import hardware_detection
-
-Settings = Mapping[str, object]
 
 METHOD = "async-grpo"
 CORE = (
@@ -66,7 +66,8 @@ def settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
     settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH)
     settings["vllm_max_model_length"] = window(settings)
     if "gradient_accumulation_steps" not in given:
-        settings["gradient_accumulation_steps"] = _accumulation(settings, task)
+        ranks = max(1, ranks_of(settings, task.hardware.count))
+        settings["gradient_accumulation_steps"] = accumulation(completions_each_step(settings, ranks) * ranks, task, METHOD)
     settings |= precision(given, task) | adapter_settings(given, task)
     settings["dtype"] = loaded_dtype(given.get("dtype", default("dtype", METHOD)), task.workload.model.config)
     return {name: value for name, value in settings.items() if is_read(name, settings)}
@@ -77,39 +78,21 @@ def completions_each_step(settings: Settings, ranks: int) -> int:
     return fullest_row(settings, ranks).rollouts if token_budget(settings) else count_of(settings, "per_device_train_batch_size")
 
 
-def _accumulation(settings: Mapping[str, KnobValue], task: Task) -> int:
-    ranks, total = max(1, ranks_of(settings, task.hardware.count)), task.workload.global_batch
-    each = completions_each_step(settings, ranks) * ranks
-    return total // each if total and each and total % each == 0 else int(default("gradient_accumulation_steps", METHOD) or 1)
-
-
-def in_flight(settings: Settings, ranks: int) -> int:
-    """Return the completions that are generated at a time."""
-    if (given := count_of(settings, "max_inflight_tasks")) >= 0:
-        return given
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    micro, steps = (count_of(settings, name) for name in names)
-    return max(1, count_of(settings, "max_staleness")) * micro * steps * ranks
-
-
 # Rules.
 
 
 def why_illegal(settings: Settings, task: Task) -> str | None:
     """Return the first broken rule with its values."""
-    rules = (_machine, _kernel, _model, _training, _budget, _batch, combinations.refusals)
+    rules = (_hardware, _model, _training, _budget, _batch, combinations.refusals)
     return next(itertools.chain.from_iterable(rule(settings, task) for rule in rules), None)
 
 
-def _machine(settings: Settings, task: Task) -> Iterator[str]:
+def _hardware(settings: Settings, task: Task) -> Iterator[str]:
     if task.hardware.kind == "cpu":
         yield "AsyncGRPOTrainer needs GPUs: its attention is a kernel for them (flash-attn3), and weights are sent over NCCL."
     elif task.hardware.count < 2:
         yield "AsyncGRPOTrainer needs a vLLM server on GPUs of its own, so at least 2 GPUs. Use --method grpo on one."
-
-
-def _kernel(settings: Settings, task: Task) -> Iterator[str]:
-    """Yield what the attention kernel cannot do, the only one that the trainer has."""
+    # The trainer has one attention kernel.
     gpu = hardware_detection.gpu_of(task.hardware)
     capability = gpu.compute_capability if gpu is not None else None
     if capability and not KERNEL_FROM <= float(capability) < KERNEL_BELOW:
@@ -117,8 +100,7 @@ def _kernel(settings: Settings, task: Task) -> Iterator[str]:
             f"AsyncGRPOTrainer's attention is kernels-community/flash-attn3, which is built for compute capability 8 and 9; "
             f"{task.hardware.name} has {capability}. Use --method grpo with vllm_mode=server."
         )
-    half = settings.get("dtype") in ("bfloat16", "float16") or settings.get("bf16") or settings.get("fp16")
-    if not half:
+    if not (settings.get("dtype") in ("bfloat16", "float16") or settings.get("bf16") or settings.get("fp16")):
         yield "AsyncGRPOTrainer's attention kernel computes in bfloat16 or float16 only: bf16 must be on."
     text = _text(task)
     hidden, heads = count_of(text, "hidden_size"), count_of(text, "num_attention_heads")
@@ -182,8 +164,7 @@ def _batch(settings: Settings, task: Task) -> Iterator[str]:
     each = completions_each_step(settings, ranks)
     of = f"{each} completions in a full row" if token_budget(settings) else f"per_device_train_batch_size {each}"
     product = f"{of} x {ranks} ranks x gradient_accumulation_steps {steps}"
-    if (conflict := other_global_batch(task, product, each * ranks * steps)) is not None:
-        yield conflict
+    yield from other_global_batch(task, product, each * ranks * steps)
 
 
 def _text(task: Task) -> Mapping[str, object]:
@@ -200,14 +181,10 @@ def trace_request(candidate: Candidate, task: Task) -> Mapping[str, object]:
     settings = candidate.settings
     row = fullest_row(settings, ranks_of(settings, task.hardware.count))
     request = plain_trace_request(candidate, task, count_of(settings, "max_prompt_length"), row.completion)
-    step = {name: value for name, value in _mapping(request["settings"]).items() if name not in NOT_IN_STEP}
+    whole = cast("Mapping[str, object]", request["settings"])
+    step = {name: value for name, value in whole.items() if name not in NOT_IN_STEP}
     counted = {**step, "per_device_train_batch_size": row.rollouts, "token_budget": 0}
     return {**request, "settings": counted, **({"groups": row.groups} if row.groups > 1 else {})}
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    assert isinstance(value, Mapping)
-    return value
 
 
 def compose(candidate: Candidate, task: Task) -> Composition:
@@ -244,7 +221,10 @@ def _split(settings: Settings, task: Task, batch: int) -> SplitEngines:
 
     Rollouts wait in the queue, at most until they are too stale to be used."""
     ranks, staleness = ranks_of(settings, task.hardware.count), count_of(settings, "max_staleness")
-    generating = in_flight(settings, ranks)
+    generating = count_of(settings, "max_inflight_tasks")
+    if generating < 0:  # TRL's default
+        micro, steps = (count_of(settings, name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps"))
+        generating = max(1, staleness) * micro * steps * ranks
     waiting = (generating + count_of({"queue_maxsize": default("queue_maxsize", METHOD), **settings}, "queue_maxsize")) / batch
     return served(
         task.hardware,

@@ -271,9 +271,6 @@ def write(path: Path, text: str, *, executable: bool = False) -> Path:
     return path
 
 
-IN_ACCELERATE = frozenset({*REPLACED, "accelerate_config"})
-
-
 @dataclass(frozen=True, kw_only=True)
 class WrittenSetting:
     """One difference between the user's file and the written one."""
@@ -293,23 +290,17 @@ def written_settings(task: Task, path: Path) -> list[WrittenSetting]:
         return []
     written = read_document(path).content
     defaults = installed_defaults(task.workload.python, task.workload.method)
-    found = [
-        _compared(str(name), value, stated, defaults)
-        for name, value in written.items()
-        if name not in stated or comparable(stated[name]) != comparable(value)
-    ]
-    missing = [name for name in stated if name not in written and name not in OWN_SETTINGS]
-    return [*found, *(_left_out(name, stated[name], defaults) for name in missing)]
-
-
-def _compared(name: str, value: object, stated: Mapping[str, object], defaults: Mapping[str, object]) -> WrittenSetting:
-    yours = stated[name] if name in stated else defaults.get(name)
-    known = name in stated or name in defaults
-    same = known and comparable(yours) == comparable(value)
-    return WrittenSetting(name=name, yours=yours, written=value, kind="assumed" if same else "changed")
-
-
-def _left_out(name: str, yours: object, defaults: Mapping[str, object]) -> WrittenSetting:
-    if name in IN_ACCELERATE:
-        return WrittenSetting(name=name, yours=yours, written=ACCELERATE_NAME, kind="moved")
-    return WrittenSetting(name=name, yours=yours, written=defaults.get(name), kind="changed")
+    found: list[WrittenSetting] = []
+    # 1. Written settings.
+    for name, value in written.items():
+        yours = stated[name] if name in stated else defaults.get(name)
+        same = (name in stated or name in defaults) and comparable(yours) == comparable(value)
+        if not (same and name in stated):
+            found.append(WrittenSetting(name=str(name), yours=yours, written=value, kind="assumed" if same else "changed"))
+    # 2. Those that were left out.
+    for name in (name for name in stated if name not in written and name not in OWN_SETTINGS):
+        if name in REPLACED:
+            found.append(WrittenSetting(name=name, yours=stated[name], written=ACCELERATE_NAME, kind="moved"))
+        else:
+            found.append(WrittenSetting(name=name, yours=stated[name], written=defaults.get(name), kind="changed"))
+    return found

@@ -13,7 +13,7 @@ from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, SPREAD_BY, OtherModel, StandInSpec
 from autotune.frameworks.trl.requests import adapter_request, sharding_request
 from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, engine_dtype, max_num_seqs
-from autotune.frameworks.trl.topology import DEEPSPEED, ranks_of, server_gpus, server_parallel, sharding_of
+from autotune.frameworks.trl.topology import DEEPSPEED, ranks_of, server_gpus, server_parallel, sharding_of, with_server
 
 ONLINE = frozenset({"grpo", "rloo", "online-dpo"})
 """Methods that generate completions."""
@@ -31,11 +31,16 @@ WITH_REFERENCE = frozenset({"dpo", "kto", "online-dpo"})
 
 
 def compose(candidate: Candidate, task: Task) -> Composition:
-    settings, ranks = candidate.settings, ranks_of(candidate.settings, task.hardware.count)
+    settings, ranks, method = candidate.settings, ranks_of(candidate.settings, task.hardware.count), task.workload.method
     micro, steps = count_of(settings, "per_device_train_batch_size"), count_of(settings, "steps_per_generation")
-    generation = _generation(settings, task)
-    if (per_row := COMPLETIONS_PER_ROW.get(task.workload.method)) is not None:
+    prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
+    generation: Generation = "none"
+    if method in ONLINE:
+        generation = "server" if with_server(settings) else "engine" if settings.get("use_vllm") else "trainer"
+    if (per_row := COMPLETIONS_PER_ROW.get(method)) is not None:
         micro, steps = micro * per_row, 1  # each micro-step generates its own completions
+    # Tokens in the loss per row: both answers of a DPO pair; of other rows all but the first token.
+    loss_tokens = 2 * completion if method == "dpo" else prompt + completion - 1
     attention = settings.get("attn_implementation")
     return Composition(
         residents=tuple(residents(candidate, task, generation)),
@@ -43,8 +48,8 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         micro_batch=micro,
         accumulation=count_of(settings, "gradient_accumulation_steps") or 1,
         generation_batch=0 if generation == "none" else micro * ranks * steps,
-        prompt_length=count_of(settings, "max_prompt_length"),
-        completion_length=count_of(settings, "max_completion_length"),
+        prompt_length=prompt,
+        completion_length=completion,
         checkpointing=bool(settings.get("gradient_checkpointing")),
         optimizer=str(settings.get("optim")),
         generation=generation,
@@ -56,22 +61,8 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         notes=(NEW_BUFFERS,) if generation == "server" else (),
         attention=attention if isinstance(attention, str) else None,
         sharded_by=sharding_of(settings, ranks),
-        loss_tokens=_loss_tokens(settings, task) if generation == "none" else None,
+        loss_tokens=loss_tokens if generation == "none" else None,
     )
-
-
-def _loss_tokens(settings: Settings, task: Task) -> int:
-    """Return tokens in the loss per row: both answers of a DPO pair; of other rows all but the first token."""
-    prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
-    return 2 * completion if task.workload.method == "dpo" else prompt + completion - 1
-
-
-def _generation(settings: Settings, task: Task) -> Generation:
-    if task.workload.method not in ONLINE:
-        return "none"
-    if not settings.get("use_vllm"):
-        return "trainer"
-    return "server" if settings.get("vllm_mode") == "server" else "engine"
 
 
 def residents(candidate: Candidate, task: Task, generation: Generation) -> Iterator[Resident]:

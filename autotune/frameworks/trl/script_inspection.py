@@ -49,7 +49,12 @@ def look_at(
     if "error" in answer:
         raise _refusal(path, python, answer["error"], log)
     look = msgspec.convert(answer, ScriptInspection, strict=False)
-    script = UserScript(path=path, arguments=arguments, rewards=rewards, look=look, fingerprint=_fingerprint(look.modules))
+    digest = hashlib.sha256()
+    for file in look.modules:
+        digest.update(file.encode() + b"\0")
+        if Path(file).is_file():
+            digest.update(Path(file).read_bytes())
+    script = UserScript(path=path, arguments=arguments, rewards=rewards, look=look, fingerprint=digest.hexdigest()[:16])
     _refuse_unsupported(script)
     return script
 
@@ -149,12 +154,3 @@ def _refuse_unsupported(script: UserScript) -> None:
             "and a recommendation is for one.",
             way_out=ONE_TRAINER,
         )
-
-
-def _fingerprint(files: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.encode() + b"\0")
-        if Path(file).is_file():
-            digest.update(Path(file).read_bytes())
-    return digest.hexdigest()[:16]

@@ -21,10 +21,6 @@ from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.topology import ranks_of
 
-EVERY_LINEAR_LAYER = "all-linear"
-"""PEFT's name of all linear layers except the output projection."""
-
-
 SCORING_TASK = "SEQ_CLS"
 """PEFT's task of a reward model: its default wraps a model that generates, and trains no score."""
 
@@ -34,8 +30,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
-    """Return the adapter settings that must be written out for this model; empty: the script, the
-    user's file or PEFT names the layers."""
+    """Return the adapter settings that must be written out for this model; none if script, user's file or PEFT names the layers."""
     stated = {**workload.held, **workload.user_settings}
     config = workload.model.config
     if workload.script is not None:
@@ -45,12 +40,10 @@ def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
         return assumed
     if config.get("model_type") in _types_known_to_peft():
         return assumed
-    # Experts are stacked parameters, which PEFT adapts without dropout only.
-    return {**assumed, "lora_target_modules": EVERY_LINEAR_LAYER, **({"lora_dropout": 0.0} if _has_experts(config) else {})}
-
-
-def _has_experts(config: Mapping[str, object]) -> bool:
-    return any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    # PEFT's name of all linear layers except the output projection. Experts are stacked parameters, which it adapts
+    # without dropout only.
+    experts = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return {**assumed, "lora_target_modules": "all-linear", **({"lora_dropout": 0.0} if experts else {})}
 
 
 @cache
@@ -70,13 +63,13 @@ CORE = (
 _OFFLINE_CORE = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16", "max_length", "beta",
 )  # fmt: skip
+OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})
+"""Methods that train on given rows."""
+
 CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
     "grpo": CORE,
     "rloo": CORE,
-    "sft": _OFFLINE_CORE,
-    "dpo": _OFFLINE_CORE,
-    "kto": _OFFLINE_CORE,
-    "reward": _OFFLINE_CORE,
+    **dict.fromkeys(OFFLINE, _OFFLINE_CORE),
     "online-dpo": (
         "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16",
         "max_new_tokens",
@@ -86,9 +79,6 @@ CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
         "local_rollout_forward_batch_size", "optim", "fp16",
     ),
 }  # fmt: skip
-OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})
-"""Methods that train on given rows."""
-
 COMPLETIONS_PER_ROW = {"online-dpo": 2}
 """Completions per row of a micro-batch; 1 for other methods."""
 
@@ -111,8 +101,7 @@ def default(name: str, method: str = "grpo") -> KnobValue:
 def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, KnobValue]:
     """Return all settings of these knobs. A knob of None is derived from the others.
 
-    The order of the settings is part of a candidate's identity: stored studies depend on it.
-    """
+    The order of the settings is part of a candidate's identity: stored studies depend on it."""
     # 1. Given settings and defaults.
     completion = COMPLETION_SETTINGS.get(method)
     held = {completion if completion and name == "max_completion_length" else name: v for name, v in task.workload.held.items()}
@@ -127,7 +116,7 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
     ranks = ranks_of({} if method in OFFLINE else given, task.hardware.count)
     if "gradient_accumulation_steps" not in given:
         rows = COMPLETIONS_PER_ROW.get(method, 1) * count_of(settings, "per_device_train_batch_size")
-        settings["gradient_accumulation_steps"] = _accumulation(rows * ranks, task)
+        settings["gradient_accumulation_steps"] = accumulation(rows * ranks, task)
     # 3. Lengths and generation.
     if completion:
         settings["max_completion_length"] = settings[completion]
@@ -157,8 +146,7 @@ def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
     """Return the settings whose change requires a new load.
 
     The engine's size depends on the generation batch: at a constant one, micro-batch and
-    accumulation change on the same engine.
-    """
+    accumulation change on the same engine."""
     model = task.workload.model
     load: dict[str, KnobValue] = {
         "model": model.name,
@@ -195,12 +183,12 @@ def _row(settings: Settings) -> dict[str, KnobValue]:
     return {"max_prompt_length": prompt, "max_completion_length": row - prompt}
 
 
-def _accumulation(per_step: int, task: Task) -> int:
-    """Return the accumulation that makes the global batch; the default if none does."""
+def accumulation(per_step: int, task: Task, method: str = "grpo") -> int:
+    """Return the accumulation that makes the global batch; the method's default if none does."""
     total = task.workload.global_batch
     if total and per_step and total % per_step == 0:
         return total // per_step
-    return int(default("gradient_accumulation_steps") or 1)
+    return int(default("gradient_accumulation_steps", method) or 1)
 
 
 def _generation_shape(given: Knobs, settings: Settings, ranks: int) -> dict[str, KnobValue]:
