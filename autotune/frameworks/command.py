@@ -22,8 +22,7 @@ from autotune.frameworks.launched_run import OUT, Figures, Launch, Launched
 NAME = "command"
 METHOD = "training"
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
-WRITTEN_OUT = "{out}"
-"""Placeholder of the user for the run's own folder, which autotune fills in."""
+WRITTEN_OUT = "{out}"  # placeholder of the user for the run's own folder, which autotune fills in
 
 
 def placeholders(argv: Sequence[str]) -> tuple[str, ...]:

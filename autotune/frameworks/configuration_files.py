@@ -26,9 +26,7 @@ from autotune.core.files import read_toml
 from autotune.core.shell_script import UNKNOWN, Word
 from autotune.core.user_launch import LaunchScript, SharedSetting, StatedSetting
 
-ABSENT = "None"
-"""Word for a part that is left out."""
-
+ABSENT = "None"  # word for a part that is left out
 FILE_SIGN = "@"
 
 

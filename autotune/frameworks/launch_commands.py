@@ -19,8 +19,7 @@ from autotune.core.user_launch import LaunchScript, StatedSetting
 from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, settings_of
 from autotune.frameworks.settings_table import Field, read_yaml
 
-MODULE = re.compile(r"[\w./-]+")
-"""A module or a file after `python -m`, `python` and the like."""
+MODULE = re.compile(r"[\w./-]+")  # a module or a file after `python -m`, `python` and the like
 
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

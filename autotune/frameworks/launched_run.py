@@ -29,14 +29,9 @@ from autotune.frameworks.settings_table import KINDS, Field
 from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_request
 from autotune.machine.devices import DEVICE_ORDER
 
-SYNTHETIC_ROWS = "rows.jsonl"
-"""File of synthetic rows for a run without a dataset."""
-
-OUT = "{autotune_run_folder}"
-"""Placeholder for the run's own folder in commands and environments; no path of a user contains it."""
-
-TEMPLATE_TOKENS = 64
-"""Upper bound of the tokens that a chat template adds to a prompt."""
+SYNTHETIC_ROWS = "rows.jsonl"  # file of synthetic rows for a run without a dataset
+OUT = "{autotune_run_folder}"  # placeholder for the run's own folder in commands and environments; no path of a user contains it
+TEMPLATE_TOKENS = 64  # upper bound of the tokens that a chat template adds to a prompt
 
 
 @dataclass(frozen=True, kw_only=True)

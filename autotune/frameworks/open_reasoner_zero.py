@@ -22,8 +22,7 @@ from autotune.frameworks.base import Settings, model_path
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel
 
-ENGINE_TOKENS = 2048
-"""Lower bound of vLLM's `max_num_batched_tokens` without chunked prefill; else the longest sequence."""
+ENGINE_TOKENS = 2048  # lower bound of vLLM's `max_num_batched_tokens` without chunked prefill; else the longest sequence
 
 
 class OpenReasonerZero(StandIn):

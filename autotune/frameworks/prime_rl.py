@@ -32,8 +32,7 @@ from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in import StandIn
 
 MODEL = "trainer.model"
-IN_FLIGHT = 5
-"""Default of `ac_offloading.max_inflight_activations`."""
+IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
 
 
 class PrimeRl(StandIn):

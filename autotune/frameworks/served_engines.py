@@ -10,8 +10,7 @@ LARGE_DEVICE_BYTES = 70 * GIB
 LARGE_LIMITS, USUAL_LIMITS = (1024, 8192), (256, 2048)
 """Sequences, and tokens of a pass. vLLM takes an A100 for a usual device whatever its memory."""
 
-SHARE = 0.9
-"""Share of its GPUs that a server claims."""
+SHARE = 0.9  # share of its GPUs that a server claims
 
 
 def served(

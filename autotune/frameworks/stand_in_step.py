@@ -13,18 +13,13 @@ from autotune.core.composition import Composition, Generation, Resident, Role, S
 from autotune.core.measurement import Phase
 from autotune.core.task import Task
 
-STAND_IN = "stand_in.trace"
-"""Worker module that traces the step. It needs no installed framework."""
-
-MASTER_AND_MOMENTS = 12
-"""Bytes per weight of DeepSpeed's float32 master copy and Adam's two moments."""
-
+STAND_IN = "stand_in.trace"  # worker module that traces the step; it needs no installed framework
+MASTER_AND_MOMENTS = 12  # bytes per weight of DeepSpeed's float32 master copy and Adam's two moments
 SPREAD_BY: Mapping[str, Sharding] = {
     "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters", "fsdp1": "parameters", "fsdp2": "parameters",
 }  # fmt: skip
 
-TRACED_MICRO_STEPS = 2
-"""Micro-steps that are traced: the first allocates the gradients, later ones repeat the second."""
+TRACED_MICRO_STEPS = 2  # micro-steps that are traced: the first allocates the gradients, later ones repeat the second
 
 
 @dataclass(frozen=True, kw_only=True)

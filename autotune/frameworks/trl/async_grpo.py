@@ -17,21 +17,23 @@ from autotune.core.composition import Composition, SplitEngines
 from autotune.core.task import Task
 from autotune.frameworks.base import count_of, other_global_batch
 from autotune.frameworks.served_engines import SHARE, served
-from autotune.frameworks.trl import combinations, topology
+from autotune.frameworks.trl import combinations
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.requests import trace_request as plain_trace_request
 from autotune.frameworks.trl.resident_models import BUFFER_BYTES, NEW_BUFFERS, residents
 from autotune.frameworks.trl.settings import (
+    ADAPTER,
     DEFAULT_PROMPT_LENGTH,
     accumulation,
     adapter_settings,
     default,
     engine_dtype,
     is_read,
+    loaded,
     loaded_dtype,
     precision,
 )  # fmt: skip
-from autotune.frameworks.trl.topology import Settings, ranks_of, server_gpus, server_parallel, sharding_of
+from autotune.frameworks.trl.topology import SERVER, Settings, ranks_of, server_gpus, server_parallel, sharding_of
 from autotune.machine import hardware_detection
 
 METHOD = "async-grpo"
@@ -251,16 +253,7 @@ def _notes(settings: Settings) -> Iterator[str]:
 
 def load_of(settings: Mapping[str, KnobValue], task: Task) -> dict[str, KnobValue]:
     """Return the settings whose change requires a new load."""
-    names = ("dtype", "use_peft", "lora_r", "lora_alpha", "lora_dropout", "server_gpus", "server_tensor_parallel_size")
-    return {
-        "model": task.workload.model.name,
-        "model_config": task.workload.model.fingerprint,
-        "weights": task.workload.weights,
-        "device": task.hardware.kind,
-        "ranks": ranks_of(settings, task.hardware.count),
-        **topology.load_part(settings),
-        **{name: settings[name] for name in names if name in settings},
-    }
+    return loaded(settings, task, ("dtype", "use_peft", *ADAPTER, *SERVER))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,9 +22,7 @@ from autotune.worker.releases import release_numbers
 VLLM_WITHOUT_BITSANDBYTES = (0, 31)
 """First vLLM release without the quantisation method `bitsandbytes`, which TRL uses for 4-bit weights."""
 
-FLASH_CAPABILITY = 8.0
-"""Lowest compute capability of FlashAttention 2: Ampere. Turing and Volta have no kernels."""
-
+FLASH_CAPABILITY = 8.0  # lowest compute capability of FlashAttention 2: Ampere; Turing and Volta have no kernels
 POOL_KEPT_APART = Version("0.20.1")
 """First vLLM whose CuMemAllocator.use_memory_pool turns expandable segments off; 0.20.0 refuses them."""
 

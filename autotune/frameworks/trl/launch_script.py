@@ -23,8 +23,7 @@ from autotune.frameworks.trl.topology import (
 )
 from autotune.machine.devices import DEVICE_ORDER
 
-SERVER_PORT = 8000
-"""TRL's default port; VLLM_SERVER_PORT overrides it."""
+SERVER_PORT = 8000  # TRL's default port; VLLM_SERVER_PORT overrides it
 
 
 def launch_script(

@@ -15,19 +15,14 @@ from autotune.frameworks.trl.requests import adapter_request, sharding_request
 from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, engine_dtype, max_num_seqs
 from autotune.frameworks.trl.topology import DEEPSPEED, ranks_of, server_gpus, server_parallel, sharding_of, with_server
 
-ONLINE = frozenset({"grpo", "rloo", "online-dpo"})
-"""Methods that generate completions."""
-
-BUFFER_BYTES = GIB
-"""Of each of the two buffers in which weights are sent to a server (vLLM's `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)."""
-
+ONLINE = frozenset({"grpo", "rloo", "online-dpo"})  # methods that generate completions
+BUFFER_BYTES = GIB  # of each of the two buffers in which weights are sent to a server (vLLM's `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)
 NEW_BUFFERS = (
     "with TRL 1.11 and newer each weight sync to the server allocates buffers of its own: over the first 16, torch reserves "
     "up to 2 GiB more each time, on both sides, which it gives back when memory is short"
 )
 
-WITH_REFERENCE = frozenset({"dpo", "kto", "online-dpo"})
-"""Methods with a reference model for every beta."""
+WITH_REFERENCE = frozenset({"dpo", "kto", "online-dpo"})  # methods with a reference model for every beta
 
 
 def compose(candidate: Candidate, task: Task) -> Composition:
@@ -124,8 +119,7 @@ def _engine(settings: Settings, task: Task) -> EngineSettings:
 
 
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-STATES = {"sgd": 0, "adafactor": 0}
-"""Optimizer -> states of a weight's own size. The default is Adam's two moments."""
+STATES = {"sgd": 0, "adafactor": 0}  # optimizer -> states of a weight's own size; the default is Adam's two moments
 
 
 def ppo_step(candidate: Candidate, task: Task) -> StandInSpec:

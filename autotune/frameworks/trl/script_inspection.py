@@ -23,9 +23,7 @@ from autotune.core.side_effects import without_side_effects
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
 from autotune.frameworks.trl.source_calls import most_calls
 
-TIMEOUT_S = 1800.0
-"""Includes the download and preparation of the script's dataset."""
-
+TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
 TRAINER_CLASSES = (
     "GRPOTrainer", "RLOOTrainer", "SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer", "AsyncGRPOTrainer",
 )  # fmt: skip

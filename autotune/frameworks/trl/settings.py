@@ -6,7 +6,7 @@ and those of the launcher (see `topology`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 import msgspec
@@ -21,8 +21,7 @@ from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.topology import ranks_of
 
-SCORING_TASK = "SEQ_CLS"
-"""PEFT's task of a reward model: its default wraps a model that generates, and trains no score."""
+SCORING_TASK = "SEQ_CLS"  # PEFT's task of a reward model: its default wraps a model that generates, and trains no score
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,7 +29,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
-    """Return the adapter settings that must be written out for this model; none if script, user's file or PEFT names the layers."""
+    """Return the adapter settings that must be written out; none if script, user's file or PEFT names the layers."""
     stated = {**workload.held, **workload.user_settings}
     config = workload.model.config
     if workload.script is not None:
@@ -63,9 +62,7 @@ CORE = (
 _OFFLINE_CORE = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16", "max_length", "beta",
 )  # fmt: skip
-OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})
-"""Methods that train on given rows."""
-
+OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})  # methods that train on given rows
 CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
     "grpo": CORE,
     "rloo": CORE,
@@ -79,9 +76,7 @@ CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
         "local_rollout_forward_batch_size", "optim", "fp16",
     ),
 }  # fmt: skip
-COMPLETIONS_PER_ROW = {"online-dpo": 2}
-"""Completions per row of a micro-batch; 1 for other methods."""
-
+COMPLETIONS_PER_ROW = {"online-dpo": 2}  # completions per row of a micro-batch; 1 for other methods
 COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens", "ppo": "response_length"}
 """Setting of the longest completion; `max_completion_length` for other methods."""
 
@@ -142,22 +137,26 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
     return {name: value for name, value in settings.items() if is_read(name, settings)}
 
 
+def loaded(settings: Settings, task: Task, names: Iterable[str]) -> dict[str, KnobValue]:
+    """Return the model, its device and ranks, and the named settings: a change of one requires a new load."""
+    return {
+        "model": task.workload.model.name,
+        "model_config": task.workload.model.fingerprint,
+        "weights": task.workload.weights,
+        "device": task.hardware.kind,
+        "ranks": ranks_of(settings, task.hardware.count),
+        **topology.load_part(settings),
+        **{name: settings[name] for name in names if name in settings},
+    }
+
+
 def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
     """Return the settings whose change requires a new load.
 
     The engine's size depends on the generation batch: at a constant one, micro-batch and
     accumulation change on the same engine."""
-    model = task.workload.model
-    load: dict[str, KnobValue] = {
-        "model": model.name,
-        "model_config": model.fingerprint,
-        "weights": task.workload.weights,
-        "device": task.hardware.kind,
-        "ranks": ranks_of(settings, task.hardware.count),
-        **topology.load_part(settings),
-    }
     names = ("dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "use_peft", *ADAPTER, "use_rslora", "use_dora")
-    load.update({name: settings[name] for name in names if name in settings})
+    load = loaded(settings, task, names)
     if settings["use_vllm"]:
         load.update({name: settings[name] for name in (*ENGINE, "vllm_max_model_length", "vllm_model_impl") if name in settings})
         load["max_num_seqs"] = max_num_seqs(settings)
@@ -249,8 +248,7 @@ def is_read(name: str, settings: Settings) -> bool:
 
 
 TORCH_DTYPES = ("bfloat16", "float16", "float32")
-BY_CHECKPOINT = (None, "auto")
-"""Values of `dtype` under which transformers loads the precision of the checkpoint."""
+BY_CHECKPOINT = (None, "auto")  # values of `dtype` under which transformers loads the precision of the checkpoint
 
 
 def checkpoint_dtype(config: Mapping[str, object]) -> str:
