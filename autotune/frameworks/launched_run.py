@@ -200,7 +200,7 @@ class Launched(Trainer):
         for name, text in launch.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-        write_atomically(script, shell_script(launch, candidate, task).encode(), mode=TO_BE_RUN)
+        write_atomically(script, _shell_script(launch, candidate, task).encode(), mode=TO_BE_RUN)
         return [*(folder / name for name in launch.files), script]
 
 
@@ -214,14 +214,14 @@ def synthetic_text(number: int, words: int) -> str:
     return " ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words))
 
 
-def shell_script(launch: Launch, candidate: Candidate, task: Task) -> str:
+def _shell_script(launch: Launch, candidate: Candidate, task: Task) -> str:
     """Return the launch as a shell script that can be started from any folder."""
     values = " ".join(f"{name}={value}" for name, value in candidate.knobs.items()) or "nothing to choose"
-    how = task.hardware.basis
     numbering = DEVICE_ORDER if task.hardware.kind == "cuda" else {}
     exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in {**numbering, **launch.environment}.items())
     synthetic = f"# {SYNTHETIC_ROWS} contains synthetic data: replace it by your own.\n" if SYNTHETIC_ROWS in launch.files else ""
-    head = comment(f"The recommended run of {task.workload.model.name}: {values}, as autotune {how} it on {task.hardware}.")
+    recommended = f"The recommended run of {task.workload.model.name}: {values}"
+    head = comment(f"{recommended}, as autotune {task.hardware.basis} it on {task.hardware}.")
     folder = f"cd -- {shlex.quote(launch.folder)}\n" if launch.folder else ""
     return f"""#!/usr/bin/env bash
 {head}# Further arguments go to the command.

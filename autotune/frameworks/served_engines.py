@@ -25,7 +25,6 @@ def served(
     at_sync: AtSync = "drain",
     batches_ahead: float = 0.0,
     in_flight: int | None = None,
-    quantised_bits: int | None = None,
 ) -> SplitEngines:
     """Return the engines of a server: gpus / tensor_parallel replicas."""
     large = hardware.memory_bytes >= LARGE_DEVICE_BYTES and "a100" not in hardware.name.lower()
@@ -36,7 +35,6 @@ def served(
         max_num_seqs=sequences,
         max_num_batched_tokens=tokens,
         tensor_parallel=max(1, tensor_parallel),
-        quantised_bits=quantised_bits,
         apart=True,
     )
     return SplitEngines(

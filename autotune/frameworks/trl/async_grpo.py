@@ -85,7 +85,7 @@ def completions_each_step(settings: Settings, ranks: int) -> int:
 
 def why_illegal(settings: Settings, task: Task) -> str | None:
     """Return the first broken rule with its values."""
-    rules = (_hardware, _model, _training, _budget, _batch, combinations.refusals)
+    rules = (_hardware, _model, _training, _batch, combinations.refusals)
     return next(itertools.chain.from_iterable(rule(settings, task) for rule in rules), None)
 
 
@@ -142,7 +142,8 @@ def _training(settings: Settings, task: Task) -> Iterator[str]:
         yield f"optim must be one of {', '.join(fields(METHOD)['optim'].choices)}, and is {settings.get('optim')!r}."
 
 
-def _budget(settings: Settings, task: Task) -> Iterator[str]:
+def _batch(settings: Settings, task: Task) -> Iterator[str]:
+    # 1. Counts, and the row that rollouts must fit into.
     budget, longest = token_budget(settings), window(settings)
     for name in COUNTS:
         if count_of(settings, name) < 1:
@@ -157,14 +158,12 @@ def _budget(settings: Settings, task: Task) -> Iterator[str]:
     positions = count_of(_text(task), "max_position_embeddings")
     if positions and longest > positions and not _text(task).get("rope_scaling"):
         yield f"longest prompt plus longest completion ({longest} tokens) exceed the model's {positions} positions."
-
-
-def _batch(settings: Settings, task: Task) -> Iterator[str]:
+    # 2. The global batch.
     ranks, steps = ranks_of(settings, task.hardware.count), count_of(settings, "gradient_accumulation_steps")
     if ranks < 1:
         return  # said by the rules of the server
     each = completions_each_step(settings, ranks)
-    of = f"{each} completions in a full row" if token_budget(settings) else f"per_device_train_batch_size {each}"
+    of = f"{each} completions in a full row" if budget else f"per_device_train_batch_size {each}"
     product = f"{of} x {ranks} ranks x gradient_accumulation_steps {steps}"
     yield from other_global_batch(task, product, each * ranks * steps)
 

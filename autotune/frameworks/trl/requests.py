@@ -91,23 +91,27 @@ def trainer_settings(settings: Mapping[str, object], method: str = "grpo") -> di
     }
 
 
+def model_request(candidate: Candidate, task: Task) -> dict[str, object]:
+    """Return the model, and how it is loaded."""
+    model, settings = task.workload.model, candidate.settings
+    return {
+        "name": model.name,
+        "folder": None if model.folder is None else str(model.folder),
+        "config": dict(model.config),
+        "dtype": settings["dtype"],
+        "attn_implementation": settings.get("attn_implementation"),
+        "load_in_4bit": bool(settings.get("load_in_4bit")),
+        "load_in_8bit": bool(settings.get("load_in_8bit")),
+    }
+
+
 def trace_request(candidate: Candidate, task: Task, prompt: int, completion: int) -> Mapping[str, object]:
     """Return the specification of a trace: two optimizer steps, every row at its longest."""
     workload, settings = task.workload, candidate.settings
-    model, traced = workload.model, trainer_settings({**workload.user_settings, **settings}, workload.method)
+    traced = trainer_settings({**workload.user_settings, **settings}, workload.method)
     return {
         "method": workload.method,
-        "model": {
-            "name": model.name,
-            "folder": None if model.folder is None else str(model.folder),
-            "config": dict(model.config),
-            "dtype": settings["dtype"],
-            "attn_implementation": settings.get("attn_implementation"),
-            "load_in_4bit": bool(settings.get("load_in_4bit")),
-            "load_in_8bit": bool(settings.get("load_in_8bit")),
-            "gptq_bits": gptq_bits(model.config),
-            "layers": None,
-        },
+        "model": {**model_request(candidate, task), "gptq_bits": gptq_bits(workload.model.config), "layers": None},
         "adapter": adapter_request(candidate, task),
         "settings": {name: value for name, value in traced.items() if name not in ENGINE_SIZES},
         "device": task.hardware.kind,

@@ -175,9 +175,15 @@ def _others(settings: Settings, task: Task, dtype: str, sharding: str) -> Iterat
     judge, whole = _reward_model(task), sharding != "zero3"
     if not settings.get("use_peft"):
         yield OtherModel(role="reference", model=task.workload.model.name, dtype=dtype, whole=whole)
+    optimizer = str(settings["optim"])
+    state = STATES.get(optimizer, 2) * (1 if "8bit" in optimizer else WEIGHT_BYTES.get(dtype, 2))
+    if settings.get("offload_optimizer_device") == "cpu":
+        state = 0
+    elif sharding in DEEPSPEED:
+        state = MASTER_AND_MOMENTS
     yield OtherModel(
         role="critic", model=judge, dtype=dtype, trains=True, trains_concurrently=True, quantised=False,
-        state_bytes_per_weight=_state_bytes(settings, dtype, sharding),
+        state_bytes_per_weight=state,
     )  # fmt: skip
     yield OtherModel(role="reward", model=judge, dtype=dtype, whole=whole, quantised=False)
 
@@ -186,16 +192,6 @@ def _reward_model(task: Task) -> str:
     """Return the reward model, which initialises the critic; the default is the policy's shape."""
     named = task.workload.user_settings.get("reward_model_path") or task.workload.held.get("reward_model_path")
     return str(named or task.workload.model.name)
-
-
-def _state_bytes(settings: Settings, dtype: str, sharding: str) -> int:
-    if settings.get("offload_optimizer_device") == "cpu":
-        return 0
-    if sharding in DEEPSPEED:
-        return MASTER_AND_MOMENTS
-    optimizer = str(settings["optim"])
-    each = 1 if "8bit" in optimizer else WEIGHT_BYTES.get(dtype, 2)
-    return STATES.get(optimizer, 2) * each
 
 
 def _notes(settings: Settings, task: Task) -> Iterator[str]:

@@ -129,7 +129,7 @@ def write_files(candidate: Candidate, task: Task, folder: Path, script: UserScri
     return [*written, write(folder / LAUNCH_NAME, launch, executable=True)]
 
 
-def how_to_apply(script: UserScript, advice: ScriptAdvice, folder: str = ".") -> list[str]:
+def how_to_apply(advice: ScriptAdvice, folder: str = ".") -> list[str]:
     """Return the instructions to apply the recommendation, one sentence each."""
     lines = []
     if advice.flags:
@@ -150,7 +150,7 @@ def _yaml(candidate: Candidate, task: Task, script: UserScript, advice: ScriptAd
     head = [
         f"Settings of {_config_class(script)}{source}: {script.look.trainer} of {script.path} on {task.hardware}.",
         f"Measured with rewards {rewards}.",
-        *how_to_apply(script, advice),
+        *how_to_apply(advice),
     ]
     tuned = {**advice.changes, **{name: value for name, value in candidate.knobs.items() if _in_config(name, script)}}
     whole = {**tuned, **nested(candidate.settings, {})}

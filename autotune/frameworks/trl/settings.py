@@ -59,23 +59,16 @@ CORE = (
 )  # fmt: skip
 """GRPOConfig settings that every candidate states."""
 
-_OFFLINE_CORE = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16", "max_length", "beta",
-)  # fmt: skip
 OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})  # methods that train on given rows
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+_TRAINING = (*_BATCH, "gradient_checkpointing", "optim", "fp16")
+_PPO = ("num_mini_batches", "num_ppo_epochs", "response_length", "local_rollout_forward_batch_size", "optim", "fp16")
 CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
-    "grpo": CORE,
-    "rloo": CORE,
-    **dict.fromkeys(OFFLINE, _OFFLINE_CORE),
-    "online-dpo": (
-        "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16",
-        "max_new_tokens",
-    ),
-    "ppo": (
-        "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches", "num_ppo_epochs", "response_length",
-        "local_rollout_forward_batch_size", "optim", "fp16",
-    ),
-}  # fmt: skip
+    **dict.fromkeys(("grpo", "rloo"), CORE),
+    **dict.fromkeys(OFFLINE, (*_TRAINING, "max_length", "beta")),
+    "online-dpo": (*_TRAINING, "max_new_tokens"),
+    "ppo": (*_BATCH, *_PPO),
+}
 COMPLETIONS_PER_ROW = {"online-dpo": 2}  # completions per row of a micro-batch; 1 for other methods
 COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens", "ppo": "response_length"}
 """Setting of the longest completion; `max_completion_length` for other methods."""

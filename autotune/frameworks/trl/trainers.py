@@ -113,26 +113,16 @@ class TrlGrpo(Trainer):
                 yield {MICRO_BATCH: micro, ACCUMULATION: total // per_step}
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        workload, settings = task.workload, candidate.settings
         return {
             "method": self.method,
-            "model": {
-                "name": workload.model.name,
-                "folder": None if workload.model.folder is None else str(workload.model.folder),
-                "config": dict(workload.model.config),
-                "weights": workload.weights,
-                "dtype": settings["dtype"],
-                "attn_implementation": settings.get("attn_implementation"),
-                "load_in_4bit": bool(settings.get("load_in_4bit")),
-                "load_in_8bit": bool(settings.get("load_in_8bit")),
-            },
+            "model": {**requests.model_request(candidate, task), "weights": task.workload.weights},
             "adapter": requests.adapter_request(candidate, task),
             "engine": requests.engine_request(candidate),
             "server": requests.server_request(candidate, task),
             "launch": requests.launch_request(candidate, task),
             "device": task.hardware.kind,
-            "seed": workload.seed,
-            "trust_remote_code": workload.trust_remote_code,
+            "seed": task.workload.seed,
+            "trust_remote_code": task.workload.trust_remote_code,
         }
 
     def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
@@ -317,9 +307,7 @@ class _ScriptTrainer:
     def image_rows(self, task: Task) -> None:
         """Return None: the script prepares its own rows."""
 
-    def row_lengths(self, task: Task) -> RowLengths | None:
-        """Return None: the script prepares its own rows."""
-        return None
+    row_lengths = image_rows
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         script = self._script
