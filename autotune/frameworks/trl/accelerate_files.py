@@ -42,7 +42,7 @@ class LaunchFile:
 
     settings: Mapping[str, KnobValue]
     processes: int | None = None
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
     """Values of DeepSpeed's own that transformers compares with the trainer's, under the trainer's names."""
 

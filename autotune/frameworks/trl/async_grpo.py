@@ -85,16 +85,17 @@ def completions_each_step(settings: Settings, ranks: int) -> int:
 
 def why_illegal(settings: Settings, task: Task) -> str | None:
     """Return the first broken rule with its values."""
-    rules = (_hardware, _model, _training, _batch, combinations.refusals)
+    rules = (_attention, _training, _batch, combinations.refusals)
     return next(itertools.chain.from_iterable(rule(settings, task) for rule in rules), None)
 
 
-def _hardware(settings: Settings, task: Task) -> Iterator[str]:
+def _attention(settings: Settings, task: Task) -> Iterator[str]:
+    """Yield what the trainer's only attention kernel lacks."""
     if task.hardware.kind == "cpu":
         yield "AsyncGRPOTrainer needs GPUs: its attention is a kernel for them (flash-attn3), and weights are sent over NCCL."
     elif task.hardware.count < 2:
         yield "AsyncGRPOTrainer needs a vLLM server on GPUs of its own, so at least 2 GPUs. Use --method grpo on one."
-    # The trainer has one attention kernel.
+    # 1. Builds of the kernel.
     gpu = hardware_detection.gpu_of(task.hardware)
     capability = gpu.compute_capability if gpu is not None else None
     if capability and not KERNEL_FROM <= float(capability) < KERNEL_BELOW:
@@ -104,6 +105,7 @@ def _hardware(settings: Settings, task: Task) -> Iterator[str]:
         )
     if not (settings.get("dtype") in ("bfloat16", "float16") or settings.get("bf16") or settings.get("fp16")):
         yield "AsyncGRPOTrainer's attention kernel computes in bfloat16 or float16 only: bf16 must be on."
+    # 2. The model's layers.
     text = _text(task)
     hidden, heads = count_of(text, "hidden_size"), count_of(text, "num_attention_heads")
     size = count_of(text, "head_dim") or (hidden // heads if heads else 0)
@@ -111,10 +113,6 @@ def _hardware(settings: Settings, task: Task) -> Iterator[str]:
         yield f"AsyncGRPOTrainer's attention kernel takes heads of at most {LARGEST_HEAD}, a multiple of 8, and not of {size}."
     if count_of(text, "kv_lora_rank"):
         yield "AsyncGRPOTrainer's attention kernel has no backward pass for keys and values of different sizes (MLA)."
-
-
-def _model(settings: Settings, task: Task) -> Iterator[str]:
-    text = _text(task)
     named = text.get("layer_types")
     types = set(named) if isinstance(named, list | tuple) else set()
     if types - ATTENTION_LAYERS or any(text.get(name) for name in RECURRENT):

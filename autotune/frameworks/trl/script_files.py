@@ -122,8 +122,7 @@ def write_files(candidate: Candidate, task: Task, folder: Path, script: UserScri
     written.append(write(folder / ACCELERATE_NAME, yaml.safe_dump(launch_configuration(candidate, task), sort_keys=False)))
     if advice.patch:
         written.append(write(folder / PATCH_NAME, advice.patch))
-    shim = task.hardware.kind == "cpu" and bool(candidate.settings.get("use_vllm"))
-    if shim:
+    if shim := task.hardware.kind == "cpu" and bool(candidate.settings.get("use_vllm")):
         written += write_shim(folder)
     launch = _launch(candidate, task, script, advice, shim=SHIM_NAME if shim else None)
     return [*written, write(folder / LAUNCH_NAME, launch, executable=True)]

@@ -171,9 +171,7 @@ class TrlOffline(TrlGrpo):
 
     def __init__(self, method: str, requires: Mapping[str, str] | None = None) -> None:
         self.method = self.space = method
-        self.reads_images = method == "sft"
-        if requires is not None:
-            self.requires = requires
+        self.reads_images, self.requires = method == "sft", requires or {}
 
     def baseline_value(self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task) -> KnobValue:
         if name in task.workload.held:
@@ -311,14 +309,16 @@ class _ScriptTrainer:
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         script = self._script
-        request = {
-            "path": str(Path(script.path)),
-            "arguments": list(script.arguments),
-            "method": script.look.method,
-            "gives_model": script.look.model.given,
-            "rewards": script.rewards,
+        return {
+            **self._inner.load_request(candidate, task),
+            "script": {
+                "path": str(Path(script.path)),
+                "arguments": list(script.arguments),
+                "method": script.look.method,
+                "gives_model": script.look.model.given,
+                "rewards": script.rewards,
+            },
         }
-        return {**self._inner.load_request(candidate, task), "script": request}
 
     def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
         return {**self._inner.probe_request(candidate, task, plan), "dataset": None, "reward_funcs": None}
