@@ -95,7 +95,7 @@ def find_launch(path: str, text: str, commands: Sequence[SimpleCommand]) -> Laun
         stated, shared = settings_of(path, kind.files, arguments)
     else:
         stated, shared = dict(_stated(kind, command.words, start)), ()
-    # A flag of earlier releases tells the command's release: added flags must be of the same one.
+    # With a flag of an earlier release among these, added flags must be of that release too.
     flags = {word.text[2:].partition("=")[0].replace("-", "_") for word in arguments if word.text.startswith("--")}
     return LaunchScript(
         path=path, text=text, framework=kind.framework, method=_method(path, kind, method, stated), line=command.line,

@@ -91,13 +91,14 @@ def trainer_settings(settings: Mapping[str, object], method: str = "grpo") -> di
     }
 
 
-def model_request(candidate: Candidate, task: Task) -> dict[str, object]:
-    """Return the model, and how it is loaded."""
+def model_request(candidate: Candidate, task: Task, **own: object) -> dict[str, object]:
+    """Return the model and its loading; `own`: entries of one kind of request."""
     model, settings = task.workload.model, candidate.settings
     return {
         "name": model.name,
         "folder": None if model.folder is None else str(model.folder),
         "config": dict(model.config),
+        **own,
         "dtype": settings["dtype"],
         "attn_implementation": settings.get("attn_implementation"),
         "load_in_4bit": bool(settings.get("load_in_4bit")),

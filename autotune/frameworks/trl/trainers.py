@@ -115,7 +115,7 @@ class TrlGrpo(Trainer):
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return {
             "method": self.method,
-            "model": {**requests.model_request(candidate, task), "weights": task.workload.weights},
+            "model": requests.model_request(candidate, task, weights=task.workload.weights),
             "adapter": requests.adapter_request(candidate, task),
             "engine": requests.engine_request(candidate),
             "server": requests.server_request(candidate, task),
