@@ -206,12 +206,11 @@ class Launched(Trainer):
 
 def synthetic_prompts(count: int, longest: int) -> list[str]:
     """Return different prompts of at most `longest` tokens: a digit and its space take one or two."""
-    words = max(1, (longest - TEMPLATE_TOKENS) // 2)
-    return [synthetic_text(number, words) for number in range(count)]
+    return synthetic_texts(count, max(1, (longest - TEMPLATE_TOKENS) // 2))
 
 
-def synthetic_text(number: int, words: int) -> str:
-    return " ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words))
+def synthetic_texts(count: int, words: int) -> list[str]:
+    return [" ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words)) for number in range(count)]
 
 
 def _shell_script(launch: Launch, candidate: Candidate, task: Task) -> str:

@@ -24,7 +24,7 @@ from autotune.core.probe_plan import ProbePlan
 from autotune.core.task import Task
 from autotune.frameworks import served_engines
 from autotune.frameworks.base import Settings, as_word, count_of, model_path, share_of
-from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_text
+from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_texts
 from autotune.frameworks.stand_in_step import OtherModel, gptq_bits
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer, ddp_options
 
@@ -103,8 +103,7 @@ class Swift(TransformersTrainer):
 
     def _synthetic_rows(self, settings: Settings) -> str:
         """Return different rows of at least the longest length: one word is at least one token."""
-        words = count_of(settings, "max_length") // (8 if self.online else 1)
-        texts = [synthetic_text(number, words) for number in range(N_SYNTHETIC_ROWS)]
+        texts = synthetic_texts(N_SYNTHETIC_ROWS, count_of(settings, "max_length") // (8 if self.online else 1))
         rows = [(("user", text),) if self.online else (("user", "Count."), ("assistant", text)) for text in texts]
         messages = ([{"role": role, "content": content} for role, content in row] for row in rows)
         return "".join(json.dumps({"messages": row}) + "\n" for row in messages)

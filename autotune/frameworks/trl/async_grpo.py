@@ -18,21 +18,10 @@ from autotune.core.task import Task
 from autotune.frameworks.base import count_of, other_global_batch
 from autotune.frameworks.served_engines import SHARE, served
 from autotune.frameworks.trl import combinations
+from autotune.frameworks.trl import settings as trl_settings
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.requests import trace_request as plain_trace_request
 from autotune.frameworks.trl.resident_models import BUFFER_BYTES, NEW_BUFFERS, residents
-from autotune.frameworks.trl.settings import (
-    ADAPTER,
-    DEFAULT_PROMPT_LENGTH,
-    accumulation,
-    adapter_settings,
-    default,
-    engine_dtype,
-    is_read,
-    loaded,
-    loaded_dtype,
-    precision,
-)  # fmt: skip
 from autotune.frameworks.trl.topology import SERVER, Settings, ranks_of, server_gpus, server_parallel, sharding_of
 from autotune.machine import hardware_detection
 
@@ -63,16 +52,18 @@ NOT_IN_STEP = frozenset({"token_budget", "max_inflight_tasks", "max_staleness", 
 def settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
     """Return all settings of these knobs; a knob of None is derived from the others."""
     given = {**task.workload.held, **{name: value for name, value in knobs.items() if value is not None}}
-    settings: dict[str, KnobValue] = {**given, **{name: default(name, METHOD) for name in CORE if name not in given}}
+    settings: dict[str, KnobValue] = {**given, **{name: trl_settings.default(name, METHOD) for name in CORE if name not in given}}
     settings = {"server_gpus": 1, **settings, **SERVED}
-    settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH)
+    settings.setdefault("max_prompt_length", trl_settings.DEFAULT_PROMPT_LENGTH)
     settings["vllm_max_model_length"] = window(settings)
     if "gradient_accumulation_steps" not in given:
         ranks = max(1, ranks_of(settings, task.hardware.count))
-        settings["gradient_accumulation_steps"] = accumulation(completions_each_step(settings, ranks) * ranks, task, METHOD)
-    settings |= precision(given, task) | adapter_settings(given, task)
-    settings["dtype"] = loaded_dtype(given.get("dtype", default("dtype", METHOD)), task.workload.model.config)
-    return {name: value for name, value in settings.items() if is_read(name, settings)}
+        per_step = completions_each_step(settings, ranks) * ranks
+        settings["gradient_accumulation_steps"] = trl_settings.accumulation(per_step, task, METHOD)
+    settings |= trl_settings.precision(given, task) | trl_settings.adapter_settings(given, task)
+    dtype = given.get("dtype", trl_settings.default("dtype", METHOD))
+    settings["dtype"] = trl_settings.loaded_dtype(dtype, task.workload.model.config)
+    return {name: value for name, value in settings.items() if trl_settings.is_read(name, settings)}
 
 
 def completions_each_step(settings: Settings, ranks: int) -> int:
@@ -224,17 +215,17 @@ def _split(settings: Settings, task: Task, batch: int) -> SplitEngines:
     if generating < 0:  # TRL's default
         micro, steps = (count_of(settings, name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps"))
         generating = max(1, staleness) * micro * steps * ranks
-    waiting = (generating + count_of({"queue_maxsize": default("queue_maxsize", METHOD), **settings}, "queue_maxsize")) / batch
+    queue = count_of({"queue_maxsize": trl_settings.default("queue_maxsize", METHOD), **settings}, "queue_maxsize")
     return served(
         task.hardware,
         gpus=server_gpus(settings),
         tensor_parallel=server_parallel(settings),
         window=window(settings),
-        dtype=engine_dtype(task.workload.model.config),
+        dtype=trl_settings.engine_dtype(task.workload.model.config),
         utilization=SHARE,
         overlap="stream",
         at_sync="pause",
-        batches_ahead=min(float(staleness * max(1, count_of(settings, "weight_sync_steps"))), waiting),
+        batches_ahead=min(float(staleness * max(1, count_of(settings, "weight_sync_steps"))), (generating + queue) / batch),
         in_flight=max(1, generating),
     )
 
@@ -250,7 +241,7 @@ def _notes(settings: Settings) -> Iterator[str]:
 
 def load_of(settings: Mapping[str, KnobValue], task: Task) -> dict[str, KnobValue]:
     """Return the settings whose change requires a new load."""
-    return loaded(settings, task, ("dtype", "use_peft", *ADAPTER, *SERVER))
+    return trl_settings.loaded(settings, task, ("dtype", "use_peft", *trl_settings.ADAPTER, *SERVER))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,9 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate
 from autotune.core.task import Task
+from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.settings import engine_dtype
-from autotune.frameworks.trl.topology import (
-    ALLOCATOR,
-    OTHER_ALLOCATOR,
-    environment_of,
-    ranks_of,
-    server_gpus,
-    server_parallel,
-    with_server,
-)
+from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR, ranks_of, server_gpus, server_parallel, with_server
 from autotune.machine.devices import DEVICE_ORDER
 
 SERVER_PORT = 8000  # TRL's default port; VLLM_SERVER_PORT overrides it
@@ -53,7 +46,7 @@ def exports(candidate: Candidate, task: Task, shim: str | None) -> str:
     variables = {
         **({str(name): str(value) for name, value in stated.items()} if isinstance(stated, Mapping) else {}),
         **(DEVICE_ORDER if task.hardware.kind == "cuda" else {}),
-        **environment_of(candidate.settings),
+        **topology.environment_of(candidate.settings),
     }
     lines = [f"export {variable}={shlex.quote(value)}\n" for variable, value in variables.items()]
     if ALLOCATOR in variables:
