@@ -6,7 +6,7 @@ a trace, and writes the winner in the framework's own files. It never imports th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -24,26 +24,13 @@ Settings = Mapping[str, KnobValue]
 class Trainer(Protocol):
     """Training method of a framework; most of them inherit from it the members that they share."""
 
-    name: str
-    """Value of `--framework`."""
-
-    method: str
-    """Value of `--method`."""
-
-    adapter: str
-    """Module of `autotune.worker` that runs this framework's loop."""
-
-    trace_adapter: str
-    """Module of `autotune.worker` that traces a step without a GPU."""
-
-    needs: tuple[str, ...] = ()
-    """Packages that the training environment must contain."""
-
-    space: str
-    """Default search space."""
-
-    measures: bool = True
-    """True if probes can run the framework. Prediction does not require it."""
+    name: str  # value of `--framework`
+    method: str  # value of `--method`
+    adapter: str  # module of `autotune.worker` that runs this framework's loop
+    trace_adapter: str  # module of `autotune.worker` that traces a step without a GPU
+    needs: tuple[str, ...] = ()  # packages that the training environment must contain
+    space: str  # default search space
+    measures: bool = True  # True if probes can run the framework; prediction does not require it
 
     canonical: Mapping[str, str] = {}
     """Framework settings behind autotune's own flags (`max_prompt_length`, `max_completion_length`,
@@ -52,17 +39,10 @@ class Trainer(Protocol):
     equivalent_settings: Mapping[str, tuple[str, ...]] = {}
     """Knob -> settings that determine the same value. The knob is not searched if all are given."""
 
-    requires: Mapping[str, str] = {}
-    """Module -> pip requirement with its supported versions."""
-
-    own_settings: frozenset[str] = frozenset()
-    """Settings of autotune's own that --hold and --set accept beside those of `fields`."""
-
-    reads_config: bool = False
-    """True if `--config` reads this framework's files."""
-
-    reads_images: bool = False
-    """True if rows may have images."""
+    requires: Mapping[str, str] = {}  # module -> pip requirement with its supported versions
+    own_settings: frozenset[str] = frozenset()  # autotune's own that --hold and --set accept beside those of `fields`
+    reads_config: bool = False  # True if `--config` reads this framework's files
+    reads_images: bool = False  # True if rows may have images
 
     completions_each: int = 1
     """Completions per row of a micro-batch, for a global batch counted in completions; 0: no fixed number."""
@@ -72,22 +52,16 @@ class Trainer(Protocol):
         return gpus
 
     def trained_defaults(self, stated: Settings, rest: Mapping[str, object], space: SearchSpace, python: Path) -> Knobs:
-        """Return the settings that a run of the user's file has and the file does not state.
-
-        `rest`: contents of the file that are no plain settings."""
-        ...
+        """Return the settings of a run that the user's file does not state; `rest`: its contents that are no plain settings."""
 
     def fields(self) -> Mapping[str, Field]:
         """Return the settings of this method with their defaults."""
-        ...
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         """Return the candidate of these knobs, with derived settings and defaults filled in."""
-        ...
 
     def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
         """Return the first framework rule that the candidate breaks; None: legal. Uses no GPU."""
-        ...
 
     def notes(self, space: SearchSpace, task: Task) -> tuple[str, ...]:
         """Return what a reader of measured memory must know of the framework."""
@@ -95,37 +69,29 @@ class Trainer(Protocol):
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the user's configuration, else the framework's defaults at the held learning knobs."""
-        ...
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         """Measure the dataset's prompts and count those within `limit`; None: no dataset, or a method without prompts.
 
-        Raises BadInput for an unreadable dataset."""
+        This and the next two raise BadInput for an unreadable dataset."""
         return None
 
     def image_rows(self, task: Task) -> ImageRows | None:
-        """Read the sizes of the images in the dataset's rows; None: no dataset, or a method without images.
-
-        Raises BadInput for an unreadable dataset."""
+        """Read the sizes of the images in the dataset's rows; None: no dataset, or a method without images."""
         return None
 
     def row_lengths(self, task: Task) -> RowLengths | None:
-        """Measure the dataset's rows if the method trains on rows; None: no dataset.
-
-        Raises BadInput for an unreadable dataset."""
+        """Measure the dataset's rows if the method trains on rows; None: no dataset."""
         return None
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         """Return the request to load this candidate, as JSON."""
-        ...
 
     def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
         """Return the request to run and measure this candidate, as JSON."""
-        ...
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         """Return the request to trace a step without a GPU, as specified in `worker/tracing`."""
-        ...
 
     def lower_bound_candidate(self, candidate: Candidate, task: Task) -> Candidate | None:
         """Return the variant with one row of the longest length per micro-batch.
@@ -136,20 +102,18 @@ class Trainer(Protocol):
 
     def compose(self, candidate: Candidate, task: Task) -> Composition:
         """Return the resident models and the shape of the step."""
-        ...
 
     def write_files(self, candidate: Candidate, task: Task, folder: Path, destination: Path | None = None) -> list[Path]:
         """Write the framework's own files for the final run, complete and ready to use.
 
-        `destination` is the folder to which they will be moved, and the one that they name; None:
-        they stay in `folder`."""
-        ...
+        `destination`: folder to which they will be moved, and the one that they name; None: they stay in `folder`."""
 
 
-def other_global_batch(task: Task, product: str, total: int) -> str | None:
-    """Return the conflict with the requested global batch; None: equal, or none requested."""
+def other_global_batch(task: Task, product: str, total: int) -> Iterator[str]:
+    """Yield the conflict with the requested global batch, if any."""
     held = task.workload.global_batch
-    return None if held in (None, total) else f"the global batch is held at {held}, and {product} makes {total}."
+    if held not in (None, total):
+        yield f"the global batch is held at {held}, and {product} makes {total}."
 
 
 def count_of(settings: Mapping[str, object], name: str) -> int:

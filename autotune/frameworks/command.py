@@ -22,17 +22,13 @@ from autotune.frameworks.launched_run import OUT, Figures, Launch, Launched
 NAME = "command"
 METHOD = "training"
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
-WRITTEN_OUT = "{out}"
-"""Placeholder of the user for the run's own folder."""
-
-OWN_PLACEHOLDERS = frozenset({WRITTEN_OUT.strip("{}")})
-"""Placeholders that autotune fills in."""
+WRITTEN_OUT = "{out}"  # placeholder of the user for the run's own folder, which autotune fills in
 
 
 def placeholders(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the names in braces in order. Other braces, as in JSON, belong to the command."""
     found = dict.fromkeys(name for word in argv for name in _PLACEHOLDER.findall(word))
-    return tuple(name for name in found if name not in OWN_PLACEHOLDERS)
+    return tuple(name for name in found if f"{{{name}}}" != WRITTEN_OUT)
 
 
 def filled(argv: Sequence[str], settings: Mapping[str, KnobValue]) -> tuple[str, ...]:
@@ -66,11 +62,13 @@ class Command(Launched):
 
     def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
         """Return the same command for a probe and for the final run. The runner ends a probe."""
+        user, path = task.workload.user_settings, [str(task.workload.python.parent), os.environ.get("PATH", os.defpath)]
         return Launch(
             argv=filled(argv_of(task), candidate.settings),
             figures=figures_of(task),
-            environment=_environment(task),
-            folder=str(task.workload.user_settings["folder"]),
+            # The interpreter's folder comes first: it contains torchrun, accelerate and deepspeed.
+            environment={"PATH": os.pathsep.join(path)} if user.get("python_named") else {},
+            folder=str(user["folder"]),
         )
 
 
@@ -88,13 +86,6 @@ def figures_of(task: Task) -> Figures:
         return Figures(kind="json")
     file = str(metrics).replace(WRITTEN_OUT, OUT, 1) if str(metrics).startswith(WRITTEN_OUT) else str(metrics)
     return Figures(kind="json", file=file if file.startswith(OUT) else str(Path(str(settings["folder"])) / file))
-
-
-def _environment(task: Task) -> dict[str, str]:
-    """Put the interpreter's folder first in PATH: it contains torchrun, accelerate and deepspeed."""
-    if not task.workload.user_settings.get("python_named"):
-        return {}
-    return {"PATH": os.pathsep.join([str(task.workload.python.parent), os.environ.get("PATH", os.defpath)])}
 
 
 TRAINERS = (Command(),)

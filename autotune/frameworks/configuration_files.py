@@ -26,9 +26,7 @@ from autotune.core.files import read_toml
 from autotune.core.shell_script import UNKNOWN, Word
 from autotune.core.user_launch import LaunchScript, SharedSetting, StatedSetting
 
-ABSENT = "None"
-"""Word for a part that is left out."""
-
+ABSENT = "None"  # word for a part that is left out
 FILE_SIGN = "@"
 
 
@@ -56,16 +54,11 @@ class _Source:
     span: tuple[int, int] | None = None  # of the file's name, or of the whole option
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileSettings:
-    """Settings of all files and options by dotted name, and the shared ones among them."""
-
-    stated: Mapping[str, StatedSetting]
-    shared: tuple[SharedSetting, ...] = ()
-
-
-def settings_of(path: str, rules: FileRules, words: Sequence[Word]) -> FileSettings:
-    """Return the settings of these arguments of the script at `path`."""
+def settings_of(
+    path: str, rules: FileRules, words: Sequence[Word]
+) -> tuple[dict[str, StatedSetting], tuple[SharedSetting, ...]]:  # fmt: skip
+    """Return the settings of these arguments of the script at `path` by dotted name, and the shared ones among them."""
+    # 1. Files, then options.
     content: dict[str, Any] = {}
     lines: dict[str, int] = {}
     shared: list[SharedSetting] = []
@@ -74,23 +67,39 @@ def settings_of(path: str, rules: FileRules, words: Sequence[Word]) -> FileSetti
         lines.update(dict.fromkeys((name for name, _ in _leaves(source.content)), source.line))
         for name in rules.shared.keys() & source.content.keys():
             shared.append(SharedSetting(name=name, targets=rules.shared[name], file=source.file, span=source.span))
+    # 2. Optional parts are stated by their settings: present, left out, or neither.
     values = dict(_leaves(content))
     for table, settings in rules.parts.items():
-        _state_part(values, table, settings, _below(content, table))
+        found = _below(content, table)
+        if isinstance(found, Mapping):
+            for name, value in settings.items():
+                values.setdefault(name, _text(value))
+        elif table in values:
+            values.pop(table)
+            if table in settings:
+                values[table] = "false" if found == ABSENT else _text(found)
     for part, other in rules.turned_on_by.items():
         if values.get(part) == "false" and values.get(other) != "false":
             values[part] = "true"
     values.update({name: "{}" for name in rules.refused if isinstance(_below(content, name), Mapping)})
     values.update({name: values[other] for name, other in rules.same.items() if other in values and name not in values})
+    # 3. Shared settings are handed down.
     for name, targets in rules.shared.items():
-        if name in values:
-            _hand_down(path, values, name, targets)
+        if name not in values:
+            continue
+        text = values.pop(name)
+        for target in targets:
+            if values.setdefault(target, text) != text:
+                raise BadInput(
+                    f"{path}: {name}={text} and {target}={values[target]} exclude each other.",
+                    way_out="State one of them: the framework refuses both.",
+                )
     line = min((word.line for word in words), default=1)
     stated = {
         name: StatedSetting(text=text, line=lines.get(name, lines.get(name.rpartition(".")[0], line)), span=None)
         for name, text in values.items()
     }
-    return FileSettings(stated=stated, shared=tuple(shared))
+    return stated, tuple(shared)
 
 
 def why_unread(rules: FileRules, name: str, text: str | None, known: Mapping[str, object]) -> str | None:
@@ -227,24 +236,3 @@ def _below(content: Mapping[str, Any], name: str) -> Any:
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
     return found
-
-
-def _state_part(values: dict[str, str], table: str, settings: Mapping[str, bool | int], found: Any) -> None:
-    """State an optional part by its settings: present, left out, or neither."""
-    if isinstance(found, Mapping):
-        for name, value in settings.items():
-            values.setdefault(name, _text(value))
-    elif table in values:
-        values.pop(table)
-        if table in settings:
-            values[table] = "false" if found == ABSENT else _text(found)
-
-
-def _hand_down(path: str, values: dict[str, str], name: str, targets: Sequence[str]) -> None:
-    value = values.pop(name)
-    for target in targets:
-        if values.setdefault(target, value) != value:
-            raise BadInput(
-                f"{path}: {name}={value} and {target}={values[target]} exclude each other.",
-                way_out="State one of them: the framework refuses both.",
-            )

@@ -16,28 +16,21 @@ from autotune.core.errors import BadInput, TrainingEnvironmentError
 from autotune.core.task import Task
 from autotune.frameworks.base import model_path
 
-_WORKER = Path(__file__).resolve().parent.parent / "worker"
-PROMPTS_TIMEOUT_S = 1800.0
-ROWS_TIMEOUT_S = 300.0
+PROMPTS_TIMEOUT_S, ROWS_TIMEOUT_S = 1800.0, 300.0
 
 
 def row_lengths(task: Task, dataset: Mapping[str, object] | None) -> RowLengths | None:
     """Measure the rows; None: no dataset. Raises BadInput for an unreadable dataset."""
-    if dataset is None:
-        return None
-    return msgspec.json.decode(_measure("row", task, dataset, {}, ROWS_TIMEOUT_S), type=RowLengths)
+    return None if dataset is None else msgspec.json.decode(_measure("row", task, dataset), type=RowLengths)
 
 
 def image_rows(task: Task, dataset: Mapping[str, object] | None) -> ImageRows | None:
     """Read the sizes of the rows' images; None: no dataset. Raises BadInput for an unreadable dataset."""
-    if dataset is None:
-        return None
-    return msgspec.json.decode(_measure("image", task, dataset, {}, ROWS_TIMEOUT_S), type=ImageRows)
+    return None if dataset is None else msgspec.json.decode(_measure("image", task, dataset), type=ImageRows)
 
 
 def prompt_lengths(task: Task, dataset: Mapping[str, object] | None, limit: int | None) -> PromptLengths | None:
-    """Measure the prompts, once per process and state of the files; None: no dataset. Raises BadInput
-    for an unreadable dataset."""
+    """Measure the prompts, once per process and state of the files; None: no dataset. Raises BadInput for an unreadable one."""
     if dataset is None:
         return None
     key = _state(task, dataset, limit)
@@ -54,9 +47,10 @@ def measure_prompts(task: Task, dataset: Mapping[str, object], *, limit: int | N
 
 
 def _measure(
-    unit: str, task: Task, dataset: Mapping[str, object], extra: Mapping[str, object], timeout_seconds: float
+    unit: str, task: Task, dataset: Mapping[str, object], extra: Mapping[str, object] | None = None,
+    timeout_seconds: float = ROWS_TIMEOUT_S,
 ) -> str:  # fmt: skip
-    workload = task.workload
+    workload, worker = task.workload, Path(__file__).resolve().parent.parent / "worker"
     name = repr(dataset.get("dataset_name") or "the datasets of the configuration")
     request = {
         "model": model_path(task),
@@ -64,11 +58,11 @@ def _measure(
         "trust_remote_code": workload.trust_remote_code,
         "model_revision": workload.held.get("model_revision"),
         "chat_template_kwargs": workload.user_settings.get("chat_template_kwargs"),
-        **extra,
+        **(extra or {}),
     }
     try:
         done = subprocess.run(
-            [str(workload.python), str(_WORKER), f"{unit}s"],
+            [str(workload.python), str(worker), f"{unit}s"],
             input=json.dumps(request), capture_output=True, text=True, timeout=timeout_seconds, check=False,
         )  # fmt: skip
     except OSError as error:
@@ -91,10 +85,7 @@ _filtered: dict[str, tuple[dict[str, object], tempfile.TemporaryDirectory[str]]]
 
 
 def filter_prompts(task: Task, dataset: Mapping[str, object], *, limit: int, out: Path) -> dict[str, object]:
-    """Write the dataset without longer prompts into the folder `out`.
-
-    Cached per process and limit: every better recommendation is written anew.
-    """
+    """Write the dataset without longer prompts into `out`; cached, since every better recommendation is written anew."""
     key = _state(task, dataset, limit)
     if key not in _filtered:
         cached = tempfile.TemporaryDirectory(prefix="autotune-dataset-")

@@ -16,14 +16,10 @@ from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
 from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word
 from autotune.core.user_launch import LaunchScript, StatedSetting
-from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, FileSettings, settings_of
-from autotune.frameworks.settings_table import Field
+from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, settings_of
+from autotune.frameworks.settings_table import Field, read_yaml
 
-OTHER_NAMES = {"rm": "reward"}
-"""Name of a method in another framework -> TRL's."""
-
-MODULE = re.compile(r"[\w./-]+")
-"""A module or a file after `python -m`, `python` and the like."""
+MODULE = re.compile(r"[\w./-]+")  # a module or a file after `python -m`, `python` and the like
 
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,8 +63,7 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def launch_kinds() -> tuple[LaunchKind, ...]:
-    content = yaml.safe_load(Path(__file__).with_name("launch_commands.yaml").read_text(encoding="utf-8"))
-    return msgspec.convert(content, tuple[LaunchKind, ...])
+    return msgspec.convert(read_yaml("launch_commands.yaml"), tuple[LaunchKind, ...])
 
 
 def kind_of(framework: str) -> LaunchKind:
@@ -95,15 +90,17 @@ def find_launch(path: str, text: str, commands: Sequence[SimpleCommand]) -> Laun
             f"{path}, line {sharded.line}: the sharding of {sharded.text} is the launcher's, and {kind.framework} has its own.",
             way_out=f"State it in {kind.framework}'s settings, or measure the command: --framework command -- COMMAND.",
         )
+    arguments = command.words[start:]
     if kind.files is not None:
-        settings = settings_of(path, kind.files, command.words[start:])
+        stated, shared = settings_of(path, kind.files, arguments)
     else:
-        settings = FileSettings(stated=dict(_stated(kind, command.words, start)))
-    stated = settings.stated
+        stated, shared = dict(_stated(kind, command.words, start)), ()
+    # With a flag of an earlier release among these, added flags must be of that release too.
+    flags = {word.text[2:].partition("=")[0].replace("-", "_") for word in arguments if word.text.startswith("--")}
     return LaunchScript(
         path=path, text=text, framework=kind.framework, method=_method(path, kind, method, stated), line=command.line,
         end=command.end, dotted=kind.dotted, stated=stated, environment=command.environment,
-        in_files=kind.files is not None, shared=settings.shared, former=_former_in(kind, command.words[start:]),
+        in_files=kind.files is not None, shared=shared, former=kind.former_flags if flags & kind.former.keys() else {},
     )  # fmt: skip
 
 
@@ -120,17 +117,14 @@ def _nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
                     way_out="Write it into a script of its own, without the shell around it.",
                 )
             if MODULE.fullmatch(word.text) and word.text.replace("/", ".").startswith(kind.packages):
-                if (other := _not_read(kind, word.text)) is not None:
+                other = next((one for one in kind.not_read if any(part in word.text for part in one.words)), None)
+                if other is not None:
                     return BadInput(f"{path}, line {word.line}: {word.text} {other.because}.", way_out=other.instead)
                 return BadInput(
                     f"{path}, line {word.line}: {word.text} is no training of {kind.framework} that can be read.",
                     way_out=f"Known are {', '.join(known)}. {way_out}",
                 )
     return BadInput(f"{path} starts no training of {', '.join(kind.framework for kind in kinds)}.", way_out=way_out)
-
-
-def _not_read(kind: LaunchKind, module: str) -> NotRead | None:
-    return next((other for other in kind.not_read if any(word in module for word in other.words)), None)
 
 
 def _launcher_file(words: Sequence[Word]) -> Word | None:
@@ -166,8 +160,9 @@ def _method(path: str, kind: LaunchKind, method: str, stated: Mapping[str, State
     named = chosen.text if chosen is not None and chosen.text else ""
     if named not in kind.methods:
         line = f", line {chosen.line}" if chosen is not None else ""
-        alike = next((method for method in kind_of("trl").modules if method == OTHER_NAMES.get(named, named)), None)
-        way_out = f"The same training as TRL's is predicted: --method {alike} --model MODEL. " if alike else ""
+        alike = "reward" if named == "rm" else named  # TRL's name of the method
+        known = alike in kind_of("trl").modules
+        way_out = f"The same training as TRL's is predicted: --method {alike} --model MODEL. " if known else ""
         raise BadInput(
             f"{path}{line}: {kind.chosen_by}={named or 'not given'} of {kind.framework} is not modelled.",
             way_out=f"Modelled are {', '.join(kind.methods)}. {way_out}The command itself is measured: "
@@ -180,16 +175,16 @@ def _stated(kind: LaunchKind, words: Sequence[Word], start: int) -> Iterator[tup
     """Yield each setting; words before `start` are the launcher's."""
     if kind.framework == "trl":
         yield from _options(kind, words[: start - 1], values=1)  # without the script, which may follow an option's value
-    arguments = words[start:]
     if not kind.dotted:
-        yield from _options(kind, arguments)
+        yield from _options(kind, words[start:])
         return
-    for word in arguments:
+    for word in words[start:]:
         name, equals, value = word.text.partition("=")
         plain = name.lstrip("+")
         if equals and not plain.startswith(("~", "-", "hydra.")):
             prefix = name[: len(name) - len(plain)]
-            yield plain, StatedSetting(text=_unquoted(value), line=word.line, span=word.span, prefix=prefix)
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            yield plain, StatedSetting(text=value[1:-1] if quoted else value, line=word.line, span=word.span, prefix=prefix)
 
 
 def _options(kind: LaunchKind, words: Sequence[Word], values: int | None = None) -> Iterator[tuple[str, StatedSetting]]:
@@ -214,16 +209,6 @@ def _options(kind: LaunchKind, words: Sequence[Word], values: int | None = None)
         yield name, StatedSetting(text=text, line=word.line, span=span, option=word.span)
 
 
-def _former_in(kind: LaunchKind, words: Sequence[Word]) -> Mapping[str, str]:
-    """Return every setting's flag of earlier releases if the command uses one of them: added flags must be of its release."""
-    flags = {word.text[2:].partition("=")[0].replace("-", "_") for word in words if word.text.startswith("--")}
-    return kind.former_flags if flags & kind.former.keys() else {}
-
-
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
-
-
 def is_known(setting: StatedSetting) -> bool:
     """Return False for a value that only a run of the script can yield."""
     return setting.text is None or UNKNOWN not in setting.text
@@ -237,7 +222,7 @@ def stated_value(stated: StatedSetting, field: Field) -> KnobValue:
         value = yaml.safe_load(stated.text)
     except yaml.YAMLError:
         value = stated.text
-    if isinstance(value, str) and not {"str"} & set(field.kinds):
+    if isinstance(value, str) and "str" not in field.kinds:
         with contextlib.suppress(ValueError):
             value = float(value) if "float" in field.kinds or "int" in field.kinds else value
     if isinstance(value, float) and "float" not in field.kinds and "int" in field.kinds and value == int(value):

@@ -37,10 +37,13 @@ def changed_script(launch: LaunchScript, changes: Mapping[str, KnobValue], more:
 
 def difference(launch: LaunchScript, changed: str) -> str:
     """Return a unified diff against the user's script."""
-    name = Path(launch.path).name
-    lines = difflib.unified_diff(
-        launch.text.splitlines(keepends=True), changed.splitlines(keepends=True), fromfile=f"a/{name}", tofile=f"b/{name}"
-    )
+    return unified_diff(launch.text, changed, Path(launch.path).name)
+
+
+def unified_diff(before: str, after: str, name: str) -> str:
+    """Return a diff for `patch -p1`; empty without a change."""
+    old, new = (text.splitlines(keepends=True) for text in (before, after))
+    lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
@@ -73,10 +76,8 @@ def changes_of(
     stated: Mapping[str, object], defaults: Mapping[str, object], knobs: Mapping[str, KnobValue], known: Mapping[str, Field]
 ) -> dict[str, KnobValue]:
     """Return the knobs with another value than the launch has, stated in it, in its file or by default."""
-    changes: dict[str, KnobValue] = {}
-    for name, value in knobs.items():
-        if value is None or name not in known:
-            continue
-        if stated.get(name, defaults.get(name, known[name].default)) != value:
-            changes[name] = value
-    return changes
+    return {
+        name: value
+        for name, value in knobs.items()
+        if value is not None and name in known and stated.get(name, defaults.get(name, known[name].default)) != value
+    }

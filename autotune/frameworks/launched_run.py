@@ -29,14 +29,9 @@ from autotune.frameworks.settings_table import KINDS, Field
 from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_request
 from autotune.machine.devices import DEVICE_ORDER
 
-SYNTHETIC_ROWS = "rows.jsonl"
-"""File of synthetic rows for a run without a dataset."""
-
-OUT = "{autotune_run_folder}"
-"""Placeholder for the run's own folder in commands and environments; no path of a user contains it."""
-
-TEMPLATE_TOKENS = 64
-"""Upper bound of the tokens that a chat template adds to a prompt."""
+SYNTHETIC_ROWS = "rows.jsonl"  # file of synthetic rows for a run without a dataset
+OUT = "{autotune_run_folder}"  # placeholder for the run's own folder in commands and environments; no path of a user contains it
+TEMPLATE_TOKENS = 64  # upper bound of the tokens that a chat template adds to a prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +39,10 @@ class Figures:
     """Source of a run's speed. `worker/metric_readers.py` defines the fields."""
 
     kind: Literal["json", "python", "pattern"]
-    file: str | None = None
-    """None: the run's output."""
-
+    file: str | None = None  # None: the run's output
     line: str | None = None
     under: str | None = None
-    keys: Mapping[str, tuple[str, ...]] | None = None
-    """None: the figures are named `tokens_per_second`, `tokens`, `seconds`."""
-
+    keys: Mapping[str, tuple[str, ...]] | None = None  # None: they are named `tokens_per_second`, `tokens`, `seconds`
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     times: float = 1.0
     tokens_each: int | None = None
@@ -62,41 +53,31 @@ class ReportedSettings:
     """Source of a run's effective settings. `worker/launched_settings.py` defines the kinds."""
 
     kind: Literal["json", "hydra", "yaml", "namespace", "table"]
-    file: str | None = None
-    """None: the run's output."""
+    file: str | None = None  # None: the run's output
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
     """Class of the framework whose objects hold models."""
 
-    cls: str
-    """`module:Class` as defined in the source. Ray's wrappers and subclasses count as well."""
-
-    models: Mapping[str, str]
-    """Composition role -> attribute path."""
-
+    cls: str  # `module:Class` as defined in the source; Ray's wrappers and subclasses count as well
+    models: Mapping[str, str]  # composition role -> attribute path
     noted: bool = False
     """True: objects are recorded at construction. False: they are searched for in the process, which
     fails beside a vLLM engine because vLLM freezes older objects in the garbage collector."""
 
-    optimizer: str | None = None
-    """Attribute path of the optimizer."""
+    optimizer: str | None = None  # attribute path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """Model holders in a run's processes, and the calls that trigger a look at them.
-
-    `worker/model_watch.py` evaluates it."""
+    """Model holders in a run's processes, and the calls that trigger a look at them (`worker/model_watch.py`)."""
 
     steps: tuple[str, ...]
     """`module:Class.method` after which gradients and optimizer states exist. Ray must not copy the
     method into a class of its own."""
 
-    uses: tuple[str, ...] = ()
-    """The same for processes without training."""
-
+    uses: tuple[str, ...] = ()  # the same for processes without training
     holders: tuple[Holder, ...]
 
 
@@ -121,17 +102,10 @@ class Launch:
     argv: tuple[str, ...]
     figures: Figures
     environment: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Name -> content, written into the run's folder before the start."""
-
-    folder: str | None = None
-    """Working directory; None: autotune's own."""
-
-    phases: tuple[tuple[str, Phase | None], ...] = ()
-    """Pattern of a line -> the phase that begins there; None: a phase ends."""
-
-    effective: ReportedSettings | None = None
-    """None: the run does not report its settings."""
+    files: Mapping[str, str] = field(default_factory=dict)  # name -> content, written into the run's folder before the start
+    folder: str | None = None  # working directory; None: autotune's own
+    phases: tuple[tuple[str, Phase | None], ...] = ()  # pattern of a line -> the phase that begins there; None: a phase ends
+    effective: ReportedSettings | None = None  # None: the run does not report its settings
 
 
 def probe_request(launch: Launch, plan: ProbePlan, settings: Iterable[str] = ()) -> dict[str, object]:
@@ -144,19 +118,13 @@ def probe_steps(plan: ProbePlan) -> int:
 
 
 class Launched(Trainer):
-    """Base class of a trainer that is started by its command line.
+    """Base class of a trainer that is started by its command line, by one rank on any number of GPUs.
 
-    Its settings are those in `defaults`. One rank starts it on any number of GPUs. Prediction
-    requires a subclass with `step`.
-    """
+    Its settings are those in `defaults`. Prediction requires a subclass with `step`."""
 
-    defaults: Mapping[str, KnobValue] = {}
-    """Setting -> default, in the framework's names."""
-
+    defaults: Mapping[str, KnobValue] = {}  # setting -> default, in the framework's names
     watch: Watch | None = None
-    measures_rows: ClassVar[bool] = False
-    """True: rows of the user's dataset are measured for supervised training."""
-
+    measures_rows: ClassVar[bool] = False  # True: rows of the user's dataset are measured for supervised training
     adapter = "launched_command"
     trace_adapter = ""
 
@@ -215,9 +183,8 @@ class Launched(Trainer):
         return next((knobs for knobs in tried if self.why_illegal(self.complete(knobs, task), task) is None), tried[0])
 
     def row_lengths(self, task: Task) -> RowLengths | None:
-        dataset = task.workload.dataset
-        measured = self.measures_rows and self.method == "sft" and dataset
-        return row_lengths(task, {"dataset_name": dataset}) if measured else None
+        measured = self.measures_rows and self.method == "sft" and task.workload.dataset
+        return row_lengths(task, {"dataset_name": measured}) if measured else None
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return {"device": task.hardware.kind}
@@ -233,28 +200,27 @@ class Launched(Trainer):
         for name, text in launch.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-        write_atomically(script, shell_script(launch, candidate, task).encode(), mode=TO_BE_RUN)
+        write_atomically(script, _shell_script(launch, candidate, task).encode(), mode=TO_BE_RUN)
         return [*(folder / name for name in launch.files), script]
 
 
 def synthetic_prompts(count: int, longest: int) -> list[str]:
     """Return different prompts of at most `longest` tokens: a digit and its space take one or two."""
-    words = max(1, (longest - TEMPLATE_TOKENS) // 2)
-    return [synthetic_text(number, words) for number in range(count)]
+    return synthetic_texts(count, max(1, (longest - TEMPLATE_TOKENS) // 2))
 
 
-def synthetic_text(number: int, words: int) -> str:
-    return " ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words))
+def synthetic_texts(count: int, words: int) -> list[str]:
+    return [" ".join(str((number * 7919 + word * 31) % 997 % 10) for word in range(words)) for number in range(count)]
 
 
-def shell_script(launch: Launch, candidate: Candidate, task: Task) -> str:
+def _shell_script(launch: Launch, candidate: Candidate, task: Task) -> str:
     """Return the launch as a shell script that can be started from any folder."""
     values = " ".join(f"{name}={value}" for name, value in candidate.knobs.items()) or "nothing to choose"
-    how = task.hardware.basis
     numbering = DEVICE_ORDER if task.hardware.kind == "cuda" else {}
     exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in {**numbering, **launch.environment}.items())
     synthetic = f"# {SYNTHETIC_ROWS} contains synthetic data: replace it by your own.\n" if SYNTHETIC_ROWS in launch.files else ""
-    head = comment(f"The recommended run of {task.workload.model.name}: {values}, as autotune {how} it on {task.hardware}.")
+    recommended = f"The recommended run of {task.workload.model.name}: {values}"
+    head = comment(f"{recommended}, as autotune {task.hardware.basis} it on {task.hardware}.")
     folder = f"cd -- {shlex.quote(launch.folder)}\n" if launch.folder else ""
     return f"""#!/usr/bin/env bash
 {head}# Further arguments go to the command.

@@ -95,7 +95,7 @@ class NemoRl(StandIn):
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
         truth = self.table.truth
-        packs, together = truth(settings, f"{PACKING}.enabled"), truth(settings, f"{PLACEMENT}.enabled")
+        packs, together = (truth(settings, f"{part}.enabled") for part in (PACKING, PLACEMENT))
         return {
             "options": STORED,
             "adapter": self.adapter_settings(settings) if truth(settings, f"{DTENSOR}.lora_cfg.enabled") else None,

@@ -22,8 +22,7 @@ from autotune.frameworks.base import Settings, model_path
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel
 
-ENGINE_TOKENS = 2048
-"""Lower bound of vLLM's `max_num_batched_tokens` without chunked prefill; else the longest sequence."""
+ENGINE_TOKENS = 2048  # lower bound of vLLM's `max_num_batched_tokens` without chunked prefill; else the longest sequence
 
 
 class OpenReasonerZero(StandIn):
@@ -31,11 +30,9 @@ class OpenReasonerZero(StandIn):
         return f"exp.{name}={shlex.quote(str(value))}"
 
     def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
-        gpus = task.hardware.count
         each = ("total_num_nodes", "actor_num_nodes", "ref_num_nodes", "vllm_num_engines")
-        found: dict[str, KnobValue] = dict.fromkeys(each, gpus)
-        if self.method == "ppo":
-            found["critic_num_nodes"] = gpus
+        critic = ("critic_num_nodes",) if self.method == "ppo" else ()
+        found: dict[str, KnobValue] = dict.fromkeys((*each, *critic), task.hardware.count)
         found["use_grpo"] = self.method == "grpo"
         # The default is the experiment's 7B model regardless of `pretrain`. Any named critic is loaded.
         found["critic_pretrain"] = model_path(task) if self.method == "ppo" else ""
@@ -44,9 +41,6 @@ class OpenReasonerZero(StandIn):
             found["packing_max_len"] = max(longest, self.table.count(settings, "packing_max_len"))
             found["max_len"] = longest
         return found
-
-    def lengths(self, settings: Settings) -> tuple[int, int]:
-        return self.table.count(settings, "prompt_max_len"), self.table.count(settings, "generate_max_len")
 
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
         count, gpus, longest = self.table.count, task.hardware.count, sum(self.lengths(settings))

@@ -95,20 +95,15 @@ class OpenRlhf(StandIn):
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
         table, truth = self.table, self.table.truth
-        stage, offloads, sleeps = (
-            table.count(settings, "ds.zero_stage"),
-            *(truth(settings, f"ds.{name}") for name in ("adam_offload", "enable_sleep")),
-        )
-        with_engine = self._together(settings)
+        offloads, sleeps = (truth(settings, f"ds.{name}") for name in ("adam_offload", "enable_sleep"))
+        stage, with_engine = table.count(settings, "ds.zero_stage"), self._together(settings)
+        entropy = "softmax" if table.value(settings, "actor.entropy_coef") is not None else None
         others = tuple(self._others(settings, task, stage, offloads=offloads))
         options: dict[str, object] = {"offload_optimizer": {"device": "cpu"}} if offloads else {}
         return {
             "sharded_by": f"zero{stage}",
             "options": {**options, "overlap_comm": True} if truth(settings, "ds.overlap_comm") else options,
-            "loss_options": {
-                "widened": True,
-                "entropy": "softmax" if table.value(settings, "actor.entropy_coef") is not None else None,
-            },
+            "loss_options": {"widened": True, "entropy": entropy},
             "score_options": {"entropy": None},
             "others": others,
             "generation": "engine" if with_engine else "server",
@@ -123,11 +118,8 @@ class OpenRlhf(StandIn):
         return self.table.truth(settings, "train.colocate_all") and not self.table.truth(settings, "train.async_enable")
 
     def _split(self, settings: Settings) -> SplitEngines | None:
-        """Return vLLM on GPUs of its own.
-
-        Asynchronous: the next batch is generated during training, and weights wait for its end; with
-        partial rollouts generation pauses for them and goes on.
-        """
+        """Return vLLM on GPUs of its own. Asynchronous: the next batch is generated during training, and weights
+        wait for its end; with partial rollouts generation pauses for them and goes on."""
         engines, parallel = (self.table.count(settings, f"vllm.{name}") for name in ("num_engines", "tensor_parallel_size"))
         if not engines:
             return None
@@ -142,8 +134,7 @@ class OpenRlhf(StandIn):
         return (self.table.count(settings, "actor.num_nodes") or 1) * self.table.count(settings, "actor.num_gpus_per_node")
 
     def _others(self, settings: Settings, task: Task, stage: int, *, offloads: bool) -> Iterator[OtherModel]:
-        """Yield the models on the policy's devices: all with colocate_all, the reference with
-        colocate_actor_ref."""
+        """Yield the models on the policy's devices: all with colocate_all, the reference with colocate_actor_ref."""
         table, model = self.table, task.workload.model.name
         together = table.truth(settings, "train.colocate_all")
         if table.share(settings, "algo.kl.init_coef") > 0 and (together or table.truth(settings, "train.colocate_actor_ref")):

@@ -25,14 +25,14 @@ from autotune.core.files import comments
 from autotune.core.probe_plan import ProbePlan
 from autotune.core.task import Task
 from autotune.frameworks.base import Settings, model_path
+from autotune.frameworks.configuration_files import ABSENT
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
 from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in import StandIn
 
 MODEL = "trainer.model"
-ABSENT = "None"
-"""The configuration's word for a part that is left out."""
+IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
 
 
 class PrimeRl(StandIn):
@@ -118,8 +118,11 @@ class PrimeRl(StandIn):
         """Return the settings below a prefix as TOML with dotted keys."""
         named = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
         own = {name: value for name, value in named.items() if value is not None and name not in self.facts.own_settings}
-        parts = {"model.ac", "model.ac_offloading"}
-        return "".join(f"{name} = {_toml(value, part=name.removeprefix('trainer.') in parts)}\n" for name, value in own.items())
+        words = {name: json.dumps(value, ensure_ascii=False) for name, value in own.items()}
+        for name, value in own.items():
+            if name.removeprefix("trainer.") in ("model.ac", "model.ac_offloading"):  # a part: an empty table, or absent
+                words[name] = "{}" if value else f'"{ABSENT}"'
+        return "".join(f"{name} = {word}\n" for name, word in words.items())
 
     def launch(self, candidate: Candidate, task: Task, plan: ProbePlan | None = None) -> Launch:
         """Return `rl`; a probe is the trainer alone in its benchmark mode, on full synthetic micro-batches."""
@@ -144,15 +147,6 @@ class PrimeRl(StandIn):
         path = folder / "recommended.toml"
         path.write_text(comments(lines) + self.launch(candidate, task).files["recommended.toml"], encoding="utf-8")
         return [path]
-
-
-IN_FLIGHT = 5
-"""Default of `ac_offloading.max_inflight_activations`."""
-
-
-def _toml(value: KnobValue, *, part: bool) -> str:
-    """Return a TOML value; a part of the configuration is an empty table or absent."""
-    return ("{}" if value else f'"{ABSENT}"') if part else json.dumps(value, ensure_ascii=False)
 
 
 TRAINERS = (PrimeRl("prime-rl", "grpo"),)

@@ -10,8 +10,7 @@ LARGE_DEVICE_BYTES = 70 * GIB
 LARGE_LIMITS, USUAL_LIMITS = (1024, 8192), (256, 2048)
 """Sequences, and tokens of a pass. vLLM takes an A100 for a usual device whatever its memory."""
 
-SHARE = 0.9
-"""Share of its GPUs that a server claims."""
+SHARE = 0.9  # share of its GPUs that a server claims
 
 
 def served(
@@ -26,7 +25,6 @@ def served(
     at_sync: AtSync = "drain",
     batches_ahead: float = 0.0,
     in_flight: int | None = None,
-    quantised_bits: int | None = None,
 ) -> SplitEngines:
     """Return the engines of a server: gpus / tensor_parallel replicas."""
     large = hardware.memory_bytes >= LARGE_DEVICE_BYTES and "a100" not in hardware.name.lower()
@@ -37,7 +35,6 @@ def served(
         max_num_seqs=sequences,
         max_num_batched_tokens=tokens,
         tensor_parallel=max(1, tensor_parallel),
-        quantised_bits=quantised_bits,
         apart=True,
     )
     return SplitEngines(

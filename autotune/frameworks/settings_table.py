@@ -17,27 +17,20 @@ from autotune.core.candidate import KnobValue
 
 KINDS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
 TYPE_NAMES = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a name", "null": "null"}
-
 FOLDER = Path(__file__).parent
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True, rename={"owner": "of", "versions": "in"}):
     """Setting of a framework."""
 
-    kinds: tuple[str, ...]
-    """Accepted types: bool, int, float, str, list, dict, null, other."""
-
+    kinds: tuple[str, ...]  # accepted types: bool, int, float, str, list, dict, null, other
     default: object
     owner: Literal["script", "config", "model", "mixture"] = "config"
-    """TRL class of the setting: script arguments, trainer configuration, ModelConfig or
-    DatasetMixtureConfig."""
+    """TRL class of the setting: script arguments, trainer configuration, ModelConfig or DatasetMixtureConfig."""
 
     choices: tuple[str, ...] = ()
-    versions: tuple[str, ...] = ()
-    """Listed releases that have the setting; empty: all of them."""
-
-    follows: str | None = None
-    """Setting whose value is the default of this one."""
+    versions: tuple[str, ...] = ()  # listed releases that have the setting; empty: all of them
+    follows: str | None = None  # setting whose value is the default of this one
 
 
 class SettingsTable(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ class SkyRl(StandIn):
         engines = gpus // parallel if together else max(1, gpus // 2 // parallel)
         engines = count(settings, f"{ENGINE}.num_engines") if f"{ENGINE}.num_engines" in settings else engines
         trains = gpus if together else max(1, gpus - engines * parallel)
-        found: dict[str, KnobValue] = {
+        return {
             "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{self.table.truth(settings, 'trainer.use_expandable_segments')}",
             "trainer.algorithm.advantage_estimator": "grpo",
             f"{PLACEMENT}.policy_num_gpus_per_node": trains,
@@ -59,28 +59,19 @@ class SkyRl(StandIn):
             f"{ENGINE}.num_engines": engines,
             f"{POLICY}.model.lora.rank": self.lora_rank(settings, task),
         }
-        return found
-
-    def lengths(self, settings: Settings) -> tuple[int, int]:
-        count = self.table.count
-        return count(settings, "trainer.max_prompt_length"), count(settings, "generator.sampling_params.max_generate_length")
 
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
         count, longest = self.table.count, sum(self.lengths(settings))
         nodes, each = (count(settings, f"{PLACEMENT}.policy_num_{part}") for part in ("nodes", "gpus_per_node"))
         ranks, sequence = max(1, nodes * each), max(1, count(settings, f"{POLICY}.sequence_parallel_size"))
-        generations, mini_prompts = (
-            count(settings, "generator.n_samples_per_prompt"),
-            count(settings, "trainer.policy_mini_batch_size"),
-        )
-        rows, tokens, score_tokens = (
-            count(settings, MICRO),
-            *(-(-count(settings, name) * longest // sequence) for name in (MICRO, SCORED)),
-        )
+        generations = count(settings, "generator.n_samples_per_prompt")
+        mini_prompts, rows = count(settings, "trainer.policy_mini_batch_size"), count(settings, MICRO)
+        tokens, score_tokens = (-(-count(settings, name) * longest // sequence) for name in (MICRO, SCORED))
         if (budget := count(settings, BUDGET)) > 0:  # a longer row is a micro-batch by itself
             tokens = score_tokens = -(-max(budget, longest) // sequence)
             rows = max(1, budget // max(1, longest))
         groups, serves = max(1, ranks // sequence), math.prod(count(settings, f"{ENGINE}.{name}") for name in ENGINE_SIZES)
+        uses_reference = any(self.table.truth(settings, f"trainer.algorithm.use_kl_{kind}") for kind in ("loss", "in_reward"))
         return {
             "tokens": tokens,
             "score_tokens": score_tokens,
@@ -92,7 +83,7 @@ class SkyRl(StandIn):
             "uses": ranks + serves,
             "mini": mini_prompts * generations // groups,
             "one_row": min(budget, longest),
-            "references": self._has_reference(settings) and self.table.truth(settings, f"{PLACEMENT}.colocate_policy_ref"),
+            "references": uses_reference and self.table.truth(settings, f"{PLACEMENT}.colocate_policy_ref"),
         }
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
@@ -130,9 +121,6 @@ class SkyRl(StandIn):
         request: Mapping[str, Any] = super().trace_request(candidate, task)
         untied = {**request["model"]["config"], "tie_word_embeddings": False}
         return {**request, "model": {**request["model"], "config": untied}}
-
-    def _has_reference(self, settings: Settings) -> bool:
-        return any(self.table.truth(settings, f"trainer.algorithm.{name}") for name in ("use_kl_loss", "use_kl_in_reward"))
 
 
 TRAINERS = (SkyRl("skyrl", "grpo"),)

@@ -18,7 +18,6 @@ from autotune.frameworks.base import Settings
 from autotune.frameworks.stand_in import StandIn
 
 TENSOR, PIPELINE, CONTEXT = (f"{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context"))
-STEP = "global_batch_size"
 FROM_CONFIG = {
     "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "ffn_hidden_size": "intermediate_size",
     "num_attention_heads": "num_attention_heads", "num_query_groups": "num_key_value_heads", "kv_channels": "head_dim",
@@ -51,12 +50,14 @@ class Slime(StandIn):
         table, gpus, config = self.table, task.hardware.count, task.workload.model.config
         apart = 0 if table.truth(settings, "colocate") else table.count(settings, "rollout_num_gpus") or max(1, gpus // 2)
         shape = {name: config.get(source) for name, source in FROM_CONFIG.items()}
+        rotary = config.get("rope_parameters")
+        base = rotary.get("rope_theta") if isinstance(rotary, Mapping) else config.get("rope_theta")
         found: dict[str, KnobValue] = {
             **{name: value for name, value in shape.items() if isinstance(value, int | float)},
             **DENSE,
             **PACKED,
             **({"rollout_num_gpus": apart} if apart else {}),
-            "rotary_base": round(_rotary_base(config)),
+            "rotary_base": round(base) if isinstance(base, int | float) else 10000,
             "add_qkv_bias": config.get("model_type") == "qwen2",
             "qk_layernorm": config.get("model_type") == "qwen3",
             "untie_embeddings_and_output_weights": config.get("tie_word_embeddings") is False,
@@ -73,11 +74,7 @@ class Slime(StandIn):
         if table.truth(settings, "optimizer_cpu_offload"):
             found |= {"overlap_cpu_optimizer_d2h_h2d": True, "use_precision_aware_optimizer": True}
         samples = table.count({**found, **settings}, "rollout_batch_size") * table.count(settings, "n_samples_per_prompt")
-        found[STEP] = samples
-        return found
-
-    def lengths(self, settings: Settings) -> tuple[int, int]:
-        return self.table.count(settings, "rollout_max_prompt_len"), self.table.count(settings, "rollout_max_response_len")
+        return {**found, "global_batch_size": samples}
 
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
         count, config = self.table.count, task.workload.model.config
@@ -100,12 +97,6 @@ class Slime(StandIn):
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
         raise CannotPredict("slime trains with Megatron, whose memory is not predicted.", way_out="Measure it on the GPUs.")
-
-
-def _rotary_base(config: Mapping[str, object]) -> float:
-    rotary = config.get("rope_parameters")
-    base = rotary.get("rope_theta") if isinstance(rotary, Mapping) else config.get("rope_theta")
-    return base if isinstance(base, int | float) else 10000.0
 
 
 TRAINERS = (Slime("slime", "grpo"),)

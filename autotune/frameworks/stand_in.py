@@ -25,7 +25,7 @@ from autotune.core.task import Task
 from autotune.frameworks.base import Settings, as_word, model_path, other_global_batch
 from autotune.frameworks.framework_facts import StepBatch, filled, read_facts, refuse_untraced
 from autotune.frameworks.hydra_values import quoted
-from autotune.frameworks.launched_run import OUT, Figures, Launch, Launched, probe_steps, synthetic_prompts
+from autotune.frameworks.launched_run import OUT, Launch, Launched, probe_steps, synthetic_prompts
 from autotune.frameworks.settings_table import Field, SettingsTable, read_table
 from autotune.frameworks.stand_in_step import STAND_IN, StandInSpec
 from autotune.frameworks.stated_rules import Lookup, StatedRule, texts_that_apply
@@ -68,9 +68,10 @@ class StandIn(Launched):
     def derived(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
         """Return the settings that the framework or the hardware determines unless they are given."""
 
-    @abstractmethod
     def lengths(self, settings: Settings) -> tuple[int, int]:
         """Return the longest prompt and completion."""
+        flags = self.canonical
+        return self.table.count(settings, flags["max_prompt_length"]), self.table.count(settings, flags["max_completion_length"])
 
     @abstractmethod
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
@@ -122,28 +123,15 @@ class StandIn(Launched):
         given |= {name: value for name, value in knobs.items() if value is not None}
         settings: dict[str, KnobValue] = {name: value for name, value in given.items() if value is not None}
         refuse_untraced(self.facts.untraced, settings, self.name)
-        # 2. Derived settings, then defaults.
-        for name, size in self._step_batch(settings, task).items():
-            settings.setdefault(name, size)
+        # 2. Derived settings, then defaults. --global-batch is a number of completions.
+        if (batch := self.facts.step_batch) is not None and task.workload.global_batch is not None:
+            each, steps = self._completions_and_steps(batch, settings)
+            settings.setdefault(batch.setting, task.workload.global_batch * steps // each)
         for name, value in self.derived(settings, task).items():
             settings.setdefault(name, value)
         for name in self.facts.core:
             settings.setdefault(name, self.table.value(settings, name))
         return Candidate(knobs=knobs, settings=settings, load=self.load_of(settings, task))
-
-    def _step_batch(self, settings: Settings, task: Task) -> dict[str, int]:
-        """Return the setting that makes optimizer steps of `--global-batch` completions."""
-        batch, total = self.facts.step_batch, task.workload.global_batch
-        if batch is None or total is None:
-            return {}
-        each, steps = self._completions_and_steps(batch, settings)
-        return {batch.setting: total * steps // each}
-
-    def _other_global_batch(self, settings: Settings, task: Task) -> str | None:
-        if (batch := self.facts.step_batch) is None:
-            return None
-        (each, steps), value = self._completions_and_steps(batch, settings), self.table.count(settings, batch.setting)
-        return other_global_batch(task, f"{batch.setting}={value}", value * each // steps)
 
     def _completions_and_steps(self, batch: StepBatch, settings: Settings) -> tuple[int, int]:
         """Return the completions of each unit of the setting, and the optimizer steps that share them."""
@@ -157,6 +145,7 @@ class StandIn(Launched):
         return {**identity, "ranks": 1, "device": task.hardware.kind}
 
     def refusals(self, settings: Settings, task: Task) -> Iterator[str]:
+        # 1. Hardware, and settings that exist.
         if task.hardware.kind != "cuda":
             yield (
                 f"{self.name} requires GPUs, and the request is for {task.hardware}: name some with --gpus, "
@@ -172,18 +161,23 @@ class StandIn(Launched):
         yield from problems
         if problems:
             return
-        # The framework's own rules.
-        facts, rank = self.facts, self.canonical.get("lora_r")
-        if task.workload.tuning in facts.refused_tunings:
-            yield facts.refused_tunings[task.workload.tuning]
+        # 2. Tuning and the adapter's rank.
+        facts, rank, tuning = self.facts, self.canonical.get("lora_r"), task.workload.tuning
+        if tuning in facts.refused_tunings:
+            yield facts.refused_tunings[tuning]
         elif rank is not None:
-            yield from self._lora_refusals(rank, settings, task)
+            if tuning == "full" and settings.get(rank):
+                yield f"{rank}={settings[rank]} trains an adapter, and the tuning is full: add --tuning lora."
+            if tuning != "full" and not settings.get(rank):
+                yield f"{rank}=0 trains all weights, and the tuning is LoRA: add --tuning full."
+        # 3. The framework's own rules.
         below = [
             f"{each}={settings.get(each)} is not above zero." for each in facts.positive if self.table.count(settings, each) < 1
         ]
         yield from below or self._texts(facts.rules, settings, task)
-        if not below and (other := self._other_global_batch(settings, task)) is not None:
-            yield other
+        if not below and (batch := facts.step_batch) is not None:
+            (each, steps), value = self._completions_and_steps(batch, settings), self.table.count(settings, batch.setting)
+            yield from other_global_batch(task, f"{batch.setting}={value}", value * each // steps)
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the framework's defaults; knobs without a default take the least memory."""
@@ -229,8 +223,10 @@ class StandIn(Launched):
             settings |= self.data(task.workload.dataset)
         _, *words = shlex.split(facts.launcher)
         rendered = [word for line in self.arguments(settings, task) for word in shlex.split(line)]
+        times = [self.table.count(settings, name) for name in facts.figures_times]
         return Launch(
-            argv=(str(task.workload.python), *words, *rendered), figures=self._figures(settings),
+            argv=(str(task.workload.python), *words, *rendered),
+            figures=dataclasses.replace(facts.figures, times=math.prod(times)) if times else facts.figures,
             environment=facts.environment if plan else {}, files=files, phases=facts.phases,
             effective=facts.reported_settings if plan else None,
         )  # fmt: skip
@@ -244,9 +240,7 @@ class StandIn(Launched):
         return quoted(path) if self.facts.hydra else path
 
     def _material(self, settings: Settings, task: Task) -> tuple[dict[str, KnobValue], dict[str, str]]:
-        """Return the settings for a probe's data and reward, and their files.
-
-        The user's own dataset has priority."""
+        """Return the settings for a probe's data and reward, and their files. The user's own dataset has priority."""
         facts = self.facts
         longest = self.lengths(settings)[0] - facts.prompt_overhead
         prompts = synthetic_prompts(self.table.count(settings, facts.rows), longest)
@@ -257,10 +251,6 @@ class StandIn(Launched):
         if facts.reward is None or facts.reward_setting is None:
             return named, files
         return {**named, facts.reward_setting: f"{OUT}/reward.py"}, {"reward.py": facts.reward, **files}
-
-    def _figures(self, settings: Settings) -> Figures:
-        times = [self.table.count(settings, name) for name in self.facts.figures_times]
-        return dataclasses.replace(self.facts.figures, times=math.prod(times)) if times else self.facts.figures
 
     def arguments(self, settings: Settings, task: Task) -> list[str]:
         """Return one command-line argument per setting, including the model."""
@@ -293,14 +283,6 @@ class StandIn(Launched):
         if isinstance(given, int):
             return given
         return 0 if task.workload.tuning == "full" else DEFAULT_LORA_RANK
-
-    def _lora_refusals(self, name: str, settings: Settings, task: Task) -> Iterator[str]:
-        """Yield the conflicts of the adapter's rank with --tuning."""
-        rank = settings.get(name) or 0
-        if task.workload.tuning == "full" and rank:
-            yield f"{name}={rank} trains an adapter, and the tuning is full: add --tuning lora."
-        if task.workload.tuning != "full" and not rank:
-            yield f"{name}=0 trains all weights, and the tuning is LoRA: add --tuning full."
 
     def adapter_settings(self, settings: Settings) -> Mapping[str, object] | None:
         """Return the settings of the adapter in TRL's names; None: all weights are trained."""

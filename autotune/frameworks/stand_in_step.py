@@ -6,25 +6,20 @@ It yields the specification of a trace and the composition, in terms that framew
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from autotune.core.composition import Composition, Generation, Resident, Role, Sharding, StepShape
 from autotune.core.measurement import Phase
 from autotune.core.task import Task
 
-STAND_IN = "stand_in.trace"
-"""Worker module that traces the step. It needs no installed framework."""
-
-MASTER_AND_MOMENTS = 12
-"""Bytes per weight of DeepSpeed's float32 master copy and Adam's two moments."""
-
+STAND_IN = "stand_in.trace"  # worker module that traces the step; it needs no installed framework
+MASTER_AND_MOMENTS = 12  # bytes per weight of DeepSpeed's float32 master copy and Adam's two moments
 SPREAD_BY: Mapping[str, Sharding] = {
     "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters", "fsdp1": "parameters", "fsdp2": "parameters",
 }  # fmt: skip
 
-TRACED_MICRO_STEPS = 2
-"""Micro-steps that are traced: the first allocates the gradients, later ones repeat the second."""
+TRACED_MICRO_STEPS = 2  # micro-steps that are traced: the first allocates the gradients, later ones repeat the second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +30,8 @@ class OtherModel:
     model: str
     dtype: str = "bfloat16"
     trains: bool = False
-    whole: bool = False
-    """Replicated on every device, even if the policy is sharded."""
-
-    quantised: bool = True
-    """Quantised like the policy."""
-
+    whole: bool = False  # replicated on every device, even if the policy is sharded
+    quantised: bool = True  # quantised like the policy
     awake: tuple[Phase, ...] | None = None
     state_bytes_per_weight: int = 8
     offloaded_bytes_per_weight: int = 0
@@ -55,45 +46,22 @@ class StandInSpec(StepShape):
     optimizer: str = "adamw_torch"
     generation: Generation = "engine"
     attention: str | None = "flash_attention_2"
-
-    tokens: int
-    """Tokens of one micro-batch on one device, every row at its longest."""
-
-    score_tokens: int
-    """Tokens of one forward pass for log-probabilities; 0: the engine's are used."""
-
-    options: Mapping[str, object] = field(default_factory=dict)
-    """Options of the sharding, as a trace takes them."""
-
-    shard_ranks: int | None = None
-    """Ranks that share the training state; None: all ranks."""
-
-    traced_dtype: str = "bfloat16"
-    """Compute precision."""
-
-    held_dtype: str = "bfloat16"
-    """Storage precision of the weights."""
-
+    tokens: int  # of one micro-batch on one device, every row at its longest
+    score_tokens: int  # of one forward pass for log-probabilities; 0: the engine's are used
+    options: Mapping[str, object] = field(default_factory=dict)  # of the sharding, as a trace takes them
+    shard_ranks: int | None = None  # ranks that share the training state; None: all ranks
+    traced_dtype: str = "bfloat16"  # compute precision
+    held_dtype: str = "bfloat16"  # storage precision of the weights
     engine_dtype: str = "bfloat16"
-    mixed: bool = False
-    """Mixed precision through bf16=true."""
-
+    mixed: bool = False  # mixed precision through bf16=true
     adapter: Mapping[str, object] | None = None
-    widens_adapter: bool = False
-    """True if PEFT stores the adapter in float32, its default over shorter weights."""
-
+    widens_adapter: bool = False  # True if PEFT stores the adapter in float32, its default over shorter weights
     quantised: bool = False
     loss: str = "logprobs"
     loss_options: Mapping[str, object] = field(default_factory=dict)
-    score_options: Mapping[str, object] = field(default_factory=dict)
-    """Loss options that differ in a forward pass for log-probabilities."""
-
-    activations_in_flight: int | None = None
-    """Saved activations that stay on the device, the others being on the host; None: all stay."""
-
-    offloads_optimizer: bool = False
-    """The optimizer's state is on the device during its step only."""
-
+    score_options: Mapping[str, object] = field(default_factory=dict)  # that differ in a forward pass for log-probabilities
+    activations_in_flight: int | None = None  # saved activations that stay on the device, the others on the host; None: all
+    offloads_optimizer: bool = False  # the optimizer's state is on the device during its step only
     reentrant: bool = False
     clip: float = 1.0
     others: tuple[OtherModel, ...] = ()
@@ -103,8 +71,7 @@ def trace_request(spec: StandInSpec, task: Task) -> Mapping[str, object]:
     """Return the specification of a trace.
 
     A packed micro-batch is traced as rows of at least the longest length: the number of tokens is
-    the same, and attention stays within a row.
-    """
+    the same, and attention stays within a row."""
     model, longest = task.workload.model, spec.prompt_length + spec.completion_length
     rows, length = _rows(spec.tokens, longest)
     prompt = min(spec.prompt_length, length - 1)
@@ -173,27 +140,22 @@ def _rows(tokens: int, longest: int) -> tuple[int, int]:
 
 
 def compose(spec: StandInSpec, task: Task) -> Composition:
-    shape = {each.name: getattr(spec, each.name) for each in fields(StepShape)}
-    return Composition(residents=tuple(_residents(spec, task)), **shape)
-
-
-def _residents(spec: StandInSpec, task: Task) -> Iterator[Resident]:
     ranks, model = tuple(range(spec.ranks)), task.workload.model.name
     spread = SPREAD_BY.get(spec.sharded_by, "none")
     rank = None if spec.adapter is None else spec.adapter.get("lora_r")
     bits = 4 if spec.quantised else gptq_bits(task.workload.model.config)
-    yield Resident(
+    residents = [Resident(
         role="policy", model=model, ranks=ranks, dtype=spec.held_dtype, trains=True, sharding=spread,
         adapter_rank=rank if isinstance(rank, int) else None, quantised_bits=bits,
-    )  # fmt: skip
+    )]  # fmt: skip
     for other in spec.others:
         own = {name: value for name, value in vars(other).items() if name not in ("whole", "quantised")}
-        yield Resident(
-            ranks=ranks, sharding="none" if other.whole else spread, quantised_bits=bits if other.quantised else None, **own
-        )
+        sharding = "none" if other.whole else spread
+        residents.append(Resident(ranks=ranks, sharding=sharding, quantised_bits=bits if other.quantised else None, **own))
     if spec.engine is not None:
-        yield Resident(
+        residents.append(Resident(
             role="engine", model=model, ranks=ranks, dtype=spec.engine_dtype, trains=False,
             sharding="tensor" if spec.engine.tensor_parallel > 1 else "none",
             awake=("rollout", "sync") if spec.engine.sleep else None,
-        )  # fmt: skip
+        ))  # fmt: skip
+    return Composition(residents=tuple(residents), **{each.name: getattr(spec, each.name) for each in fields(StepShape)})

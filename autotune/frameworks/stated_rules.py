@@ -21,8 +21,8 @@ Lookup = Callable[[str], KnobValue]
 
 Condition = KnobValue | tuple[KnobValue, ...]
 
-_COMPARED = re.compile(r"(<=|>=|<|>|!=|not dividing|not divisible by) ([\w.]+)")
-_PLACEHOLDER = re.compile(r"\{([\w.]+)(=?)\}")
+COMPARED = re.compile(r"(<=|>=|<|>|!=|not dividing|not divisible by) ([\w.]+)")
+PLACEHOLDER = re.compile(r"\{([\w.]+)(=?)\}")
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -51,15 +51,8 @@ def texts_that_apply(rules: Iterable[StatedRule], method: str, lookup: Lookup) -
     """Yield the texts of the rules that apply, with their values filled in."""
     for rule in rules:
         if rule.applies(method, lookup):
-            yield _PLACEHOLDER.sub(lambda found: f"{found[1]}={as_word(lookup(found[1]))}" if found[2] else
+            yield PLACEHOLDER.sub(lambda found: f"{found[1]}={as_word(lookup(found[1]))}" if found[2] else
                                    as_word(lookup(found[1])), rule.text)  # fmt: skip
-
-
-def names_in(rule: StatedRule) -> set[str]:
-    """Return the settings and sizes that a rule names."""
-    compared = [_COMPARED.fullmatch(each) for each in rule.when.values() if isinstance(each, str)]
-    operands = {found[2] for found in compared if found and not found[2].isdigit()}
-    return {*rule.when, *operands, *(found[1] for found in _PLACEHOLDER.finditer(rule.text))}
 
 
 def _holds(condition: Condition, value: KnobValue, lookup: Lookup) -> bool:
@@ -67,7 +60,7 @@ def _holds(condition: Condition, value: KnobValue, lookup: Lookup) -> bool:
         return value in condition
     if condition == "given":
         return value not in (None, "")
-    if isinstance(condition, str) and (found := _COMPARED.fullmatch(condition)):
+    if isinstance(condition, str) and (found := COMPARED.fullmatch(condition)):
         if isinstance(value, str):
             return found[1] == "!=" and value != found[2]
         other = float(found[2]) if found[2].isdigit() else _number(lookup(found[2]))

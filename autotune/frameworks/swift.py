@@ -24,13 +24,14 @@ from autotune.core.probe_plan import ProbePlan
 from autotune.core.task import Task
 from autotune.frameworks import served_engines
 from autotune.frameworks.base import Settings, as_word, count_of, model_path, share_of
-from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_text
+from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_texts
 from autotune.frameworks.stand_in_step import OtherModel, gptq_bits
-from autotune.frameworks.transformers_trainer import ATTENTION, N_SYNTHETIC_ROWS, TransformersTrainer, ddp_options
+from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer, ddp_options
 
 _SERVED = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "enable_lora", "enable_expert_parallel")
-OF_THE_SERVER = tuple(f"vllm_{name}" for name in _SERVED)
-"""Settings of `swift rollout`, which starts the vLLM server."""
+OF_THE_SERVER = tuple(f"vllm_{name}" for name in _SERVED)  # settings of `swift rollout`, which starts the vLLM server
+ATTENTION: Mapping[KnobValue, str] = {None: "sdpa", "flash_attn": "flash_attention_2"}
+"""Name of an attention -> transformers'; every other name is the same."""
 
 ADAPTER = {"lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"}
 """Defaults of `swift/arguments/tuner_args.py`."""
@@ -46,18 +47,14 @@ def served(settings: Mapping[str, object]) -> bool:
     return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
 
 
-def ranks_of(settings: Mapping[str, object], gpus: int) -> int:
-    """Return the number of training processes: one per GPU, without those of the server."""
-    return max(1, gpus - (count_of(settings, "server_gpus") if served(settings) else 0))
-
-
 class Swift(TransformersTrainer):
     """Method of ms-swift."""
 
     name = "swift"
 
     def ranks(self, settings: Settings, gpus: int) -> int:
-        return ranks_of(settings, gpus)
+        """Return the number of training processes: one per GPU, without those of the server."""
+        return max(1, gpus - (count_of(settings, "server_gpus") if served(settings) else 0))
 
     def derived(self, settings: Settings, task: Task) -> Mapping[str, KnobValue]:
         on_cpu = task.hardware.kind == "cpu" and "torch_dtype" not in self.held(task)
@@ -80,10 +77,10 @@ class Swift(TransformersTrainer):
                 "report_to": "none", "learning_rate": 0.0, "split_dataset_ratio": 0.0,
             } | ({} if self.online else {"truncation_strategy": "right"})  # fmt: skip
         # 3. Ranks, and the vLLM server.
-        ranks = ranks_of(settings, task.hardware.count)
+        ranks = self.ranks(settings, task.hardware.count)
         environment = {"NPROC_PER_NODE": str(ranks), "USE_HF": "1"} if ranks > 1 else {"USE_HF": "1"}
         if served(settings):
-            files |= {"rollout.sh": _server_script(named, task)}
+            files |= {"rollout.sh": _server_script(named, task, ranks)}
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(ranks)))
             named = {name: value for name, value in named.items() if name not in OF_THE_SERVER or name == "vllm_enable_lora"}
             named |= {"vllm_server_host": "127.0.0.1", "vllm_server_port": PORT}
@@ -106,14 +103,13 @@ class Swift(TransformersTrainer):
 
     def _synthetic_rows(self, settings: Settings) -> str:
         """Return different rows of at least the longest length: one word is at least one token."""
-        words = count_of(settings, "max_length") // (8 if self.online else 1)
-        texts = [synthetic_text(number, words) for number in range(N_SYNTHETIC_ROWS)]
+        texts = synthetic_texts(N_SYNTHETIC_ROWS, count_of(settings, "max_length") // (8 if self.online else 1))
         rows = [(("user", text),) if self.online else (("user", "Count."), ("assistant", text)) for text in texts]
         messages = ([{"role": role, "content": content} for role, content in row] for row in rows)
         return "".join(json.dumps({"messages": row}) + "\n" for row in messages)
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:
-        ranks, rows = ranks_of(settings, task.hardware.count), self.total_rows(settings, task)
+        ranks, rows = self.ranks(settings, task.hardware.count), self.total_rows(settings, task)
         sharding, offloads = _sharding(str(settings.get("deepspeed") or "zero0"))
         with_adapter, deepspeed = settings.get("tuner_type") != "full", sharding.startswith("zero")
         reference = OtherModel(role="reference", model=task.workload.model.name, whole=sharding != "zero3")
@@ -180,12 +176,12 @@ def _split(settings: Settings, task: Task, longest: int) -> SplitEngines:
     )
 
 
-def _server_script(named: Mapping[str, object], task: Task) -> str:
+def _server_script(named: Mapping[str, object], task: Task, ranks: int) -> str:
     """Return the script that starts vLLM on the last GPUs, before training."""
     options = {name: named.get(name) for name in ("model", "model_type", "template", *OF_THE_SERVER)} | {"port": PORT}
     if (replicas := count_of(named, "server_gpus") // (count_of(named, "vllm_tensor_parallel_size") or 1)) > 1:
         options["vllm_data_parallel_size"] = replicas
-    last = map(str, range(ranks_of(named, task.hardware.count), task.hardware.count))
+    last = map(str, range(ranks, task.hardware.count))
     return (
         "#!/usr/bin/env bash\n# Start this first: vLLM, on the GPUs that do not train.\n"
         f"export USE_HF=1 CUDA_VISIBLE_DEVICES={','.join(last)}\n"

@@ -21,19 +21,14 @@ from autotune.frameworks.settings_table import KINDS, Field, read_yaml
 from autotune.frameworks.stand_in_step import STAND_IN, StandInSpec
 from autotune.frameworks.stated_rules import Condition, StatedRule, texts_that_apply
 
-ATTENTION: Mapping[KnobValue, str] = {None: "sdpa", "flash_attn": "flash_attention_2"}
-"""Name of an attention in ms-swift -> transformers'; every other name is the same."""
-
 N_SYNTHETIC_ROWS = 512
-
-
-DDP_OPTIONS = ("find_unused_parameters", "bucket_cap_mb", "static_graph")
 
 
 def ddp_options(settings: Mapping[str, object], *, adapter: bool) -> dict[str, object]:
     """Return DDP's options as transformers' Trainer passes them (`_build_accelerator_args`): with an adapter the
     model is not one of transformers' own, and parameters may be unused."""
-    given = {name: settings[f"ddp_{name}"] for name in DDP_OPTIONS if settings.get(f"ddp_{name}") is not None}
+    names = ("find_unused_parameters", "bucket_cap_mb", "static_graph")
+    given = {name: settings[f"ddp_{name}"] for name in names if settings.get(f"ddp_{name}") is not None}
     return {"find_unused_parameters": adapter or not settings.get("gradient_checkpointing"), **given}
 
 
@@ -48,28 +43,17 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of a framework and its own checks."""
 
     version: str
-    requires: dict[str, str]
-    """Module -> pip requirement with its supported versions."""
-
-    defaults: dict[str, dict[str, KnobValue]]
-    """Settings that candidates state: `common`, and those of each method."""
-
-    canonical: dict[str, dict[str, str]]
-    """Method -> autotune's flag -> setting."""
-
-    implied: dict[str, dict[str, KnobValue]]
-    """Value of `--tuning` -> settings."""
-
-    batch_factors: str
-    """Factors of the global batch, for a message."""
-
+    requires: dict[str, str]  # module -> pip requirement with its supported versions
+    defaults: dict[str, dict[str, KnobValue]]  # settings that candidates state: `common`, and those of each method
+    canonical: dict[str, dict[str, str]]  # method -> autotune's flag -> setting
+    implied: dict[str, dict[str, KnobValue]]  # value of `--tuning` -> settings
+    batch_factors: str  # factors of the global batch, for a message
     choices: dict[str, tuple[KnobValue, ...]]
     unread: tuple[Unread, ...]
     rules: tuple[StatedRule, ...]
     notes: tuple[StatedRule, ...]
     untraced: tuple[Untraced, ...] = ()
-    deepspeed: dict[str, dict[str, KnobValue]] = {}
-    """Sharding -> options of the framework's own DeepSpeed configuration."""
+    deepspeed: dict[str, dict[str, KnobValue]] = {}  # sharding -> options of the framework's own DeepSpeed configuration
 
 
 class TransformersTrainer(Launched):
@@ -130,8 +114,7 @@ class TransformersTrainer(Launched):
             if settings.get(name) not in choices:
                 yield f"{name} must be one of {', '.join(map(as_word, choices))}, and is {settings.get(name)!r}."
         yield from self._texts(self.facts.rules, settings, task)
-        if (other := other_global_batch(task, self.facts.batch_factors, self.total_rows(settings, task))) is not None:
-            yield other
+        yield from other_global_batch(task, self.facts.batch_factors, self.total_rows(settings, task))
 
     def _texts(self, rules: tuple[StatedRule, ...], settings: Settings, task: Task) -> Iterator[str]:
         facts: Settings = {"device": task.hardware.kind, "gpus": task.hardware.count, "hardware": str(task.hardware)}
@@ -146,11 +129,8 @@ class TransformersTrainer(Launched):
         return Figures(kind="json", file=f"{OUT}/{file}", keys={"tokens": ("completions/mean_length",)}, times=rows)
 
     def step(self, settings: Settings, task: Task) -> StandInSpec:
-        micro, accumulation = (
-            count_of(settings, "per_device_train_batch_size"),
-            count_of(settings, "gradient_accumulation_steps") or 1,
-        )
-        (prompt, completion), ranks = self.lengths(settings), self.ranks(settings, task.hardware.count)
+        micro, ranks = count_of(settings, "per_device_train_batch_size"), self.ranks(settings, task.hardware.count)
+        (prompt, completion), accumulation = self.lengths(settings), count_of(settings, "gradient_accumulation_steps") or 1
         shape: dict[str, Any] = {
             "prompt_length": prompt,
             "completion_length": completion,

@@ -29,7 +29,7 @@ from autotune.frameworks.launched_run import (
     ReportedSettings,
     probe_steps,
     synthetic_prompts,
-    synthetic_text,
+    synthetic_texts,
 )  # fmt: skip
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
@@ -109,8 +109,7 @@ class Unsloth(TransformersTrainer):
         if self.online:
             key, texts = "prompt", synthetic_prompts(N_SYNTHETIC_ROWS, count_of(settings, "max_prompt_length"))
         else:
-            words = count_of(settings, "max_seq_length")
-            key, texts = "text", [synthetic_text(number, words) for number in range(N_SYNTHETIC_ROWS)]
+            key, texts = "text", synthetic_texts(N_SYNTHETIC_ROWS, count_of(settings, "max_seq_length"))
         return "".join(json.dumps({key: text}) + "\n" for text in texts)
 
     def composition(self, settings: Settings, task: Task) -> Mapping[str, Any]:

@@ -35,9 +35,7 @@ BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
 TENSORS = f"{ROLLOUT}.tensor_model_parallel_size"
 TRAINER_MODE, SEPARATE = "trainer.v1.trainer_mode", "trainer.v1.separate_async"
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
-MOMENTS = 8
-"""Bytes per weight of Adam's two moments in float32. Trained weights are float32 themselves."""
-
+MOMENTS = 8  # bytes per weight of Adam's two moments in float32; trained weights are float32 themselves
 BYPASS = {"algorithm.rollout_correction.bypass_mode": True, f"{ACTOR}.use_kl_loss": False, "algorithm.use_kl_in_reward": False}
 BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2}
 
@@ -79,9 +77,6 @@ class Verl(StandIn):
     def _ranks(self, settings: Settings, task: Task) -> int:
         """Return the GPUs that train."""
         return self.table.count(settings, "trainer.n_gpus_per_node") if self._separate(settings) else task.hardware.count
-
-    def lengths(self, settings: Settings) -> tuple[int, int]:
-        return self.table.count(settings, "data.max_prompt_length"), self.table.count(settings, "data.max_response_length")
 
     def sizes(self, settings: Settings, task: Task) -> dict[str, int]:
         count, ranks, longest = self.table.count, self._ranks(settings, task), sum(self.lengths(settings)) or 1

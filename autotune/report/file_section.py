@@ -59,7 +59,7 @@ def show_script(console: Console, job: Job, answer: Recommendation) -> None:
         console.print("No patch: one short probe is not enough for it. Go on with --resume and a larger --budget.")
         return
     advice = advice_for(answer.winner.candidate, job.task, script)
-    for line in how_to_apply(script, advice, str(job.out)):
+    for line in how_to_apply(advice, str(job.out)):
         console.print(line)
     if advice.by_hand:
         console.print(f"To paste: {advice.keyword_arguments}")

@@ -16,6 +16,7 @@ from autotune.core.hardware import Hardware
 from autotune.core.task import Task
 from autotune.core.workload import Workload
 from autotune.frameworks.base import Trainer
+from autotune.frameworks.stated_rules import COMPARED, PLACEHOLDER, StatedRule
 
 GIB = 2**30
 
@@ -42,6 +43,13 @@ def asked(
 
 def _held(made: Task, settings: Mapping[str, KnobValue]) -> Workload:
     return dataclasses.replace(made.workload, held={**made.workload.held, **settings})
+
+
+def names_in(rule: StatedRule) -> set[str]:
+    """The settings and sizes that a rule names."""
+    compared = [COMPARED.fullmatch(each) for each in rule.when.values() if isinstance(each, str)]
+    operands = {found[2] for found in compared if found and not found[2].isdigit()}
+    return {*rule.when, *operands, *(found[1] for found in PLACEHOLDER.finditer(rule.text))}
 
 
 def refusal(framework: str, method: str = "grpo", **about: Any) -> str | None:

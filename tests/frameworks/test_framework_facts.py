@@ -17,8 +17,7 @@ from autotune.frameworks.framework_facts import FrameworkFacts, filled, read_fac
 from autotune.frameworks.launched_run import Launched
 from autotune.frameworks.settings_table import read_table, read_yaml
 from autotune.frameworks.stand_in import STEP_READERS, StandIn
-from autotune.frameworks.stated_rules import names_in
-from tests.frameworks.stand_ins import asked
+from tests.frameworks.stand_ins import asked, names_in
 
 STAND_INS = sorted({each.name for each in frameworks.trainers().values() if isinstance(each, StandIn)})
 

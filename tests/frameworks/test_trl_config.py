@@ -47,7 +47,7 @@ def test_its_parts_are_told_apart(written) -> None:  # type: ignore[no-untyped-d
     assert config.rest["reward_funcs"] == ["think_format_reward", "my_lib.rewards.custom"]
     assert config.rest["lora_target_modules"] == ["q_proj", "v_proj"]
     assert config.rest["env"] == {"ANYTHING": "at all"} and config.rest["datasets"] == [{"path": "one", "anything": "else"}]
-    assert dict(config.launch) == {"num_processes": 2}
+    assert config.rest["num_processes"] == 2
 
 
 def test_target_modules_may_be_a_word(written) -> None:  # type: ignore[no-untyped-def]

@@ -163,5 +163,5 @@ def test_hydra_reads_the_text_back() -> None:
 
 def test_the_advice_to_patch_is_words_of_the_shell() -> None:
     advice = ScriptAdvice(changes={}, patched_file="/a b/$(id)/train.py")
-    (line,) = how_to_apply(None, advice, "it's out")  # type: ignore[arg-type]
+    (line,) = how_to_apply(advice, "it's out")
     assert shlex.split(line.partition(": ")[2]) == ["patch", "-p1", "-d", "/a b/$(id)", "<", "it's out/recommended.patch"]

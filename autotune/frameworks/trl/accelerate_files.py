@@ -6,7 +6,7 @@ each that differs is a note.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,9 +35,6 @@ COMPARED = {
 SHARED_ROWS = {"cp": "context", "sp": "sequence", "tp": "tensor"}
 """Kinds of parallelism in which several ranks compute the same rows: part of accelerate's option -> name."""
 
-MAX_FILE_BYTES = MIB
-_FSDP1_STRATEGIES = {"FULL_SHARD", "1"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFile:
@@ -45,7 +42,7 @@ class LaunchFile:
 
     settings: Mapping[str, KnobValue]
     processes: int | None = None
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
     """Values of DeepSpeed's own that transformers compares with the trainer's, under the trainer's names."""
 
@@ -63,8 +60,9 @@ def read_accelerate(path: Path) -> LaunchFile:
         part = content.get("deepspeed_config")
         options = dict(part) if isinstance(part, Mapping) else {}
         if options.get("deepspeed_config_file"):
-            found = read_deepspeed(_beside(path, str(options["deepspeed_config_file"])))
-            return replace(found, processes=count)
+            named = Path(str(options["deepspeed_config_file"]))
+            found = named if named.is_absolute() or named.is_file() else path.parent / named
+            return replace(read_deepspeed(found), processes=count)
         settings = _zero(
             options.get("zero_stage", 2), options.get("offload_optimizer_device"), options.get("offload_param_device")
         )
@@ -93,14 +91,20 @@ def shared_rows(options: object) -> tuple[str, str] | None:
 
 def read_deepspeed(given: Path | Mapping[str, object]) -> LaunchFile:
     """Read a DeepSpeed configuration: a JSON file, or its content."""
-    content = given if isinstance(given, Mapping) else _json(given)
-    part = content.get("zero_optimization")
+    if isinstance(given, Path):
+        way_out = 'Give a file like {"zero_optimization": {"stage": 3}}.'
+        given = read_json(given, dict[str, object], largest_bytes=MIB, way_out=way_out)
+    part = given.get("zero_optimization")
     zero: Mapping[str, object] = part if isinstance(part, Mapping) else {}
-    devices = [_device(zero.get(f"offload_{what}")) for what in ("optimizer", "param")]
+    offloads = [zero.get(f"offload_{what}") for what in ("optimizer", "param")]
+    devices = [offload.get("device", "none") if isinstance(offload, Mapping) else "none" for offload in offloads]
     if zero.get("cpu_offload") is True:  # DeepSpeed's name before 0.3.16
         devices[0] = "cpu"
-    fixed = {own: content[name] for name, own in COMPARED.items() if content.get(name) not in (None, "auto")}
-    return LaunchFile(settings=_zero(zero.get("stage", 0), *devices), notes=tuple(_bucket_notes(zero)), fixed=fixed)
+    fixed = {own: given[name] for name, own in COMPARED.items() if given.get(name) not in (None, "auto")}
+    settings = _zero(zero.get("stage", 0), *devices)
+    written = ", ".join(f"{name}={zero[name]}" for name in NOT_MODELLED if zero.get(name) not in (None, "auto", False))
+    note = f"predicted with DeepSpeed's default buckets, and not with {written}: measure to include them"
+    return LaunchFile(settings=settings, notes=(note,) if written else (), fixed=fixed)
 
 
 def read_fsdp(named: str, options: Mapping[str, object]) -> LaunchFile:
@@ -131,43 +135,30 @@ def _zero(stage: object, optimizer: object, parameters: object) -> dict[str, Kno
 def _fsdp(options: Mapping[str, object], path: Path) -> dict[str, KnobValue]:
     version = 2 if str(options.get("fsdp_version", 1)) == "2" else 1
     strategy = options.get("fsdp_sharding_strategy", options.get("fsdp_reshard_after_forward", "FULL_SHARD"))
-    if version == 1 and str(strategy).upper() not in (*_FSDP1_STRATEGIES, "TRUE"):
+    if version == 1 and str(strategy).upper() not in ("FULL_SHARD", "1", "TRUE"):
         raise BadInput(f"{path}: FSDP strategy {strategy} is not measured.", way_out="Use FULL_SHARD, or fsdp_version: 2.")
     offload = str(options.get("fsdp_offload_params", False)).lower() == "true"
     return {"sharding": f"fsdp{version}", **({"fsdp_offload_params": True} if offload else {})}
 
 
-def _bucket_notes(zero: Mapping[str, object]) -> Iterator[str]:
-    given = {name: zero[name] for name in NOT_MODELLED if zero.get(name) not in (None, "auto", False)}
-    if given:
-        written = ", ".join(f"{name}={value}" for name, value in given.items())
-        yield f"predicted with DeepSpeed's default buckets, and not with {written}: measure to include them"
-
-
-def _device(part: object) -> object:
-    return part.get("device", "none") if isinstance(part, Mapping) else "none"
-
-
-def _beside(path: Path, name: str) -> Path:
-    """Return a file that another one names: as given, or beside it."""
-    return Path(name) if Path(name).is_absolute() or Path(name).is_file() else path.parent / name
-
-
-def _json(path: Path) -> Mapping[str, object]:
-    way_out = 'Give a file like {"zero_optimization": {"stage": 3}}.'
-    return read_json(path, dict[str, object], largest_bytes=MAX_FILE_BYTES, way_out=way_out)
-
-
 def launch_configuration(candidate: Candidate, task: Task) -> dict[str, object]:
     """Return the file for `accelerate launch --config_file`, in the style of TRL's own ones."""
-    ranks = ranks_of(candidate.settings, task.hardware.count)
-    kind = sharding_of(candidate.settings, ranks)
+    settings, ranks = candidate.settings, ranks_of(candidate.settings, task.hardware.count)
+    kind = sharding_of(settings, ranks)
     # accelerate's MULTI_GPU means one process per rank, with gloo on a CPU.
     distributed, sharding = ("MULTI_GPU" if ranks > 1 else "NO"), dict[str, object]()
     if kind in DEEPSPEED:
-        distributed, sharding = "DEEPSPEED", {"deepspeed_config": _deepspeed(DEEPSPEED[kind], candidate.settings)}
+        stage = DEEPSPEED[kind]
+        options = {
+            "deepspeed_multinode_launcher": "standard",
+            **{name: settings.get(name, "none") for name in ("offload_optimizer_device", "offload_param_device")},
+            "zero3_init_flag": stage == 3,
+            **({"zero3_save_16bit_model": True} if stage == 3 else {}),
+            "zero_stage": stage,
+        }
+        distributed, sharding = "DEEPSPEED", {"deepspeed_config": options}
     elif kind in FSDP:
-        distributed, sharding = "FSDP", {"fsdp_config": _fsdp_settings(FSDP[kind], candidate.settings)}
+        distributed, sharding = "FSDP", {"fsdp_config": _fsdp_settings(FSDP[kind], settings)}
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": distributed,
@@ -176,22 +167,11 @@ def launch_configuration(candidate: Candidate, task: Task) -> dict[str, object]:
         "num_processes": ranks,
         "machine_rank": 0,
         "main_training_function": "main",
-        "mixed_precision": "bf16" if candidate.settings["bf16"] else "fp16" if candidate.settings["fp16"] else "no",
+        "mixed_precision": "bf16" if settings["bf16"] else "fp16" if settings["fp16"] else "no",
         "rdzv_backend": "static",
         "same_network": True,
         # use_cpu makes accelerate ignore num_processes. The YAML's own use_cpu is enough.
         "use_cpu": task.hardware.kind == "cpu" and ranks == 1,
-    }
-
-
-def _deepspeed(stage: int, settings: Mapping[str, object]) -> dict[str, object]:
-    return {
-        "deepspeed_multinode_launcher": "standard",
-        "offload_optimizer_device": settings.get("offload_optimizer_device", "none"),
-        "offload_param_device": settings.get("offload_param_device", "none"),
-        "zero3_init_flag": stage == 3,
-        **({"zero3_save_16bit_model": True} if stage == 3 else {}),
-        "zero_stage": stage,
     }
 
 

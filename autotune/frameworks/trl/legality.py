@@ -8,16 +8,14 @@ GRPOConfig does not check.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from autotune.core.task import Task
-from autotune.frameworks.base import count_of
+from autotune.frameworks.base import count_of, other_global_batch
 from autotune.frameworks.trl import combinations
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.settings import SCORING_TASK
-from autotune.frameworks.trl.topology import ranks_of
-
-Settings = Mapping[str, object]
+from autotune.frameworks.trl.topology import Settings, ranks_of
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 COUNTS = (
@@ -40,28 +38,27 @@ def number(settings: Settings, name: str) -> int:
 
 def why_illegal(settings: Settings, task: Task, method: str = "grpo") -> str | None:
     """Return the first broken rule with its values."""
-    ranks, device = max(1, ranks_of(settings, task.hardware.count)), task.hardware.kind
-    own: Iterator[str]
-    rest: Iterator[str]
     if method in _RULES:
-        own = _value_refusals(settings, method)
-        rest = itertools.chain.from_iterable(rule(settings, task) for rule in (*_RULES[method], combinations.refusals))
+        rules: Iterable[Callable[[Settings, Task], Iterator[str]]] = (*_RULES[method], combinations.refusals)
+        own = itertools.chain(_value_refusals(settings, method), *(rule(settings, task) for rule in rules))
     else:
-        own, rest = config_refusals(settings, ranks, device), other_refusals(settings, task)
-    return next(
-        itertools.chain(_count_refusals(settings), _reward_refusals(task), _image_refusals(settings, task), own, rest), None
-    )
+        ranks = max(1, ranks_of(settings, task.hardware.count))
+        own = itertools.chain(config_refusals(settings, ranks, task.hardware.kind), other_refusals(settings, task))
+    return next(itertools.chain(_common_refusals(settings, task), own), None)
 
 
-def _reward_refusals(task: Task) -> Iterator[str]:
+def _common_refusals(settings: Settings, task: Task) -> Iterator[str]:
+    # 1. Counts below one. GRPOConfig accepts some of them.
+    for name in COUNTS:
+        value = settings.get(name)
+        if name in settings and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            yield f"{name} must be a whole number of at least 1, and is {value!r}."
+    # 2. Rewards.
     user = task.workload.user_settings
     weights, rewards = user.get("reward_weights"), user.get("reward_funcs")
     if isinstance(weights, list) and isinstance(rewards, list) and len(weights) != len(rewards):
         yield f"reward_weights has {len(weights)} values for {len(rewards)} reward_funcs: each needs one."
-
-
-def _image_refusals(settings: Settings, task: Task) -> Iterator[str]:
-    """Yield what TRL refuses of rows with images: an image's tokens can't be cut, and its rows are not packed."""
+    # 3. Rows with images: an image's tokens can't be cut, and its rows are not packed.
     images = task.workload.images
     if images is None:
         return
@@ -78,21 +75,42 @@ def _image_refusals(settings: Settings, task: Task) -> Iterator[str]:
         )
 
 
-def _count_refusals(settings: Settings) -> Iterator[str]:
-    """Yield counts below one. GRPOConfig accepts some of them."""
-    for name in COUNTS:
-        value = settings.get(name)
-        if name in settings and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            yield f"{name} must be a whole number of at least 1, and is {value!r}."
-
-
 def config_refusals(settings: Settings, ranks: int, device: str) -> Iterator[str]:
     """Yield broken rules of GRPOConfig, as of the newest supported TRL."""
-    for rule in (_generation_batch, _evaluation, _precision, _importance_sampling, _plain):
-        yield from rule(settings, ranks, device)
+    yield from _generation_batch(settings, ranks)
+    # 1. Evaluation.
+    batch = number(settings, "per_device_eval_batch_size")
+    generations = number(settings, "num_generations_eval") or number(settings, "num_generations")
+    if get(settings, "eval_strategy") != "no" and (generations == 0 or (batch * ranks) % generations):
+        yield (
+            f"the evaluation batch (per_device_eval_batch_size {batch} x {ranks} ranks) must be divisible by the "
+            f"generations of an evaluation ({generations})."
+        )
+    # 2. Precision.
+    fp16, bf16 = bool(get(settings, "fp16")), get(settings, "bf16")
+    bf16 = not fp16 if bf16 is None else bool(bf16)
+    if fp16 and bf16:
+        yield "fp16 and bf16 cannot both be on."
+    if device == "cpu" and not get(settings, "use_cpu") and (bf16 or get(settings, "bf16_full_eval")):
+        yield "bf16 without a GPU needs use_cpu: true."
+    if get(settings, "fp16_full_eval") and get(settings, "bf16_full_eval"):
+        yield "fp16_full_eval and bf16_full_eval cannot both be on."
+    if device == "cpu" and get(settings, "tf32"):
+        yield "tf32 needs an NVIDIA GPU of the Ampere generation or newer."
+    # 3. Importance sampling.
+    low, high = get(settings, "vllm_importance_sampling_clip_min"), get(settings, "vllm_importance_sampling_clip_max")
+    cap = settings.get("vllm_importance_sampling_cap")
+    high = high if cap is None else cap
+    if isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
+        yield f"vllm_importance_sampling_clip_min ({low}) must be less than vllm_importance_sampling_clip_max ({high})."
+    mode = get(settings, "vllm_importance_sampling_mode")
+    truncates = mode in ("token_truncate", "sequence_truncate") and get(settings, "vllm_importance_sampling_correction")
+    if truncates and low is None and high is None:
+        yield f"vllm_importance_sampling_mode {mode!r} needs vllm_importance_sampling_clip_min or _clip_max."
+    yield from _values(settings)
 
 
-def _generation_batch(settings: Settings, ranks: int, device: str) -> Iterator[str]:
+def _generation_batch(settings: Settings, ranks: int) -> Iterator[str]:
     batch, steps = settings.get("generation_batch_size"), settings.get("steps_per_generation")
     micro, generations = number(settings, "per_device_train_batch_size"), get(settings, "num_generations")
     if batch is not None and steps is not None:
@@ -116,44 +134,7 @@ def _generation_batch(settings: Settings, ranks: int, device: str) -> Iterator[s
         )
 
 
-def _evaluation(settings: Settings, ranks: int, device: str) -> Iterator[str]:
-    if get(settings, "eval_strategy") == "no":
-        return
-    batch = number(settings, "per_device_eval_batch_size")
-    generations = number(settings, "num_generations_eval") or number(settings, "num_generations")
-    if generations == 0 or (batch * ranks) % generations:
-        yield (
-            f"the evaluation batch (per_device_eval_batch_size {batch} x {ranks} ranks) must be divisible by the "
-            f"generations of an evaluation ({generations})."
-        )
-
-
-def _precision(settings: Settings, ranks: int, device: str) -> Iterator[str]:
-    fp16, bf16 = bool(get(settings, "fp16")), get(settings, "bf16")
-    bf16 = not fp16 if bf16 is None else bool(bf16)
-    if fp16 and bf16:
-        yield "fp16 and bf16 cannot both be on."
-    if device == "cpu" and not get(settings, "use_cpu") and (bf16 or get(settings, "bf16_full_eval")):
-        yield "bf16 without a GPU needs use_cpu: true."
-    if get(settings, "fp16_full_eval") and get(settings, "bf16_full_eval"):
-        yield "fp16_full_eval and bf16_full_eval cannot both be on."
-    if device == "cpu" and get(settings, "tf32"):
-        yield "tf32 needs an NVIDIA GPU of the Ampere generation or newer."
-
-
-def _importance_sampling(settings: Settings, ranks: int, device: str) -> Iterator[str]:
-    low, high = get(settings, "vllm_importance_sampling_clip_min"), get(settings, "vllm_importance_sampling_clip_max")
-    cap = settings.get("vllm_importance_sampling_cap")
-    high = high if cap is None else cap
-    if isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
-        yield f"vllm_importance_sampling_clip_min ({low}) must be less than vllm_importance_sampling_clip_max ({high})."
-    mode = get(settings, "vllm_importance_sampling_mode")
-    truncates = mode in ("token_truncate", "sequence_truncate") and get(settings, "vllm_importance_sampling_correction")
-    if truncates and low is None and high is None:
-        yield f"vllm_importance_sampling_mode {mode!r} needs vllm_importance_sampling_clip_min or _clip_max."
-
-
-def _plain(settings: Settings, ranks: int, device: str) -> Iterator[str]:
+def _values(settings: Settings) -> Iterator[str]:
     if get(settings, "auto_find_batch_size"):
         yield "auto_find_batch_size is not supported by GRPO: a shrunk batch would break the groups."
     if get(settings, "log_completions_hub_repo") is not None and not get(settings, "log_completions"):
@@ -220,13 +201,10 @@ def _offloading(settings: Settings, task: Task) -> Iterator[str]:
 
 
 def _global_batch(settings: Settings, task: Task) -> Iterator[str]:
-    held, ranks = task.workload.global_batch, ranks_of(settings, task.hardware.count)
     micro, steps = number(settings, "per_device_train_batch_size"), number(settings, "gradient_accumulation_steps")
-    if held is not None and micro * ranks * steps != held:
-        yield (
-            f"the global batch is held at {held}, and per_device_train_batch_size {micro} x {ranks} ranks x "
-            f"gradient_accumulation_steps {steps} makes {micro * ranks * steps}."
-        )
+    ranks = ranks_of(settings, task.hardware.count)
+    product = f"per_device_train_batch_size {micro} x {ranks} ranks x gradient_accumulation_steps {steps}"
+    yield from other_global_batch(task, product, micro * ranks * steps)
 
 
 def _device(settings: Settings, task: Task) -> Iterator[str]:
@@ -285,10 +263,6 @@ def _engine(settings: Settings, task: Task) -> Iterator[str]:
     share = get(settings, "vllm_gpu_memory_utilization")
     if not isinstance(share, int | float) or not 0 < share <= 1:
         yield f"vllm_gpu_memory_utilization must be above 0 and at most 1, and is {share!r}."
-    yield from _window(settings, task)
-
-
-def _window(settings: Settings, task: Task) -> Iterator[str]:
     window = settings.get("vllm_max_model_length")
     prompt, completion = settings.get("max_prompt_length"), number(settings, "max_completion_length")
     if isinstance(window, int) and isinstance(prompt, int) and window < prompt + completion:

@@ -32,9 +32,7 @@ from autotune.frameworks.trl.user_config import REPLACED, comparable
 YAML_NAME, ACCELERATE_NAME, LAUNCH_NAME, PROGRAM_NAME = "recommended.yaml", "accelerate.yaml", "launch.sh", "train.py"
 DATASET_NAME, PROMPTS_NAME, PLACEHOLDER_NAME = "dataset", "prompts.json", "placeholder"
 
-PLACEHOLDER_REWARD = "get_soft_overlong_punishment"
-"""Reward of TRL that is 0 below 1024 tokens, so that training has no effect."""
-
+PLACEHOLDER_REWARD = "get_soft_overlong_punishment"  # reward of TRL that is 0 below 1024 tokens, so that training has no effect
 SHIM_NAME = "vllm_on_cpu"
 SHIM = Path(__file__).resolve().parents[2] / "worker" / "vllm_on_cpu.py"
 
@@ -50,10 +48,9 @@ def write_files(
     script: bool = False,
     destination: Path | None = None,
 ) -> list[Path]:
-    """Write the files of the final run, each atomically.
+    """Write the files of the final run, each atomically. They name paths below `destination`, to which the folder is moved.
 
-    `script` writes a training script for a method without a TRL command. Paths in the files are
-    those below `destination`, to which the folder is moved."""
+    `script` writes a training script for a method without a TRL command."""
     folder.mkdir(parents=True, exist_ok=True)
     home = (destination or folder).resolve()
     data = _prepare_data(candidate, task, folder.resolve(), home, dataset)
@@ -170,18 +167,15 @@ def _filter(
         data.notes.append(
             f"The dataset contains the {found['kept']} of {found['rows']} rows with prompts of at most {limit} tokens."
         )
-        data.notes += _too_few(candidate, task, found["kept"])
+        kept = found["kept"]
+        if "steps_per_generation" in candidate.settings and isinstance(kept, int):
+            needed = _generation_batch(candidate, task) // count_of(candidate.settings, "num_generations")
+            if kept < needed:
+                data.notes.append(
+                    f"TOO FEW ROWS: one generation batch takes {needed} prompts, so that TRL would not make a step."
+                )
     write(folder / PROMPTS_NAME, json.dumps(found, indent=2) + "\n")
     data.paths.append(folder / PROMPTS_NAME)
-
-
-def _too_few(candidate: Candidate, task: Task, kept: object) -> list[str]:
-    """Return a warning for a dataset below one generation batch: TRL would end without a step."""
-    if "steps_per_generation" not in candidate.settings:
-        return []
-    needed = _generation_batch(candidate, task) // count_of(candidate.settings, "num_generations")
-    too_few = isinstance(kept, int) and kept < needed
-    return [f"TOO FEW ROWS: one generation batch takes {needed} prompts, so that TRL would not make a step."] if too_few else []
 
 
 def _generation_batch(candidate: Candidate, task: Task) -> int:
@@ -271,9 +265,6 @@ def write(path: Path, text: str, *, executable: bool = False) -> Path:
     return path
 
 
-IN_ACCELERATE = frozenset({*REPLACED, "accelerate_config"})
-
-
 @dataclass(frozen=True, kw_only=True)
 class WrittenSetting:
     """One difference between the user's file and the written one."""
@@ -282,8 +273,7 @@ class WrittenSetting:
     yours: object  # stated or TRL's default
     written: object
     kind: Literal["changed", "assumed", "moved"]
-    """`changed`: trains otherwise; `assumed`: written out with the value that holds anyway; `moved`:
-    now in accelerate.yaml."""
+    """`changed`: trains otherwise; `assumed`: written out with the value that holds anyway; `moved`: now in accelerate.yaml."""
 
 
 def written_settings(task: Task, path: Path) -> list[WrittenSetting]:
@@ -293,23 +283,17 @@ def written_settings(task: Task, path: Path) -> list[WrittenSetting]:
         return []
     written = read_document(path).content
     defaults = installed_defaults(task.workload.python, task.workload.method)
-    found = [
-        _compared(str(name), value, stated, defaults)
-        for name, value in written.items()
-        if name not in stated or comparable(stated[name]) != comparable(value)
-    ]
-    missing = [name for name in stated if name not in written and name not in OWN_SETTINGS]
-    return [*found, *(_left_out(name, stated[name], defaults) for name in missing)]
-
-
-def _compared(name: str, value: object, stated: Mapping[str, object], defaults: Mapping[str, object]) -> WrittenSetting:
-    yours = stated[name] if name in stated else defaults.get(name)
-    known = name in stated or name in defaults
-    same = known and comparable(yours) == comparable(value)
-    return WrittenSetting(name=name, yours=yours, written=value, kind="assumed" if same else "changed")
-
-
-def _left_out(name: str, yours: object, defaults: Mapping[str, object]) -> WrittenSetting:
-    if name in IN_ACCELERATE:
-        return WrittenSetting(name=name, yours=yours, written=ACCELERATE_NAME, kind="moved")
-    return WrittenSetting(name=name, yours=yours, written=defaults.get(name), kind="changed")
+    found: list[WrittenSetting] = []
+    # 1. Written settings.
+    for name, value in written.items():
+        yours = stated[name] if name in stated else defaults.get(name)
+        same = (name in stated or name in defaults) and comparable(yours) == comparable(value)
+        if not (same and name in stated):
+            found.append(WrittenSetting(name=str(name), yours=yours, written=value, kind="assumed" if same else "changed"))
+    # 2. Those that were left out.
+    for name in (name for name in stated if name not in written and name not in OWN_SETTINGS):
+        if name in REPLACED:
+            found.append(WrittenSetting(name=name, yours=stated[name], written=ACCELERATE_NAME, kind="moved"))
+        else:
+            found.append(WrittenSetting(name=name, yours=stated[name], written=defaults.get(name), kind="changed"))
+    return found

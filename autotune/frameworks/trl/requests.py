@@ -12,19 +12,12 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.task import Task
 from autotune.frameworks.stand_in_step import gptq_bits
 from autotune.frameworks.transformers_trainer import ddp_options
+from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.combinations import quantisation
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.settings import OWN_SETTINGS, engine_dtype, max_num_seqs
-from autotune.frameworks.trl.topology import (
-    environment_of,
-    nested,
-    ranks_of,
-    server_gpus,
-    server_parallel,
-    sharding_of,
-    with_server,
-)
+from autotune.frameworks.trl.topology import ranks_of, sharding_of, with_server
 
 DATASET_KEYS = (
     "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming", "datasets",
@@ -56,19 +49,14 @@ def dataset_of(task: Task) -> Mapping[str, object] | None:
     if task.workload.dataset is not None:
         named = {**{name: value for name, value in named.items() if name != "datasets"}, "dataset_name": task.workload.dataset}
         loader = FILE_LOADERS.get(Path(task.workload.dataset).suffix)
-        if loader is not None:
-            return _one_file(loader, Path(task.workload.dataset), named)
+        if loader is not None:  # one file of rows: `load_dataset` takes a file's path for a name on the hub
+            streaming = named.get("dataset_streaming") or named.get("streaming")
+            return {
+                "datasets": [{"path": loader, "data_files": str(Path(task.workload.dataset).expanduser().resolve())}],
+                "dataset_train_split": "train",
+                **({"streaming": True} if streaming else {}),
+            }
     return named if named.get("dataset_name") or named.get("datasets") else None
-
-
-def _one_file(loader: str, path: Path, named: Mapping[str, object]) -> Mapping[str, object]:
-    """Return one file of rows as TRL takes it: `load_dataset` takes a file's path for a name on the hub."""
-    streaming = named.get("dataset_streaming") or named.get("streaming")
-    return {
-        "datasets": [{"path": loader, "data_files": str(path.expanduser().resolve())}],
-        "dataset_train_split": "train",
-        **({"streaming": True} if streaming else {}),
-    }
 
 
 def evaluation_request(task: Task) -> Mapping[str, object] | None:
@@ -95,7 +83,7 @@ def adapter_request(candidate: Candidate, task: Task) -> dict[str, object] | Non
 def trainer_settings(settings: Mapping[str, object], method: str = "grpo") -> dict[str, object]:
     """Return the settings of the configuration class, without those with side effects."""
     known = fields(method)
-    whole = {**settings, **nested(settings, settings)}
+    whole = {**settings, **topology.nested(settings, settings)}
     return {
         name: value
         for name, value in whole.items()
@@ -103,23 +91,28 @@ def trainer_settings(settings: Mapping[str, object], method: str = "grpo") -> di
     }
 
 
+def model_request(candidate: Candidate, task: Task, **own: object) -> dict[str, object]:
+    """Return the model and its loading; `own`: entries of one kind of request."""
+    model, settings = task.workload.model, candidate.settings
+    return {
+        "name": model.name,
+        "folder": None if model.folder is None else str(model.folder),
+        "config": dict(model.config),
+        **own,
+        "dtype": settings["dtype"],
+        "attn_implementation": settings.get("attn_implementation"),
+        "load_in_4bit": bool(settings.get("load_in_4bit")),
+        "load_in_8bit": bool(settings.get("load_in_8bit")),
+    }
+
+
 def trace_request(candidate: Candidate, task: Task, prompt: int, completion: int) -> Mapping[str, object]:
     """Return the specification of a trace: two optimizer steps, every row at its longest."""
     workload, settings = task.workload, candidate.settings
-    model, traced = workload.model, trainer_settings({**workload.user_settings, **settings}, workload.method)
+    traced = trainer_settings({**workload.user_settings, **settings}, workload.method)
     return {
         "method": workload.method,
-        "model": {
-            "name": model.name,
-            "folder": None if model.folder is None else str(model.folder),
-            "config": dict(model.config),
-            "dtype": settings["dtype"],
-            "attn_implementation": settings.get("attn_implementation"),
-            "load_in_4bit": bool(settings.get("load_in_4bit")),
-            "load_in_8bit": bool(settings.get("load_in_8bit")),
-            "gptq_bits": gptq_bits(model.config),
-            "layers": None,
-        },
+        "model": {**model_request(candidate, task), "gptq_bits": gptq_bits(workload.model.config), "layers": None},
         "adapter": adapter_request(candidate, task),
         "settings": {name: value for name, value in traced.items() if name not in ENGINE_SIZES},
         "device": task.hardware.kind,
@@ -135,8 +128,7 @@ def trace_request(candidate: Candidate, task: Task, prompt: int, completion: int
 def lengths_request(settings: Mapping[str, object], task: Task) -> dict[str, object]:
     """Return the longest lengths of a probe and, under `drawn`, those that occur, where they are known.
 
-    On emulated GPUs the speed is predicted, at either lengths.
-    """
+    On emulated GPUs the speed is predicted, at either lengths."""
     workload, prompt, longest = task.workload, settings["max_prompt_length"], settings["max_completion_length"]
     request: dict[str, object] = {"prompt": prompt, "completion": longest, "typical": None}
     typical = workload.typical_completion_length
@@ -181,7 +173,7 @@ def launch_request(candidate: Candidate, task: Task) -> dict[str, object]:
     return {
         "sharding": sharding_of(candidate.settings, ranks_of(candidate.settings, task.hardware.count)),
         "accelerate": launch_configuration(candidate, task),
-        "environment": environment_of(candidate.settings),
+        "environment": topology.environment_of(candidate.settings),
     }
 
 
@@ -203,8 +195,8 @@ def server_request(candidate: Candidate, task: Task) -> dict[str, object] | None
     if not with_server(settings):
         return None
     return {
-        "gpus": server_gpus(settings),
-        "tensor_parallel_size": server_parallel(settings),
+        "gpus": topology.server_gpus(settings),
+        "tensor_parallel_size": topology.server_parallel(settings),
         "gpu_memory_utilization": settings["vllm_gpu_memory_utilization"],
         "max_model_length": settings["vllm_max_model_length"],
         "model_impl": settings.get("vllm_model_impl"),

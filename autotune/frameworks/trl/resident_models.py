@@ -13,29 +13,29 @@ from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, SPREAD_BY, OtherModel, StandInSpec
 from autotune.frameworks.trl.requests import adapter_request, sharding_request
 from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, engine_dtype, max_num_seqs
-from autotune.frameworks.trl.topology import DEEPSPEED, ranks_of, server_gpus, server_parallel, sharding_of
+from autotune.frameworks.trl.topology import DEEPSPEED, ranks_of, server_gpus, server_parallel, sharding_of, with_server
 
-ONLINE = frozenset({"grpo", "rloo", "online-dpo"})
-"""Methods that generate completions."""
-
-BUFFER_BYTES = GIB
-"""Of each of the two buffers in which weights are sent to a server (vLLM's `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)."""
-
+ONLINE = frozenset({"grpo", "rloo", "online-dpo"})  # methods that generate completions
+BUFFER_BYTES = GIB  # of each of the two buffers in which weights are sent to a server (vLLM's `DEFAULT_PACKED_BUFFER_SIZE_BYTES`)
 NEW_BUFFERS = (
     "with TRL 1.11 and newer each weight sync to the server allocates buffers of its own: over the first 16, torch reserves "
     "up to 2 GiB more each time, on both sides, which it gives back when memory is short"
 )
 
-WITH_REFERENCE = frozenset({"dpo", "kto", "online-dpo"})
-"""Methods with a reference model for every beta."""
+WITH_REFERENCE = frozenset({"dpo", "kto", "online-dpo"})  # methods with a reference model for every beta
 
 
 def compose(candidate: Candidate, task: Task) -> Composition:
-    settings, ranks = candidate.settings, ranks_of(candidate.settings, task.hardware.count)
+    settings, ranks, method = candidate.settings, ranks_of(candidate.settings, task.hardware.count), task.workload.method
     micro, steps = count_of(settings, "per_device_train_batch_size"), count_of(settings, "steps_per_generation")
-    generation = _generation(settings, task)
-    if (per_row := COMPLETIONS_PER_ROW.get(task.workload.method)) is not None:
+    prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
+    generation: Generation = "none"
+    if method in ONLINE:
+        generation = "server" if with_server(settings) else "engine" if settings.get("use_vllm") else "trainer"
+    if (per_row := COMPLETIONS_PER_ROW.get(method)) is not None:
         micro, steps = micro * per_row, 1  # each micro-step generates its own completions
+    # Tokens in the loss per row: both answers of a DPO pair; of other rows all but the first token.
+    loss_tokens = 2 * completion if method == "dpo" else prompt + completion - 1
     attention = settings.get("attn_implementation")
     return Composition(
         residents=tuple(residents(candidate, task, generation)),
@@ -43,8 +43,8 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         micro_batch=micro,
         accumulation=count_of(settings, "gradient_accumulation_steps") or 1,
         generation_batch=0 if generation == "none" else micro * ranks * steps,
-        prompt_length=count_of(settings, "max_prompt_length"),
-        completion_length=count_of(settings, "max_completion_length"),
+        prompt_length=prompt,
+        completion_length=completion,
         checkpointing=bool(settings.get("gradient_checkpointing")),
         optimizer=str(settings.get("optim")),
         generation=generation,
@@ -56,22 +56,8 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         notes=(NEW_BUFFERS,) if generation == "server" else (),
         attention=attention if isinstance(attention, str) else None,
         sharded_by=sharding_of(settings, ranks),
-        loss_tokens=_loss_tokens(settings, task) if generation == "none" else None,
+        loss_tokens=loss_tokens if generation == "none" else None,
     )
-
-
-def _loss_tokens(settings: Settings, task: Task) -> int:
-    """Return tokens in the loss per row: both answers of a DPO pair; of other rows all but the first token."""
-    prompt, completion = count_of(settings, "max_prompt_length"), count_of(settings, "max_completion_length")
-    return 2 * completion if task.workload.method == "dpo" else prompt + completion - 1
-
-
-def _generation(settings: Settings, task: Task) -> Generation:
-    if task.workload.method not in ONLINE:
-        return "none"
-    if not settings.get("use_vllm"):
-        return "trainer"
-    return "server" if settings.get("vllm_mode") == "server" else "engine"
 
 
 def residents(candidate: Candidate, task: Task, generation: Generation) -> Iterator[Resident]:
@@ -133,8 +119,7 @@ def _engine(settings: Settings, task: Task) -> EngineSettings:
 
 
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-STATES = {"sgd": 0, "adafactor": 0}
-"""Optimizer -> states of a weight's own size. The default is Adam's two moments."""
+STATES = {"sgd": 0, "adafactor": 0}  # optimizer -> states of a weight's own size; the default is Adam's two moments
 
 
 def ppo_step(candidate: Candidate, task: Task) -> StandInSpec:
@@ -190,9 +175,15 @@ def _others(settings: Settings, task: Task, dtype: str, sharding: str) -> Iterat
     judge, whole = _reward_model(task), sharding != "zero3"
     if not settings.get("use_peft"):
         yield OtherModel(role="reference", model=task.workload.model.name, dtype=dtype, whole=whole)
+    optimizer = str(settings["optim"])
+    state = STATES.get(optimizer, 2) * (1 if "8bit" in optimizer else WEIGHT_BYTES.get(dtype, 2))
+    if settings.get("offload_optimizer_device") == "cpu":
+        state = 0
+    elif sharding in DEEPSPEED:
+        state = MASTER_AND_MOMENTS
     yield OtherModel(
         role="critic", model=judge, dtype=dtype, trains=True, trains_concurrently=True, quantised=False,
-        state_bytes_per_weight=_state_bytes(settings, dtype, sharding),
+        state_bytes_per_weight=state,
     )  # fmt: skip
     yield OtherModel(role="reward", model=judge, dtype=dtype, whole=whole, quantised=False)
 
@@ -201,16 +192,6 @@ def _reward_model(task: Task) -> str:
     """Return the reward model, which initialises the critic; the default is the policy's shape."""
     named = task.workload.user_settings.get("reward_model_path") or task.workload.held.get("reward_model_path")
     return str(named or task.workload.model.name)
-
-
-def _state_bytes(settings: Settings, dtype: str, sharding: str) -> int:
-    if settings.get("offload_optimizer_device") == "cpu":
-        return 0
-    if sharding in DEEPSPEED:
-        return MASTER_AND_MOMENTS
-    optimizer = str(settings["optim"])
-    each = 1 if "8bit" in optimizer else WEIGHT_BYTES.get(dtype, 2)
-    return STATES.get(optimizer, 2) * each
 
 
 def _notes(settings: Settings, task: Task) -> Iterator[str]:

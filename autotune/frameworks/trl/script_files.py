@@ -35,21 +35,12 @@ CLASS_PREFIXES: Mapping[str, str] = {"reward": "Reward", "async-grpo": "AsyncGRP
 class ScriptAdvice:
     """Changes of a script, and how to make them."""
 
-    changes: Mapping[str, KnobValue]
-    """Keyword arguments of the configuration -> new value."""
-
-    patch: str = ""
-    """Unified diff; empty if nothing changes, or nothing can be patched."""
-
+    changes: Mapping[str, KnobValue]  # keyword arguments of the configuration -> new value
+    patch: str = ""  # unified diff; empty if nothing changes, or nothing can be patched
     patched_file: str | None = None
-    by_hand: Mapping[str, str] = field(default_factory=dict)
-    """Change that the patch lacks -> reason."""
-
-    flags: tuple[str, ...] = ()
-    """Changes as command-line flags, if the script accepts them."""
-
-    in_objects: Mapping[str, KnobValue] = field(default_factory=dict)
-    """Changes in the script's own model or adapter."""
+    by_hand: Mapping[str, str] = field(default_factory=dict)  # change that the patch lacks -> reason
+    flags: tuple[str, ...] = ()  # changes as command-line flags, if the script accepts them
+    in_objects: Mapping[str, KnobValue] = field(default_factory=dict)  # changes in the script's own model or adapter
 
     @property
     def keyword_arguments(self) -> str:
@@ -131,14 +122,13 @@ def write_files(candidate: Candidate, task: Task, folder: Path, script: UserScri
     written.append(write(folder / ACCELERATE_NAME, yaml.safe_dump(launch_configuration(candidate, task), sort_keys=False)))
     if advice.patch:
         written.append(write(folder / PATCH_NAME, advice.patch))
-    shim = task.hardware.kind == "cpu" and bool(candidate.settings.get("use_vllm"))
-    if shim:
+    if shim := task.hardware.kind == "cpu" and bool(candidate.settings.get("use_vllm")):
         written += write_shim(folder)
     launch = _launch(candidate, task, script, advice, shim=SHIM_NAME if shim else None)
     return [*written, write(folder / LAUNCH_NAME, launch, executable=True)]
 
 
-def how_to_apply(script: UserScript, advice: ScriptAdvice, folder: str = ".") -> list[str]:
+def how_to_apply(advice: ScriptAdvice, folder: str = ".") -> list[str]:
     """Return the instructions to apply the recommendation, one sentence each."""
     lines = []
     if advice.flags:
@@ -159,7 +149,7 @@ def _yaml(candidate: Candidate, task: Task, script: UserScript, advice: ScriptAd
     head = [
         f"Settings of {_config_class(script)}{source}: {script.look.trainer} of {script.path} on {task.hardware}.",
         f"Measured with rewards {rewards}.",
-        *how_to_apply(script, advice),
+        *how_to_apply(advice),
     ]
     tuned = {**advice.changes, **{name: value for name, value in candidate.knobs.items() if _in_config(name, script)}}
     whole = {**tuned, **nested(candidate.settings, {})}
@@ -172,21 +162,18 @@ def _launch(candidate: Candidate, task: Task, script: UserScript, advice: Script
     path = shlex.quote(str(Path(script.path).absolute()))
     further = f"Further arguments go to the script: ./{LAUNCH_NAME} --resume"
     head = comment(f"Starts {Path(script.path).name} as it was measured. {further}")
-    return f"""#!/usr/bin/env bash
-{head}set -euo pipefail
-here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
-{_check(advice)}{finder_of("accelerate")}{exports(candidate, task, shim)}cd {shlex.quote(str(Path.cwd()))}
-exec "$accelerate" launch --config_file "$here/{ACCELERATE_NAME}" {path} {words} "$@"
-"""
-
-
-def _check(advice: ScriptAdvice) -> str:
-    if not advice.patched_file:
-        return ""
-    root = shlex.quote(str(Path(advice.patched_file).parent))
-    advised = shlex.quote(f"The script is not changed yet: patch -p1 -d {root} < ")
-    return f"""if ! patch -p1 -R -s -f --dry-run -d {root} <"$here/{PATCH_NAME}" >/dev/null; then
+    check = ""
+    if advice.patched_file:
+        root = shlex.quote(str(Path(advice.patched_file).parent))
+        advised = shlex.quote(f"The script is not changed yet: patch -p1 -d {root} < ")
+        check = f"""if ! patch -p1 -R -s -f --dry-run -d {root} <"$here/{PATCH_NAME}" >/dev/null; then
   printf '%s%q\\n' {advised} "$here/{PATCH_NAME}" >&2
   exit 2
 fi
+"""
+    return f"""#!/usr/bin/env bash
+{head}set -euo pipefail
+here="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
+{check}{finder_of("accelerate")}{exports(candidate, task, shim)}cd {shlex.quote(str(Path.cwd()))}
+exec "$accelerate" launch --config_file "$here/{ACCELERATE_NAME}" {path} {words} "$@"
 """

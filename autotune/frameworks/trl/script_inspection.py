@@ -23,9 +23,7 @@ from autotune.core.side_effects import without_side_effects
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
 from autotune.frameworks.trl.source_calls import most_calls
 
-TIMEOUT_S = 1800.0
-"""Includes the download and preparation of the script's dataset."""
-
+TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
 TRAINER_CLASSES = (
     "GRPOTrainer", "RLOOTrainer", "SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer", "AsyncGRPOTrainer",
 )  # fmt: skip
@@ -39,36 +37,38 @@ ONE_TRAINER = "Give each a script of its own, or let an argument choose between 
 
 
 def look_at(
-    path: str, arguments: tuple[str, ...], *, python: Path, hardware: Hardware, rewards: Rewards,
-    method: str | None = None, timeout_seconds: float = TIMEOUT_S,
+    path: str, arguments: tuple[str, ...], *, python: Path, hardware: Hardware, rewards: Rewards, method: str | None = None
 ) -> UserScript:  # fmt: skip
     """Run the script up to its trainer in the training environment. Raises BadInput without one."""
     if not Path(path).is_file():
         raise BadInput(f"--script {path} is no file.", way_out="Give the path of the Python script that you train with.")
-    answer, log = _run(path, arguments, python, hardware, method, timeout_seconds)
+    answer, log = _run(path, arguments, python, hardware, method)
     if "error" in answer:
         raise _refusal(path, python, answer["error"], log)
     look = msgspec.convert(answer, ScriptInspection, strict=False)
-    script = UserScript(path=path, arguments=arguments, rewards=rewards, look=look, fingerprint=_fingerprint(look.modules))
+    digest = hashlib.sha256()
+    for file in look.modules:
+        digest.update(file.encode() + b"\0")
+        if Path(file).is_file():
+            digest.update(Path(file).read_bytes())
+    script = UserScript(path=path, arguments=arguments, rewards=rewards, look=look, fingerprint=digest.hexdigest()[:16])
     _refuse_unsupported(script)
     return script
 
 
-def _run(
-    path: str, arguments: tuple[str, ...], python: Path, hardware: Hardware, method: str | None, timeout: float
-) -> tuple[Any, str]:  # fmt: skip
+def _run(path: str, arguments: tuple[str, ...], python: Path, hardware: Hardware, method: str | None) -> tuple[Any, str]:
     worker = Path(autotune.worker.__file__).parent
     request = {"script": path, "arguments": list(arguments), "method": method, "device": hardware.kind}
     try:
         done = subprocess.run(
-            [str(python), str(worker), "look"], input=json.dumps(request), capture_output=True, text=True, timeout=timeout,
+            [str(python), str(worker), "look"], input=json.dumps(request), capture_output=True, text=True, timeout=TIMEOUT_S,
             check=False, env=without_side_effects(os.environ),
         )  # fmt: skip
     except OSError as error:
         raise TrainingEnvironmentError(f"{python} cannot be started: {error}.") from error
     except subprocess.TimeoutExpired as error:
         raise BadInput(
-            f"{path} did not reach its trainer within {timeout:.0f} s.", way_out="Let it prepare its data once, and run again."
+            f"{path} did not reach its trainer within {TIMEOUT_S:.0f} s.", way_out="Let it prepare its data once, and run again."
         ) from error
     try:
         return json.loads(done.stdout), done.stderr
@@ -149,12 +149,3 @@ def _refuse_unsupported(script: UserScript) -> None:
             "and a recommendation is for one.",
             way_out=ONE_TRAINER,
         )
-
-
-def _fingerprint(files: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.encode() + b"\0")
-        if Path(file).is_file():
-            digest.update(Path(file).read_bytes())
-    return digest.hexdigest()[:16]

@@ -6,7 +6,7 @@ and those of the launcher (see `topology`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 import msgspec
@@ -21,12 +21,7 @@ from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.topology import ranks_of
 
-EVERY_LINEAR_LAYER = "all-linear"
-"""PEFT's name of all linear layers except the output projection."""
-
-
-SCORING_TASK = "SEQ_CLS"
-"""PEFT's task of a reward model: its default wraps a model that generates, and trains no score."""
+SCORING_TASK = "SEQ_CLS"  # PEFT's task of a reward model: its default wraps a model that generates, and trains no score
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,8 +29,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
-    """Return the adapter settings that must be written out for this model; empty: the script, the
-    user's file or PEFT names the layers."""
+    """Return the adapter settings that must be written out; none if script, user's file or PEFT names the layers."""
     stated = {**workload.held, **workload.user_settings}
     config = workload.model.config
     if workload.script is not None:
@@ -45,12 +39,10 @@ def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
         return assumed
     if config.get("model_type") in _types_known_to_peft():
         return assumed
-    # Experts are stacked parameters, which PEFT adapts without dropout only.
-    return {**assumed, "lora_target_modules": EVERY_LINEAR_LAYER, **({"lora_dropout": 0.0} if _has_experts(config) else {})}
-
-
-def _has_experts(config: Mapping[str, object]) -> bool:
-    return any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    # PEFT's name of all linear layers except the output projection. Experts are stacked parameters, which it adapts
+    # without dropout only.
+    experts = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return {**assumed, "lora_target_modules": "all-linear", **({"lora_dropout": 0.0} if experts else {})}
 
 
 @cache
@@ -67,31 +59,17 @@ CORE = (
 )  # fmt: skip
 """GRPOConfig settings that every candidate states."""
 
-_OFFLINE_CORE = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16", "max_length", "beta",
-)  # fmt: skip
+OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})  # methods that train on given rows
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+_TRAINING = (*_BATCH, "gradient_checkpointing", "optim", "fp16")
+_PPO = ("num_mini_batches", "num_ppo_epochs", "response_length", "local_rollout_forward_batch_size", "optim", "fp16")
 CORE_BY_METHOD: Mapping[str, tuple[str, ...]] = {
-    "grpo": CORE,
-    "rloo": CORE,
-    "sft": _OFFLINE_CORE,
-    "dpo": _OFFLINE_CORE,
-    "kto": _OFFLINE_CORE,
-    "reward": _OFFLINE_CORE,
-    "online-dpo": (
-        "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "fp16",
-        "max_new_tokens",
-    ),
-    "ppo": (
-        "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches", "num_ppo_epochs", "response_length",
-        "local_rollout_forward_batch_size", "optim", "fp16",
-    ),
-}  # fmt: skip
-OFFLINE = frozenset({"sft", "dpo", "kto", "reward"})
-"""Methods that train on given rows."""
-
-COMPLETIONS_PER_ROW = {"online-dpo": 2}
-"""Completions per row of a micro-batch; 1 for other methods."""
-
+    **dict.fromkeys(("grpo", "rloo"), CORE),
+    **dict.fromkeys(OFFLINE, (*_TRAINING, "max_length", "beta")),
+    "online-dpo": (*_TRAINING, "max_new_tokens"),
+    "ppo": (*_BATCH, *_PPO),
+}
+COMPLETIONS_PER_ROW = {"online-dpo": 2}  # completions per row of a micro-batch; 1 for other methods
 COMPLETION_SETTINGS = {"online-dpo": "max_new_tokens", "ppo": "response_length"}
 """Setting of the longest completion; `max_completion_length` for other methods."""
 
@@ -111,8 +89,7 @@ def default(name: str, method: str = "grpo") -> KnobValue:
 def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, KnobValue]:
     """Return all settings of these knobs. A knob of None is derived from the others.
 
-    The order of the settings is part of a candidate's identity: stored studies depend on it.
-    """
+    The order of the settings is part of a candidate's identity: stored studies depend on it."""
     # 1. Given settings and defaults.
     completion = COMPLETION_SETTINGS.get(method)
     held = {completion if completion and name == "max_completion_length" else name: v for name, v in task.workload.held.items()}
@@ -127,7 +104,7 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
     ranks = ranks_of({} if method in OFFLINE else given, task.hardware.count)
     if "gradient_accumulation_steps" not in given:
         rows = COMPLETIONS_PER_ROW.get(method, 1) * count_of(settings, "per_device_train_batch_size")
-        settings["gradient_accumulation_steps"] = _accumulation(rows * ranks, task)
+        settings["gradient_accumulation_steps"] = accumulation(rows * ranks, task)
     # 3. Lengths and generation.
     if completion:
         settings["max_completion_length"] = settings[completion]
@@ -153,23 +130,26 @@ def settings_of(knobs: Knobs, task: Task, method: str = "grpo") -> dict[str, Kno
     return {name: value for name, value in settings.items() if is_read(name, settings)}
 
 
-def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
-    """Return the settings whose change requires a new load.
-
-    The engine's size depends on the generation batch: at a constant one, micro-batch and
-    accumulation change on the same engine.
-    """
-    model = task.workload.model
-    load: dict[str, KnobValue] = {
-        "model": model.name,
-        "model_config": model.fingerprint,
+def loaded(settings: Settings, task: Task, names: Iterable[str]) -> dict[str, KnobValue]:
+    """Return the model, its device and ranks, and the named settings: a change of one requires a new load."""
+    return {
+        "model": task.workload.model.name,
+        "model_config": task.workload.model.fingerprint,
         "weights": task.workload.weights,
         "device": task.hardware.kind,
         "ranks": ranks_of(settings, task.hardware.count),
         **topology.load_part(settings),
+        **{name: settings[name] for name in names if name in settings},
     }
+
+
+def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
+    """Return the settings whose change requires a new load.
+
+    The engine's size depends on the generation batch: at a constant one, micro-batch and
+    accumulation change on the same engine."""
     names = ("dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "use_peft", *ADAPTER, "use_rslora", "use_dora")
-    load.update({name: settings[name] for name in names if name in settings})
+    load = loaded(settings, task, names)
     if settings["use_vllm"]:
         load.update({name: settings[name] for name in (*ENGINE, "vllm_max_model_length", "vllm_model_impl") if name in settings})
         load["max_num_seqs"] = max_num_seqs(settings)
@@ -195,12 +175,12 @@ def _row(settings: Settings) -> dict[str, KnobValue]:
     return {"max_prompt_length": prompt, "max_completion_length": row - prompt}
 
 
-def _accumulation(per_step: int, task: Task) -> int:
-    """Return the accumulation that makes the global batch; the default if none does."""
+def accumulation(per_step: int, task: Task, method: str = "grpo") -> int:
+    """Return the accumulation that makes the global batch; the method's default if none does."""
     total = task.workload.global_batch
     if total and per_step and total % per_step == 0:
         return total // per_step
-    return int(default("gradient_accumulation_steps") or 1)
+    return int(default("gradient_accumulation_steps", method) or 1)
 
 
 def _generation_shape(given: Knobs, settings: Settings, ranks: int) -> dict[str, KnobValue]:
@@ -261,8 +241,7 @@ def is_read(name: str, settings: Settings) -> bool:
 
 
 TORCH_DTYPES = ("bfloat16", "float16", "float32")
-BY_CHECKPOINT = (None, "auto")
-"""Values of `dtype` under which transformers loads the precision of the checkpoint."""
+BY_CHECKPOINT = (None, "auto")  # values of `dtype` under which transformers loads the precision of the checkpoint
 
 
 def checkpoint_dtype(config: Mapping[str, object]) -> str:

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-MANY = 2
-"""Lower bound of the calls inside a loop."""
+MANY = 2  # lower bound of the calls inside a loop
 
 
 def most_calls(file: str, line: int | None, *names: str) -> int:
@@ -25,16 +24,16 @@ def most_calls(file: str, line: int | None, *names: str) -> int:
         for call in _calls(tree)
         if _name(call) in names and (line is None or call.lineno <= line <= (call.end_lineno or call.lineno))
     }
-    return max(1, *(_most(body, wanted) for body in _bodies(tree)))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return max(1, *(_most(scope.body, wanted) for scope in (tree, *functions)))
 
 
 def call_at(tree: ast.Module, line: int, span: tuple[int, int, int, int] | None) -> ast.Call | None:
     """Return the call with this span; without a span, the only call of a `...Config` in this line."""
     calls = list(_calls(tree))
     if span is not None:
-        return next(
-            (call for call in calls if (call.lineno, call.end_lineno, call.col_offset, call.end_col_offset) == span), None
-        )
+        spans = {(call.lineno, call.end_lineno, call.col_offset, call.end_col_offset): call for call in reversed(calls)}
+        return spans.get(span)
     there = [call for call in calls if call.lineno <= line <= (call.end_lineno or call.lineno)]
     with_configs = [call for call in there if (_name(call) or "").endswith("Config")]
     return with_configs[0] if len(with_configs) == 1 else None
@@ -50,27 +49,15 @@ def _name(call: ast.Call) -> str | None:
     return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else None
 
 
-def _bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:
-    """Yield the body of the module and of each function."""
-    yield tree.body
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.body
-
-
 def _most(body: Sequence[ast.stmt], wanted: set[str]) -> int:
     """Return the calls on the longest path. Statements after a branch that leaves are its alternative."""
     total = 0
     for index, statement in enumerate(body):
-        if isinstance(statement, ast.If) and _leaves(statement.body):
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
             rest = [*statement.orelse, *body[index + 1 :]]
             return total + _in_expressions([statement.test], wanted) + max(_most(statement.body, wanted), _most(rest, wanted))
         total += _of(statement, wanted)
     return total
-
-
-def _leaves(body: list[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
 
 
 def _of(statement: ast.stmt, wanted: set[str]) -> int:
@@ -80,8 +67,7 @@ def _of(statement: ast.stmt, wanted: set[str]) -> int:
         branches = max(_most(statement.body, wanted), _most(statement.orelse, wanted))
         return _in_expressions([statement.test], wanted) + branches
     if isinstance(statement, ast.For | ast.While | ast.AsyncFor):
-        inside = _most(statement.body, wanted)
-        return inside * MANY + _most(statement.orelse, wanted)
+        return _most(statement.body, wanted) * MANY + _most(statement.orelse, wanted)
     if isinstance(statement, ast.Try):
         tried = _most(statement.body, wanted) + _most(statement.orelse, wanted)
         saved = max((_most(handler.body, wanted) for handler in statement.handlers), default=0)

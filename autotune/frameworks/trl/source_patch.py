@@ -7,7 +7,6 @@ are reported with the reason.
 from __future__ import annotations
 
 import ast
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.candidate import KnobValue
+from autotune.frameworks.launch_edit import unified_diff
 from autotune.frameworks.trl.source_calls import call_at
 
 Changes = Mapping[str, KnobValue]
@@ -26,11 +26,8 @@ class Call:
 
     line: int
     span: tuple[int, int, int, int] | None
-    expanded: tuple[str, ...] = ()
-    """Names from its `**mapping`; `*` for unknown names."""
-
-    changed: tuple[str, ...] = ()
-    """Names that are assigned after the call."""
+    expanded: tuple[str, ...] = ()  # names from its `**mapping`; `*` for unknown names
+    changed: tuple[str, ...] = ()  # names that are assigned after the call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +35,7 @@ class Patched:
     """Source with the possible changes."""
 
     text: bytes
-    by_hand: Mapping[str, str]
-    """Impossible change -> reason."""
-
-    def diff(self, before: bytes, name: str) -> str:
-        """Return a diff for `patch -p1`; empty without a change."""
-        old, new = (text.decode("utf-8").splitlines(keepends=True) for text in (before, self.text))
-        lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
-        return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+    by_hand: Mapping[str, str]  # impossible change -> reason
 
 
 def patch(source: bytes, call: Call, changes: Changes) -> Patched:
@@ -70,7 +60,7 @@ def patch_file(path: Path, call: Call, changes: Changes) -> tuple[str, Mapping[s
     """Return the diff, and the changes to make by hand with their reasons."""
     source = path.read_bytes()
     patched = patch(source, call, changes)
-    return patched.diff(source, path.name), patched.by_hand
+    return unified_diff(source.decode("utf-8"), patched.text.decode("utf-8"), path.name), patched.by_hand
 
 
 def _why_not(node: ast.Call, name: str, value: object, call: Call) -> str | None:
@@ -95,13 +85,12 @@ def _is_literal(node: ast.expr) -> bool:
 
 def _edited(source: bytes, node: ast.Call, changes: Changes) -> bytes:
     """Applied from the end to the beginning, so that positions stay valid."""
-    starts = _line_starts(source)
+    starts = [0, *(match.end() for match in re.finditer(rb"\r\n|\n|\r", source))]  # of Python's lines: a form feed ends none
     edits: list[tuple[int, int, bytes]] = []
     added = dict(changes)
     for keyword in node.keywords:
         if keyword.arg in added:
-            value = keyword.value
-            begin, end = _at(starts, value.lineno, value.col_offset), _at(starts, value.end_lineno, value.end_col_offset)
+            begin, end = _begin(starts, keyword.value), _end(starts, keyword.value)
             edits.append((begin, end, repr(added.pop(keyword.arg)).encode()))
     if added:
         edits.append(_insertion(source, starts, node, added))
@@ -113,7 +102,7 @@ def _edited(source: bytes, node: ast.Call, changes: Changes) -> bytes:
 def _insertion(source: bytes, starts: list[int], node: ast.Call, added: Changes) -> tuple[int, int, bytes]:
     """Return an edit that appends arguments in the call's own style: inline, or one per line."""
     words = [f"{name}={value!r}".encode() for name, value in added.items()]
-    close = _at(starts, node.end_lineno, node.end_col_offset) - 1
+    close = _end(starts, node) - 1
     last = max((_end(starts, one) for one in (*node.args, *(k.value for k in node.keywords))), default=None)
     if last is None:
         return close, close, b", ".join(words)
@@ -122,7 +111,7 @@ def _insertion(source: bytes, starts: list[int], node: ast.Call, added: Changes)
     begin = max(_begin(starts, one) for one in given)
     line = source.rfind(b"\n", 0, begin) + 1
     indent = source[line:begin]
-    if indent.strip() or line == 0 or source.count(b"\n", _at(starts, node.lineno, node.col_offset), close) == 0:
+    if indent.strip() or line == 0 or source.count(b"\n", _begin(starts, node), close) == 0:
         text = b", ".join(words)
         return (comma, comma, b" " + text + b",") if comma is not None else (place, place, b", " + text)
     newline = b"\r\n" if source[line - 2 : line] == b"\r\n" else b"\n"
@@ -162,32 +151,18 @@ def _contains(text: bytes, node: ast.Call, changes: Changes) -> bool:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return False
-    same = [
-        one
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Call) and (one.lineno, one.col_offset) == (node.lineno, node.col_offset)
-    ]
-    return any(_has(one, changes) and len(one.args) == len(node.args) for one in same)
-
-
-def _has(call: ast.Call, changes: Changes) -> bool:
-    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    return all(name in given and _is_literal(given[name]) and ast.literal_eval(given[name]) == changes[name] for name in changes)
-
-
-def _line_starts(source: bytes) -> list[int]:
-    """Return the offsets of lines as Python counts them: a form feed ends no line."""
-    return [0, *(match.end() for match in re.finditer(rb"\r\n|\n|\r", source))]
-
-
-def _at(starts: list[int], line: int | None, column: int | None) -> int:
-    assert line is not None and column is not None
-    return starts[line - 1] + column
-
-
-def _end(starts: list[int], node: ast.expr) -> int:
-    return _at(starts, node.end_lineno, node.end_col_offset)
+    for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
+        if (call.lineno, call.col_offset, len(call.args)) == (node.lineno, node.col_offset, len(node.args)):
+            given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if _is_literal(keyword.value)}
+            if all(name in given and given[name] == value for name, value in changes.items()):
+                return True
+    return False
 
 
 def _begin(starts: list[int], node: ast.expr | ast.keyword) -> int:
-    return _at(starts, node.lineno, node.col_offset)
+    return starts[node.lineno - 1] + node.col_offset
+
+
+def _end(starts: list[int], node: ast.expr) -> int:
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    return starts[node.end_lineno - 1] + node.end_col_offset

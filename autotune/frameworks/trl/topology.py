@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping
 from autotune.core.candidate import KnobValue
 from autotune.frameworks.base import count_of
 
-DEEPSPEED: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
-"""Value of `sharding` -> ZeRO stage."""
-
+DEEPSPEED: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}  # value of `sharding` -> ZeRO stage
 FSDP: Mapping[str, int] = {"fsdp1": 1, "fsdp2": 2}
 SHARDINGS = ("none", "ddp", *DEEPSPEED, *FSDP)
 
@@ -24,16 +22,10 @@ ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 OTHER_ALLOCATOR = "PYTORCH_ALLOC_CONF"
 """Newer name of the same variable: torch from 2.10 on prefers it, vLLM reads the older one only."""
 
-ENVIRONMENT = (ALLOCATOR,)
-"""Knobs that are environment variables, set before CUDA initialises."""
-
-NESTED = ("gradient_checkpointing_kwargs.use_reentrant",)
-"""Keys inside a mapping of TRL's, in dotted form."""
-
+ENVIRONMENT = (ALLOCATOR,)  # knobs that are environment variables, set before CUDA initialises
+NESTED = ("gradient_checkpointing_kwargs.use_reentrant",)  # keys inside a mapping of TRL's, in dotted form
 SERVER = ("server_gpus", "server_tensor_parallel_size")
-LAUNCH = ("sharding", *SERVER, *OFFLOADS, "fsdp_offload_params", *ENVIRONMENT)
-"""Settings that are left out of TRL's own file."""
-
+LAUNCH = ("sharding", *SERVER, *OFFLOADS, "fsdp_offload_params", *ENVIRONMENT)  # settings that are left out of TRL's own file
 PLAIN: Mapping[str, KnobValue] = {"sharding": "ddp", **dict.fromkeys(OFFLOADS, "none"), "fsdp_offload_params": False}
 """Defaults of a launch."""
 

@@ -6,7 +6,7 @@ written for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -22,21 +22,9 @@ from autotune.frameworks import stand_in_step
 from autotune.frameworks.base import Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import image_rows, prompt_lengths, row_lengths
 from autotune.frameworks.settings_table import Field
-from autotune.frameworks.trl import async_grpo, legality, output_files, script_files, user_config
+from autotune.frameworks.trl import async_grpo, legality, output_files, requests, script_files, user_config
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.requests import (
-    adapter_request,
-    dataset_of,
-    engine_request,
-    evaluation_request,
-    images_request,
-    launch_request,
-    lengths_request,
-    refuse_unmeasurable,
-    server_request,
-    trace_request,
-    trainer_settings,
-)  # fmt: skip
+from autotune.frameworks.trl.requests import dataset_of
 from autotune.frameworks.trl.resident_models import NEW_BUFFERS, compose, ppo_step
 from autotune.frameworks.trl.settings import COMPLETIONS_PER_ROW, OFFLINE, OWN_SETTINGS, default, load_of, settings_of
 from autotune.frameworks.trl.topology import PLAIN, ranks_of, server_gpus
@@ -87,7 +75,13 @@ class TrlGrpo(Trainer):
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the first legal batch shape at the user's or TRL's own knobs."""
         fixed = {knob.name: self.baseline_value(knob.name, knob.choices, knob.effect, task) for knob in space.knobs}
-        return _first_legal(self, space, task, fixed, self.batch_shapes(task))
+        first: Knobs | None = None
+        for shape in self.batch_shapes(task):
+            knobs = space.applicable({**fixed, **{name: value for name, value in shape.items() if name in space}})
+            first = first or knobs
+            if self.why_illegal(self.complete(knobs, task), task) is None:
+                return knobs
+        return first or space.applicable(fixed)
 
     def baseline_value(self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task) -> KnobValue:
         """Return the held value, else TRL's default, else the most preferred choice.
@@ -103,50 +97,50 @@ class TrlGrpo(Trainer):
         return choices[0] if effect == "learning" or len(choices) == 1 or not known else default(name, self.method)
 
     def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
-        """Yield micro-batch and accumulation, the largest micro-batch up to TRL's default first.
+        """Yield micro-batch and accumulation, which make the global batch; the largest micro-batch up to TRL's default first.
 
         Without a requested global batch, accumulation increases until groups are complete."""
-        return _shapes(task, self.method, range(1, MAX_DEFAULT_ACCUMULATION + 1))
+        held, total = task.workload.held, task.workload.global_batch
+        ranks = ranks_of({} if self.method in OFFLINE else held, task.hardware.count)
+        for micro in [held[MICRO_BATCH]] if MICRO_BATCH in held else range(DEFAULT_MICRO_BATCH, 0, -1):
+            per_step = COMPLETIONS_PER_ROW.get(self.method, 1) * (micro if isinstance(micro, int) else 0) * ranks
+            if ACCUMULATION in held:
+                yield {MICRO_BATCH: micro, ACCUMULATION: held[ACCUMULATION]}
+            elif total is None:
+                most = MAX_DEFAULT_ACCUMULATION if "num_generations" in self.canonical else 1
+                yield from ({MICRO_BATCH: micro, ACCUMULATION: steps} for steps in range(1, most + 1))
+            elif per_step and total % per_step == 0:
+                yield {MICRO_BATCH: micro, ACCUMULATION: total // per_step}
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        workload, settings = task.workload, candidate.settings
         return {
             "method": self.method,
-            "model": {
-                "name": workload.model.name,
-                "folder": None if workload.model.folder is None else str(workload.model.folder),
-                "config": dict(workload.model.config),
-                "weights": workload.weights,
-                "dtype": settings["dtype"],
-                "attn_implementation": settings.get("attn_implementation"),
-                "load_in_4bit": bool(settings.get("load_in_4bit")),
-                "load_in_8bit": bool(settings.get("load_in_8bit")),
-            },
-            "adapter": adapter_request(candidate, task),
-            "engine": engine_request(candidate),
-            "server": server_request(candidate, task),
-            "launch": launch_request(candidate, task),
+            "model": requests.model_request(candidate, task, weights=task.workload.weights),
+            "adapter": requests.adapter_request(candidate, task),
+            "engine": requests.engine_request(candidate),
+            "server": requests.server_request(candidate, task),
+            "launch": requests.launch_request(candidate, task),
             "device": task.hardware.kind,
-            "seed": workload.seed,
-            "trust_remote_code": workload.trust_remote_code,
+            "seed": task.workload.seed,
+            "trust_remote_code": task.workload.trust_remote_code,
         }
 
     def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
-        refuse_unmeasurable(task)
+        requests.refuse_unmeasurable(task)
         settings, user = candidate.settings, task.workload.user_settings
         return {
-            "settings": trainer_settings({**user, **settings}, self.method),
-            "lengths": lengths_request(settings, task),
-            **images_request(task),
+            "settings": requests.trainer_settings({**user, **settings}, self.method),
+            "lengths": requests.lengths_request(settings, task),
+            **requests.images_request(task),
             "dataset": dataset_of(task),
             "reward_funcs": user.get("reward_funcs"),
-            "evaluation": None if self.script else evaluation_request(task),
+            "evaluation": None if self.script else requests.evaluation_request(task),
             "plan": asdict(plan),
             "seed": task.workload.seed,
         }
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
-        return trace_request(candidate, task, *(count_of(candidate.settings, name) for name in LENGTHS))
+        return requests.trace_request(candidate, task, *(count_of(candidate.settings, name) for name in LENGTHS))
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
         return prompt_lengths(task, dataset_of(task), limit)
@@ -177,9 +171,7 @@ class TrlOffline(TrlGrpo):
 
     def __init__(self, method: str, requires: Mapping[str, str] | None = None) -> None:
         self.method = self.space = method
-        self.reads_images = method == "sft"
-        if requires is not None:
-            self.requires = requires
+        self.reads_images, self.requires = method == "sft", requires or {}
 
     def baseline_value(self, name: str, choices: tuple[KnobValue, ...], effect: str, task: Task) -> KnobValue:
         if name in task.workload.held:
@@ -187,9 +179,6 @@ class TrlOffline(TrlGrpo):
         if effect == "learning" or len(choices) == 1 or name not in self.fields():
             return choices[0]
         return default(name, self.method)
-
-    def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
-        return _shapes(task, self.method)
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> None:
         """Return None: prompts have no limit of their own."""
@@ -212,9 +201,6 @@ class TrlOnlineDpo(TrlGrpo):
     reads_images = False
     completions_each = COMPLETIONS_PER_ROW["online-dpo"]
 
-    def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
-        return _shapes(task, self.method)
-
 
 class TrlPpo(TrlGrpo):
     """PPO with TRL up to 1.12: policy, reference, critic and reward model on every rank.
@@ -229,9 +215,6 @@ class TrlPpo(TrlGrpo):
     }  # fmt: skip
     script = True
     reads_images = False
-
-    def batch_shapes(self, task: Task) -> Iterator[dict[str, KnobValue]]:
-        return _shapes(task, self.method)
 
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         return stand_in_step.trace_request(ppo_step(candidate, task), task)
@@ -279,33 +262,6 @@ class TrlAsyncGrpo(TrlGrpo):
         return async_grpo.compose(candidate, task)
 
 
-def _first_legal(
-    trainer: Trainer, space: SearchSpace, task: Task, fixed: Knobs, shapes: Iterable[Mapping[str, KnobValue]]
-) -> Knobs:
-    """Return the fixed knobs with the first legal batch shape, else with the first one."""
-    first: Knobs | None = None
-    for shape in shapes:
-        knobs = space.applicable({**fixed, **{name: value for name, value in shape.items() if name in space}})
-        first = first or knobs
-        if trainer.why_illegal(trainer.complete(knobs, task), task) is None:
-            return knobs
-    return first or space.applicable(fixed)
-
-
-def _shapes(task: Task, method: str, accumulations: Iterable[int] = (1,)) -> Iterator[dict[str, KnobValue]]:
-    """Yield micro-batch and accumulation with micro-batch x ranks x accumulation = global batch."""
-    held, total = task.workload.held, task.workload.global_batch
-    ranks = ranks_of({} if method in OFFLINE else held, task.hardware.count)
-    for micro in [held[MICRO_BATCH]] if MICRO_BATCH in held else range(DEFAULT_MICRO_BATCH, 0, -1):
-        per_step = COMPLETIONS_PER_ROW.get(method, 1) * (micro if isinstance(micro, int) else 0) * ranks
-        if ACCUMULATION in held:
-            yield {MICRO_BATCH: micro, ACCUMULATION: held[ACCUMULATION]}
-        elif total is None:
-            yield from ({MICRO_BATCH: micro, ACCUMULATION: steps} for steps in accumulations)
-        elif per_step and total % per_step == 0:
-            yield {MICRO_BATCH: micro, ACCUMULATION: total // per_step}
-
-
 TRAINERS = (
     TrlGrpo(),
     TrlRloo(),
@@ -349,20 +305,20 @@ class _ScriptTrainer:
     def image_rows(self, task: Task) -> None:
         """Return None: the script prepares its own rows."""
 
-    def row_lengths(self, task: Task) -> RowLengths | None:
-        """Return None: the script prepares its own rows."""
-        return None
+    row_lengths = image_rows
 
     def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         script = self._script
-        request = {
-            "path": str(Path(script.path)),
-            "arguments": list(script.arguments),
-            "method": script.look.method,
-            "gives_model": script.look.model.given,
-            "rewards": script.rewards,
+        return {
+            **self._inner.load_request(candidate, task),
+            "script": {
+                "path": str(Path(script.path)),
+                "arguments": list(script.arguments),
+                "method": script.look.method,
+                "gives_model": script.look.model.given,
+                "rewards": script.rewards,
+            },
         }
-        return {**self._inner.load_request(candidate, task), "script": request}
 
     def probe_request(self, candidate: Candidate, task: Task, plan: ProbePlan) -> Mapping[str, object]:
         return {**self._inner.probe_request(candidate, task, plan), "dataset": None, "reward_funcs": None}

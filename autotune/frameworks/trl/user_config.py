@@ -43,26 +43,14 @@ def former_keys() -> FormerKeys:
     return packaged_table("autotune.frameworks.trl", "former_keys.yaml", FormerKeys)
 
 
-UNTOUCHED = frozenset({"env", "datasets"})
-"""Blocks that are passed to TRL unchecked."""
-
+UNTOUCHED = frozenset({"env", "datasets"})  # blocks that are passed to TRL unchecked
 READY_MADE: Mapping[str, str] = {"single_gpu": "none", "multi_gpu": "ddp", **{name: name for name in (*DEEPSPEED, *FSDP)}}
 """Accelerate configurations of TRL -> value of `sharding`."""
 
-REPLACED = frozenset(
-    {
-        "accelerate_config",
-        "deepspeed",
-        "fsdp",
-        "fsdp_config",
-        "config_file",
-        "num_processes",
-        "num_machines",
-        "machine_rank",
-        "multi_gpu",
-        "mixed_precision",
-    }
-)
+LAUNCH_FILES = ("accelerate_config", "config_file", "deepspeed", "fsdp", "fsdp_config")
+"""Settings that name a launch configuration, or hold one."""
+
+REPLACED = frozenset({*LAUNCH_FILES, "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"})
 """Launch options that the written accelerate.yaml determines."""
 
 TRAINED = (
@@ -71,17 +59,11 @@ TRAINED = (
 )  # fmt: skip
 """Settings that decide what is learned, besides the learning knobs of a space."""
 
-OWN = frozenset({"max_prompt_length"})
-"""Settings of TRL before 1.0 that autotune enforces itself."""
-
-LAUNCH_FILES = ("accelerate_config", "config_file", "deepspeed", "fsdp", "fsdp_config")
-"""Settings that name a launch configuration, or hold one."""
-
-_FLAGS = {
+OWN = frozenset({"max_prompt_length"})  # settings of TRL before 1.0 that autotune enforces itself
+_FIXES = {
     "max_prompt_length": "Write a whole number: longer prompts are filtered from the dataset.",
     "sharding": "Write `accelerate_config: zero3` in the file, or use --hold sharding=zero3.",
 }
-_OTHER_FLAGS = "Use a flag instead: --hold {name}=VALUE."
 """Fix for autotune's own settings in TRL's file."""
 
 _TYPES: dict[str, object] = {"bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict, "null": None}
@@ -92,21 +74,12 @@ class UserConfig:
     """File of `trl grpo --config`, split by consumer."""
 
     path: Path
-    settings: Mapping[str, KnobValue]
-    """Plain values of GRPOConfig and ModelConfig, for `Workload.held`."""
-
-    notes: tuple[str, ...] = ()
-    """Former keys, and what became of them."""
-
-    moved: Mapping[str, object] = field(default_factory=dict)
-    """DeepSpeed's and FSDP's configuration, which the written accelerate.yaml replaces."""
-
-    processes: int | None = None
-    """Ranks of the user's accelerate file."""
-
+    settings: Mapping[str, KnobValue]  # plain values of GRPOConfig and ModelConfig, for `Workload.held`
+    notes: tuple[str, ...] = ()  # former keys, and what became of them
+    moved: Mapping[str, object] = field(default_factory=dict)  # of DeepSpeed and FSDP, replaced by the written accelerate.yaml
+    processes: int | None = None  # ranks of the user's accelerate file
     rest: Mapping[str, object]
-    """Other keys, unchanged: script arguments, datasets, env, lists, launch options. For
-    `Workload.user_settings`."""
+    """Other keys, unchanged: script arguments, datasets, env, lists, launch options. For `Workload.user_settings`."""
 
     @property
     def model(self) -> str | None:
@@ -115,11 +88,6 @@ class UserConfig:
     @property
     def dataset(self) -> str | None:
         return self._text("dataset_name")
-
-    @property
-    def launch(self) -> Mapping[str, object]:
-        """Part of `rest` for `accelerate launch`."""
-        return {name: value for name, value in self.rest.items() if is_launch_option(name)}
 
     def _text(self, name: str) -> str | None:
         value = self.rest.get(name)
@@ -143,8 +111,7 @@ def is_launch_option(name: str) -> bool:
 
 
 def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
-    """Read the user's file. Raises BadInput with the line, the key and the nearest existing keys of
-    everything that is wrong."""
+    """Read the user's file. Raises BadInput with the line, the key and the nearest existing keys of everything that is wrong."""
     return split_document(read_document(path), method)
 
 
@@ -189,7 +156,11 @@ def split_document(document: Document, method: str = "grpo") -> UserConfig:
             settings[name] = checked
         else:
             rest[name] = checked
-    _raise_all(path, wrong)
+    if len(wrong) == 1:
+        raise wrong[0]
+    if wrong:
+        listed = "\n".join(f"  {error.what} {error.way_out}" for error in wrong)
+        raise BadInput(f"{path}: {len(wrong)} settings are wrong.\n{listed}\n", way_out="Correct each of them.")
     notes += [f"read under present names: {', '.join(renamed)}"] if renamed else []
     notes += [f"left out of the written file: {', '.join(names)} ({why})" for why, names in left_out.items()]
     sharding = READY_MADE.get(str(rest.get("accelerate_config")), "none")
@@ -238,14 +209,6 @@ def _compare(document: Document, name: str, fixed: Mapping[str, object], known: 
             raise document.error((name,), problem, way_out='Write "auto" in the DeepSpeed configuration.')
 
 
-def _raise_all(path: Path, wrong: list[BadInput]) -> None:
-    if len(wrong) == 1:
-        raise wrong[0]
-    if wrong:
-        listed = "\n".join(f"  {error.what} {error.way_out}" for error in wrong)
-        raise BadInput(f"{path}: {len(wrong)} settings are wrong.\n{listed}\n", way_out="Correct each of them.")
-
-
 def trained_defaults(
     stated: Mapping[str, KnobValue], rest: Mapping[str, object], space: SearchSpace, python: Path, method: str
 ) -> dict[str, KnobValue]:
@@ -273,7 +236,7 @@ def _checked(document: Document, key: str, name: str, value: object, fields: Map
     if name in OWN and isinstance(value, int | None) and not isinstance(value, bool):
         return value
     if name in OWN_SETTINGS:
-        fix = _FLAGS.get(name, _OTHER_FLAGS.format(name=name))
+        fix = _FIXES.get(name, f"Use a flag instead: --hold {name}=VALUE.")
         raise document.error((name,), f"{name}: not a setting of TRL.", way_out=fix)
     if name not in UNTOUCHED and not is_launch_option(name):
         unknown = UnknownName("key", name, [*fields, *accelerate_options(), *UNTOUCHED])
@@ -285,11 +248,10 @@ def _converted(document: Document, key: str, name: str, value: object, field: Fi
     """Convert a value to the field's type. YAML reads `1e-6` as text, which becomes a number."""
     if "other" in field.kinds:
         return value
-    types = [_TYPES[kind] for kind in field.kinds]
-    text_allowed = bool({"str", "list", "dict"} & set(field.kinds))
+    wanted = functools.reduce(operator.or_, (_TYPES[kind] for kind in field.kinds))
+    strict = bool({"str", "list", "dict"} & set(field.kinds)) or not isinstance(value, str)
     try:
-        strict = text_allowed or not isinstance(value, str)
-        checked = msgspec.convert(value, functools.reduce(operator.or_, types), strict=strict)
+        checked = msgspec.convert(value, wanted, strict=strict)
     except msgspec.ValidationError as error:
         expected = " or ".join(field.kinds)
         raise document.error((key,), f"{name} takes {expected}, and is {value!r}.", way_out="Correct the value.") from error
