@@ -40,13 +40,10 @@ from autotune.prediction.tracer import Tracer
 from autotune.prediction.tracer_pool import TracerPool
 
 Request = Mapping[str, Any]
-Members = Sequence[tuple[Candidate, Request]]
-"""Candidates of one family, each with its trace request."""
-
+Members = Sequence[tuple[Candidate, Request]]  # Candidates of one family, each with its trace request
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
-MAX_TRACED_ALONE = 3
-"""Family size up to which members are traced alone: fewer traces than a model needs."""
+MAX_TRACED_ALONE = 3  # Family size up to which members are traced alone: fewer traces than a model needs
 
 
 class PredictionService:
@@ -94,10 +91,6 @@ class PredictionService:
         sure = {name: one for name, one in longest.items() if name not in shortest}
         return sure | {name: with_lower_bound(longest[name], least[one.id]) for name, one in shortest.items() if one.id in least}
 
-    def predict_all(self, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
-        """Predict every candidate; empty on a CPU, whose limit counts more than a trace."""
-        return {} if self._job.hardware.kind != "cuda" else self.screen(candidates)
-
     def of(self, job: Job) -> PredictionService:
         """Return a service for another job that shares the tracing processes."""
         if job.task == self._job and job.memory_limit_bytes == self._limit_bytes:
@@ -135,11 +128,11 @@ class PredictionService:
         row = fullest_rows(composition, workload.completion_lengths, workload.prompt_lengths)
         found = longest
         if row is not None:
-            shorter = trace_requests.at(
-                request, replace(trace_requests.point_of(request), prompt=row[0], completion=row[1]), None
-            )
+            prompt, completion = row
+            point = replace(trace_requests.point_of(request), prompt=prompt, completion=completion)
+            shorter = trace_requests.at(request, point, None)
             situation = self._situation(candidate, shorter, self._trace(shorter))
-            own = replace(situation.composition, prompt_length=row[0], completion_length=row[1])
+            own = replace(situation.composition, prompt_length=prompt, completion_length=completion)
             found = memory(replace(situation, composition=own))
         return replace(longest, peak_memory_bytes_at_lengths=found.peak_memory_bytes, fits_at_lengths=found.fits)
 
@@ -270,8 +263,8 @@ class PredictionService:
         if self._reference is None:
             self._reference_batches = tuple(point.micro_batch for point in points)
         self._reference = model
-        self._families[key] = Family(points, model, self._sharding(base), self._reserved_by(members[0][0]))
-        return self._families[key]
+        found = self._families[key] = Family(points, model, self._sharding(base), self._reserved_by(members[0][0]))
+        return found
 
     def _predict_from_model(self, family: Family, members: Members) -> Iterator[tuple[str, Prediction]]:
         """Predict members by point and by trace context.
@@ -302,31 +295,27 @@ class PredictionService:
 
 def open_prediction_service(job: Job, trainer: Trainer) -> PredictionService:
     """Return the service for one job, with the trace cache of this machine."""
-    tracer = open_tracers(job.task, trainer)
-    return PredictionService(task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=tracer)
+    return PredictionService(
+        task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=open_tracers(job.task, trainer)
+    )
 
 
 def open_tracers(task: Task, trainer: Trainer) -> TracerPool:
     """Return the pool that traces this trainer's steps; no process is started yet."""
     supported = None if trainer.trace_adapter == STAND_IN else SUPPORTED.get(trainer.name)
-    cache = TraceCache()
-
-    def make(versions: Mapping[str, str] | None) -> Tracer:
-        python, adapter = task.workload.python, trainer.trace_adapter
-        return Tracer(python, adapter=adapter, cache=cache, supported=supported, versions=versions)
-
-    return TracerPool(make)
+    python, adapter, cache = task.workload.python, trainer.trace_adapter, TraceCache()
+    return TracerPool(lambda versions: Tracer(python, adapter=adapter, cache=cache, supported=supported, versions=versions))
 
 
 def predict_candidates(job: Job, trainer: Trainer, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
-    """Predict every candidate, by id; empty on a CPU, and if the step cannot be traced."""
-    service = open_prediction_service(job, trainer)
-    try:
-        return service.predict_all(candidates)
-    except CannotPredict:
+    """Predict every candidate, by id; empty on a CPU, whose limit counts more than a trace, and if a step cannot be traced."""
+    if job.task.hardware.kind != "cuda":
         return {}
-    finally:
-        service.close()
+    with contextlib.closing(open_prediction_service(job, trainer)) as service:
+        try:
+            return service.screen(candidates)
+        except CannotPredict:
+            return {}
 
 
 def _share(deadline: float, parts: int) -> float:

@@ -22,11 +22,8 @@ from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES, Spawned, WorkFolder
 from autotune.probe.worker_process import START_SECONDS, Supported, end_processes, install_hint, require_supported
 from autotune.worker.protocol import Message
 
-IMPORT_TIMEOUT_S = 180.0
-"""Limit for the import of a framework: a slow disk takes a minute."""
-
-TRACE_TIMEOUT_S = 900.0
-"""Limit for one trace: the largest models take half a minute, busy machines twenty times that."""
+IMPORT_TIMEOUT_S = 180.0  # Limit for the import of a framework: a slow disk takes a minute
+TRACE_TIMEOUT_S = 900.0  # Limit for one trace: the largest models take half a minute, busy machines twenty times that
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
@@ -79,20 +76,17 @@ class Tracer:
 
     def trace(self, specification: Mapping[str, object]) -> Trace:
         """Return the trace, possibly cached. CannotPredict if the step cannot be traced."""
-        trace = self._traced(specification)
-        engines = {name.removesuffix("-cpu"): self.versions[name] for name in ENGINES if name in self.versions}
-        return dataclasses.replace(trace, versions={**trace.versions, **engines})
-
-    def _traced(self, specification: Mapping[str, object]) -> Trace:
-        if self._cache is None:
-            return self._compute(specification)
-        deciding = {name: version for name, version in self.versions.items() if name not in ENGINES}  # no part of a step
-        key = key_of(specification, deciding, self._adapter)
-        trace = self._cache.get(key)
+        key, trace = "", None
+        if self._cache is not None:
+            deciding = {name: version for name, version in self.versions.items() if name not in ENGINES}  # no part of a step
+            key = key_of(specification, deciding, self._adapter)
+            trace = self._cache.get(key)
         if trace is None:
             trace = self._compute(specification)
-            self._cache.put(key, trace)
-        return trace
+            if self._cache is not None:
+                self._cache.put(key, trace)
+        engines = {name.removesuffix("-cpu"): self.versions[name] for name in ENGINES if name in self.versions}
+        return dataclasses.replace(trace, versions={**trace.versions, **engines})
 
     def cancel(self) -> None:
         """End the running request from another thread; its `trace` raises at once."""
@@ -112,12 +106,6 @@ class Tracer:
             spawned.log.close()
         if folder is not None:
             folder.close()
-
-    def __enter__(self) -> Tracer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _compute(self, specification: Mapping[str, object]) -> Trace:
         try:

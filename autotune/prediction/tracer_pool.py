@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from autotune.core.candidate import fingerprint
 from autotune.core.trace import Trace
@@ -20,8 +21,7 @@ from autotune.prediction.tracer import Tracer
 Specification = Mapping[str, object]
 Work = tuple[Specification, "Future[Trace]"]
 
-MAX_PROCESSES = 2
-"""Limit of processes: each imports a framework, nearly a GiB."""
+MAX_PROCESSES = 2  # Limit of processes: each imports a framework, nearly a GiB
 
 
 class TracerPool:
@@ -64,7 +64,9 @@ class TracerPool:
             future.cancel()
         workers, self._workers = self._workers, []
         for worker in workers:
-            worker.end()
+            worker.tracer.cancel()
+            worker.thread.join()
+            worker.tracer.close()
         self._requested.clear()
         self._closing = False
 
@@ -88,41 +90,34 @@ class TracerPool:
             if len(self._queue) > idle and len(self._workers) < self._most:
                 tracer = self._make(self._workers[0].tracer.versions if self._workers else None)
                 _ = tracer.versions  # read here: later only the worker's thread may use the tracer
-                self._workers.append(_Worker(tracer, self._next))
+                worker = _Worker(tracer)
+                worker.thread = threading.Thread(target=self._compute, args=(worker,), name="tracer", daemon=True)
+                self._workers.append(worker)
+                worker.thread.start()
         return future
 
-    def _next(self, worker: _Worker) -> Work | None:
-        """Wait for the next trace to compute; None at the end."""
-        with self._change:
-            worker.idle = True
-            self._change.wait_for(lambda: self._closing or worker.ends or self._queue)
-            if self._closing or worker.ends:
-                return None
-            worker.idle = False
-            return self._queue.popleft()
-
-
-class _Worker:
-    """A tracing process, and the thread that waits for its answers."""
-
-    def __init__(self, tracer: Tracer, next_work: Callable[[_Worker], Work | None]) -> None:
-        self.tracer, self._next_work = tracer, next_work
-        self.idle, self.ends = True, False
-        self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        self.ends = True
-        self.tracer.cancel()
-        self._thread.join()
-        self.tracer.close()
-
-    def _run(self) -> None:
-        while (work := self._next_work(self)) is not None:
-            specification, future = work
+    def _compute(self, worker: _Worker) -> None:
+        """Compute queued traces until the pool closes: the work of one thread."""
+        while True:
+            with self._change:
+                worker.idle = True
+                self._change.wait_for(lambda: self._closing or self._queue)
+                if self._closing:
+                    return
+                worker.idle = False
+                specification, future = self._queue.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(self.tracer.trace(specification))
+                future.set_result(worker.tracer.trace(specification))
             except BaseException as error:  # raised again in the thread that needs the trace
                 future.set_exception(error)
+
+
+@dataclass
+class _Worker:
+    """A tracing process, and the thread that waits for its answers."""
+
+    tracer: Tracer
+    thread: threading.Thread = field(init=False)
+    idle: bool = True

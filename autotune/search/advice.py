@@ -26,9 +26,7 @@ MAX_WAYS = 5
 BATCH_KNOBS = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
 """Settings that change together at one global batch, and count as one change."""
 
-MAX_SECONDS = 60.0
-"""Time limit; the ways found by then are returned."""
-
+MAX_SECONDS = 60.0  # Time limit; the ways found by then are returned
 KnobValues = Mapping[str, KnobValue]
 
 
@@ -45,14 +43,10 @@ class Adviser:
     """Searches the neighbourhood of one candidate."""
 
     job: Job
-    space: SearchSpace
-    """The space without held knobs."""
-
+    space: SearchSpace  # The space without held knobs
     trainer: Trainer
     service: PredictionService
-    refuted: frozenset[str] = frozenset()
-    """Ids of candidates that a measurement showed not to fit."""
-
+    refuted: frozenset[str] = frozenset()  # Ids of candidates that a measurement showed not to fit
     now: Callable[[], float] = time.monotonic
 
     def ways_to_fit(self, candidate: Candidate, prediction: Prediction) -> tuple[WayToFit, ...]:
@@ -67,17 +61,17 @@ class Adviser:
                     break
                 ways.extend(self._mildest(candidate, prediction, chosen))
             if ways:
-                return tuple(sorted(ways, key=lambda way: (not self._relieves_sync(way, candidate, prediction), *_cost(way))))
+                return tuple(sorted(ways, key=lambda way: self._rank(way, candidate, prediction)))
         return ()
 
-    def _relieves_sync(self, way: WayToFit, candidate: Candidate, prediction: Prediction) -> bool:
-        """Return True if sync is the peak and the change replaces its transfer of whole weights
-        by the adapter's."""
-        if prediction.peak_phase is None or prediction.peak_phase.name != "sync":
-            return False
-        task, changed = self.job.task, self._changed(candidate, way.change)
-        before, after = self.trainer.compose(candidate, task), self.trainer.compose(changed, task)
-        return after.syncs_adapter_only and not before.syncs_adapter_only
+    def _rank(self, way: WayToFit, candidate: Candidate, prediction: Prediction) -> tuple[bool, bool, float]:
+        """Sort key: relief of the sync if that is the peak, effect on learning, speed; an unknown speed comes last."""
+        relieves_sync = False
+        if prediction.peak_phase is not None and prediction.peak_phase.name == "sync":
+            task, changed = self.job.task, self._changed(candidate, way.change)
+            before, after = self.trainer.compose(candidate, task), self.trainer.compose(changed, task)
+            relieves_sync = after.syncs_adapter_only and not before.syncs_adapter_only
+        return not relieves_sync, way.learning, -way.speed_ratio if way.speed_ratio is not None else float("inf")
 
     def _changed(self, candidate: Candidate, change: KnobValues) -> Candidate:
         return self.trainer.complete(self.space.with_remedies({**candidate.knobs, **change}), self.job.task)
@@ -108,8 +102,7 @@ class Adviser:
         return Kind(changes=changes, learning=False)
 
     def _mildest(self, candidate: Candidate, prediction: Prediction, kinds: Sequence[Kind]) -> Iterator[WayToFit]:
-        """Yield at most one way: the mildest change of the last kind that fits, beside the
-        strongest of the others."""
+        """Yield at most one way: the mildest change of the last kind that fits, beside the strongest of the others."""
         fixed = {name: value for kind in kinds[:-1] for name, value in kind.changes[-1].items()}
         last = kinds[-1].changes
         strongest = self._way(candidate, prediction, {**fixed, **last[-1]})
@@ -147,17 +140,11 @@ def ways_to_fit(
         prediction = service.predict(baseline)
     except (CannotPredict, ProbeError):
         return ()
-    adviser = Adviser(
-        job=request.job, space=request.whole_space, trainer=request.trainer, service=service, refuted=frozenset(refuted)
-    )
+    job, space, trainer = request.job, request.whole_space, request.trainer
+    adviser = Adviser(job=job, space=space, trainer=trainer, service=service, refuted=frozenset(refuted))
     return adviser.ways_to_fit(baseline, prediction)
 
 
 def as_flags(change: KnobValues, flag: str = "--set") -> str:
     """Return the change as flags of `predict`, or with `--hold` of `run`."""
     return " ".join(f"{flag} {name}={setting_text(value)}" for name, value in change.items())
-
-
-def _cost(way: WayToFit) -> tuple[bool, float]:
-    """Sort key: effect on learning, then speed; an unknown speed comes last."""
-    return way.learning, -(way.speed_ratio if way.speed_ratio is not None else float("-inf"))

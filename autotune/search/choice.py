@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 
 from autotune.catalog.simplicity import complexity
 from autotune.core.answer import Advantage, AdvantageKind, Trial
-from autotune.core.measurement import Speed
 from autotune.core.run_spread import SpeedRatio
 from autotune.search.trial_view import TrialView
 
 MAX_SPEED_LOSS = 0.03
-"""Share of speed that a simpler candidate may lose by its measured figure, even where the spread
-between runs is larger."""
+"""Share of speed that a simpler candidate may lose by its measured figure, even where the spread between runs is larger."""
 
 EQUAL_SPEED_SHARE = 0.05
 """Difference of predicted speeds, as a share, that a prediction can't resolve: the part of a
@@ -29,8 +27,7 @@ class Choice:
     """Recommended trial, and its speed compared with the baseline's."""
 
     winner: Trial | None
-    advantage: Advantage | None = None
-    """None without a baseline that was measured at the same learning knobs."""
+    advantage: Advantage | None = None  # None without a baseline that was measured at the same learning knobs
 
 
 def choose(view: TrialView, *, finished: bool) -> Choice:
@@ -62,25 +59,24 @@ def compare(one: Trial, other: Trial, view: TrialView) -> SpeedRatio | None:
     """Return the ratio of the best evidence about two candidates; None without both speeds.
 
     On emulated cards speeds are predicted, without a spread between runs."""
-    first, second = evidence(one, view), evidence(other, view)
+    first, second = (view.confirmations.get(trial.candidate.id, trial).measurement.ranking_speed for trial in (one, other))
     if first is None or second is None:
         return None
     ratio = view.run_spread.compare(first, second)
-    if ratio is None or not one.measurement.emulated:
+    if not one.measurement.emulated:
         return ratio
     return replace(ratio, low=ratio.value * (1 - EQUAL_SPEED_SHARE), high=ratio.value * (1 + EQUAL_SPEED_SHARE))
-
-
-def evidence(trial: Trial, view: TrialView) -> Speed | None:
-    """Return the speed of the candidate's confirmations, else that of its probe."""
-    return view.confirmations.get(trial.candidate.id, trial).measurement.ranking_speed
 
 
 def _simplest(fastest: Trial, view: TrialView, baseline: Trial | None = None) -> Trial:
     """Return the simplest confirmed candidate that is as fast as the fastest within the spread, and
     measurably faster than the baseline."""
-    confirmed = [trial for trial in as_fast_as(fastest, view) if trial.candidate.id in view.confirmations]
-    alike = [trial for trial in confirmed if baseline is None or _is_faster(trial, baseline, view)]
+    alike = [
+        trial
+        for trial in as_fast_as(fastest, view)
+        if trial.candidate.id in view.confirmations
+        and (baseline is None or (ratio := compare(trial, baseline, view)) is None or ratio.low > 1.0)
+    ]
     return min([fastest, *alike], key=lambda trial: complexity(trial.candidate, view.baseline))
 
 
@@ -90,11 +86,5 @@ def as_fast_as(fastest: Trial, view: TrialView) -> list[Trial]:
     if tier is None or fastest.candidate.id not in view.confirmations:
         return []
     others = [trial for trial in view.contenders(tier) if trial.candidate != fastest.candidate]
-    ratios = [compare(fastest, trial, view) for trial in others]
-    pairs = zip(others, ratios, strict=True)
+    pairs = ((trial, compare(fastest, trial, view)) for trial in others)
     return [trial for trial, ratio in pairs if ratio and ratio.low <= 1.0 and ratio.value <= 1 + MAX_SPEED_LOSS]
-
-
-def _is_faster(trial: Trial, baseline: Trial, view: TrialView) -> bool:
-    ratio = compare(trial, baseline, view)
-    return ratio is None or ratio.low > 1.0

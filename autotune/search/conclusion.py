@@ -1,5 +1,4 @@
-"""Conclusion: the answer from everything measured, as a pure function, so that a recorded study
-can be concluded again."""
+"""Conclusion: the answer from everything measured, as a pure function, so that a recorded study can be concluded again."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, el
 
 
 def _baseline(view: TrialView, job: Job) -> Trial | None:
-    """Return the baseline's confirmation if it was a finalist, else its probe, else the reason
-    that it was not measured."""
+    """Return the baseline's confirmation if it was a finalist, else its probe, else the reason that it was not measured."""
     measured = next((trial for trial in view.probes if trial.purpose == "baseline" or trial.candidate == view.baseline), None)
     if measured is not None:
         return view.confirmations.get(measured.candidate.id, measured)
@@ -92,8 +90,7 @@ def _runner_ups(view: TrialView, winner: Trial | None, tier: Tier | None) -> tup
 
 
 def relaxed_in(job: Job, chosen: Candidate) -> dict[str, KnobValue]:
-    """Return the learning knobs that are not at their most preferred value; none in a search for
-    speed alone."""
+    """Return the learning knobs that are not at their most preferred value; none in a search for speed alone."""
     if job.space.objective == "throughput":
         return {}
     values = learning_values(job.space, chosen)
@@ -106,16 +103,13 @@ def changes_between(job: Job, baseline: Candidate, chosen: Candidate) -> tuple[C
     names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
     changes = []
     for name in names:
-        effect = job.space[name].effect_under(chosen.settings)
-        why = _why_learning(job, name, chosen) if effect == "learning" else job.space[name].says
+        knob = job.space[name]
+        effect, why = knob.effect_under(chosen.settings), knob.says
+        if effect == "learning":
+            why = f"relaxed from {knob.choices[0]}, with which nothing fitted"
+            if job.space.objective == "throughput":
+                why = "searched for speed alone, as this space declares"
+            elif after.get(name) == knob.choices[0]:
+                why = "the space's preferred value, and it fits"
         changes.append(Change(name=name, baseline=before.get(name), recommended=after.get(name), effect=effect, why=why))
     return tuple(sorted(changes, key=lambda change: change.effect != "learning"))
-
-
-def _why_learning(job: Job, name: str, after: Candidate) -> str:
-    preferred = job.space[name].choices[0]
-    if job.space.objective == "throughput":
-        return "searched for speed alone, as this space declares"
-    if after.knobs.get(name) == preferred:
-        return "the space's preferred value, and it fits"
-    return f"relaxed from {preferred}, with which nothing fitted"

@@ -15,30 +15,20 @@ from autotune.search.trial_view import TrialView, speed_of
 
 MAX_FINALISTS = 3
 
-MIN_EXPECTED_GAIN = 0.004
-"""Expected logarithmic improvement over the leader from which a candidate is a finalist too."""
-
-ROUNDS = 2
-"""Turns of each finalist, so that a temporarily slow machine slows all of them."""
-
-MAX_BASELINE_ROUNDS = 3
-"""Turns of the baseline and of the fastest candidate, where two do not decide between them."""
-
+MIN_EXPECTED_GAIN = 0.004  # Expected logarithmic improvement over the leader from which a candidate is a finalist too
+ROUNDS = 2  # Turns of each finalist, so that a temporarily slow machine slows all of them
+MAX_BASELINE_ROUNDS = 3  # Turns of the baseline and of the fastest candidate, where two do not decide between them
 MIN_CLOSE_SHARE, MAX_CLOSE_SHARE = 0.01, 0.05
-"""A finalist leaves after a round if it is behind the leader by more than a probe's noise,
-within these bounds."""
+"""A finalist leaves after a round if it is behind the leader by more than a probe's noise, within these bounds."""
 
 MAX_DECISION_TIME_SHARE = 1.0
-"""Share of the search's seconds up to which such a turn, or that of a simpler candidate as fast as
-the fastest, is taken."""
+"""Share of the search's seconds up to which such a turn, or that of a simpler candidate as fast as the fastest, is taken."""
 
-MAX_TIME_SHARE = 0.5
-"""Confirmations after the first take at most this share of the seconds that the search took."""
+MAX_TIME_SHARE = 0.5  # Confirmations after the first take at most this share of the seconds that the search took
 
 
 def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
-    """Return the next finalist to measure: always the leader once, the others and further rounds
-    while time allows."""
+    """Return the next finalist to measure: always the leader once, the others and further rounds while time allows."""
     tier = view.tier_of_choice()
     if tier is None:
         return None
@@ -57,16 +47,14 @@ def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
 
 
 def _finalists(view: TrialView, tier: Tier) -> list[Trial]:
-    """Return the contenders by estimated speed, which one lucky probe moves less than a ranking
-    by measured speed."""
+    """Return the contenders by estimated speed, which one lucky probe moves less than a ranking by measured speed."""
     contenders = view.contenders(tier)
     lead, deviation = view.lead_over(contenders, view.leader(contenders))
     gains = expected_improvement(lead, deviation, 0.0)
     gains[int(lead.argmax())] = np.inf
     order = [int(row) for row in np.argsort(-gains, kind="stable")[:MAX_FINALISTS]]
     chosen = [contenders[row] for row in order if gains[row] > MIN_EXPECTED_GAIN]
-    # Add contenders whose probe was faster than every confirmation: either of the two may have been
-    # luck.
+    # Add contenders whose probe was faster than every confirmation: either of the two may have been luck.
     confirmed = [speed_of(view.confirmations[one.candidate.id]) for one in contenders if one.candidate.id in view.confirmations]
     bar = (1 + _close_share(view)) * max(confirmed, default=float("inf"))
     among = {trial.candidate.id for trial in chosen}

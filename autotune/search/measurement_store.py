@@ -29,9 +29,7 @@ from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomic
 
 SCHEMA = 1
 MAX_LINE_BYTES = 256 * 1024
-MAX_READ_BYTES = 16 * 1024 * 1024
-"""Bytes read from one file; a longer one is read from its end, which is the newest part."""
-
+MAX_READ_BYTES = 16 * 1024 * 1024  # Bytes read from one file; a longer one is read from its end, which is the newest part
 ANSWERS = "answers"
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
@@ -48,11 +46,8 @@ def default_folder() -> Path:
 class Circumstances:
     """Conditions under which an earlier measurement is valid."""
 
-    facts: Mapping[str, object]
-    """Model, method, versions, device, driver, limit."""
-
-    job: Mapping[str, object]
-    """Rest of the job: knobs and their choices, dataset, seed."""
+    facts: Mapping[str, object]  # Model, method, versions, device, driver, limit
+    job: Mapping[str, object]  # Rest of the job: knobs and their choices, dataset, seed
 
     @property
     def key(self) -> str:
@@ -78,17 +73,14 @@ class StoredAnswer:
 
     schema: int
     when: str
-    where: str
-    """Host name."""
-
+    where: str  # Host name
     facts: Mapping[str, object]
     budget_seconds: float
     max_probes: int
     answer: Recommendation
 
     def serves(self, *, budget_seconds: float, max_probes: int) -> bool:
-        """Return True if a search with this budget would find no more: it was complete, or had
-        at least this budget."""
+        """Return True if a search with this budget would find no more: it was complete, or had at least this budget."""
         if self.answer.proven in ("no better candidate possible", "stopped improving"):
             return True
         return budget_seconds <= self.budget_seconds and max_probes <= self.max_probes
@@ -99,8 +91,7 @@ class StoredTrials:
     """Trials of earlier studies, oldest first."""
 
     trials: tuple[Trial, ...]
-    unreadable: int = 0
-    """Skipped lines."""
+    unreadable: int = 0  # Skipped lines
 
 
 class Store:

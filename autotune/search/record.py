@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import autotune
-from autotune.core.answer import AnswerSource, Recommendation, Trial
+from autotune.core.answer import AnswerSource, Recommendation
 from autotune.core.candidate import fingerprint
 from autotune.core.events import Event, Listener, ProbeEnded
 from autotune.core.hardware import Hardware
@@ -31,8 +31,7 @@ class Record:
         self.here = circumstances(job, versions)
 
     def answer(self) -> Recommendation | None:
-        """Return the stored answer to the same job; None if there is none, or --fresh or
-        --resume is set."""
+        """Return the stored answer to the same job; None if there is none, or --fresh or --resume is set."""
         job = self._job
         if job.fresh or job.resume:
             return None
@@ -52,7 +51,8 @@ class Record:
         """Wrap the listener to store every probe at once, so that a killed search loses none."""
 
         def both(event: Event) -> None:
-            if isinstance(event, ProbeEnded) and _is_conclusive(event.trial):
+            # A deadline or a signal is no outcome of the candidate's own.
+            if isinstance(event, ProbeEnded) and (event.trial.verdict.fits or event.trial.measurement.outcome.is_out_of_memory):
                 self._store.append(self.here, [event.trial], when=_now())
             listener(event)
 
@@ -74,8 +74,7 @@ class Record:
 
 
 def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
-    """Return the conditions that determine a probe's figures here, and the rest that determines
-    the answer."""
+    """Return the conditions that determine a probe's figures here, and the rest that determines the answer."""
     workload, hardware = job.task.workload, job.task.hardware
     device = {"kind": hardware.kind, "name": hardware.name, "count": hardware.count, "memory_bytes": hardware.memory_bytes}
     facts: dict[str, object] = {
@@ -88,7 +87,12 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
         "versions": dict(versions),
         "device": {**device, "driver": _drivers(hardware)},
         "memory_limit_bytes": job.memory_limit_bytes,
-        "environment": _variables(),
+        # Hashed, since a value may be a secret.
+        "environment": {
+            name: fingerprint({name: value})
+            for name, value in sorted(os.environ.items())
+            if name.startswith(ENVIRONMENT_PREFIXES)
+        },
         "files": files_named(workload.dataset, *strings_in(workload.user_settings)),
     }
     asked = {**job.identity, "seed": workload.seed, "sampler": job.sampler}
@@ -97,17 +101,6 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
 
 ENVIRONMENT_PREFIXES = ("PYTORCH_", "VLLM_", "NCCL_", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCH_", "XFORMERS_")
 """Prefixes of variables that configure allocators, kernels and buffers."""
-
-
-def _variables() -> dict[str, str]:
-    """Return the set variables with hashed values, since a value may be a secret."""
-    named = {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)}
-    return {name: fingerprint({name: value}) for name, value in sorted(named.items())}
-
-
-def _is_conclusive(trial: Trial) -> bool:
-    """Return True if the outcome is the candidate's own and not that of a deadline or a signal."""
-    return trial.verdict.fits or trial.measurement.outcome.is_out_of_memory
 
 
 def _drivers(hardware: Hardware) -> str | list[str]:

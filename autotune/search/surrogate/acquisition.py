@@ -15,22 +15,14 @@ from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable,
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import expected_improvement, normal_cdf
 
-MIN_GAIN = 0.02
-"""Smallest share of speed that counts as an improvement."""
-
-MIN_CHANCE = 0.1
-"""Smallest chance of fitting and improving at which a candidate stays of interest."""
-
+MIN_GAIN = 0.02  # Smallest share of speed that counts as an improvement
+MIN_CHANCE = 0.1  # Smallest chance of fitting and improving at which a candidate stays of interest
 OOM_EXPONENTS = (1.5, 3.0, 5.0)
 """Exponent of the chance of fitting before the first out-of-memory error, after one, and after
 more. An error costs more than its seconds; the first one is the price of locating the limit."""
 
-COST_EXPONENT = 0.5
-"""Exponent of the seconds: at 1, cheap small steps would always precede expensive ones with a
-large gain."""
-
-DEFAULT_LOAD_PROBES = 3.0
-"""Assumed duration of a load in probes, before any load was measured."""
+COST_EXPONENT = 0.5  # Exponent of the seconds: at 1, cheap small steps would always precede expensive ones with a large gain
+DEFAULT_LOAD_PROBES = 3.0  # Assumed duration of a load in probes, before any load was measured
 
 
 def acquisition_values(
@@ -97,8 +89,7 @@ def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
 
 
 def _load_seconds(table: CandidateTable, trials: Sequence[Trial], probe: float) -> FloatArray:
-    """Median seconds of the measured loads that share the most settings with the candidate's
-    load."""
+    """Median seconds of the measured loads that share the most settings with the candidate's load."""
     measured: dict[str, tuple[Knobs, list[float]]] = {}
     for trial in trials:
         if (seconds := trial.measurement.cost.load_seconds) > 0:

@@ -28,40 +28,22 @@ from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray
 from autotune.search.surrogate.knob_effects import KnobEffect, knob_effects
 
 Shares = tuple[float, float, float, float]
-"""Shares of the prior variance: bias of all candidates, single knobs and loads, joint knobs,
-each candidate's own."""
+"""Shares of the prior variance: bias of all candidates, single knobs and loads, joint knobs, each candidate's own."""
 
-Parts = tuple[FloatArray, ...]
-"""S_p restricted to some rows, in the order of `Shares`."""
-
+Parts = tuple[FloatArray, ...]  # S_p restricted to some rows, in the order of `Shares`
 STRUCTURES: tuple[Shares, ...] = ((0.5, 0.35, 0.1, 0.05), (0.2, 0.55, 0.15, 0.1), (0.15, 0.3, 0.4, 0.15))
 
-SCALES = (0.6, 1.0, 1.8)
-"""Factors on the prior's standard deviation, which may be too wide or too narrow."""
-
-LENGTH_SCALE = 0.6
-"""Length scale of numeric knobs, whose range is 0 to 1."""
-
-SOURCE_SHARE = 0.7
-"""Share of the common bias that depends on the composition of the predictions."""
-
-JOINT_DECAY = 0.6
-"""Joint similarity lost per differing category."""
-
-MAX_CACHED_ROWS = 64
-"""Similarity rows in the cache: a search requests those of its measured candidates repeatedly."""
-
-MIN_LEAD_DEVIATION = 1e-3
-"""Lower bound of the standard deviation of a difference between two candidates."""
-
-MIN_RELATIVE_WEIGHT = 0.02
-"""Models with a smaller likelihood relative to the best one are dropped."""
-
+SCALES = (0.6, 1.0, 1.8)  # Factors on the prior's standard deviation, which may be too wide or too narrow
+LENGTH_SCALE = 0.6  # Length scale of numeric knobs, whose range is 0 to 1
+SOURCE_SHARE = 0.7  # Share of the common bias that depends on the composition of the predictions
+JOINT_DECAY = 0.6  # Joint similarity lost per differing category
+MAX_CACHED_ROWS = 64  # Similarity rows in the cache: a search requests those of its measured candidates repeatedly
+MIN_LEAD_DEVIATION = 1e-3  # Lower bound of the standard deviation of a difference between two candidates
+MIN_RELATIVE_WEIGHT = 0.02  # Models with a smaller likelihood relative to the best one are dropped
 MIN_VARIANCE = 1e-9
 
 INTERVAL_DEVIATIONS = 1.64
-"""Standard deviations between a value and either bound of its interval: 10 % of true values are
-outside."""
+"""Standard deviations between a value and either bound of its interval: 10 % of true values are outside."""
 
 _erf = np.vectorize(math.erf, otypes=[float])
 
@@ -84,12 +66,7 @@ class Observations:
 
     indices: IndexArray
     residual: FloatArray
-    variance: FloatArray
-    """Own variance, in addition to the common noise; 0 for a plain measurement."""
-
-
-def _no_covariance(index: int) -> FloatArray:
-    return np.zeros(1)
+    variance: FloatArray  # Own variance, in addition to the common noise; 0 for a plain measurement
 
 
 @dataclass(frozen=True)
@@ -97,13 +74,9 @@ class Posterior:
     """Distribution of one figure for every candidate of the table."""
 
     mean: FloatArray
-    deviation: FloatArray
-    """Standard deviation of the candidate's own value, without measurement noise."""
-
-    noise: float
-    """Standard deviation of one measurement."""
-
-    covariance_with: Callable[[int], FloatArray] = _no_covariance
+    deviation: FloatArray  # Standard deviation of the candidate's own value, without measurement noise
+    noise: float  # Standard deviation of one measurement
+    covariance_with: Callable[[int], FloatArray] = lambda index: np.zeros(1)
     """Return the posterior covariance of every candidate with this one."""
 
     def lead_over(self, index: int) -> tuple[FloatArray, FloatArray]:
@@ -201,16 +174,14 @@ class _Model:
     shares: Shares
     scale: float
     noise: float
-    weight: float = 1.0
-    """Posterior probability of the model."""
+    weight: float = 1.0  # Posterior probability of the model
 
 
 @dataclass(frozen=True)
 class _ModelPosterior:
     model: _Model
     mean: FloatArray
-    whitened: FloatArray
-    """W, shape (m, n): its squared column sums are the variance that the observations remove."""
+    whitened: FloatArray  # W, shape (m, n): its squared column sums are the variance that the observations remove
 
 
 class _Fit:
@@ -239,8 +210,7 @@ class _Fit:
         return self._cross[shares]
 
     def covariance(self, shares: Shares, scale: float, noise: float) -> FloatArray:
-        """C, shape (m, m). Computed apart from `cross`, which is a hundred times wider and used
-        by fewer models."""
+        """C, shape (m, m). Computed apart from `cross`, which is a hundred times wider and used by fewer models."""
         if shares not in self._covariance:
             self._covariance[shares] = self._with_amplitude(_mix(shares, self._among), self.amplitude[self.observed.indices])
         return np.asarray(self._covariance[shares] * scale**2 + np.diag(self.observed.variance + noise**2))
@@ -263,8 +233,7 @@ class _Fit:
         ]
 
     def _mixture(self, default_noise: float) -> Posterior:
-        """Moments of the mixture: μ = Σ w μ_k;  s² = Σ w (s_k² + μ_k²) - μ². Without
-        observations: the prior."""
+        """Moments of the mixture: μ = Σ w μ_k;  s² = Σ w (s_k² + μ_k²) - μ². Without observations: the prior."""
         size, amplitude = self.kernels.size, self.amplitude
         if not self.models:
             return Posterior(np.zeros(size), amplitude.copy(), default_noise)
@@ -335,8 +304,7 @@ class Regression:
         self._pending: _PendingVariance | None = None
 
     def posterior(self, observed: Observations, pending: IndexArray, noises: tuple[float, ...] | None = None) -> Posterior:
-        """Return the posterior; its means depend on the observations alone. `noises`: those
-        still possible, if fewer."""
+        """Return the posterior; its means depend on the observations alone. `noises`: those still possible, if fewer."""
         fit = self._fit(observed, noises or self._noises)
         if not len(pending):
             return fit.posterior
@@ -348,10 +316,14 @@ class Regression:
         )
 
     def _fit(self, observed: Observations, noises: tuple[float, ...]) -> _Fit:
-        if self._last is None or self._last[0] != noises or not _equal_observations(self._last[1].observed, observed):
-            self._last = noises, _Fit(self._kernels, self._amplitude, observed, noises, self._structures)
-            self._pending = None
-        return self._last[1]
+        if self._last is not None and self._last[0] == noises:
+            last = self._last[1].observed
+            pairs = ((last.indices, observed.indices), (last.residual, observed.residual), (last.variance, observed.variance))
+            if all(np.array_equal(left, right) for left, right in pairs):
+                return self._last[1]
+        fit = _Fit(self._kernels, self._amplitude, observed, noises, self._structures)
+        self._last, self._pending = (noises, fit), None
+        return fit
 
 
 class _PendingVariance:
@@ -378,22 +350,13 @@ class _PendingVariance:
         """Return the factor on each standard deviation. `pending` must contain all earlier ones."""
         new = np.array([index for index in pending.tolist() if index not in self.included], dtype=np.int64)
         if len(new):
-            self._include(new)
+            # Append rows to W: B = K[new, :] - W[:, new]ᵀ W;  rows = L_B⁻¹ B, L_B L_Bᵀ = B[:, new] + σ² I.
+            model, amplitude = self._model, self._fit.amplitude
+            similarity = _mix(model.shares, self._fit.kernels.rows(new)) * model.scale**2
+            beyond = similarity * amplitude[new][:, None] * amplitude[None, :] - self._whitened[:, new].T @ self._whitened
+            root = np.linalg.cholesky(beyond[:, new] + model.noise**2 * np.eye(len(new)))
+            rows = np.linalg.inv(root) @ beyond
+            self._whitened = np.concatenate([self._whitened, rows])
+            self._left = np.maximum(self._left - (rows**2).sum(axis=0), MIN_VARIANCE)
+            self.included.update(new.tolist())
         return np.asarray(np.sqrt(self._left / self._before))
-
-    def _include(self, new: IndexArray) -> None:
-        """Append rows to W for these candidates: B = K[new, :] - W[:, new]ᵀ W;  rows = L_B⁻¹ B,
-        L_B L_Bᵀ = B[:, new] + σ² I."""
-        model, amplitude = self._model, self._fit.amplitude
-        similarity = _mix(model.shares, self._fit.kernels.rows(new)) * model.scale**2
-        beyond = similarity * amplitude[new][:, None] * amplitude[None, :] - self._whitened[:, new].T @ self._whitened
-        root = np.linalg.cholesky(beyond[:, new] + model.noise**2 * np.eye(len(new)))
-        rows = np.linalg.inv(root) @ beyond
-        self._whitened = np.concatenate([self._whitened, rows])
-        self._left = np.maximum(self._left - (rows**2).sum(axis=0), MIN_VARIANCE)
-        self.included.update(new.tolist())
-
-
-def _equal_observations(one: Observations, other: Observations) -> bool:
-    pairs = ((one.indices, other.indices), (one.residual, other.residual), (one.variance, other.variance))
-    return all(np.array_equal(left, right) for left, right in pairs)
