@@ -61,11 +61,7 @@ class PredictionService:
         self._reference_batches: tuple[int, ...] = ()
 
     def predict(self, candidate: Candidate) -> Prediction:
-        """Predict one candidate from a trace of its own step.
-
-        Where micro-batches depend on the data, the result is an interval down to the smallest
-        micro-batch.
-        """
+        """Predict one candidate from a trace of its own step; as an interval where micro-batches depend on the data."""
         if candidate.id not in self._predictions:
             longest = self._predict_traced(candidate)
             shortest = None if longest.fits else self._trainer.lower_bound_candidate(candidate, self._job)
@@ -74,11 +70,7 @@ class PredictionService:
         return self._predictions[candidate.id]
 
     def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> Mapping[str, Prediction]:
-        """Predict many candidates, by id.
-
-        After `seconds` the remaining candidates are omitted; at least one is predicted, and a
-        running trace completes.
-        """
+        """Predict many candidates, by id. After `seconds` and the running trace the rest is omitted; at least one is predicted."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         longest = self._screen_longest(candidates, _share(deadline, 2))
         unsure = [
@@ -199,11 +191,8 @@ class PredictionService:
         return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))
 
     def _reference_first(self, families: Mapping[str, Members], until: float) -> Mapping[str, Members]:
-        """Put the family with the fewest events first: the others reuse its formulas.
-
-        Compared are families with at least half as many points as any, as far as their first traces
-        arrive in time.
-        """
+        """Put the family with the fewest events first, since the others reuse its formulas. Compared are families with at least
+        half as many points as any, as far as their first traces arrive in time."""
         shared = {key: members for key, members in families.items() if not _traced_alone(members, has_reference=False)}
         if self._reference is not None or len(shared) < 2:
             return families
@@ -267,11 +256,8 @@ class PredictionService:
         return found
 
     def _predict_from_model(self, family: Family, members: Members) -> Iterator[tuple[str, Prediction]]:
-        """Predict members by point and by trace context.
-
-        Members with equal point and context share an allocator replay. Members whose resident bytes
-        are equal too (only the group size differs) share the memory prediction.
-        """
+        """Predict members by point and by trace context: equal ones share an allocator replay. Members whose resident bytes are
+        equal too (only the group size differs) share the memory prediction."""
         by_point: dict[Point, list[tuple[Candidate, Request]]] = {}
         for member in members:
             by_point.setdefault(trace_requests.point_of(member[1]), []).append(member)

@@ -52,8 +52,7 @@ the probe failed for another reason than memory, or the budget ended before the 
 certified."""
 
 MAX_TRIES = 2  # Attempts after faults of the machine
-TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")
-"""First release in which `torch.cuda.set_device(0)` makes a context (pytorch issue 155668)."""
+TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")  # The first in which `torch.cuda.set_device(0)` makes a context (issue 155668)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +126,7 @@ def preflight(
     listener: Listener = ignore_events,
     **options: Unpack[CommonOptions],
 ) -> Preflight:
-    """Prove that a configuration fits on this machine; with `tune`, search for one that does.
-
-    The search changes neutral settings only; `autotune.run` changes more.
-    """
+    """Prove that a configuration fits on this machine; with `tune`, search for one that does: by neutral settings only."""
     ours = {"config": str(config), "out": str(out), "budget": budget, "fresh": fresh}
     # No other flags: the proof must refer to the file.
     flags = flags_of({**options, **ours}, known={*CommonOptions.__annotations__, *ours})
@@ -184,8 +180,7 @@ def _refuse_another_number_of_processes(job: Job) -> None:
 
 
 def launcher_bytes(job: Job, versions: Mapping[str, str]) -> int:
-    """Return the memory of the process of `trl grpo` on the first GPU beside the training process that
-    it starts: it initialises CUDA while it reads the configuration. A probe has no such process."""
+    """Return what `trl grpo` itself holds on the first GPU, since it initialises CUDA; a probe has no such process."""
     hardware, torch = job.task.hardware, versions.get("torch")
     if hardware.kind != "cuda" or torch is None or Version(torch) < TORCH_OF_LAUNCHER_CONTEXT:
         return 0

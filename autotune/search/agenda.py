@@ -30,10 +30,8 @@ from autotune.search.tiers import Tier
 from autotune.search.trial_view import SearchProblem, TrialView, speed_of
 
 SAFE_CHANCE = 0.95  # Chance of fitting from which a candidate is safe to begin with
-PLAUSIBLE_CHANCE, REMOTE_CHANCE = 0.25, 0.03
-"""A tier is skipped for now if all its candidates are below this chance of fitting: the first
-bound while nothing has fitted, the second once a less preferred tier is known to fit."""
-
+# A tier is skipped for now if all its candidates are below this chance of fitting.
+PLAUSIBLE_CHANCE, REMOTE_CHANCE = 0.25, 0.03  # while nothing has fitted; once a less preferred tier is known to fit
 MAX_EQUAL_FAILURES = 3  # Consecutive probes with the same failure, before anything has fitted, after which the search ends
 MAX_REFUSED_PROBES = 2  # Refused candidates to measure per tier; a second one only if the first fitted
 MAX_LAST_RESORTS = 6  # Least demanding candidates to measure if prediction rules everything out
@@ -41,8 +39,8 @@ MIN_REFUSED_CHANCE = 1e-3  # Chance of fitting below which a refused candidate i
 
 # For Optuna's own samplers, which do not model the cost of a load:
 MAX_PROBES_WITHOUT_GAIN = 12  # Probes without improvement after which the search stops, once every load of the tier was measured
+# A load is abandoned if its best stays below this share of the incumbent after this many probes.
 MIN_LOAD_SHARE, MIN_LOAD_PROBES = 0.6, 4
-"""A load is abandoned if its best stays below this share of the incumbent after this many probes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +189,7 @@ class Agenda:
 
 
 def _every_probe_fails_alike(view: TrialView) -> bool:
-    """True after one failure that no other candidate can avoid, like a missing package, or if the
-    last probes share one that is not the candidates', like a reward function that raises."""
+    """True after a failure that no candidate can avoid (a missing package), or equal ones that are not the candidates' own."""
     failures = [failure for trial in view.probes if (failure := trial.measurement.failure) is not None]
     if not any(trial.verdict.fits for trial in view.probes) and not all(map(depends_on_candidate, failures)):
         return True

@@ -7,7 +7,7 @@ from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.job import Job
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, judge
 from autotune.search.choice import choose
-from autotune.search.tiers import Tier, learning_values
+from autotune.search.tiers import learning_values
 from autotune.search.trial_view import TrialView, speed_of
 
 MAX_RUNNER_UPS = 4
@@ -15,17 +15,18 @@ MAX_RUNNER_UPS = 4
 
 def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, elapsed_seconds: float) -> Recommendation:
     """Return the winner with its evidence; `proven` is None after an interruption."""
-    choice, tier = choose(view, finished=proven is not None), view.tier_of_choice()
-    winner = choice.winner
+    (winner, advantage), tier = choose(view, finished=proven is not None), view.tier_of_choice()
     undecided = winner is None and proven in ("budget spent", "stopped improving")
     if winner is not None and proven == "no better candidate possible" and without_result(view.all):
         proven = "not all measured"
+    behind = [trial for trial in view.contenders(tier) if trial is not winner] if winner and tier else []
+    others = [view.confirmations.get(trial.candidate.id, trial) for trial in behind]
     return Recommendation(
         winner=winner,
         certificate=view.confirmations.get(winner.candidate.id) if winner else None,
         baseline=_baseline(view, job),
         learning=dict(tier.learning) if tier else {},
-        runner_ups=_runner_ups(view, winner, tier),
+        runner_ups=tuple(sorted(others, key=speed_of, reverse=True)[:MAX_RUNNER_UPS]),
         trade_offs=tuple(found[0] for other in view.tiers if other is not tier and (found := view.contenders(other))),
         changes=changes_between(job, view.baseline, winner.candidate) if winner and view.baseline else (),
         relaxed=relaxed_in(job, winner.candidate) if winner else {},
@@ -36,7 +37,7 @@ def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, el
         elapsed_seconds=elapsed_seconds,
         probe_seconds=sum(trial.measurement.cost.total_seconds for trial in view.all) * job.task.hardware.count,
         trials=view.all,
-        advantage=choice.advantage,
+        advantage=advantage,
         run_spread=view.run_spread,
     )
 
@@ -80,13 +81,6 @@ def _counts(view: TrialView, loads: int) -> Counts:
         refused_probed=len(refused),
         false_refusals=sum(trial.verdict.fits for trial in refused),
     )
-
-
-def _runner_ups(view: TrialView, winner: Trial | None, tier: Tier | None) -> tuple[Trial, ...]:
-    if winner is None or tier is None:
-        return ()
-    others = [view.confirmations.get(trial.candidate.id, trial) for trial in view.contenders(tier) if trial is not winner]
-    return tuple(sorted(others, key=speed_of, reverse=True)[:MAX_RUNNER_UPS])
 
 
 def relaxed_in(job: Job, chosen: Candidate) -> dict[str, KnobValue]:

@@ -38,9 +38,7 @@ _PERMANENT = (
 )  # fmt: skip
 """Parts of error messages that waiting does not change."""
 
-_OF_A_FULL_DISK = ("disk i/o error", "unable to open database file")
-"""Messages that SQLite also gives for its auxiliary files on a full disk."""
-
+_OF_A_FULL_DISK = ("disk i/o error", "unable to open database file")  # SQLite's messages also for a disk that is full
 MIN_FREE_BYTES = 64 * 1024
 MAX_MISSING_SECONDS = 5.0  # Wait for a file that was moved away and may come back
 _DELETED = "deleted"
@@ -91,8 +89,7 @@ class RetryPolicy:
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _is_deleted(self) -> bool:
-        """Return True if SQLite's file is gone or another one: its open connections would go on
-        writing without an error, into a file that nobody can read again."""
+        """Return True if SQLite's file is gone or another one: open connections would write on, into a file without a name."""
         file = sqlite_file(self.url)
         if file is None:
             return False

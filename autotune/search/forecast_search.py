@@ -62,8 +62,8 @@ def speed(one: PredictedCandidate) -> float:
 
 
 def _fastest_first(members: Sequence[PredictedCandidate], baseline: Candidate | None) -> list[PredictedCandidate]:
-    """Return the candidates that surely fit, fastest first; of those that are predicted as fast as
-    the fastest, the baseline, then the simplest; unknown speeds in order of memory."""
+    """Return the candidates that surely fit, fastest first; of equally fast ones the baseline, then the simplest; unknown speeds
+    in order of memory."""
     fitting = sorted((one for one in members if one.prediction.fits), key=speed, reverse=True)
     if not fitting or speed(fitting[0]) <= 0:
         return fitting

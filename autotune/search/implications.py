@@ -19,9 +19,7 @@ from autotune.failures.remedies import directions_after
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable
 
 ENGINE_CAUSES = frozenset({"kv_cache", "engine_startup"})  # Causes where the rollout engine lacks room for itself
-SLEEP_KNOBS = frozenset({"vllm_enable_sleep_mode", "sleep_level"})
-"""Settings of a running engine's sleep mode, without effect on its start."""
-
+SLEEP_KNOBS = frozenset({"vllm_enable_sleep_mode", "sleep_level"})  # Sleep mode of a running engine: no effect on its start
 ENGINE_AWAKE = (Outcome.OOM_ROLLOUT, Outcome.OOM_SYNC)  # Out-of-memory outcomes while the engine is awake
 SHARE_KNOB = "vllm_gpu_memory_utilization"  # Knob that `free_share` among a failure's numbers refers to
 

@@ -31,15 +31,11 @@ from autotune.search.study import Study, TrialRequest
 from autotune.search.surrogate.throughput_model import median_scatter
 from autotune.search.trial_view import speed_of
 
+# Probe that decides fit and estimates the speed; probe of one confirmation round.
 SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3, reuse_rollouts=True)
-"""Probe that decides fit and estimates the speed."""
-
 LONG_PROBE = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=5, save_checkpoint=True, evaluate=True)
-"""Probe of one confirmation round."""
 
-EMULATED_DEADLINE_S = 1800.0
-"""Wall seconds of a probe on emulated cards: the host's few cores compile and start what a GPU machine's many do."""
-
+EMULATED_DEADLINE_S = 1800.0  # Wall seconds of a probe on emulated cards: few cores compile what a GPU machine's many do
 PRUNE_SHARE = 0.95  # Share of the tier's best speed below which a probe is stopped early. A closer one may turn out better.
 MAX_SLOT_FAULTS = 2  # Consecutive machine faults after which a slot is retired. The last slot's end ends the search.
 WAIT_SECONDS = 1.0  # Poll interval of the loop while probes run
@@ -92,15 +88,11 @@ class Clock:
 
 
 def run_search(job: Job, *, study: Study, executor: Executor, listener: Listener, clock: Clock) -> Recommendation:
-    """Measure until no better candidate is possible or the budget is spent, and return the
-    conclusion.
-
-    Ctrl-C ends the measurements; the conclusion from those so far is marked as interrupted. So is
-    that of a search that the machine prevented from going on, with its reason as `fault`.
-    """
+    """Measure until no better candidate is possible or the budget is spent, and return the conclusion. That of a search which
+    Ctrl-C or a fault of the machine ended is marked as such."""
     listener(
         CandidatesPruned(
-            candidates=study.size,
+            candidates=sum(len(tier.candidates) for tier in study.agenda.problem.tiers),
             budget_seconds=clock.budget_seconds,
             max_probes=job.max_probes,
             resumed_trials=len(study.trials),
@@ -108,7 +100,7 @@ def run_search(job: Job, *, study: Study, executor: Executor, listener: Listener
     )
     proven: Proven | None = None
     fault: str | None = None
-    study.when_waiting(lambda text: listener(Note(text=text)))
+    study.retry.notify = lambda text: listener(Note(text=text))
     search = Search(job, study, executor, listener, clock)
     try:
         with contextlib.suppress(KeyboardInterrupt), contextlib.closing(executor):
@@ -257,7 +249,7 @@ class Search:
         clock, view = self._clock, self._study.view
         if request.purpose == "confirm":
             return replace(LONG_PROBE, deadline_seconds=min(LONG_PROBE.deadline_seconds, clock.left))
-        pruned = self._study.options.prune and request.purpose in ("search", "refused")
+        pruned = self._study.agenda.options.prune and request.purpose in ("search", "refused")
         rivals = view.same_tier_contenders(request.candidate) if pruned else []
         return replace(
             SHORT_PROBE,

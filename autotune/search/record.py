@@ -121,8 +121,7 @@ def strings_in(value: object) -> list[str]:
 
 
 def files_named(*names: str | None) -> dict[str, str]:
-    """Return stamps of the local files and folders that the job names, modules of rewards
-    included. An edited or unreadable one gets a new stamp."""
+    """Return stamps of the files and folders that the job names, modules of rewards included; a new one for an unreadable one."""
     paths = [path for name in names if name and len(name) <= MAX_NAME_LENGTH for path in (name, f"{name.split('.')[0]}.py")]
     return {
         path: stamp(path) or f"unknown {time.time_ns()}"

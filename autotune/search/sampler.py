@@ -28,11 +28,8 @@ from autotune.search.surrogate.candidate_table import FloatArray, IndexArray
 
 
 def distributions_of(space: SearchSpace, baseline: Candidate | None) -> dict[str, BaseDistribution]:
-    """Return one distribution per moving knob, fixed for the whole study; integers on a log scale.
-
-    The baseline's values are included, since it need not be a point of the space. A constant knob
-    is no parameter.
-    """
+    """Return one distribution per moving knob, fixed for the whole study; integers on a log scale. The baseline's values are
+    included, since it need not be a point of the space."""
     beside = baseline.knobs if baseline else {}
     values = {knob.name: [*knob.choices, *([beside[knob.name]] if knob.name in beside else [])] for knob in space.knobs}
     moving = {name: among for name, among in values.items() if len({(type(value), value) for value in among}) > 1}
@@ -105,17 +102,13 @@ class StockSampler(PoolSampler):
         proposal = self._inner.sample_relative(study, trial, space) if space else {}
         distances = np.zeros(len(self.pool))
         for name, value in proposal.items():
-            if name in self._positions:
-                distances += self._apart(name, value)
+            if name not in self._positions:
+                continue
+            apart = np.abs(self._positions[name][self.pool] - _position(self.distributions[name], value))
+            if isinstance(self.distributions[name], CategoricalDistribution):
+                apart = np.where(apart > 0, 1.0, apart)
+            distances += np.nan_to_num(apart)  # from 0 to 1; 0 without such a knob
         return int(self._random.choice(self.pool[distances == distances.min()]))
-
-    def _apart(self, name: str, value: Any) -> FloatArray:
-        """Return each candidate's distance to this value, from 0 to 1; 0 without such a knob."""
-        distribution, there = self.distributions[name], self._positions[name][self.pool]
-        apart = np.abs(there - _position(distribution, value))
-        if isinstance(distribution, CategoricalDistribution):
-            apart = np.where(apart > 0, 1.0, apart)
-        return np.asarray(np.nan_to_num(apart))
 
 
 def _position(distribution: BaseDistribution, value: Any) -> float:

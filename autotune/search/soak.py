@@ -27,6 +27,8 @@ def soak(job: Job, answer: Recommendation, executor: Executor, listener: Listene
     plan = ProbePlan(
         optimizer_steps=3, soak_seconds=seconds, save_checkpoint=True, evaluate=True, deadline_seconds=seconds + GRACE_SECONDS
     )
+    workload = job.task.workload
+    steps = {**workload.held, **workload.user_settings}.get("max_steps")  # of the real run, unless the data decide
     failed: tuple[Trial, ...] = ()
     with contextlib.closing(executor):
         for finalist in (answer.winner, *[trial for trial in answer.runner_ups if trial.verdict.fits][: MAX_SOAKS - 1]):
@@ -40,7 +42,7 @@ def soak(job: Job, answer: Recommendation, executor: Executor, listener: Listene
                 listener(Note(text=f"The soak was interrupted {MAX_ATTEMPTS} times ({measurement.failure.evidence})."))
                 return replace(answer, interrupted=True)
             trial = replace(finalist, purpose="confirm", measurement=measurement, verdict=judge(measurement))
-            found = assess_soak(measurement, projected_steps(job))
+            found = assess_soak(measurement, steps if isinstance(steps, int) and steps > 0 else None)
             listener(Note(text=describe_soak(found)))
             seconds_held = trial.measurement.cost.total_seconds * job.task.hardware.count
             answer = replace(answer, soaks=(*answer.soaks, found), probe_seconds=answer.probe_seconds + seconds_held)
@@ -62,13 +64,6 @@ def _measured(executor: Executor, finalist: Trial, plan: ProbePlan) -> Measureme
         if not measurement.ended_from_outside:
             break
     return measurement
-
-
-def projected_steps(job: Job) -> int | None:
-    """Return the optimizer steps of the real run; None if the configuration leaves them to the data."""
-    workload = job.task.workload
-    steps = {**workload.held, **workload.user_settings}.get("max_steps")
-    return steps if isinstance(steps, int) and steps > 0 else None
 
 
 def _with_winner(job: Job, answer: Recommendation, winner: Trial, trial: Trial, failed: tuple[Trial, ...]) -> Recommendation:

@@ -75,11 +75,8 @@ def _options(url: str) -> dict[str, Any]:
 
 
 def _with_write_ahead_log(storage: AtomicRDBStorage) -> AtomicRDBStorage:
-    """Switch SQLite to its write-ahead log, without which each write waits for the disk. A file
-    system may not support it.
-
-    Committed trials survive the end of this process in either mode.
-    """
+    """Switch SQLite to its write-ahead log, if the file system supports it: without it each write waits for the disk. Committed
+    trials survive the end of this process in either mode."""
     if storage.engine.dialect.name == "sqlite":
 
         def on_connect(connection: Any, record: object) -> None:
@@ -121,8 +118,11 @@ def set_metric_names(study: optuna.Study, names: Sequence[str]) -> None:
 def _check_same(study: optuna.Study, job: Job) -> None:
     requested, recorded = plain(job.identity), _question_of(study)
     if recorded != requested:
+        how = "it was not made by autotune"
+        if isinstance(recorded, dict):
+            how = "it differs in " + ", ".join(sorted(name for name in requested if recorded.get(name) != requested[name]))
         raise StudyMismatch(
-            f"The study {job.study_name!r} was made for another request ({_difference(recorded, requested)}).",
+            f"The study {job.study_name!r} was made for another request ({how}).",
             way_out="Give this one a name of its own with --study NAME, or start over with --fresh.",
         )
     if not job.resume and any(trial.state.is_finished() for trial in study.get_trials(deepcopy=False)):
@@ -139,13 +139,6 @@ def _question_of(study: optuna.Study) -> Any:
             break
         time.sleep(0.5)
     return study.user_attrs.get(_QUESTION)
-
-
-def _difference(recorded: Any, requested: dict[str, Any]) -> str:
-    if not isinstance(recorded, dict):
-        return "it was not made by autotune"
-    names = sorted(name for name in requested if recorded.get(name) != requested[name])
-    return "it differs in " + ", ".join(names)
 
 
 def _delete_claims_unless_active(storage: BaseStorage, name: str) -> None:

@@ -7,7 +7,7 @@ from; a fault of the machine is FAIL, which samplers ignore.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -16,7 +16,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.core.answer import Expected, Purpose, Trial
+from autotune.core.answer import Expected, Purpose, Trial, plain
 from autotune.core.candidate import Candidate
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Outcome, Phase, Speed, judge
@@ -37,8 +37,7 @@ from autotune.search.trial_view import SearchProblem, TrialView
 
 
 def with_predicted_speed(measurement: Measurement, prediction: Prediction | None) -> Measurement:
-    """Return the measurement with one cycle at the predicted speed, and one at that of the lengths
-    that occur; without one where none is predicted."""
+    """Return the measurement with cycles at the predicted speed, for the longest and the usual lengths, where it is predicted."""
     timed = measurement.worst
     if timed is None or prediction is None:
         return replace(measurement, worst=None, typical=None)
@@ -66,9 +65,7 @@ def _predicted_cycle(timed: Speed, rate: Estimate | None, phases: Mapping[Phase,
 
 
 _CONSTRAINT = "memory over the limit"
-_NOT_MEMORY = 1.0
-"""Constraint violation of a candidate that failed for another reason than memory: as if it needed twice the limit."""
-
+_NOT_MEMORY = 1.0  # Violation by a candidate that failed for another reason than memory: as if it needed twice the limit
 _MIN_VIOLATION = 0.01
 
 
@@ -105,16 +102,10 @@ class Study:
         self._predictions = predictions
         self._open: dict[int, _OpenTrial] = {}
         self._claims, self._claimed_by_others = claims, frozenset[str]()
-        self._retry = retry
-        self.agenda = agenda
+        self.retry, self.agenda = retry, agenda
         self.trials = trial_records.trials_of(self._study)
         self._screened = trial_records.screened_ids(self._study)
         self._view: TrialView | None = None
-
-    @property
-    def size(self) -> int:
-        """Number of legal candidates."""
-        return sum(len(tier.candidates) for tier in self.agenda.problem.tiers)
 
     @property
     def view(self) -> TrialView:
@@ -127,10 +118,6 @@ class Study:
     def pending(self) -> frozenset[str]:
         """Ids of the candidates under measurement, by any driver of the study."""
         return frozenset(one.request.candidate.id for one in self._open.values()) | self._claimed_by_others
-
-    @property
-    def options(self) -> SearchOptions:
-        return self.agenda.options
 
     def ask(self, budget: RemainingBudget) -> TrialRequest | Wait | SearchEnd:
         """Return the next candidate to measure, or the reason that there is none. Earlier requests may be pending."""
@@ -174,10 +161,6 @@ class Study:
         """Release all claims; repeated calls are allowed."""
         self._claims.leave()
 
-    def when_waiting(self, notify: Callable[[str], None]) -> None:
-        """Set the receiver of notes about a database that does not answer."""
-        self._retry.notify = notify
-
     def _prepare_sampler(self, step: NextProbe, budget: RemainingBudget) -> None:
         table, view = self.agenda.problem.table, self.view
         self._sampler.pool = step.pool
@@ -192,7 +175,8 @@ class Study:
         trial = self._writer.begin({trial_records.DRIVER: self._claims.driver} if self._claims.driver else {})
         candidate, known = self._sampler.select(self._study, trial), self._sampler.distributions
         params = {name: value for name, value in candidate.knobs.items() if name in known}
-        attributes = trial_records.candidate_attributes(candidate, purpose)
+        # Written before the measurement, so that a killed driver's trial names its candidate.
+        attributes = {trial_records.CANDIDATE: plain(candidate), trial_records.PURPOSE: purpose}
         self._writer.enter(trial, TrialStart(params=params, distributions=known, attributes=attributes))
         return trial, candidate
 
@@ -289,12 +273,8 @@ def open_study(
     options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
     earlier: Sequence[Trial] = (),
 ) -> Study:
-    """Return the job's study, new or resumed.
-
-    `predictions` by candidate id are the surrogate's priors. `earlier` are trials of other studies
-    on the same model, versions and hardware: evidence for the surrogate, not counted as measured
-    here.
-    """
+    """Return the job's study, new or resumed. `predictions` by candidate id are the surrogate's priors. `earlier` are trials of
+    other studies on the same model, versions and hardware: evidence for the surrogate, not counted as measured here."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     retry = RetryPolicy(url=job.storage)
     storage = open_storage(job.storage, retry)

@@ -14,7 +14,7 @@ import msgspec
 import optuna
 from optuna.trial import FrozenTrial
 
-from autotune.core.answer import Expected, Purpose, Trial, plain
+from autotune.core.answer import Expected, Trial, plain
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, Outcome, judge
 from autotune.core.prediction import Prediction
@@ -24,13 +24,7 @@ CANDIDATE, PURPOSE, EXPECTED, MEASUREMENT, OUTCOME, WHY = "candidate", "purpose"
 DRIVER = "driver"  # Name of the driver that began the trial, written with its first row
 PREDICTED, CANDIDATE_ID = "predicted", "candidate_id"  # Attributes of a screened trial
 ALL_SCREENED = "screened"  # Attribute of the study: number of screened candidates
-MAX_SCREENED_RECORDS = 12
-"""Screened candidates to record, nearest to the limit first: thousands of records would take longer than a probe."""
-
-
-def candidate_attributes(candidate: Candidate, purpose: Purpose) -> dict[str, Any]:
-    """Return the attributes written before the measurement, so that a killed driver's trial names its candidate."""
-    return {CANDIDATE: plain(candidate), PURPOSE: purpose}
+MAX_SCREENED_RECORDS = 12  # Screened candidates to record, nearest to the limit first: thousands would take longer than a probe
 
 
 def measured_attributes(trial: Trial) -> dict[str, Any]:

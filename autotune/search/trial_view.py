@@ -20,11 +20,8 @@ from autotune.search.tiers import Tier
 
 
 def pooled(confirmations: Sequence[Trial]) -> Trial:
-    """Return the confirmations of one candidate as one trial; a failed one represents all.
-
-    One long probe cannot separate a fast candidate from a temporarily fast machine, so finalists
-    take turns.
-    """
+    """Return the confirmations of one candidate as one trial; a failed one represents all. One long probe cannot separate a fast
+    candidate from a temporarily fast machine, so finalists take turns."""
     failed = next((trial for trial in confirmations if not trial.verdict.fits), None)
     if failed is not None or len(confirmations) == 1:
         return failed or confirmations[0]
@@ -77,8 +74,8 @@ def speed_of(trial: Trial) -> float:
 
 
 def _given_up(trials: Iterable[Trial]) -> set[int]:
-    """Return the numbers of the trials that were the last attempt at a candidate which was ended
-    from outside every time. They count as measured, and as interrupted."""
+    """Return the numbers of trials that were the last attempt at a candidate which was ended from outside every time. They
+    count as measured, and as interrupted."""
     attempts: Counter[tuple[str, bool]] = Counter()
     found = set()
     for trial in trials:
@@ -216,8 +213,8 @@ class TrialView:
         return [] if number is None else self.contenders(self.tiers[number])
 
     def fitting_baseline(self) -> Trial | None:
-        """Return the baseline's probe if it fits at the learning knobs of the tier of choice, where
-        alone its speed is comparable, and is among the candidates that were requested."""
+        """Return the baseline's probe if it fits, was requested, and has the learning knobs of the tier of choice: else its speed
+        is not comparable."""
         tier, baseline = self.tier_of_choice(), self.baseline
         if tier is None or baseline is None or baseline.id not in self._problem.tier_number:
             return None

@@ -25,14 +25,10 @@ from autotune.search.surrogate.throughput_model import NOISE, ThroughputModel
 MIN_SPEED_WIDTH = 0.15  # Lower bound of a predicted speed's standard deviation, as a share
 UNPREDICTED_SPEED_WIDTH = 0.6  # Standard deviation of an unpredicted speed, around the measured ones
 SPEED_PER_DOUBLING = 0.07  # Without predictions: logarithmic speed gained per doubling of memory
-MAX_OBSERVATIONS = 32
-"""Newest measurements that the regression uses, since its time is cubic in their number. Implications use all of them."""
-
+MAX_OBSERVATIONS = 32  # Newest measurements that the regression uses, since its time is cubic in their number
+# Pending probes per outcome that may be excluded from the regression for a while: among this many, one more outcome hardly
+# changes the next choice, and a full refit takes as long as the first. Implications are never delayed.
 PENDING_PER_DELAYED = 8
-"""Pending probes per outcome that may be excluded from the regression for a while: among this
-many, one more outcome hardly changes the next choice, and a full refit takes as long as the
-first. Implications are never delayed."""
-
 REFUSED_CHANCE = 0.01  # Upper bound of the chance of fitting where the engine is predicted to refuse the candidate
 
 
@@ -72,8 +68,7 @@ class SurrogateModel:
         return self._implied.after(trials if self.options.imply else ())
 
     def estimate(self, trials: Sequence[Trial], pending: frozenset[str] = frozenset()) -> Estimates:
-        """Return the estimates after these trials. Pending candidates are assumed to end as
-        expected, so that the next choice is not more of the same."""
+        """Return the estimates after these trials. Pending ones count as ended as expected: the next is not more of the same."""
         key = (len(trials), pending)
         if self._last is not None and self._last[0] == key:
             return self._last[1]

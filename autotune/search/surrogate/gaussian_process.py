@@ -41,9 +41,7 @@ MAX_CACHED_ROWS = 64  # Similarity rows in the cache: a search requests those of
 MIN_LEAD_DEVIATION = 1e-3  # Lower bound of the standard deviation of a difference between two candidates
 MIN_RELATIVE_WEIGHT = 0.02  # Models with a smaller likelihood relative to the best one are dropped
 MIN_VARIANCE = 1e-9
-
-INTERVAL_DEVIATIONS = 1.64
-"""Standard deviations between a value and either bound of its interval: 10 % of true values are outside."""
+INTERVAL_DEVIATIONS = 1.64  # Standard deviations between a value and either bound of its interval: 10 % are outside
 
 _erf = np.vectorize(math.erf, otypes=[float])
 
@@ -80,11 +78,8 @@ class Posterior:
     """Return the posterior covariance of every candidate with this one."""
 
     def lead_over(self, index: int) -> tuple[FloatArray, FloatArray]:
-        """Return mean and standard deviation of (each candidate - this one).
-
-        Var[i - j] = s_i² + s_j² - 2 cov(i, j): similar candidates may both be uncertain and still
-        differ by nothing.
-        """
+        """Return mean and standard deviation of (each candidate - this one): Var[i - j] = s_i² + s_j² - 2 cov(i, j), since
+        similar candidates may both be uncertain and still differ by nothing."""
         variance = self.deviation**2 + self.deviation[index] ** 2 - 2 * self.covariance_with(index)
         return self.mean - self.mean[index], np.sqrt(np.maximum(variance, MIN_LEAD_DEVIATION**2))
 
@@ -93,9 +88,8 @@ class Kernels:
     """Similarity of candidates in the four parts S_p."""
 
     def __init__(self, table: CandidateTable, sources: FloatArray | None = None, figures: FloatArray | None = None) -> None:
-        """`sources`: composition of each candidate's prediction as shares; equal compositions
-        share their error. None: all equal. `figures`: logarithms of the predictions, which show
-        the effect of each knob; None: all have full effect."""
+        """`sources`: composition of each candidate's prediction as shares; equal compositions share their error. None: all
+        equal. `figures`: logarithms of the predictions, which show the effect of each knob; None: all have full effect."""
         self._numbers, self._categories = knob_effects(table, figures)
         self.size = len(table)
         composition = np.ones((len(table), 1)) if sources is None else sources
@@ -184,8 +178,9 @@ class _ModelPosterior:
     whitened: FloatArray  # W, shape (m, n): its squared column sums are the variance that the observations remove
 
 
-class _Fit:
-    """Observations, the models that explain them, and the posterior of their mixture."""
+class Fit:
+    """Observations, the models that explain them, and the posterior of their mixture, from a prior with mean 0 and standard
+    deviation `amplitude`."""
 
     def __init__(
         self,
@@ -193,7 +188,7 @@ class _Fit:
         amplitude: FloatArray,
         observed: Observations,
         noises: tuple[float, ...],
-        structures: tuple[Shares, ...],
+        structures: tuple[Shares, ...] = STRUCTURES,
     ) -> None:
         self.kernels, self.amplitude, self.observed = kernels, amplitude, observed
         self._rows: Parts = kernels.rows(observed.indices)
@@ -266,26 +261,12 @@ class _Fit:
 
 
 def _log_likelihood(covariance: FloatArray, residual: FloatArray, noise: float) -> float:
-    """-½ rᵀ C⁻¹ r - ½ log |C| (+ constant).
-
-    The last row of the Cholesky factor of [[C, r], [rᵀ, h]] is L⁻¹ r, so no inverse is needed; h
-    keeps it positive definite.
-    """
+    """-½ rᵀ C⁻¹ r - ½ log |C| (+ constant). The last row of the Cholesky factor of [[C, r], [rᵀ, h]] is L⁻¹ r, so no inverse is
+    needed; h keeps it positive definite."""
     h = float(residual @ residual) / noise**2 + 1.0
     root = np.linalg.cholesky(np.block([[covariance, residual[:, None]], [residual[None, :], np.array([[h]])]]))
     white = root[-1, :-1]
     return -0.5 * float(white @ white) - float(np.log(np.diag(root)[:-1]).sum())
-
-
-def posterior(
-    kernels: Kernels,
-    amplitude: FloatArray,
-    observed: Observations,
-    noises: tuple[float, ...],
-    structures: tuple[Shares, ...] = STRUCTURES,
-) -> Posterior:
-    """Return the posterior of a prior with mean 0 and standard deviation `amplitude`."""
-    return _Fit(kernels, amplitude, observed, noises, structures).posterior
 
 
 class Regression:
@@ -300,7 +281,7 @@ class Regression:
         self, kernels: Kernels, amplitude: FloatArray, noises: tuple[float, ...], structures: tuple[Shares, ...] = STRUCTURES
     ) -> None:
         self._kernels, self._amplitude, self._noises, self._structures = kernels, amplitude, noises, structures
-        self._last: tuple[tuple[float, ...], _Fit] | None = None
+        self._last: tuple[tuple[float, ...], Fit] | None = None
         self._pending: _PendingVariance | None = None
 
     def posterior(self, observed: Observations, pending: IndexArray, noises: tuple[float, ...] | None = None) -> Posterior:
@@ -315,26 +296,22 @@ class Regression:
             found, deviation=found.deviation * left, covariance_with=lambda i: found.covariance_with(i) * left * left[i]
         )
 
-    def _fit(self, observed: Observations, noises: tuple[float, ...]) -> _Fit:
+    def _fit(self, observed: Observations, noises: tuple[float, ...]) -> Fit:
         if self._last is not None and self._last[0] == noises:
             last = self._last[1].observed
             pairs = ((last.indices, observed.indices), (last.residual, observed.residual), (last.variance, observed.variance))
             if all(np.array_equal(left, right) for left, right in pairs):
                 return self._last[1]
-        fit = _Fit(self._kernels, self._amplitude, observed, noises, self._structures)
+        fit = Fit(self._kernels, self._amplitude, observed, noises, self._structures)
         self._last, self._pending = (noises, fit), None
         return fit
 
 
 class _PendingVariance:
-    """Variance that remains per candidate after pending measurements, under the most likely model
-    alone.
+    """Variance that remains per candidate after pending measurements, under the most likely model alone: they do not discriminate
+    between models, and updating all would multiply the time."""
 
-    Pending measurements do not discriminate between models; updating all of them would multiply the
-    time.
-    """
-
-    def __init__(self, fit: _Fit, default: _Model) -> None:
+    def __init__(self, fit: Fit, default: _Model) -> None:
         """`default`: the model to use before anything was observed."""
         self._fit, self._model = fit, max(fit.models, key=lambda one: one.weight, default=default)
         shares, scale = self._model.shares, self._model.scale

@@ -14,10 +14,9 @@ import numpy as np
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 
 FULL_EFFECT = 0.05  # Standard deviation of a knob's mean figures, as a share, from which the knob has its full weight
+# Weight of a knob that changes no prediction, since the prediction may lack it. If no knob changes any prediction, the
+# predictions carry no information and all knobs have the same weight.
 MIN_WEIGHT = 0.1
-"""Weight of a knob that changes no prediction, since the prediction may lack it. If no knob
-changes any prediction, the predictions carry no information and all knobs have the same weight."""
-
 EQUAL_SHARE = 1e-3  # Predictions that differ by less than this share count as equal
 
 
@@ -49,12 +48,8 @@ def knob_effects(table: CandidateTable, figures: FloatArray | None) -> tuple[lis
 
 
 def _effect_sizes(columns: list[FloatArray], kinds: IndexArray, figures: FloatArray) -> tuple[list[float], list[bool]]:
-    """Return each column's effect from 0 to 1, and True for columns that determine which other
-    knobs apply.
-
-    Such a column is evaluated over all candidates, any other one within the candidates with the
-    same knobs.
-    """
+    """Return each column's effect from 0 to 1, and True for columns that determine which other knobs apply. Such a column is
+    evaluated over all candidates, any other one within the candidates with the same knobs."""
     codes = [_codes(column) for column in columns]
     divides = [all(len(np.unique(code[kinds == kind])) == 1 for kind in np.unique(kinds)) for code in codes]
     groups = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]

@@ -21,12 +21,12 @@ from autotune.search.implications import blames_engine
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.gaussian_process import (
     INTERVAL_DEVIATIONS,
+    Fit,
     Kernels,
     Observations,
     Posterior,
     Regression,
     normal_cdf,
-    posterior,
 )
 
 STRETCHES: Mapping[str, tuple[Phase, ...]] = {
@@ -40,7 +40,6 @@ WHOLE_CYCLE: Mapping[str, tuple[Phase, ...]] = {"cycle": tuple(phase for phases 
 MIN_WIDTH = 0.08  # Lower bound of a prediction's standard deviation, as a share
 UNPREDICTED_WIDTH = 0.7  # Standard deviation of an unpredicted need, around half of the limit
 LOG_HALF = math.log(0.5)
-
 NEED_PER_DOUBLING = 0.1  # Without predictions: logarithmic memory added per doubling of a memory consumer
 NOISE = (0.004, 0.02)  # Possible standard deviations between two measurements of one candidate
 OOM_FACTOR = 1.005  # Lower bound of need / limit after an out-of-memory error
@@ -104,14 +103,16 @@ class MemoryModel:
         exact, bounds = [], []
         for index, measured in informative:
             if measured.outcome.is_out_of_memory:
-                if self._ended_in(index, measured) == name:
+                phase = measured.failure.phase if measured.failure else None
+                known = any(phase in stretch.phases for stretch in self._stretches.values())
+                if phase in one.phases if known else name == self._most_demanding(index):
                     bounds.append((index, math.log(minimum_need(measured) / self._limit_bytes) - one.prior[index]))
             elif measured.worst is not None and (reached := self._reached(name, index, measured)):
                 exact.append((index, math.log(reached / self._limit_bytes) - one.prior[index]))
         rows = np.array([index for index, _ in exact], dtype=np.int64)
         observed = Observations(rows, np.array([residual for _, residual in exact]), np.zeros(len(exact)))
         if bounds:
-            observed = _with_bounds(observed, bounds, posterior(one.kernels, one.width, observed, NOISE))
+            observed = _with_bounds(observed, bounds, Fit(one.kernels, one.width, observed, NOISE).posterior)
         found = one.regression.posterior(observed, pending)
         return replace(found, mean=found.mean + one.prior, deviation=np.maximum(found.deviation, 1e-3))
 
@@ -123,10 +124,6 @@ class MemoryModel:
         if here:
             return max(here)
         return memory.peak_bytes if not by_phase and name == self._most_demanding(index) else None
-
-    def _ended_in(self, index: int, measured: Measurement) -> str:
-        phase = measured.failure.phase if measured.failure else None
-        return next((name for name, one in self._stretches.items() if phase in one.phases), self._most_demanding(index))
 
     def _most_demanding(self, index: int) -> str:
         return max(self._stretches, key=lambda name: float(self._stretches[name].prior[index]))

@@ -34,23 +34,16 @@ REST = "rest"
 
 MIN_WIDTH, MAX_WIDTH = 0.15, 1.0  # Bounds of the standard deviation of a phase's logarithmic error
 LEVEL_DEVIATION = 0.5  # Standard deviation of the logarithmic error that all phases of a machine have in common
+# Shares of the prior variance: most of a phase's error is common to all candidates.
 STRUCTURES = ((0.9, 0.08, 0.015, 0.005), (0.7, 0.25, 0.04, 0.01), (0.4, 0.45, 0.12, 0.03))
-"""Shares of the prior variance: most of a phase's error is common to all candidates."""
-
+# Measured / predicted seconds, and standard deviations, beyond which a phase is an outlier of its load (a cache that holds one
+# sequence at a time, for example), without evidence about other loads.
 CLIFF_FACTOR = 3.0
-"""Measured / predicted seconds, and standard deviations, beyond which a phase is an outlier of
-its load (a cache that holds one sequence at a time, for example), without evidence about other
-loads."""
-
 NOISE = (0.01, 0.03, 0.07)  # Possible standard deviations between two measurements of one candidate
+# A probe averages cycles, so its noise is at most the first, or this multiple of the scatter between single cycles.
 MIN_NOISE_BOUND, NOISE_PER_SCATTER = 0.03, 3.0
-"""A probe averages cycles, so its noise is at most the first, or this multiple of the scatter
-between single cycles. A larger difference is real."""
-
+# Standard deviation of a probe that was stopped after one cycle: maybe a disturbance of the machine was all that was slow.
 SINGLE_CYCLE_DEVIATION = math.log(SINGLE_CYCLE_FACTOR)
-"""Standard deviation of a probe that was stopped after one cycle: a disturbance of the machine may have been all that
-was slow."""
-
 MIN_PHASE_SHARE = 1e-4  # Share of a cycle below which a phase carries no information
 
 
