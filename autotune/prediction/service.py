@@ -36,8 +36,7 @@ from autotune.frameworks.stand_in_step import STAND_IN
 from autotune.machine import hardware_detection
 from autotune.machine.environment import SUPPORTED
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer
-from autotune.prediction.tracer_pool import TracerPool
+from autotune.prediction.tracer import Tracer, TracerPool
 
 Request = Mapping[str, Any]
 Members = Sequence[tuple[Candidate, Request]]  # Candidates of one family, each with its trace request
@@ -70,7 +69,7 @@ class PredictionService:
         return self._predictions[candidate.id]
 
     def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> Mapping[str, Prediction]:
-        """Predict many candidates, by id. After `seconds` and the running trace the rest is omitted; at least one is predicted."""
+        """Predict many candidates, by id. After `seconds` and the running trace the rest is omitted; one is always predicted."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         longest = self._screen_longest(candidates, _share(deadline, 2))
         unsure = [

@@ -24,8 +24,7 @@ from autotune.frameworks.base import Trainer
 from autotune.machine.file_stamp import stamp
 from autotune.machine.nvml import MIN_REPORTED_BYTES
 from autotune.probe.gpu_notes import held_by_others
-from autotune.search.measurement_store import Store
-from autotune.search.record import circumstances, files_named, strings_in
+from autotune.search.record import Store, circumstances, files_named, strings_in
 
 SCHEMA = 1
 PROOFS, LENGTHS = "proofs", "lengths"
@@ -60,11 +59,8 @@ class _Longest:
 class Proofs:
     """Record of proofs for one configuration under the present circumstances."""
 
-    def __init__(
-        self, job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str], store: Store | None = None
-    ) -> None:
-        self._store = Store() if store is None else store
-        self._job = job
+    def __init__(self, job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str]) -> None:
+        self._job, self._store = job, Store()
         self.facts = facts_of(job, trainer, candidate, versions)
         self.key = fingerprint({"schema": SCHEMA, "facts": self.facts})
 

@@ -24,8 +24,7 @@ from autotune.estimate.screening import Family, phase_peaks, trace_requests
 from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import PredictionService, predict_candidates
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer
-from autotune.prediction.tracer_pool import TracerPool
+from autotune.prediction.tracer import Tracer, TracerPool
 
 CONFIG: dict[str, object] = {
     "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 256, "intermediate_size": 512,

@@ -22,7 +22,7 @@ from autotune.frameworks.trl.trainers import TrlGrpo
 from autotune.preflight import proofs as room
 from autotune.preflight.check import launcher_bytes, with_room
 from autotune.preflight.proofs import Proof, Proofs, decided
-from autotune.search.measurement_store import Store
+from autotune.search.record import Store
 from tests.probe.nvml_playback import Playback
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "trl": "1.16.0"}
