@@ -41,7 +41,6 @@ from autotune.prediction.tracer import Tracer, TracerPool
 Request = Mapping[str, Any]
 Members = Sequence[tuple[Candidate, Request]]  # Candidates of one family, each with its trace request
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-
 MAX_TRACED_ALONE = 3  # Family size up to which members are traced alone: fewer traces than a model needs
 
 

@@ -28,7 +28,6 @@ Result = TypeVar("Result")
 
 MAX_SILENCE_SECONDS = 60.0  # Silence after which a driver of another machine counts as terminated
 HEARTBEAT_SECONDS = 5.0
-
 _META = MetaData()
 _DRIVERS = Table(
     "autotune_drivers",

@@ -34,7 +34,6 @@ from autotune.search.trial_view import speed_of
 # Probe that decides fit and estimates the speed; probe of one confirmation round.
 SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3, reuse_rollouts=True)
 LONG_PROBE = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=5, save_checkpoint=True, evaluate=True)
-
 EMULATED_DEADLINE_S = 1800.0  # Wall seconds of a probe on emulated cards: few cores compile what a GPU machine's many do
 PRUNE_SHARE = 0.95  # Share of the tier's best speed below which a probe is stopped early. A closer one may turn out better.
 MAX_SLOT_FAULTS = 2  # Consecutive machine faults after which a slot is retired. The last slot's end ends the search.
@@ -90,12 +89,10 @@ class Clock:
 def run_search(job: Job, *, study: Study, executor: Executor, listener: Listener, clock: Clock) -> Recommendation:
     """Measure until no better candidate is possible or the budget is spent, and return the conclusion. That of a search which
     Ctrl-C or a fault of the machine ended is marked as such."""
+    legal = sum(len(tier.candidates) for tier in study.agenda.problem.tiers)
     listener(
         CandidatesPruned(
-            candidates=sum(len(tier.candidates) for tier in study.agenda.problem.tiers),
-            budget_seconds=clock.budget_seconds,
-            max_probes=job.max_probes,
-            resumed_trials=len(study.trials),
+            candidates=legal, budget_seconds=clock.budget_seconds, max_probes=job.max_probes, resumed_trials=len(study.trials)
         )
     )
     proven: Proven | None = None

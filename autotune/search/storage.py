@@ -26,7 +26,6 @@ from autotune.search.database_retry import RetryPolicy, with_retries
 from autotune.search.trial_records import DRIVER
 
 _QUESTION = "autotune:question"
-
 MAX_TRIES = 5  # Lookups of something that another driver is creating
 IN_MEMORY = "memory://"  # Storage in memory, for simulations
 

@@ -34,8 +34,8 @@ STRETCHES: Mapping[str, tuple[Phase, ...]] = {
     "rollout": ("rollout", "sync"),
     "training": ("reward", "score", "forward", "backward", "optimizer"),
 }
+# Single stretch, for candidates that were not predicted by phase.
 WHOLE_CYCLE: Mapping[str, tuple[Phase, ...]] = {"cycle": tuple(phase for phases in STRETCHES.values() for phase in phases)}
-"""Single stretch, for candidates that were not predicted by phase."""
 
 MIN_WIDTH = 0.08  # Lower bound of a prediction's standard deviation, as a share
 UNPREDICTED_WIDTH = 0.7  # Standard deviation of an unpredicted need, around half of the limit

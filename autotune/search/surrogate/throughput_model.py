@@ -31,7 +31,6 @@ GROUPS: Mapping[str, tuple[Phase, ...]] = {
 """Phases that are corrected together. The rest of a cycle is one further group."""
 
 REST = "rest"
-
 MIN_WIDTH, MAX_WIDTH = 0.15, 1.0  # Bounds of the standard deviation of a phase's logarithmic error
 LEVEL_DEVIATION = 0.5  # Standard deviation of the logarithmic error that all phases of a machine have in common
 # Shares of the prior variance: most of a phase's error is common to all candidates.
