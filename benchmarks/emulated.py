@@ -36,7 +36,7 @@ from autotune.emulator.cards import LONGEST_LAG
 from autotune.emulator.reports import RunReport
 from autotune.machine import environment
 from autotune.prediction.service import PredictionService, open_tracers
-from autotune.prediction.tracer_pool import TracerPool
+from autotune.prediction.tracer import TracerPool
 from autotune.probe.executors.emulated import EmulatedExecutor
 from autotune.probe.runner import RequestBuilders
 from autotune.request.job_builder import ParsedRequest, candidate_of_job

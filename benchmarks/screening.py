@@ -37,8 +37,7 @@ from autotune.estimate.screening import trace_requests
 from autotune.machine.environment import SUPPORTED
 from autotune.prediction.service import PredictionService
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer
-from autotune.prediction.tracer_pool import TracerPool
+from autotune.prediction.tracer import Tracer, TracerPool
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request, possible_candidates

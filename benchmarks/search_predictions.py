@@ -51,7 +51,7 @@ def write(case: Case) -> None:
     """Traces the case's steps and writes one line per candidate."""
     asked = pose(case)
     with contextlib.closing(open_prediction_service(asked.job, asked.trainer)) as foresight:
-        found = foresight.predict_all(_foreseen(asked))
+        found = foresight.screen(_foreseen(asked))
     failures = sorted({one.failure for one in found.values() if one.failure})
     head = {
         "about": f"autotune predict, every candidate of {case.model} ({case.tuning}) on {case.gpus}",

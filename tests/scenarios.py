@@ -20,7 +20,7 @@ from autotune.core.prediction import Prediction
 from autotune.estimate.unknown_facts import FactVariant
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import PredictionService, open_tracers
-from autotune.prediction.tracer_pool import TracerPool
+from autotune.prediction.tracer import TracerPool
 from autotune.request.assignments import ways_of
 from autotune.request.flags import Flags, flags_of, typed
 from autotune.request.job_builder import ParsedRequest, candidate_of_job

@@ -35,17 +35,12 @@ from autotune.frameworks.stand_in_step import STAND_IN
 from autotune.machine import hardware_detection
 from autotune.machine.environment import SUPPORTED
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer
-from autotune.prediction.tracer_pool import TracerPool
+from autotune.prediction.tracer import Tracer, TracerPool
 
 Request = Mapping[str, Any]
-Members = Sequence[tuple[Candidate, Request]]
-"""Candidates of one family, each with its trace request."""
-
+Members = Sequence[tuple[Candidate, Request]]  # Candidates of one family, each with its trace request
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-
-MAX_TRACED_ALONE = 3
-"""Family size up to which members are traced alone: fewer traces than a model needs."""
+MAX_TRACED_ALONE = 3  # Family size up to which members are traced alone: fewer traces than a model needs
 
 
 class PredictionService:
@@ -63,11 +58,7 @@ class PredictionService:
         self._reference_batches: tuple[int, ...] = ()
 
     def predict(self, candidate: Candidate) -> Prediction:
-        """Predict one candidate from a trace of its own step.
-
-        Where micro-batches depend on the data, the result is an interval down to the smallest
-        micro-batch.
-        """
+        """Predict one candidate from a trace of its own step; as an interval where micro-batches depend on the data."""
         if candidate.id not in self._predictions:
             longest = self._predict_traced(candidate)
             shortest = None if longest.fits else self._trainer.lower_bound_candidate(candidate, self._job)
@@ -76,11 +67,7 @@ class PredictionService:
         return self._predictions[candidate.id]
 
     def screen(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> Mapping[str, Prediction]:
-        """Predict many candidates, by id.
-
-        After `seconds` the remaining candidates are omitted; at least one is predicted, and a
-        running trace completes.
-        """
+        """Predict many candidates, by id. After `seconds` and the running trace the rest is omitted; one is always predicted."""
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         longest = self._screen_longest(candidates, _share(deadline, 2))
         unsure = [
@@ -92,10 +79,6 @@ class PredictionService:
         least = self._screen_longest(list(dict.fromkeys(shortest.values())), deadline)
         sure = {name: one for name, one in longest.items() if name not in shortest}
         return sure | {name: with_lower_bound(longest[name], least[one.id]) for name, one in shortest.items() if one.id in least}
-
-    def predict_all(self, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
-        """Predict every candidate; empty on a CPU, whose limit counts more than a trace."""
-        return {} if self._job.hardware.kind != "cuda" else self.screen(candidates)
 
     def of(self, job: Job) -> PredictionService:
         """Return a service for another job that shares the tracing processes."""
@@ -134,11 +117,11 @@ class PredictionService:
         row = fullest_rows(composition, workload.completion_lengths, workload.prompt_lengths)
         found = longest
         if row is not None:
-            shorter = trace_requests.at(
-                request, replace(trace_requests.point_of(request), prompt=row[0], completion=row[1]), None
-            )
+            prompt, completion = row
+            point = replace(trace_requests.point_of(request), prompt=prompt, completion=completion)
+            shorter = trace_requests.at(request, point, None)
             situation = self._situation(candidate, shorter, self._trace(shorter))
-            own = replace(situation.composition, prompt_length=row[0], completion_length=row[1])
+            own = replace(situation.composition, prompt_length=prompt, completion_length=completion)
             found = memory(replace(situation, composition=own))
         return replace(longest, peak_memory_bytes_at_lengths=found.peak_memory_bytes, fits_at_lengths=found.fits)
 
@@ -204,11 +187,8 @@ class PredictionService:
         return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))
 
     def _reference_first(self, families: Mapping[str, Members], until: float) -> Mapping[str, Members]:
-        """Put the family with the fewest events first: the others reuse its formulas.
-
-        Compared are families with at least half as many points as any, as far as their first traces
-        arrive in time.
-        """
+        """Put the family with the fewest events first, since the others reuse its formulas. Compared are families with at least
+        half as many points as any, as far as their first traces arrive in time."""
         shared = {key: members for key, members in families.items() if not _traced_alone(members, has_reference=False)}
         if self._reference is not None or len(shared) < 2:
             return families
@@ -268,15 +248,12 @@ class PredictionService:
         if self._reference is None:
             self._reference_batches = tuple(point.micro_batch for point in points)
         self._reference = model
-        self._families[key] = Family(points, model, self._sharding(base), self._reserved_by(members[0][0]))
-        return self._families[key]
+        found = self._families[key] = Family(points, model, self._sharding(base), self._reserved_by(members[0][0]))
+        return found
 
     def _predict_from_model(self, family: Family, members: Members) -> Iterator[tuple[str, Prediction]]:
-        """Predict members by point and by trace context.
-
-        Members with equal point and context share an allocator replay. Members whose resident bytes
-        are equal too (only the group size differs) share the memory prediction.
-        """
+        """Predict members by point and by trace context: equal ones share an allocator replay. Members whose resident bytes are
+        equal too (only the group size differs) share the memory prediction."""
         by_point: dict[Point, list[tuple[Candidate, Request]]] = {}
         for member in members:
             by_point.setdefault(trace_requests.point_of(member[1]), []).append(member)
@@ -300,31 +277,27 @@ class PredictionService:
 
 def open_prediction_service(job: Job, trainer: Trainer) -> PredictionService:
     """Return the service for one job, with the trace cache of this machine."""
-    tracer = open_tracers(job.task, trainer)
-    return PredictionService(task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=tracer)
+    return PredictionService(
+        task=job.task, trainer=trainer, limit_bytes=job.memory_limit_bytes, tracer=open_tracers(job.task, trainer)
+    )
 
 
 def open_tracers(task: Task, trainer: Trainer) -> TracerPool:
     """Return the pool that traces this trainer's steps; no process is started yet."""
     supported = None if trainer.trace_adapter == STAND_IN else SUPPORTED.get(trainer.name)
-    cache = TraceCache()
-
-    def make(versions: Mapping[str, str] | None) -> Tracer:
-        python, adapter = task.workload.python, trainer.trace_adapter
-        return Tracer(python, adapter=adapter, cache=cache, supported=supported, versions=versions)
-
-    return TracerPool(make)
+    python, adapter, cache = task.workload.python, trainer.trace_adapter, TraceCache()
+    return TracerPool(lambda versions: Tracer(python, adapter=adapter, cache=cache, supported=supported, versions=versions))
 
 
 def predict_candidates(job: Job, trainer: Trainer, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
-    """Predict every candidate, by id; empty on a CPU, and if the step cannot be traced."""
-    service = open_prediction_service(job, trainer)
-    try:
-        return service.predict_all(candidates)
-    except CannotPredict:
+    """Predict every candidate, by id; empty on a CPU, whose limit counts more than a trace, and if a step cannot be traced."""
+    if job.task.hardware.kind != "cuda":
         return {}
-    finally:
-        service.close()
+    with contextlib.closing(open_prediction_service(job, trainer)) as service:
+        try:
+            return service.screen(candidates)
+        except CannotPredict:
+            return {}
 
 
 def _share(deadline: float, parts: int) -> float:

@@ -24,13 +24,8 @@ from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomic
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
 
-MAX_FOLDER_BYTES = 512 * MIB
-"""Beyond it the least recently used traces are deleted."""
-
-_SUFFIX = ".json.z"
-
-_DECODER = msgspec.json.Decoder(Trace)
-"""Made on import, before any thread reads: see `autotune.core.decoding`."""
+MAX_FOLDER_BYTES = 512 * MIB  # Beyond it the least recently used traces are deleted
+_DECODER = msgspec.json.Decoder(Trace)  # Made on import, before any thread reads: see `autotune.core.decoding`
 
 
 def default_folder() -> Path:
@@ -72,7 +67,7 @@ class TraceCache:
                     path.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
-        return self.folder / f"{key}{_SUFFIX}"
+        return self.folder / f"{key}.json.z"
 
     def _files(self) -> Iterable[tuple[float, int, Path]]:
         """Yield time of last use, size and path of each file."""
@@ -84,12 +79,12 @@ class TraceCache:
 
 def key_of(specification: Mapping[str, object], versions: Mapping[str, str], adapter: str) -> str:
     """Return the file name of a trace: a hash of all that decides it."""
+    model, model_code = specification.get("model"), None
+    if specification.get("trust_remote_code") and isinstance(model, Mapping) and model.get("folder"):
+        model_code = _hash(sorted(Path(model["folder"]).glob("*.py")))  # code that the model brings, and that may be executed
     inputs = {
-        "specification": specification,
-        "versions": dict(versions),
-        "code": _tracing_code_hash(adapter),
-        "model_code": _model_code_hash(specification),
-    }
+        "specification": specification, "versions": dict(versions), "code": _tracing_code_hash(adapter), "model_code": model_code
+    }  # fmt: skip
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
@@ -100,13 +95,6 @@ def _tracing_code_hash(adapter: str) -> str:
     patterns = ("tracing/**/*.py", "trl/*.py", "stand_in/*.py", "*.py")
     files = sorted(file for pattern in patterns for file in inside.glob(pattern))
     return _hash([*files, *([Path(adapter)] if adapter.endswith(".py") else [])])
-
-
-def _model_code_hash(specification: Mapping[str, object]) -> str | None:
-    """Return a hash of the code that the model brings, if it may be executed."""
-    model = specification.get("model")
-    folder = model.get("folder") if isinstance(model, Mapping) else None
-    return _hash(sorted(Path(folder).glob("*.py"))) if specification.get("trust_remote_code") and folder else None
 
 
 def _hash(files: Iterable[Path]) -> str:

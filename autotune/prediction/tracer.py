@@ -1,20 +1,26 @@
-"""Client of one tracing process in the training environment, with the trace cache in front of it.
+"""Tracing processes in the training environment, with the trace cache in front of them.
 
-The process is a probe's worker with another adapter: it imports the framework once, forks, and the
+A process is a probe's worker with another adapter: it imports the framework once, forks, and the
 fork answers specification after specification. Nothing is measured, so there is no limit, cgroup or
-meter.
+meter. A pool computes the traces of a space side by side.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from autotune.core.candidate import fingerprint
 from autotune.core.errors import CannotPredict, ProbeError, TrainingEnvironmentError
 from autotune.core.trace import Trace
 from autotune.prediction.trace_cache import TraceCache, key_of
@@ -22,18 +28,19 @@ from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES, Spawned, WorkFolder
 from autotune.probe.worker_process import START_SECONDS, Supported, end_processes, install_hint, require_supported
 from autotune.worker.protocol import Message
 
-IMPORT_TIMEOUT_S = 180.0
-"""Limit for the import of a framework: a slow disk takes a minute."""
+Specification = Mapping[str, object]
+Work = tuple[Specification, "Future[Trace]"]
 
-TRACE_TIMEOUT_S = 900.0
-"""Limit for one trace: the largest models take half a minute, busy machines twenty times that."""
+MAX_PROCESSES = 2  # Limit of processes: each imports a framework, nearly a GiB
+IMPORT_TIMEOUT_S = 180.0  # Limit for the import of a framework: a slow disk takes a minute
+TRACE_TIMEOUT_S = 900.0  # Limit for one trace: the largest models take half a minute, busy machines twenty times that
 
+# Without threads, network or device: the specification describes the GPU.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }  # fmt: skip
-"""Environment without threads, network or device: the specification describes the GPU."""
 
 
 class _WorkerGone(Exception):
@@ -77,22 +84,19 @@ class Tracer:
     def pid(self) -> int | None:
         return self._spawned.process.pid if self._spawned else None
 
-    def trace(self, specification: Mapping[str, object]) -> Trace:
+    def trace(self, specification: Specification) -> Trace:
         """Return the trace, possibly cached. CannotPredict if the step cannot be traced."""
-        trace = self._traced(specification)
-        engines = {name.removesuffix("-cpu"): self.versions[name] for name in ENGINES if name in self.versions}
-        return dataclasses.replace(trace, versions={**trace.versions, **engines})
-
-    def _traced(self, specification: Mapping[str, object]) -> Trace:
-        if self._cache is None:
-            return self._compute(specification)
-        deciding = {name: version for name, version in self.versions.items() if name not in ENGINES}  # no part of a step
-        key = key_of(specification, deciding, self._adapter)
-        trace = self._cache.get(key)
+        key, trace = "", None
+        if self._cache is not None:
+            deciding = {name: version for name, version in self.versions.items() if name not in ENGINES}  # no part of a step
+            key = key_of(specification, deciding, self._adapter)
+            trace = self._cache.get(key)
         if trace is None:
             trace = self._compute(specification)
-            self._cache.put(key, trace)
-        return trace
+            if self._cache is not None:
+                self._cache.put(key, trace)
+        engines = {name.removesuffix("-cpu"): self.versions[name] for name in ENGINES if name in self.versions}
+        return dataclasses.replace(trace, versions={**trace.versions, **engines})
 
     def cancel(self) -> None:
         """End the running request from another thread; its `trace` raises at once."""
@@ -113,13 +117,7 @@ class Tracer:
         if folder is not None:
             folder.close()
 
-    def __enter__(self) -> Tracer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _compute(self, specification: Mapping[str, object]) -> Trace:
+    def _compute(self, specification: Specification) -> Trace:
         try:
             self._ensure_loaded()
             answer = self._request({"do": "measure", "request": dict(specification)}, "measured", self._trace_seconds)
@@ -221,7 +219,7 @@ def _describe(error: Message) -> str:
     return f"{error.get('type')}: {str(error.get('text')).strip()}"
 
 
-def _refusal(answer: Message, specification: Mapping[str, object]) -> CannotPredict:
+def _refusal(answer: Message, specification: Specification) -> CannotPredict:
     """Return the error, in the words of the tracing side: it names the operation or the module."""
     error = answer["error"]
     model = specification.get("model")
@@ -235,3 +233,106 @@ def _refusal(answer: Message, specification: Mapping[str, object]) -> CannotPred
         f"The training step of {name} could not be traced{phase}: {_describe(error)}.",
         way_out="The trainer of the installed release raised this: check the settings that it names.",
     )
+
+
+class TracerPool:
+    """Owner of tracing processes, used from one thread; a thread waits for each process.
+
+    The service announces the traces that it will need (`expect`); each is computed once, by the next
+    idle process, while the service works on those that are there. A single trace starts a single process.
+    """
+
+    def __init__(self, make: Callable[[Mapping[str, str] | None], Tracer], *, most: int | None = None) -> None:
+        """`make` returns a Tracer not started, given package versions if known."""
+        self._make, self._most = make, most or min(MAX_PROCESSES, os.cpu_count() or 1)
+        self._workers: list[_Worker] = []
+        self._requested: dict[str, Future[Trace]] = {}
+        self._queue: deque[Work] = deque()
+        self._change = threading.Condition()
+        self._closing = False
+
+    @property
+    def traced(self) -> int:
+        """Traces computed, without those from the cache."""
+        return sum(worker.tracer.traced for worker in self._workers)
+
+    def expect(self, specifications: Iterable[Specification]) -> None:
+        """Announce traces needed later, in order. Errors are raised by the `trace` that needs them."""
+        for specification in specifications:
+            self._submit(specification)
+
+    def trace(self, specification: Specification) -> Trace:
+        """Return the trace and drop it from the pool. CannotPredict if it cannot be traced."""
+        future = self._submit(specification, first=True)
+        try:
+            return future.result()
+        finally:
+            self._requested.pop(fingerprint(specification), None)
+
+    def close(self) -> None:
+        """End the processes and cancel announced traces. A later `trace` starts new processes."""
+        with self._change:
+            self._closing = True
+            waiting, self._queue = list(self._queue), deque()
+            self._change.notify_all()
+        for _, future in waiting:
+            future.cancel()
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.tracer.cancel()
+            worker.thread.join()
+            worker.tracer.close()
+        self._requested.clear()
+        self._closing = False
+
+    def _submit(self, specification: Specification, *, first: bool = False) -> Future[Trace]:
+        """Queue a trace once; `first` moves it before all that are only announced."""
+        key = fingerprint(specification)
+        with self._change:
+            if key not in self._requested:
+                future = self._requested[key] = Future()
+                (self._queue.appendleft if first else self._queue.append)((specification, future))
+                self._change.notify()
+            else:
+                future = self._requested[key]
+                waiting = next((work for work in self._queue if work[1] is future), None) if first else None
+                if waiting is not None:
+                    self._queue.remove(waiting)
+                    self._queue.appendleft(waiting)
+                return future
+            # Start another process if there is more work than idle processes.
+            idle = sum(worker.idle for worker in self._workers)
+            if len(self._queue) > idle and len(self._workers) < self._most:
+                tracer = self._make(self._workers[0].tracer.versions if self._workers else None)
+                _ = tracer.versions  # read here: later only the worker's thread may use the tracer
+                worker = _Worker(tracer)
+                worker.thread = threading.Thread(target=self._compute, args=(worker,), name="tracer", daemon=True)
+                self._workers.append(worker)
+                worker.thread.start()
+        return future
+
+    def _compute(self, worker: _Worker) -> None:
+        """Compute queued traces until the pool closes: the work of one thread."""
+        while True:
+            with self._change:
+                worker.idle = True
+                self._change.wait_for(lambda: self._closing or self._queue)
+                if self._closing:
+                    return
+                worker.idle = False
+                specification, future = self._queue.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(worker.tracer.trace(specification))
+            except BaseException as error:  # raised again in the thread that needs the trace
+                future.set_exception(error)
+
+
+@dataclass
+class _Worker:
+    """A tracing process, and the thread that waits for its answers."""
+
+    tracer: Tracer
+    thread: threading.Thread = field(init=False)
+    idle: bool = True

@@ -33,7 +33,7 @@ from autotune.core.measurement import judge
 from autotune.core.units import format_bytes
 from autotune.estimate import constant_estimates
 from autotune.machine.hardware_detection import gpu_of
-from autotune.preflight.proofs import PROOF, Missed, Proof, Proofs, decided, longest_prompt
+from autotune.preflight.proofs import PROOF, Proof, Proofs, decided, longest_prompt
 from autotune.probe.executors.base import Executor
 from autotune.report.certificate import certificate_row
 from autotune.request.assignments import held_by
@@ -51,11 +51,8 @@ Status = Literal["fits", "tuned", "does_not_fit", "nothing_fits", "undecided", "
 the probe failed for another reason than memory, or the budget ended before the best candidate was
 certified."""
 
-MAX_TRIES = 2
-"""Attempts after faults of the machine."""
-
-TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")
-"""First release in which `torch.cuda.set_device(0)` makes a context (pytorch issue 155668)."""
+MAX_TRIES = 2  # Attempts after faults of the machine
+TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")  # The first in which `torch.cuda.set_device(0)` makes a context (issue 155668)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +92,28 @@ class Preflight:
     @property
     def document(self) -> dict[str, Any]:
         """Document of `preflight --json`."""
-        return _document(self)
+        trial, proof = self.proof.trial, self.proof
+        memory = trial.measurement.memory
+        return {
+            "schema": SCHEMA,
+            "status": self.status,
+            "fits": self.fits,
+            "basis": "measured",
+            "config": str(self.job.task.workload.config_file),
+            "use": None if self.use is None else str(self.use),
+            "outcome": str(trial.measurement.outcome),
+            "why": trial.verdict.why,
+            "peak_memory_bytes": memory.peak_bytes,
+            "limit_bytes": memory.limit_bytes,
+            "margin_bytes": trial.verdict.margin_bytes,
+            "settings": dict(self.candidate.settings),
+            "certificate": proof.certificate,
+            "from_record": {"when": proof.when, "where": proof.where} if self.from_record else None,
+            "missed": self.missed,
+            "tuned": None if self.tuned is None else dict(self.tuned.document),
+            "versions": dict(trial.measurement.versions),
+            "elapsed_seconds": round(self.elapsed_seconds, 3),
+        }
 
 
 def preflight(
@@ -108,10 +126,7 @@ def preflight(
     listener: Listener = ignore_events,
     **options: Unpack[CommonOptions],
 ) -> Preflight:
-    """Prove that a configuration fits on this machine; with `tune`, search for one that does.
-
-    The search changes neutral settings only; `autotune.run` changes more.
-    """
+    """Prove that a configuration fits on this machine; with `tune`, search for one that does: by neutral settings only."""
     ours = {"config": str(config), "out": str(out), "budget": budget, "fresh": fresh}
     # No other flags: the proof must refer to the file.
     flags = flags_of({**options, **ours}, known={*CommonOptions.__annotations__, *ours})
@@ -137,9 +152,9 @@ def preflight_flags(flags: Flags, *, tune: bool = False, listener: Listener = ig
         listener(JobStarted(job=request.job, candidates=(candidate,), assumed=request.assumed, notes=request.notes))
         proofs = Proofs(request.job, request.trainer, candidate, versions)
         found = proofs.find()
-        missed = found.why if isinstance(found, Missed) else None
-        if isinstance(found, Missed):
-            listener(Note(text=f"Not on record: {found.why}. Measuring its worst case."))
+        missed = found if isinstance(found, str) else None
+        if isinstance(found, str):
+            listener(Note(text=f"Not on record: {found}. Measuring its worst case."))
             trial = _measured(request.job, candidate, versions, executor, listener)
             found = proofs.keep(trial, certificate_row(request.job, trial) or {})
     known = Preflight(
@@ -165,8 +180,7 @@ def _refuse_another_number_of_processes(job: Job) -> None:
 
 
 def launcher_bytes(job: Job, versions: Mapping[str, str]) -> int:
-    """Return the memory of the process of `trl grpo` on the first GPU beside the training process that
-    it starts: it initialises CUDA while it reads the configuration. A probe has no such process."""
+    """Return what `trl grpo` itself holds on the first GPU, since it initialises CUDA; a probe has no such process."""
     hardware, torch = job.task.hardware, versions.get("torch")
     if hardware.kind != "cuda" or torch is None or Version(torch) < TORCH_OF_LAUNCHER_CONTEXT:
         return 0
@@ -212,47 +226,16 @@ def _measured(job: Job, candidate: Candidate, versions: Mapping[str, str], execu
 
 def _tuned(known: Preflight, flags: Flags, study: str, listener: Listener) -> Preflight:
     """Search with all learning settings held, including the longest prompt."""
-    # Resume an earlier study of this preflight: nothing is measured twice.
-    hold = (*flags.hold, *_learning(known, flags))
-    search = flags.replace(hold=hold, study=flags.study or study, resume=not flags.fresh)
-    settings = known.candidate.settings
-    found = run_flags(search, listener=listener, pinned=frozenset(settings) | frozenset(known.job.space.relax))
+    # 1. Hold those that no flag gives. One left at None derives from another one, which must stay free.
+    settings, space = known.candidate.settings, known.job.space
+    given = held_by(flags, frameworks.trainer(flags.framework, flags.method).canonical)
+    names = {knob.name for knob in space.learning_knobs(settings)} | {"max_prompt_length"}
+    learned = {name: known.candidate.knobs.get(name, settings.get(name)) for name in sorted(names - set(given))}
+    hold = [f"{name}={json.dumps(value)}" for name, value in learned.items() if value is not None]
+    # 2. Resume an earlier study of this preflight: nothing is measured twice.
+    search = flags.replace(hold=(*flags.hold, *hold), study=flags.study or study, resume=not flags.fresh)
+    found = run_flags(search, listener=listener, pinned=frozenset(settings) | frozenset(space.relax))
     answer = found.recommendation
     certified = answer is not None and answer.certificate is not None and not answer.interrupted
     use = next((file for file in found.files if file.stem == RECOMMENDED), None)
     return dataclasses.replace(known, tuned=found, use=use if certified else None)
-
-
-def _learning(known: Preflight, flags: Flags) -> list[str]:
-    """Return learning settings of the configuration that no flag gives."""
-    settings, words = known.candidate.settings, frameworks.trainer(flags.framework, flags.method).canonical
-    given = held_by(flags, words)
-    names = {knob.name for knob in known.job.space.learning_knobs(settings)} | {"max_prompt_length"}
-    # A knob left at None derives from another one, which must stay free.
-    learned = {name: known.candidate.knobs.get(name, settings.get(name)) for name in sorted(names - set(given))}
-    return [f"{name}={json.dumps(value)}" for name, value in learned.items() if value is not None]
-
-
-def _document(found: Preflight) -> dict[str, Any]:
-    trial, proof = found.proof.trial, found.proof
-    memory = trial.measurement.memory
-    return {
-        "schema": SCHEMA,
-        "status": found.status,
-        "fits": found.fits,
-        "basis": "measured",
-        "config": str(found.job.task.workload.config_file),
-        "use": None if found.use is None else str(found.use),
-        "outcome": str(trial.measurement.outcome),
-        "why": trial.verdict.why,
-        "peak_memory_bytes": memory.peak_bytes,
-        "limit_bytes": memory.limit_bytes,
-        "margin_bytes": trial.verdict.margin_bytes,
-        "settings": dict(found.candidate.settings),
-        "certificate": proof.certificate,
-        "from_record": {"when": proof.when, "where": proof.where} if found.from_record else None,
-        "missed": found.missed,
-        "tuned": None if found.tuned is None else dict(found.tuned.document),
-        "versions": dict(trial.measurement.versions),
-        "elapsed_seconds": round(found.elapsed_seconds, 3),
-    }

@@ -24,8 +24,7 @@ from autotune.frameworks.base import Trainer
 from autotune.machine.file_stamp import stamp
 from autotune.machine.nvml import MIN_REPORTED_BYTES
 from autotune.probe.gpu_notes import held_by_others
-from autotune.search.measurement_store import Store
-from autotune.search.record import circumstances, files_named, strings_in
+from autotune.search.record import Store, circumstances, files_named, strings_in
 
 SCHEMA = 1
 PROOFS, LENGTHS = "proofs", "lengths"
@@ -35,9 +34,7 @@ PROOF = ProbePlan(
 )
 """Shortest probe that covers all items of a certificate."""
 
-MAX_COMPARED = 50
-"""Earlier proofs that are compared to name the changes."""
-
+MAX_COMPARED = 50  # Earlier proofs that are compared to name the changes
 MAX_NAMED = 3
 
 
@@ -54,13 +51,6 @@ class Proof:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Missed:
-    """No valid proof on record."""
-
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Longest:
     schema: int
     tokens: int
@@ -69,23 +59,19 @@ class _Longest:
 class Proofs:
     """Record of proofs for one configuration under the present circumstances."""
 
-    def __init__(
-        self, job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str], store: Store | None = None
-    ) -> None:
-        self._store = Store() if store is None else store
-        self._job = job
+    def __init__(self, job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping[str, str]) -> None:
+        self._job, self._store = job, Store()
         self.facts = facts_of(job, trainer, candidate, versions)
         self.key = fingerprint({"schema": SCHEMA, "facts": self.facts})
 
-    def find(self) -> Proof | Missed:
-        """Return the proof of this configuration if it is still valid."""
+    def find(self) -> Proof | str:
+        """Return the proof of this configuration if it is still valid, else the reason that there is none."""
         if self._job.fresh:
-            return Missed(why="--fresh measures again")
+            return "--fresh measures again"
         known = self._store.kept(PROOFS, self.key, Proof)
         if known is None or known.schema != SCHEMA:
-            return Missed(why=self._what_changed())
-        why = neighbours_changed(self._job, known.trial)
-        return known if why is None else Missed(why=why)
+            return self._what_changed()
+        return neighbours_changed(self._job, known.trial) or known
 
     def keep(self, trial: Trial, certificate: Mapping[str, object] | None) -> Proof:
         """Store the proof. Outcomes other than fitting or running out of memory are not stored."""
@@ -124,22 +110,25 @@ def facts_of(job: Job, trainer: Trainer, candidate: Candidate, versions: Mapping
         # Config and weights are separate facts; the path is irrelevant.
         load["model"] = {name: value for name, value in model.items() if name not in ("name", "folder")}
     probe = {name: value for name, value in trainer.probe_request(candidate, task, PROOF).items() if name != "dataset"}
-    settings = {name: value for name, value in task.workload.user_settings.items() if name not in _data_names(job)}
+    settings = {
+        name: value
+        for name, value in task.workload.user_settings.items()
+        if not name.startswith("dataset") and name not in ("model_name_or_path", "output_dir")  # data and model: separate facts
+    }
     shared = {name: value for name, value in circumstances(job, versions).facts.items() if name != "files"}
     return {**shared, "files": files_named(*strings_in(settings)), "load": load, "probe": probe}
-
-
-def _data_names(job: Job) -> set[str]:
-    """Return settings that name data or the model; these are separate facts."""
-    named = set(job.task.workload.user_settings)
-    return {name for name in named if name.startswith("dataset")} | {"model_name_or_path", "output_dir"}
 
 
 def neighbours_changed(job: Job, then: Trial) -> str | None:
     """Return why other processes invalidate a proof; None: unchanged memory."""
     memory, hardware = then.measurement.memory, job.task.hardware
     if hardware.kind == "cpu":
-        return _machine_is_fuller(memory.peak_bytes)
+        import psutil
+
+        free, peak_bytes = int(psutil.virtual_memory().available), memory.peak_bytes
+        if peak_bytes is not None and free >= peak_bytes:
+            return None
+        return f"others leave {format_bytes(free)} of this machine's memory, and {format_bytes(peak_bytes or 0)} were needed"
     now = held_by_others(hardware, job.memory_limit_bytes)
     before = tuple(device.others_bytes for device in memory.devices)
     if now is None or not before or None in before:
@@ -148,15 +137,6 @@ def neighbours_changed(job: Job, then: Trial) -> str | None:
         if was is None or abs(held - was) > MIN_REPORTED_BYTES:
             return f"others hold {format_bytes(held)} of GPU {index} now, and held {format_bytes(was or 0)} when it was measured"
     return None if len(now) == len(before) else "the number of GPUs changed"
-
-
-def _machine_is_fuller(peak_bytes: int | None) -> str | None:
-    import psutil
-
-    free = int(psutil.virtual_memory().available)
-    if peak_bytes is not None and free >= peak_bytes:
-        return None
-    return f"others leave {format_bytes(free)} of this machine's memory, and {format_bytes(peak_bytes or 0)} were needed"
 
 
 def longest_prompt(job: Job, trainer: Trainer, versions: Mapping[str, str]) -> int:
@@ -187,14 +167,14 @@ def _lengths_key(job: Job, versions: Mapping[str, str]) -> str | None:
     tokenizer = stamp(str(workload.model.folder)) if workload.model.folder is not None else None
     if not data or None in data or tokenizer is None:
         return None
-    facts = {
+    return fingerprint({
+        "schema": SCHEMA,
         "data": data,
         "tokenizer": tokenizer,
         "named": {**dict(workload.user_settings), "dataset": workload.dataset},
         "held": {name: value for name, value in workload.held.items() if name in ("model_revision", "trust_remote_code")},
         "versions": dict(versions),
-    }
-    return fingerprint({"schema": SCHEMA, **facts})
+    })  # fmt: skip
 
 
 def _datasets(job: Job) -> list[str]:

@@ -10,7 +10,7 @@ agenda.py           next measurement or end, a pure function of the trials
 surrogate/          estimates of memory and speed: Gaussian processes over the candidate table
 conclusion.py       trials -> Recommendation; choice.py, the recommended one among those that fit
 relaxation.py, soak.py    may replace the recommendation
-record.py           the user's earlier measurements and answers, kept in measurement_store.py
+record.py           the user's earlier measurements and answers
 forecast_search.py, advice.py    the answer and the ways to fit by prediction alone
 dashboard/          optuna-dashboard over a study
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core.answer import WayToFit, setting_text
@@ -23,12 +23,9 @@ from autotune.request.job_builder import ParsedRequest
 
 MAX_WAYS = 5
 
+# Settings that change together at one global batch, and count as one change.
 BATCH_KNOBS = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
-"""Settings that change together at one global batch, and count as one change."""
-
-MAX_SECONDS = 60.0
-"""Time limit; the ways found by then are returned."""
-
+MAX_SECONDS = 60.0  # Time limit; the ways found by then are returned
 KnobValues = Mapping[str, KnobValue]
 
 
@@ -45,47 +42,41 @@ class Adviser:
     """Searches the neighbourhood of one candidate."""
 
     job: Job
-    space: SearchSpace
-    """The space without held knobs."""
-
+    space: SearchSpace  # The space without held knobs
     trainer: Trainer
     service: PredictionService
-    refuted: frozenset[str] = frozenset()
-    """Ids of candidates that a measurement showed not to fit."""
-
+    refuted: frozenset[str] = frozenset()  # Ids of candidates that a measurement showed not to fit
     now: Callable[[], float] = time.monotonic
 
     def ways_to_fit(self, candidate: Candidate, prediction: Prediction) -> tuple[WayToFit, ...]:
         """Return changes of one kind, or else of two, that surely fit; neutral ones first, then
         by speed. If weight sync is the peak, transfer of the adapter alone precedes them."""
         until = self.now() + MAX_SECONDS
-        kinds = list(self._kinds(candidate))
+        alone = [knob for knob in (*self.space.knobs, *self.space.remedies) if knob.name not in BATCH_KNOBS]
+        possible = [self._smaller_batches(candidate), *(self._knob_changes(knob, candidate) for knob in alone)]
+        kinds = sorted((kind for kind in possible if kind.changes), key=lambda kind: kind.learning)
         for number in (1, 2):
             ways: list[WayToFit] = []
             for chosen in itertools.combinations(kinds, number):
                 if len(ways) == MAX_WAYS or self.now() > until:
                     break
-                ways.extend(self._mildest(candidate, prediction, chosen))
+                if (way := self._mildest(candidate, prediction, chosen)) is not None:
+                    ways.append(way)
             if ways:
-                return tuple(sorted(ways, key=lambda way: (not self._relieves_sync(way, candidate, prediction), *_cost(way))))
+                return tuple(sorted(ways, key=lambda way: self._rank(way, candidate, prediction)))
         return ()
 
-    def _relieves_sync(self, way: WayToFit, candidate: Candidate, prediction: Prediction) -> bool:
-        """Return True if sync is the peak and the change replaces its transfer of whole weights
-        by the adapter's."""
-        if prediction.peak_phase is None or prediction.peak_phase.name != "sync":
-            return False
-        task, changed = self.job.task, self._changed(candidate, way.change)
-        before, after = self.trainer.compose(candidate, task), self.trainer.compose(changed, task)
-        return after.syncs_adapter_only and not before.syncs_adapter_only
+    def _rank(self, way: WayToFit, candidate: Candidate, prediction: Prediction) -> tuple[bool, bool, float]:
+        """Sort key: relief of the sync if that is the peak, effect on learning, speed; an unknown speed comes last."""
+        relieves_sync = False
+        if prediction.peak_phase is not None and prediction.peak_phase.name == "sync":
+            task, changed = self.job.task, self._changed(candidate, way.change)
+            before, after = self.trainer.compose(candidate, task), self.trainer.compose(changed, task)
+            relieves_sync = after.syncs_adapter_only and not before.syncs_adapter_only
+        return not relieves_sync, way.learning, -way.speed_ratio if way.speed_ratio is not None else float("inf")
 
     def _changed(self, candidate: Candidate, change: KnobValues) -> Candidate:
         return self.trainer.complete(self.space.with_remedies({**candidate.knobs, **change}), self.job.task)
-
-    def _kinds(self, candidate: Candidate) -> Iterator[Kind]:
-        alone = [knob for knob in (*self.space.knobs, *self.space.remedies) if knob.name not in BATCH_KNOBS]
-        kinds = [self._smaller_batches(candidate), *(self._knob_changes(knob, candidate) for knob in alone)]
-        yield from sorted((kind for kind in kinds if kind.changes), key=lambda kind: kind.learning)
 
     def _knob_changes(self, knob: Knob, candidate: Candidate) -> Kind:
         learning = knob.effect_under(candidate.settings) == "learning"
@@ -107,16 +98,15 @@ class Adviser:
         changes = tuple({BATCH_KNOBS[0]: size, BATCH_KNOBS[1]: micro * steps // size} for size in powers)
         return Kind(changes=changes, learning=False)
 
-    def _mildest(self, candidate: Candidate, prediction: Prediction, kinds: Sequence[Kind]) -> Iterator[WayToFit]:
-        """Yield at most one way: the mildest change of the last kind that fits, beside the
-        strongest of the others."""
+    def _mildest(self, candidate: Candidate, prediction: Prediction, kinds: Sequence[Kind]) -> WayToFit | None:
+        """Return the mildest change of the last kind that fits, beside the strongest of the others."""
         fixed = {name: value for kind in kinds[:-1] for name, value in kind.changes[-1].items()}
         last = kinds[-1].changes
         strongest = self._way(candidate, prediction, {**fixed, **last[-1]})
         if strongest is None:
-            return
+            return None
         milder = (self._way(candidate, prediction, {**fixed, **change}) for change in last[:-1])
-        yield next((way for way in milder if way is not None), strongest)
+        return next((way for way in milder if way is not None), strongest)
 
     def _way(self, candidate: Candidate, before: Prediction, change: KnobValues) -> WayToFit | None:
         """Return this change if it is legal and surely fits."""
@@ -147,17 +137,11 @@ def ways_to_fit(
         prediction = service.predict(baseline)
     except (CannotPredict, ProbeError):
         return ()
-    adviser = Adviser(
-        job=request.job, space=request.whole_space, trainer=request.trainer, service=service, refuted=frozenset(refuted)
-    )
+    job, space, trainer = request.job, request.whole_space, request.trainer
+    adviser = Adviser(job=job, space=space, trainer=trainer, service=service, refuted=frozenset(refuted))
     return adviser.ways_to_fit(baseline, prediction)
 
 
 def as_flags(change: KnobValues, flag: str = "--set") -> str:
     """Return the change as flags of `predict`, or with `--hold` of `run`."""
     return " ".join(f"{flag} {name}={setting_text(value)}" for name, value in change.items())
-
-
-def _cost(way: WayToFit) -> tuple[bool, float]:
-    """Sort key: effect on learning, then speed; an unknown speed comes last."""
-    return way.learning, -(way.speed_ratio if way.speed_ratio is not None else float("-inf"))

@@ -19,7 +19,7 @@ import numpy as np
 
 from autotune.core.answer import Proven, Purpose, Trial
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Failure, Outcome
+from autotune.core.measurement import Outcome
 from autotune.failures.classify import depends_on_candidate
 from autotune.search.finalists import next_confirmation
 from autotune.search.implications import ran_out
@@ -29,34 +29,18 @@ from autotune.search.surrogate.candidate_table import IndexArray
 from autotune.search.tiers import Tier
 from autotune.search.trial_view import SearchProblem, TrialView, speed_of
 
-SAFE_CHANCE = 0.95
-"""Chance of fitting from which a candidate is safe to begin with."""
-
-PLAUSIBLE_CHANCE, REMOTE_CHANCE = 0.25, 0.03
-"""A tier is skipped for now if all its candidates are below this chance of fitting: the first
-bound while nothing has fitted, the second once a less preferred tier is known to fit."""
-
-MAX_EQUAL_FAILURES = 3
-"""Consecutive probes with the same failure, before anything has fitted, after which the search
-ends."""
-
-MAX_REFUSED_PROBES = 2
-"""Refused candidates to measure per tier; a second one only if the first fitted."""
-
-MAX_LAST_RESORTS = 6
-"""Least demanding candidates to measure if prediction rules everything out."""
-
-MIN_REFUSED_CHANCE = 1e-3
-"""Chance of fitting below which a refused candidate is not measured."""
+SAFE_CHANCE = 0.95  # Chance of fitting from which a candidate is safe to begin with
+# A tier is skipped for now if all its candidates are below this chance of fitting.
+PLAUSIBLE_CHANCE, REMOTE_CHANCE = 0.25, 0.03  # while nothing has fitted; once a less preferred tier is known to fit
+MAX_EQUAL_FAILURES = 3  # Consecutive probes with the same failure, before anything has fitted, after which the search ends
+MAX_REFUSED_PROBES = 2  # Refused candidates to measure per tier; a second one only if the first fitted
+MAX_LAST_RESORTS = 6  # Least demanding candidates to measure if prediction rules everything out
+MIN_REFUSED_CHANCE = 1e-3  # Chance of fitting below which a refused candidate is not measured
 
 # For Optuna's own samplers, which do not model the cost of a load:
-MAX_PROBES_WITHOUT_GAIN = 12
-"""Probes without improvement after which the search stops, once every load of the tier was
-measured."""
-
+MAX_PROBES_WITHOUT_GAIN = 12  # Probes without improvement after which the search stops, once every load of the tier was measured
+# A load is abandoned if its best stays below this share of the incumbent after this many probes.
 MIN_LOAD_SHARE, MIN_LOAD_PROBES = 0.6, 4
-"""A load is abandoned if its best stays below this share of the incumbent after this many
-probes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +48,7 @@ class NextProbe:
     """Measure one candidate of the pool."""
 
     purpose: Purpose
-    pool: IndexArray
-    """Rows of the table."""
+    pool: IndexArray  # Rows of the table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +64,7 @@ class RemainingBudget:
 
     seconds: float
     probes: int
-    live: frozenset[str] = frozenset()
-    """Load keys that are ready for the next probe; if empty, that of the last one."""
+    live: frozenset[str] = frozenset()  # Load keys that are ready for the next probe; if empty, that of the last one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,40 +78,27 @@ class Agenda:
 
     problem: SearchProblem
     options: SearchOptions
-    uses_surrogate: bool
-    """False for Optuna's own samplers, which choose within the tier by themselves."""
-
+    uses_surrogate: bool  # False for Optuna's own samplers, which choose within the tier by themselves
     earlier: tuple[Trial, ...] = ()
-    """Trials of other studies on the same model, versions and hardware: evidence, not counted as
-    measured here."""
-
-    def view(self, trials: tuple[Trial, ...], pending: frozenset[str] = frozenset()) -> TrialView:
-        return TrialView(self.problem, trials, self.earlier, pending)
+    """Trials of other studies on the same model, versions and hardware: evidence, not counted as measured here."""
 
     def next(self, view: TrialView, budget: RemainingBudget) -> NextProbe | Wait | SearchEnd:
-        """Return the next step. Confirmations run alone, and the search ends only when nothing
-        is pending."""
-        step = self._next(view, budget)
-        return Wait() if view.pending and (isinstance(step, SearchEnd) or step.purpose == "confirm") else step
-
-    def _next(self, view: TrialView, budget: RemainingBudget) -> NextProbe | SearchEnd:
+        """Return the next step. Confirmations run alone, and the search ends only when nothing is pending."""
+        step: NextProbe | SearchEnd
+        baseline = self.problem.baseline
         if _every_probe_fails_alike(view):
-            return SearchEnd(proven="not proven infeasible")
-        step = self._opening(view) or self._search(view)
-        if isinstance(step, NextProbe) and not self._affordable(step, view, budget):
-            step = SearchEnd(proven="budget spent")
-        if isinstance(step, SearchEnd):
-            chosen = next_confirmation(view, budget.seconds)
-            return step if chosen is None else self._probe("confirm", chosen)
-        return step
+            step = SearchEnd(proven="not proven infeasible")
+        else:
+            opens = baseline is not None and view.is_open(baseline)
+            step = self._probe("baseline", baseline) if baseline is not None and opens else self._search(view)
+            if isinstance(step, NextProbe) and not self._affordable(step, view, budget):
+                step = SearchEnd(proven="budget spent")
+            if isinstance(step, SearchEnd) and (chosen := next_confirmation(view, budget.seconds)) is not None:
+                step = self._probe("confirm", chosen)
+        return Wait() if view.pending and (isinstance(step, SearchEnd) or step.purpose == "confirm") else step
 
     def _probe(self, purpose: Purpose, candidate: Candidate) -> NextProbe:
         return NextProbe(purpose=purpose, pool=self.problem.table.indices([candidate]))
-
-    def _opening(self, view: TrialView) -> NextProbe | None:
-        """The baseline, unless it cannot fit."""
-        baseline = self.problem.baseline
-        return self._probe("baseline", baseline) if baseline is not None and view.is_open(baseline) else None
 
     def _search(self, view: TrialView) -> NextProbe | SearchEnd:
         """Search the first tier that fits; before it, any preferred tier that may fit after all."""
@@ -142,13 +111,12 @@ class Agenda:
                 return NextProbe(purpose="anchor", pool=first)
             if first is None and (step := self._refused(tier, view)):
                 return step
-            if first is None and _has_crashed(tier, view):
+            if first is None and any(trial.measurement.outcome is Outcome.CRASH for trial in view.probed_in(tier)):
                 return SearchEnd(proven="not proven infeasible")  # a crash is no lack of memory
         return self._last_resort(view)
 
     def _last_resort(self, view: TrialView) -> NextProbe | SearchEnd:
-        """Measure the likeliest candidate of all: "nothing fits" is never concluded from
-        predictions alone."""
+        """Measure the likeliest candidate of all: "nothing fits" is never concluded from predictions alone."""
         firsts = [first for tier in self.problem.tiers if (first := self._safest(tier, view)) is not None]
         if firsts:
             return NextProbe(purpose="anchor", pool=max(firsts, key=lambda first: float(view.estimates.fits[first].max())))
@@ -160,8 +128,7 @@ class Agenda:
         return NextProbe(purpose="refused", pool=refused[[int(view.estimates.need.mean[refused].argmin())]])
 
     def _safest(self, tier: Tier, view: TrialView) -> IndexArray | None:
-        """Return the open candidates with the highest chance of fitting; without predictions,
-        the least demanding one."""
+        """Return the open candidates with the highest chance of fitting; without predictions, the least demanding one."""
         pool = view.open_in(tier)
         if not len(pool):
             return None
@@ -186,8 +153,7 @@ class Agenda:
         return NextProbe(purpose="search", pool=_on_one_load(tier, pool, table.loads, table.load_number, view))
 
     def _faster_in_earlier_study(self, pool: IndexArray, best: float) -> IndexArray:
-        """Return the fastest candidate that fitted in an earlier study, if it was faster than
-        the best here."""
+        """Return the fastest candidate that fitted in an earlier study, if it was faster than the best here."""
         index, open_here = self.problem.table.index, set(pool.tolist())
         fitting = [one for one in self.earlier if one.verdict.fits and index.get(one.candidate.id) in open_here]
         fastest = max(fitting, key=speed_of, default=None)
@@ -223,8 +189,7 @@ class Agenda:
 
 
 def _every_probe_fails_alike(view: TrialView) -> bool:
-    """True after one failure that no other candidate can avoid, like a missing package, or if the
-    last probes share one that is not the candidates', like a reward function that raises."""
+    """True after a failure that no candidate can avoid (a missing package), or equal ones that are not the candidates' own."""
     failures = [failure for trial in view.probes if (failure := trial.measurement.failure) is not None]
     if not any(trial.verdict.fits for trial in view.probes) and not all(map(depends_on_candidate, failures)):
         return True
@@ -234,38 +199,27 @@ def _every_probe_fails_alike(view: TrialView) -> bool:
         trial.verdict.fits or trial.measurement.outcome not in broken for trial in view.probes
     ):
         return False
-    return len({_wording(trial.measurement.failure) for trial in last if trial.measurement.failure}) == 1
-
-
-def _wording(failure: Failure) -> str:
-    """Return the evidence without the numbers that differ from process to process."""
-    return re.sub(r"0x[0-9a-f]+|\d+", "#", failure.evidence)
-
-
-def _has_crashed(tier: Tier, view: TrialView) -> bool:
-    return any(trial.measurement.outcome is Outcome.CRASH for trial in view.probed_in(tier))
+    # Without the numbers, which differ from process to process.
+    wordings = (re.sub(r"0x[0-9a-f]+|\d+", "#", failure.evidence) for trial in last if (failure := trial.measurement.failure))
+    return len(set(wordings)) == 1
 
 
 def _on_one_load(tier: Tier, pool: IndexArray, loads: IndexArray, numbers: Mapping[str, int], view: TrialView) -> IndexArray:
     """Return the part of the pool that needs no load, unless the live load is abandoned."""
-    abandoned = _abandoned_loads(tier, numbers, view)
+    best = max((speed_of(trial) for trial in view.contenders(tier)), default=0.0)
+    by_load: dict[str, list[float]] = {}
+    for trial in view.probed_in(tier):
+        by_load.setdefault(trial.candidate.load_key, []).append(speed_of(trial))
+    abandoned = {
+        numbers[key]
+        for key, speeds in by_load.items()
+        if key in numbers and len(speeds) >= MIN_LOAD_PROBES and max(speeds) < MIN_LOAD_SHARE * best
+    }
     live = numbers.get(view.probes[-1].candidate.load_key) if view.probes else None
     if live is not None and live not in abandoned and (loads[pool] == live).any():
         return np.asarray(pool[loads[pool] == live])
     others = pool[~np.isin(loads[pool], list(abandoned))]
     return others if len(others) else pool
-
-
-def _abandoned_loads(tier: Tier, numbers: Mapping[str, int], view: TrialView) -> set[int]:
-    best = max((speed_of(trial) for trial in view.contenders(tier)), default=0.0)
-    by_load: dict[str, list[float]] = {}
-    for trial in view.probed_in(tier):
-        by_load.setdefault(trial.candidate.load_key, []).append(speed_of(trial))
-    return {
-        numbers[key]
-        for key, speeds in by_load.items()
-        if key in numbers and len(speeds) >= MIN_LOAD_PROBES and max(speeds) < MIN_LOAD_SHARE * best
-    }
 
 
 def _stopped_improving(tier: Tier, open_loads: list[str], view: TrialView) -> bool:

@@ -39,9 +39,7 @@ class TrialEnd:
 
     state: TrialState
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    violations: Mapping[str, float] = field(default_factory=dict)
-    """Violations by constraint, as in `Trial.set_constraint`."""
-
+    violations: Mapping[str, float] = field(default_factory=dict)  # by constraint, as in `Trial.set_constraint`
     value: float | None = None
 
     @property
@@ -71,40 +69,34 @@ class AtomicMemoryStorage(InMemoryStorage):
 
 
 class AtomicRDBStorage(RDBStorage):
-    """Database storage: each method writes all or nothing, and may be repeated if its reply was
-    lost."""
+    """Database storage: each method writes all or nothing, and may be repeated if its reply was lost."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        # Distributions that were checked against the study's, which Optuna repeats for each parameter.
         self._compatible: dict[tuple[int, str], BaseDistribution] = {}
-        """Distributions that were checked against the study's, which Optuna repeats for each
-        parameter."""
+        # Running trials as last read: a described trial does not change until it ends.
         self._running: dict[int, FrozenTrial] = {}
-        """Running trials as last read: a described trial does not change until it ends."""
 
     def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
         return self._create_new_trial(study_id, _running(attributes))
 
     def enter(self, study_id: int, trial_id: int, entry: TrialStart) -> None:
-        # If only the reply to an earlier try was lost, the rows exist already: that error is
-        # ignored.
+        # If only the reply to an earlier try was lost, the rows exist already: that error is ignored.
         with _create_scoped_session(self.scoped_session, ignore_integrity_error=True) as session:
-            self._enter_params(session, study_id, trial_id, entry)
+            rows = []
+            for name, value in entry.params.items():
+                distribution = entry.distributions[name]
+                inner = distribution.to_internal_repr(value)
+                if self._compatible.get((study_id, name)) != distribution:
+                    self._set_trial_param_without_commit(session, trial_id, name, inner, distribution)
+                    self._compatible[study_id, name] = distribution
+                    continue
+                as_json = distribution_to_json(distribution)
+                rows.append({"trial_id": trial_id, "param_name": name, "param_value": inner, "distribution_json": as_json})
+            if rows:
+                session.execute(insert(models.TrialParamModel), rows)
             _insert(session, models.TrialUserAttributeModel, trial_id, entry.attributes)
-
-    def _enter_params(self, session: Session, study_id: int, trial_id: int, entry: TrialStart) -> None:
-        rows = []
-        for name, value in entry.params.items():
-            distribution = entry.distributions[name]
-            inner = distribution.to_internal_repr(value)
-            if self._compatible.get((study_id, name)) != distribution:
-                self._set_trial_param_without_commit(session, trial_id, name, inner, distribution)
-                self._compatible[study_id, name] = distribution
-                continue
-            as_json = distribution_to_json(distribution)
-            rows.append({"trial_id": trial_id, "param_name": name, "param_value": inner, "distribution_json": as_json})
-        if rows:
-            session.execute(insert(models.TrialParamModel), rows)
 
     def end(self, trial_id: int, end: TrialEnd) -> None:
         with _create_scoped_session(self.scoped_session) as session:
@@ -121,8 +113,7 @@ class AtomicRDBStorage(RDBStorage):
     def _get_trials(
         self, study_id: int, states: Container[TrialState] | None, included_trial_ids: set[int], trial_id_greater_than: int
     ) -> list[FrozenTrial]:
-        """Read all trials except unchanged running ones: Optuna's cache reads every running
-        trial again each time."""
+        """Read all trials except unchanged running ones: Optuna's cache reads every running trial again each time."""
         again = self._running and included_trial_ids and states is None  # without a cache, everything is read
         now = self._states(study_id, included_trial_ids, trial_id_greater_than) if again else {}
         still = {number: trial for number, trial in self._running.items() if now.get(number) is TrialState.RUNNING}
@@ -144,8 +135,7 @@ class AtomicRDBStorage(RDBStorage):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWriter:
-    """Writes the trials of one study. Optuna's queue is not used: the agenda selects the next
-    candidate."""
+    """Writes the trials of one study. Optuna's queue is not used: the agenda selects the next candidate."""
 
     study: optuna.Study
     storage: AtomicMemoryStorage | AtomicRDBStorage
@@ -175,8 +165,7 @@ def _insert(session: Session, model: Any, trial_id: int, attributes: Mapping[str
 
 
 def _has_attributes(session: Session, trial_id: int, attributes: Mapping[str, Any]) -> bool:
-    """Return True if the trial has all of these attributes, which only this driver could have
-    written."""
+    """Return True if the trial has all of these attributes, which only this driver could have written."""
     mine = models.TrialUserAttributeModel
     there = session.execute(select(mine.key, mine.value_json).where(mine.trial_id == trial_id))
     written = {row.key: row.value_json for row in there}

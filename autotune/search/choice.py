@@ -7,51 +7,36 @@ simplest is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autotune.catalog.simplicity import complexity
 from autotune.core.answer import Advantage, AdvantageKind, Trial
-from autotune.core.measurement import Speed
 from autotune.core.run_spread import SpeedRatio
 from autotune.search.trial_view import TrialView
 
-MAX_SPEED_LOSS = 0.03
-"""Share of speed that a simpler candidate may lose by its measured figure, even where the spread
-between runs is larger."""
-
+MAX_SPEED_LOSS = 0.03  # Share of speed that a simpler candidate may lose, even where the spread between runs is larger
+# Difference of predicted speeds, as a share, that a prediction can't resolve: the part of a phase's error that its candidates
+# do not have in common (`surrogate.throughput_model`).
 EQUAL_SPEED_SHARE = 0.05
-"""Difference of predicted speeds, as a share, that a prediction can't resolve: the part of a
-phase's error that its candidates do not have in common (`surrogate.throughput_model`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """Recommended trial, and its speed compared with the baseline's."""
-
-    winner: Trial | None
-    advantage: Advantage | None = None
-    """None without a baseline that was measured at the same learning knobs."""
-
-
-def choose(view: TrialView, *, finished: bool) -> Choice:
-    """Return the choice. In a search that is not `finished` the best so far need not be confirmed."""
+def choose(view: TrialView, *, finished: bool) -> tuple[Trial | None, Advantage | None]:
+    """Return the recommended trial and its speed compared with the baseline's, if one was measured at the same learning knobs.
+    In a search that is not `finished` the best so far need not be confirmed."""
     fastest = view.best()
     if fastest is None:
-        return Choice(winner=None)
+        return None, None
     baseline = view.fitting_baseline()
     if baseline is None:
-        return Choice(winner=_simplest(fastest, view))
-    if baseline.candidate == fastest.candidate:
-        return Choice(winner=fastest)
-    ratio = compare(fastest, baseline, view)
-    if ratio is None:
-        return Choice(winner=fastest)
+        return _simplest(fastest, view), None
+    if baseline.candidate == fastest.candidate or (ratio := compare(fastest, baseline, view)) is None:
+        return fastest, None
     unconfirmed = finished and fastest.candidate.id not in view.confirmations
     if ratio.low <= 1.0 or unconfirmed:
         why: AdvantageKind = "within the noise" if ratio.low <= 1.0 else "not confirmed"
-        return Choice(winner=baseline, advantage=_advantage(fastest, ratio, why))
+        return baseline, _advantage(fastest, ratio, why)
     winner = _simplest(fastest, view, baseline)
-    return Choice(winner=winner, advantage=_advantage(winner, compare(winner, baseline, view) or ratio, "measurably faster"))
+    return winner, _advantage(winner, compare(winner, baseline, view) or ratio, "measurably faster")
 
 
 def _advantage(trial: Trial, ratio: SpeedRatio, why: AdvantageKind) -> Advantage:
@@ -59,28 +44,24 @@ def _advantage(trial: Trial, ratio: SpeedRatio, why: AdvantageKind) -> Advantage
 
 
 def compare(one: Trial, other: Trial, view: TrialView) -> SpeedRatio | None:
-    """Return the ratio of the best evidence about two candidates; None without both speeds.
-
-    On emulated cards speeds are predicted, without a spread between runs."""
-    first, second = evidence(one, view), evidence(other, view)
+    """Return the ratio of the best evidence about two candidates; None without both speeds."""
+    first, second = (view.confirmations.get(trial.candidate.id, trial).measurement.ranking_speed for trial in (one, other))
     if first is None or second is None:
         return None
     ratio = view.run_spread.compare(first, second)
-    if ratio is None or not one.measurement.emulated:
+    if not one.measurement.emulated:  # on emulated cards speeds are predicted, without a spread between runs
         return ratio
     return replace(ratio, low=ratio.value * (1 - EQUAL_SPEED_SHARE), high=ratio.value * (1 + EQUAL_SPEED_SHARE))
 
 
-def evidence(trial: Trial, view: TrialView) -> Speed | None:
-    """Return the speed of the candidate's confirmations, else that of its probe."""
-    return view.confirmations.get(trial.candidate.id, trial).measurement.ranking_speed
-
-
 def _simplest(fastest: Trial, view: TrialView, baseline: Trial | None = None) -> Trial:
-    """Return the simplest confirmed candidate that is as fast as the fastest within the spread, and
-    measurably faster than the baseline."""
-    confirmed = [trial for trial in as_fast_as(fastest, view) if trial.candidate.id in view.confirmations]
-    alike = [trial for trial in confirmed if baseline is None or _is_faster(trial, baseline, view)]
+    """Return the simplest confirmed candidate that is as fast as the fastest, and measurably faster than the baseline."""
+    alike = [
+        trial
+        for trial in as_fast_as(fastest, view)
+        if trial.candidate.id in view.confirmations
+        and (baseline is None or (ratio := compare(trial, baseline, view)) is None or ratio.low > 1.0)
+    ]
     return min([fastest, *alike], key=lambda trial: complexity(trial.candidate, view.baseline))
 
 
@@ -90,11 +71,5 @@ def as_fast_as(fastest: Trial, view: TrialView) -> list[Trial]:
     if tier is None or fastest.candidate.id not in view.confirmations:
         return []
     others = [trial for trial in view.contenders(tier) if trial.candidate != fastest.candidate]
-    ratios = [compare(fastest, trial, view) for trial in others]
-    pairs = zip(others, ratios, strict=True)
+    pairs = ((trial, compare(fastest, trial, view)) for trial in others)
     return [trial for trial, ratio in pairs if ratio and ratio.low <= 1.0 and ratio.value <= 1 + MAX_SPEED_LOSS]
-
-
-def _is_faster(trial: Trial, baseline: Trial, view: TrialView) -> bool:
-    ratio = compare(trial, baseline, view)
-    return ratio is None or ratio.low > 1.0

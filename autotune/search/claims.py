@@ -26,11 +26,8 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 Result = TypeVar("Result")
 
-MAX_SILENCE_SECONDS = 60.0
-"""Silence after which a driver of another machine counts as terminated."""
-
+MAX_SILENCE_SECONDS = 60.0  # Silence after which a driver of another machine counts as terminated
 HEARTBEAT_SECONDS = 5.0
-
 _META = MetaData()
 _DRIVERS = Table(
     "autotune_drivers",
@@ -52,7 +49,7 @@ _CLAIMS = Table(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Driver:
     """Row of another driver."""
 
@@ -64,11 +61,9 @@ class Driver:
 
 
 class Claims:
-    """Claims of one driver on one study; this base serves a study in the process's own memory,
-    without other drivers."""
+    """Claims of one driver on one study; this base serves a study in the process's own memory, without other drivers."""
 
-    driver = ""
-    """Name of this driver; empty if no other one can exist."""
+    driver = ""  # Name of this driver; empty if no other one can exist
 
     def take(self, what: str) -> bool:
         """Return False if another driver has it."""
@@ -178,8 +173,7 @@ class SharedClaims(Claims):
     def _drivers(self) -> list[Driver]:
         columns = (_DRIVERS.c.driver, _DRIVERS.c.place, _DRIVERS.c.process, _DRIVERS.c.words, _DRIVERS.c.beats)
         active = (_DRIVERS.c.study == self._study) & (_DRIVERS.c.left == 0) & (_DRIVERS.c.driver != self.driver)
-        rows = self._read(select(*columns).where(active))
-        return [Driver(name=row[0], place=row[1], process=row[2], words=row[3], beats=row[4]) for row in rows]
+        return [Driver(*row) for row in self._read(select(*columns).where(active))]
 
     def _is_terminated(self, driver: Driver) -> bool:
         if driver.place == _host_identity():
@@ -227,8 +221,7 @@ def _make_tables(engine: Engine) -> None:
 
 @cache
 def _host_identity() -> str:
-    """Return the scope of visible process numbers: this boot of this machine, this container,
-    this user."""
+    """Return the scope of visible process numbers: this boot of this machine, this container, this user."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
@@ -237,8 +230,7 @@ def _host_identity() -> str:
 
 
 def _process_identity(pid: int) -> str:
-    """Return the process number and its start in kernel ticks, since numbers are reused; of a
-    terminated one the number alone."""
+    """Return the process number and its start in kernel ticks, since numbers are reused; of a terminated one the number alone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,5 +1,4 @@
-"""Conclusion: the answer from everything measured, as a pure function, so that a recorded study
-can be concluded again."""
+"""Conclusion: the answer from everything measured, as a pure function, so that a recorded study can be concluded again."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.job import Job
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, judge
 from autotune.search.choice import choose
-from autotune.search.tiers import Tier, learning_values
+from autotune.search.tiers import learning_values
 from autotune.search.trial_view import TrialView, speed_of
 
 MAX_RUNNER_UPS = 4
@@ -16,17 +15,18 @@ MAX_RUNNER_UPS = 4
 
 def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, elapsed_seconds: float) -> Recommendation:
     """Return the winner with its evidence; `proven` is None after an interruption."""
-    choice, tier = choose(view, finished=proven is not None), view.tier_of_choice()
-    winner = choice.winner
+    (winner, advantage), tier = choose(view, finished=proven is not None), view.tier_of_choice()
     undecided = winner is None and proven in ("budget spent", "stopped improving")
     if winner is not None and proven == "no better candidate possible" and without_result(view.all):
         proven = "not all measured"
+    behind = [trial for trial in view.contenders(tier) if trial is not winner] if winner and tier else []
+    others = [view.confirmations.get(trial.candidate.id, trial) for trial in behind]
     return Recommendation(
         winner=winner,
         certificate=view.confirmations.get(winner.candidate.id) if winner else None,
         baseline=_baseline(view, job),
         learning=dict(tier.learning) if tier else {},
-        runner_ups=_runner_ups(view, winner, tier),
+        runner_ups=tuple(sorted(others, key=speed_of, reverse=True)[:MAX_RUNNER_UPS]),
         trade_offs=tuple(found[0] for other in view.tiers if other is not tier and (found := view.contenders(other))),
         changes=changes_between(job, view.baseline, winner.candidate) if winner and view.baseline else (),
         relaxed=relaxed_in(job, winner.candidate) if winner else {},
@@ -37,14 +37,13 @@ def conclude(view: TrialView, job: Job, *, proven: Proven | None, loads: int, el
         elapsed_seconds=elapsed_seconds,
         probe_seconds=sum(trial.measurement.cost.total_seconds for trial in view.all) * job.task.hardware.count,
         trials=view.all,
-        advantage=choice.advantage,
+        advantage=advantage,
         run_spread=view.run_spread,
     )
 
 
 def _baseline(view: TrialView, job: Job) -> Trial | None:
-    """Return the baseline's confirmation if it was a finalist, else its probe, else the reason
-    that it was not measured."""
+    """Return the baseline's confirmation if it was a finalist, else its probe, else the reason that it was not measured."""
     measured = next((trial for trial in view.probes if trial.purpose == "baseline" or trial.candidate == view.baseline), None)
     if measured is not None:
         return view.confirmations.get(measured.candidate.id, measured)
@@ -84,16 +83,8 @@ def _counts(view: TrialView, loads: int) -> Counts:
     )
 
 
-def _runner_ups(view: TrialView, winner: Trial | None, tier: Tier | None) -> tuple[Trial, ...]:
-    if winner is None or tier is None:
-        return ()
-    others = [view.confirmations.get(trial.candidate.id, trial) for trial in view.contenders(tier) if trial is not winner]
-    return tuple(sorted(others, key=speed_of, reverse=True)[:MAX_RUNNER_UPS])
-
-
 def relaxed_in(job: Job, chosen: Candidate) -> dict[str, KnobValue]:
-    """Return the learning knobs that are not at their most preferred value; none in a search for
-    speed alone."""
+    """Return the learning knobs that are not at their most preferred value; none in a search for speed alone."""
     if job.space.objective == "throughput":
         return {}
     values = learning_values(job.space, chosen)
@@ -106,16 +97,13 @@ def changes_between(job: Job, baseline: Candidate, chosen: Candidate) -> tuple[C
     names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
     changes = []
     for name in names:
-        effect = job.space[name].effect_under(chosen.settings)
-        why = _why_learning(job, name, chosen) if effect == "learning" else job.space[name].says
+        knob = job.space[name]
+        effect, why = knob.effect_under(chosen.settings), knob.says
+        if effect == "learning":
+            why = f"relaxed from {knob.choices[0]}, with which nothing fitted"
+            if job.space.objective == "throughput":
+                why = "searched for speed alone, as this space declares"
+            elif after.get(name) == knob.choices[0]:
+                why = "the space's preferred value, and it fits"
         changes.append(Change(name=name, baseline=before.get(name), recommended=after.get(name), effect=effect, why=why))
     return tuple(sorted(changes, key=lambda change: change.effect != "learning"))
-
-
-def _why_learning(job: Job, name: str, after: Candidate) -> str:
-    preferred = job.space[name].choices[0]
-    if job.space.objective == "throughput":
-        return "searched for speed alone, as this space declares"
-    if after.knobs.get(name) == preferred:
-        return "the space's preferred value, and it fits"
-    return f"relaxed from {preferred}, with which nothing fitted"

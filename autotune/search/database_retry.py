@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
@@ -25,14 +24,11 @@ from autotune.core.files import sqlite_file
 from autotune.core.secrets import without_password
 from autotune.machine.signals import stop_requested, uninterrupted
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Storage = TypeVar("Storage", bound=RDBStorage)
 
 MAX_WAIT_SECONDS = 300.0
-MAX_LAST_WAIT_SECONDS = 1.0
-"""Wait after an interruption by the user, for each of the last calls."""
-
+MAX_LAST_WAIT_SECONDS = 1.0  # Wait after an interruption by the user, for each of the last calls
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0
 NOTIFY_AFTER_SECONDS = 3.0
 
@@ -42,13 +38,9 @@ _PERMANENT = (
 )  # fmt: skip
 """Parts of error messages that waiting does not change."""
 
-_OF_A_FULL_DISK = ("disk i/o error", "unable to open database file")
-"""Messages that SQLite also gives for its auxiliary files on a full disk."""
-
+_OF_A_FULL_DISK = ("disk i/o error", "unable to open database file")  # SQLite's messages also for a disk that is full
 MIN_FREE_BYTES = 64 * 1024
-MAX_MISSING_SECONDS = 5.0
-"""Wait for a file that was moved away and may come back."""
-
+MAX_MISSING_SECONDS = 5.0  # Wait for a file that was moved away and may come back
 _DELETED = "deleted"
 
 _RETRIED = (
@@ -58,8 +50,7 @@ _RETRIED = (
     "get_trial_id_from_study_id_trial_number", "_create_new_trial", "_get_trials", "_set_trial_param", "_get_best_trial_id",
     "enter", "end",
 )  # fmt: skip
-"""Storage methods to retry. Each may run twice: a trial whose creation was not confirmed is
-swept like a killed driver's."""
+"""Storage methods to retry. Each may run twice: a trial whose creation was not confirmed is swept like a killed driver's."""
 
 
 @dataclass(kw_only=True)
@@ -69,8 +60,7 @@ class RetryPolicy:
     url: str
     seconds: float = MAX_WAIT_SECONDS
     notify: Callable[[str], None] = field(default=lambda text: None)
-    _inode: tuple[int, int] | None = field(default=None, init=False)
-    """Device and inode of SQLite's file, as first seen."""
+    _inode: tuple[int, int] | None = field(default=None, init=False)  # Device and inode of SQLite's file, as first seen
 
     def __call__(self, call: Callable[[], Result]) -> Result:
         """Return the call's result; StorageLost if the database does not come back."""
@@ -98,14 +88,9 @@ class RetryPolicy:
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    @property
-    def _file(self) -> Path | None:
-        return sqlite_file(self.url)
-
     def _is_deleted(self) -> bool:
-        """Return True if SQLite's file is gone or another one: its open connections would go on
-        writing without an error, into a file that nobody can read again."""
-        file = self._file
+        """Return True if SQLite's file is gone or another one: open connections would write on, into a file without a name."""
+        file = sqlite_file(self.url)
         if file is None:
             return False
         try:
@@ -117,7 +102,7 @@ class RetryPolicy:
 
     def _with_disk_state(self, reason: str) -> str:
         """Name a full disk behind a general message of SQLite."""
-        file = self._file
+        file = sqlite_file(self.url)
         with contextlib.suppress(OSError):
             if file is not None and reason.lower().startswith(_OF_A_FULL_DISK):
                 full = shutil.disk_usage(file.parent).free < MIN_FREE_BYTES
@@ -127,17 +112,13 @@ class RetryPolicy:
 
 def with_retries(storage: Storage, retry: RetryPolicy) -> Storage:
     """Return the same storage, with methods that wait for the database."""
+
+    def retrying(method: Callable[..., Any]) -> Callable[..., Any]:
+        return wraps(method)(lambda *args, **kwargs: retry(lambda: method(*args, **kwargs)))
+
     for name in _RETRIED:
-        setattr(storage, name, _retrying(getattr(storage, name), retry))
+        setattr(storage, name, retrying(getattr(storage, name)))
     return storage
-
-
-def _retrying(method: Callable[Arguments, Any], retry: RetryPolicy) -> Callable[Arguments, Any]:
-    @wraps(method)
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
-        return retry(lambda: method(*args, **kwargs))
-
-    return call
 
 
 def _reason(error: BaseException) -> str:
@@ -156,8 +137,7 @@ def _fix(reason: str) -> str:
 def _is_temporary(error: BaseException, reason: str) -> bool:
     """Return True for another process's lock, a restarting server or a lost network."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) else error
-    # PendingRollbackError: Optuna continued a transaction of a lost connection; the next call
-    # begins a new one.
+    # PendingRollbackError: Optuna continued a transaction of a lost connection; the next call begins a new one.
     away = isinstance(cause, (OperationalError, InterfaceError, PendingRollbackError)) or (
         isinstance(cause, DBAPIError) and cause.connection_invalidated
     )

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 def open_executor(job: Job, trainer: Trainer) -> Executor:
-    """Return an executor, not started yet; its `close` ends every process. BadInput where its
-    slots do not fit."""
+    """Return an executor, not started yet; its `close` ends every process. BadInput where its slots do not fit."""
     from autotune.probe.executors.local import LocalExecutor  # here, because importing autotune.search must stay fast
     from autotune.probe.executors.local_slots import local_places
     from autotune.probe.runner import RequestBuilders

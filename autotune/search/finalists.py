@@ -14,31 +14,18 @@ from autotune.search.tiers import Tier
 from autotune.search.trial_view import TrialView, speed_of
 
 MAX_FINALISTS = 3
-
-MIN_EXPECTED_GAIN = 0.004
-"""Expected logarithmic improvement over the leader from which a candidate is a finalist too."""
-
-ROUNDS = 2
-"""Turns of each finalist, so that a temporarily slow machine slows all of them."""
-
-MAX_BASELINE_ROUNDS = 3
-"""Turns of the baseline and of the fastest candidate, where two do not decide between them."""
-
+MIN_EXPECTED_GAIN = 0.004  # Expected logarithmic improvement over the leader from which a candidate is a finalist too
+ROUNDS = 2  # Turns of each finalist, so that a temporarily slow machine slows all of them
+MAX_BASELINE_ROUNDS = 3  # Turns of the baseline and of the fastest candidate, where two do not decide between them
+# A finalist leaves after a round if it is behind the leader by more than a probe's noise, within these bounds.
 MIN_CLOSE_SHARE, MAX_CLOSE_SHARE = 0.01, 0.05
-"""A finalist leaves after a round if it is behind the leader by more than a probe's noise,
-within these bounds."""
-
+# Share of the search's seconds up to which a deciding turn, or that of a simpler candidate as fast as the fastest, is taken.
 MAX_DECISION_TIME_SHARE = 1.0
-"""Share of the search's seconds up to which such a turn, or that of a simpler candidate as fast as
-the fastest, is taken."""
-
-MAX_TIME_SHARE = 0.5
-"""Confirmations after the first take at most this share of the seconds that the search took."""
+MAX_TIME_SHARE = 0.5  # Confirmations after the first take at most this share of the seconds that the search took
 
 
 def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
-    """Return the next finalist to measure: always the leader once, the others and further rounds
-    while time allows."""
+    """Return the next finalist to measure: always the leader once, the others and further rounds while time allows."""
     tier = view.tier_of_choice()
     if tier is None:
         return None
@@ -57,16 +44,14 @@ def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
 
 
 def _finalists(view: TrialView, tier: Tier) -> list[Trial]:
-    """Return the contenders by estimated speed, which one lucky probe moves less than a ranking
-    by measured speed."""
+    """Return the contenders by estimated speed, which one lucky probe moves less than a ranking by measured speed."""
     contenders = view.contenders(tier)
     lead, deviation = view.lead_over(contenders, view.leader(contenders))
     gains = expected_improvement(lead, deviation, 0.0)
     gains[int(lead.argmax())] = np.inf
     order = [int(row) for row in np.argsort(-gains, kind="stable")[:MAX_FINALISTS]]
     chosen = [contenders[row] for row in order if gains[row] > MIN_EXPECTED_GAIN]
-    # Add contenders whose probe was faster than every confirmation: either of the two may have been
-    # luck.
+    # Add contenders whose probe was faster than every confirmation: either of the two may have been luck.
     confirmed = [speed_of(view.confirmations[one.candidate.id]) for one in contenders if one.candidate.id in view.confirmations]
     bar = (1 + _close_share(view)) * max(confirmed, default=float("inf"))
     among = {trial.candidate.id for trial in chosen}
@@ -75,9 +60,8 @@ def _finalists(view: TrialView, tier: Tier) -> list[Trial]:
 
 
 def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
-    """Return the baseline or its fastest confirmed rival, whichever was confirmed less often, while
-    the measurements don't decide between them. The baseline's first turn may exceed the usual share
-    of the time."""
+    """Return the baseline or its fastest confirmed rival, whichever was confirmed less often, while the measurements don't
+    decide between them. The baseline's first turn may exceed the usual share of the time."""
     fastest, baseline = view.best(), view.fitting_baseline()
     if fastest is None or baseline is None or fastest.candidate == baseline.candidate:
         return None
@@ -95,8 +79,7 @@ def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
 
 
 def _simpler_rival(view: TrialView) -> Candidate | None:
-    """Return the simplest candidate as fast as the fastest confirmed one within the spread, if its own
-    confirmation would make it the choice."""
+    """Return the simplest candidate as fast as the fastest confirmed one, if its own confirmation would make it the choice."""
     fastest = view.best()
     rivals = [] if fastest is None else [fastest, *as_fast_as(fastest, view)]
     simplest = min((trial.candidate for trial in rivals), key=lambda one: complexity(one, view.baseline), default=None)
@@ -112,8 +95,9 @@ def _affordable(view: TrialView, seconds: float, share: float = MAX_TIME_SHARE) 
 def _turns(finalists: list[Trial], number: int, view: TrialView) -> list[Trial]:
     """Return the finalists of this round, grouped by load, in reverse order every second round."""
     if number > 0:
-        best = max(_confirmed_speed(trial, view) for trial in finalists)
-        finalists = [trial for trial in finalists if _confirmed_speed(trial, view) >= (1 - _close_share(view)) * best]
+        speeds = [speed_of(view.confirmations.get(trial.candidate.id, trial)) for trial in finalists]
+        bar = (1 - _close_share(view)) * max(speeds)
+        finalists = [trial for trial, speed in zip(finalists, speeds, strict=True) if speed >= bar]
         if len(finalists) == 1:
             return []
     first = finalists[0].candidate.load_key
@@ -123,7 +107,3 @@ def _turns(finalists: list[Trial], number: int, view: TrialView) -> list[Trial]:
 
 def _close_share(view: TrialView) -> float:
     return min(MAX_CLOSE_SHARE, max(MIN_CLOSE_SHARE, view.estimates.speed.noise))
-
-
-def _confirmed_speed(trial: Trial, view: TrialView) -> float:
-    return speed_of(view.confirmations.get(trial.candidate.id, trial))

@@ -7,20 +7,18 @@ predicted once more from a trace of its own step; if that does not fit, the next
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from autotune.catalog.simplicity import complexity
 from autotune.core.answer import Forecast, PredictedCandidate
 from autotune.core.candidate import Candidate
 from autotune.core.job import Job
-from autotune.core.prediction import Prediction
 from autotune.prediction.service import PredictionService
 from autotune.search.choice import EQUAL_SPEED_SHARE
 from autotune.search.conclusion import MAX_RUNNER_UPS, changes_between, relaxed_in
 from autotune.search.tiers import Tier, tiers_of
 
-TierPredictions = Sequence[Sequence[PredictedCandidate]]
-"""Predicted candidates by tier, least memory first."""
+TierPredictions = Sequence[Sequence[PredictedCandidate]]  # Predicted candidates by tier, least memory first
 
 
 def forecast(job: Job, service: PredictionService, candidates: Sequence[Candidate], baseline: Candidate | None) -> Forecast:
@@ -29,9 +27,17 @@ def forecast(job: Job, service: PredictionService, candidates: Sequence[Candidat
     tiers = tiers_of(job.space, candidates)
     preferred_first = [one for tier in tiers for one in tier.candidates]
     screened = service.screen(preferred_first, seconds=job.budget_seconds)
-    predicted = [_by_memory(tier, screened) for tier in tiers]
+    known = (
+        [PredictedCandidate(candidate=one, prediction=screened[one.id]) for one in tier.candidates if one.id in screened]
+        for tier in tiers
+    )
+    predicted = [sorted(members, key=lambda one: one.prediction.peak_memory_bytes.value) for members in known]
     winner, index = _first_confirmed(service, predicted, baseline, ends=began + job.budget_seconds)
     everyone = [one for members in predicted for one in members]
+
+    def need(one: PredictedCandidate) -> tuple[float, float]:
+        return one.prediction.peak_memory_bytes.low, one.prediction.peak_memory_bytes.value
+
     others = [one for one in _fastest_first(predicted[index], baseline) if one.candidate != winner.candidate] if winner else []
     return Forecast(
         winner=winner,
@@ -41,7 +47,7 @@ def forecast(job: Job, service: PredictionService, candidates: Sequence[Candidat
         runner_ups=tuple(others[:MAX_RUNNER_UPS]),
         trade_offs=tuple(_neighbour_tiers(tiers, predicted, index, baseline)) if winner else (),
         undecided=_worth_a_probe(predicted[: index + 1] if winner else predicted, winner),
-        nearest_miss=None if winner else min(everyone, key=_need),
+        nearest_miss=None if winner else min(everyone, key=need),
         candidates=len(candidates),
         predicted=len(everyone),
         screened=sum(one.prediction.fits is False for one in everyone),
@@ -55,19 +61,9 @@ def speed(one: PredictedCandidate) -> float:
     return rate.value if rate else float("-inf")
 
 
-def _need(one: PredictedCandidate) -> tuple[float, float]:
-    peak = one.prediction.peak_memory_bytes
-    return peak.low, peak.value
-
-
-def _by_memory(tier: Tier, screened: Mapping[str, Prediction]) -> list[PredictedCandidate]:
-    known = [PredictedCandidate(candidate=one, prediction=screened[one.id]) for one in tier.candidates if one.id in screened]
-    return sorted(known, key=lambda one: one.prediction.peak_memory_bytes.value)
-
-
 def _fastest_first(members: Sequence[PredictedCandidate], baseline: Candidate | None) -> list[PredictedCandidate]:
-    """Return the candidates that surely fit, fastest first; of those that are predicted as fast as
-    the fastest, the baseline, then the simplest; unknown speeds in order of memory."""
+    """Return the candidates that surely fit, fastest first; of equally fast ones the baseline, then the simplest; unknown speeds
+    in order of memory."""
     fitting = sorted((one for one in members if one.prediction.fits), key=speed, reverse=True)
     if not fitting or speed(fitting[0]) <= 0:
         return fitting
@@ -80,8 +76,7 @@ def _fastest_first(members: Sequence[PredictedCandidate], baseline: Candidate | 
 def _first_confirmed(
     service: PredictionService, predicted: TierPredictions, baseline: Candidate | None, *, ends: float
 ) -> tuple[PredictedCandidate | None, int]:
-    """Return the first candidate that fits by its own trace as well, and its tier; after `ends`,
-    the next one untraced."""
+    """Return the first candidate that fits by its own trace as well, and its tier; after `ends`, the next one untraced."""
     in_order = [(index, one) for index, members in enumerate(predicted) for one in _fastest_first(members, baseline)]
     for number, (index, one) in enumerate(in_order):
         if number and time.monotonic() > ends:
@@ -104,8 +99,7 @@ def _neighbour_tiers(
 
 
 def _worth_a_probe(preferred: TierPredictions, winner: PredictedCandidate | None) -> PredictedCandidate | None:
-    """Return the most preferred candidate that may fit; in the winner's own tier it must be
-    predicted faster."""
+    """Return the most preferred candidate that may fit; in the winner's own tier it must be predicted faster."""
     for number, members in enumerate(preferred):
         others = [one for one in members if winner is None or one.candidate != winner.candidate]
         best = max((one for one in others if one.prediction.fits is None), key=speed, default=None)

@@ -8,39 +8,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autotune.core.answer import Trial
-from autotune.core.candidate import Candidate
-from autotune.core.measurement import Failure, Measurement, Outcome
+from autotune.core.measurement import Measurement, Outcome
 from autotune.failures.remedies import directions_after
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable
 
-ENGINE_CAUSES = frozenset({"kv_cache", "engine_startup"})
-"""Causes where the rollout engine lacks room for itself."""
-
-SLEEP_KNOBS = frozenset({"vllm_enable_sleep_mode", "sleep_level"})
-"""Settings of a running engine's sleep mode, without effect on its start."""
-
-ENGINE_AWAKE = (Outcome.OOM_ROLLOUT, Outcome.OOM_SYNC)
-"""Out-of-memory outcomes while the engine is awake."""
-
-SHARE_KNOB = "vllm_gpu_memory_utilization"
-"""Knob that `free_share` among a failure's numbers refers to."""
+ENGINE_CAUSES = frozenset({"kv_cache", "engine_startup"})  # Causes where the rollout engine lacks room for itself
+SLEEP_KNOBS = frozenset({"vllm_enable_sleep_mode", "sleep_level"})  # Sleep mode of a running engine: no effect on its start
+ENGINE_AWAKE = (Outcome.OOM_ROLLOUT, Outcome.OOM_SYNC)  # Out-of-memory outcomes while the engine is awake
+SHARE_KNOB = "vllm_gpu_memory_utilization"  # Knob that `free_share` among a failure's numbers refers to
 
 
 @dataclass(frozen=True)
 class Implications:
     """Certain outcomes by row of the table."""
 
-    impossible: BoolArray
-    """A candidate that needs at most as much ran out of memory."""
-
-    possible: BoolArray
-    """A candidate that needs at least as much fits."""
+    impossible: BoolArray  # A candidate that needs at most as much ran out of memory
+    possible: BoolArray  # A candidate that needs at least as much fits
 
 
 class Implied:
@@ -74,7 +63,10 @@ def implications_of(table: CandidateTable, trials: Sequence[Trial]) -> Implicati
             impossible |= table.demanding_at_least(index)
         if trial.measurement.outcome is Outcome.OOM_LOAD:
             impossible |= table.loads == table.loads[index]
-        if _ran_out_beside_freed_training_memory(trial):
+        # An engine with sleep mode that ran out while awake: the training step's memory is free at that time, so neither a
+        # smaller batch nor recomputation helps.
+        sleeps = any(trial.candidate.settings.get(name) for name in SLEEP_KNOBS)
+        if sleeps and trial.measurement.outcome in ENGINE_AWAKE and not blames_engine(trial.measurement):
             impossible |= table.demanding_at_least_any(table.differing_in_batches(index))
         impossible |= _loads_without_engine_room(table, trial)
     return Implications(impossible=impossible, possible=possible & ~impossible)
@@ -87,16 +79,8 @@ def ran_out(measurement: Measurement) -> bool:
     return measurement.outcome.is_out_of_memory and not blames_engine(measurement)
 
 
-def _ran_out_beside_freed_training_memory(trial: Trial) -> bool:
-    """True for an engine with sleep mode that ran out while awake: the training step's memory is
-    free at that time, so neither a smaller batch nor recomputation helps."""
-    sleeps = any(trial.candidate.settings.get(name) for name in SLEEP_KNOBS)
-    return sleeps and trial.measurement.outcome in ENGINE_AWAKE and not blames_engine(trial.measurement)
-
-
 def blames_engine(measurement: Measurement) -> bool:
-    """Return True if a larger share may cure the engine's lack of room. Assumed if the failure's
-    table row is unknown."""
+    """Return True if a larger share may cure the engine's lack of room. Assumed if the failure's table row is unknown."""
     failure = measurement.failure
     if failure is None or failure.cause not in ENGINE_CAUSES:
         return False
@@ -104,32 +88,25 @@ def blames_engine(measurement: Measurement) -> bool:
 
 
 def _loads_without_engine_room(table: CandidateTable, trial: Trial) -> BoolArray:
-    """Return the loads that differ from this failed one only in the settings to move, and not
-    towards the cure."""
+    """Return the loads that differ from this failed one only in the settings to move, and not towards the cure."""
     failure = trial.measurement.failure
     found = np.zeros(len(table), dtype=bool)
     if failure is None or failure.cause not in ENGINE_CAUSES or failure.row is None:
         return found
-    towards = {name: way for name, way in directions_after(failure.cause, failure.row).items() if name in trial.candidate.load}
+    failed, free = trial.candidate.load, failure.numbers.get("free_share")
+    towards = {name: way for name, way in directions_after(failure.cause, failure.row).items() if name in failed}
     if not towards:
         return found
     ignored = {*towards, *(SLEEP_KNOBS if failure.phase == "load" else ())}
     for number, other in table.load_examples.items():
-        if _same_but(trial.candidate, other, ignored) and (
-            _no_better(trial.candidate, other, towards) or _claims_too_much(other, failure)
-        ):
+        load, share = other.load, other.load.get(SHARE_KNOB)
+        if any(failed.get(name) != load.get(name) for name in {*failed, *load} - ignored):
+            continue
+        # No setting moved in the direction that cures the failure, or a larger share is claimed than the message reports as free.
+        no_better = all(_not_beyond(failed.get(name), load.get(name), way) for name, way in towards.items())
+        if no_better or (free is not None and isinstance(share, float) and share > free):
             found |= table.loads == number
     return found
-
-
-def _same_but(failed: Candidate, other: Candidate, ignored: Collection[str]) -> bool:
-    names = {*failed.load, *other.load} - set(ignored)
-    return all(failed.load.get(name) == other.load.get(name) for name in names)
-
-
-def _no_better(failed: Candidate, other: Candidate, towards: Mapping[str, str]) -> bool:
-    """True if no setting of the load moved in the direction that cures the failure."""
-    return all(_not_beyond(failed.load.get(name), other.load.get(name), way) for name, way in towards.items())
 
 
 def _not_beyond(failed: object, other: object, way: str) -> bool:
@@ -138,9 +115,3 @@ def _not_beyond(failed: object, other: object, way: str) -> bool:
     if not isinstance(failed, (int, float)) or not isinstance(other, (int, float)):
         return False
     return other < failed if way == "raise" else other > failed
-
-
-def _claims_too_much(other: Candidate, failure: Failure) -> bool:
-    """True if this load claims a larger share than the failure's message reports as free."""
-    share, free = other.load.get(SHARE_KNOB), failure.numbers.get("free_share")
-    return free is not None and isinstance(share, float) and share > free

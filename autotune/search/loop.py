@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from autotune.core.answer import Proven, Recommendation, Trial
+from autotune.core.answer import Proven, Recommendation
 from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput, ProbeError, SlotLost, StorageLost
 from autotune.core.events import CandidatesPruned, Listener, Note, ProbeEnded, ProbeStarted
@@ -23,31 +23,21 @@ from autotune.core.measurement import Measurement, Outcome
 from autotune.core.probe_plan import ProbePlan
 from autotune.frameworks.base import Trainer
 from autotune.machine.signals import stop_requested, uninterrupted
-from autotune.probe.executors.base import Executor, Slot
+from autotune.probe.executors.base import Executor
 from autotune.probe.executors.concurrent_probes import ConcurrentProbes, FinishedProbe
 from autotune.search.agenda import RemainingBudget, SearchEnd
 from autotune.search.conclusion import conclude
 from autotune.search.study import Study, TrialRequest
+from autotune.search.surrogate.throughput_model import median_scatter
 from autotune.search.trial_view import speed_of
 
+# Probe that decides fit and estimates the speed; probe of one confirmation round.
 SHORT_PROBE = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=3, reuse_rollouts=True)
-"""Probe that decides fit and estimates the speed."""
-
 LONG_PROBE = ProbePlan(optimizer_steps=4, warmup_cycles=1, timed_cycles=5, save_checkpoint=True, evaluate=True)
-"""Probe of one confirmation round."""
-
-EMULATED_DEADLINE_S = 1800.0
-"""Wall seconds of a probe on emulated cards: the host's few cores compile and start what a GPU machine's many do."""
-
-PRUNE_SHARE = 0.95
-"""Share of the tier's best speed below which a probe is stopped early. A closer one may turn out
-better."""
-
-MAX_SLOT_FAULTS = 2
-"""Consecutive machine faults after which a slot is retired. The last slot's end ends the search."""
-
-WAIT_SECONDS = 1.0
-"""Poll interval of the loop while probes run."""
+EMULATED_DEADLINE_S = 1800.0  # Wall seconds of a probe on emulated cards: few cores compile what a GPU machine's many do
+PRUNE_SHARE = 0.95  # Share of the tier's best speed below which a probe is stopped early. A closer one may turn out better.
+MAX_SLOT_FAULTS = 2  # Consecutive machine faults after which a slot is retired. The last slot's end ends the search.
+WAIT_SECONDS = 1.0  # Poll interval of the loop while probes run
 
 
 def legal_candidates(job: Job, trainer: Trainer) -> tuple[Candidate, ...]:
@@ -61,26 +51,17 @@ def legal_candidates(job: Job, trainer: Trainer) -> tuple[Candidate, ...]:
             legal.setdefault(candidate.id, candidate)
         else:
             refusals[reason] += 1
-    if not legal:
-        raise _nothing_legal(job.space.name, refusals)
-    return tuple(legal.values())
-
-
-def _nothing_legal(space: str, refusals: Counter[str]) -> BadInput:
-    """Name the most common reason. If one rule rejects every candidate, its own text is the way
-    out."""
-    if len(refusals) == 1 and refusals.total() > 1:
-        return BadInput(f"The space {space!r} holds no legal candidate:", way_out=next(iter(refusals)))
+    if legal:
+        return tuple(legal.values())
+    what = f"The space {job.space.name!r} holds no legal candidate"
+    if len(refusals) == 1 and refusals.total() > 1:  # the text of the rule that rejects every candidate is the way out
+        raise BadInput(f"{what}:", way_out=next(iter(refusals)))
     common = refusals.most_common(1)[0][0] if refusals else "it has no assignment at all"
-    return BadInput(
-        f"The space {space!r} holds no legal candidate; most often because {common}",
-        way_out="Widen it with --search KNOB=V1,V2, or hold fewer values.",
-    )
+    raise BadInput(f"{what}; most often because {common}", way_out="Widen it with --search KNOB=V1,V2, or hold fewer values.")
 
 
 def baseline_candidate(job: Job, trainer: Trainer) -> Candidate | None:
-    """Return the user's own configuration, or the framework's defaults; None if the framework
-    rejects it."""
+    """Return the user's own configuration, or the framework's defaults; None if the framework rejects it."""
     candidate = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     return candidate if trainer.why_illegal(candidate, job.task) is None else None
 
@@ -106,23 +87,17 @@ class Clock:
 
 
 def run_search(job: Job, *, study: Study, executor: Executor, listener: Listener, clock: Clock) -> Recommendation:
-    """Measure until no better candidate is possible or the budget is spent, and return the
-    conclusion.
-
-    Ctrl-C ends the measurements; the conclusion from those so far is marked as interrupted. So is
-    that of a search that the machine prevented from going on, with its reason as `fault`.
-    """
+    """Measure until no better candidate is possible or the budget is spent, and return the conclusion. That of a search which
+    Ctrl-C or a fault of the machine ended is marked as such."""
+    legal = sum(len(tier.candidates) for tier in study.agenda.problem.tiers)
     listener(
         CandidatesPruned(
-            candidates=study.size,
-            budget_seconds=clock.budget_seconds,
-            max_probes=job.max_probes,
-            resumed_trials=len(study.trials),
+            candidates=legal, budget_seconds=clock.budget_seconds, max_probes=job.max_probes, resumed_trials=len(study.trials)
         )
     )
     proven: Proven | None = None
     fault: str | None = None
-    study.when_waiting(lambda text: listener(Note(text=text)))
+    study.retry.notify = lambda text: listener(Note(text=text))
     search = Search(job, study, executor, listener, clock)
     try:
         with contextlib.suppress(KeyboardInterrupt), contextlib.closing(executor):
@@ -152,7 +127,15 @@ class Search:
     def run(self) -> Proven:
         """Return the reason of the end; ProbeError if the machine prevented the search."""
         try:
-            return self._loop()
+            while (proven := self._fill_slots()) is None:
+                finished = self._probes.wait(WAIT_SECONDS)
+                if finished is not None:
+                    self._process(finished)
+                    continue
+                self._study.catch_up()
+                if not self._pending and not self._clock.left:
+                    return "budget spent"  # other drivers are still measuring
+            return proven
         except StorageLost:
             self._pending.clear()  # they can't be recorded any more
             raise
@@ -160,27 +143,15 @@ class Search:
             self._probes.close()
             self._record_remaining()
 
-    def _loop(self) -> Proven:
-        while True:
-            end = self._fill_slots()
-            if end is not None:
-                return end.proven
-            finished = self._probes.wait(WAIT_SECONDS)
-            if finished is not None:
-                self._process(finished)
-                continue
-            self._study.catch_up()
-            if not self._pending and not self._clock.left:
-                return "budget spent"  # other drivers are still measuring
-
-    def _fill_slots(self) -> SearchEnd | None:
-        """Start a probe in every free slot; return the search's end once nothing is pending."""
+    def _fill_slots(self) -> Proven | None:
+        """Start a probe in every free slot; return the reason of the search's end once nothing is pending."""
         while self._probes.has_room:
             if self._budget_ended_probe:
-                return None if self._pending else SearchEnd(proven="budget spent")
-            request = self._study.ask(self._budget())
+                return None if self._pending else "budget spent"
+            probes = self._job.max_probes - len(self._study.view.probes)
+            request = self._study.ask(RemainingBudget(seconds=self._clock.left, probes=probes, live=self._probes.live))
             if isinstance(request, SearchEnd):
-                return request
+                return request.proven
             if not isinstance(request, TrialRequest):
                 return None
             self._pending[request.number] = request
@@ -198,74 +169,74 @@ class Search:
     def _process(self, finished: FinishedProbe[TrialRequest | None]) -> None:
         request, found = finished.ticket, finished.found
         assert request is not None
-        if isinstance(found, ProbeError):
-            self._return(request, str(found))
-            self._handle_fault(finished.slot, found)
-        elif isinstance(found, BaseException):
+        if isinstance(found, Measurement):
+            self._faults[finished.slot.number] = 0
+            outcome = self._tell(request, found, finished)
+            self._budget_ended_probe = outcome is Outcome.INTERRUPTED and not self._clock.left
+            return
+        if not isinstance(found, ProbeError):
             self._return(request, "interrupted")
             raise found
-        else:
-            self._faults[finished.slot.number] = 0
-            measurement = _without_budget_timeout(replace(found, beside=finished.beside), finished.plan, self._deadline_seconds)
-            self._tell(request, measurement)
-            self._budget_ended_probe = measurement.outcome is Outcome.INTERRUPTED and not self._clock.left
+        self._return(request, str(found))
+        # Continue after a fault of the machine; retire the slot after repeated ones.
+        slot = finished.slot
+        self._faults[slot.number] += 1
+        if not isinstance(found, SlotLost) and self._faults[slot.number] < MAX_SLOT_FAULTS:
+            self._listener(Note(text=f"{found} Trying again."))
+            return
+        self._probes.retire(slot)
+        if not self._probes.width:
+            raise found
+        self._listener(Note(text=f"{found} Going on without {slot.words}; {self._probes.width} slots are left."))
 
-    def _tell(self, request: TrialRequest, measurement: Measurement) -> None:
+    def _tell(self, request: TrialRequest, found: Measurement, finished: FinishedProbe[TrialRequest | None]) -> Outcome:
+        """Record the measurement and return its outcome."""
+        measurement = replace(found, beside=finished.beside)
+        if measurement.outcome is Outcome.TIMEOUT and finished.plan.deadline_seconds < self._deadline_seconds:
+            # Ended by the budget: it is no result, and a resumed study may repeat it.
+            measurement = replace(measurement, outcome=Outcome.INTERRUPTED)
         with uninterrupted():
             trial = self._study.tell(request, measurement)
             del self._pending[request.number]
         self._listener(ProbeEnded(trial=trial, best=self._study.view.best(), seconds_left=self._clock.left))
+        return measurement.outcome
 
     def _return(self, request: TrialRequest, why: str) -> None:
         with uninterrupted():
             self._study.tell_fault(request, why)
             del self._pending[request.number]
 
-    def _handle_fault(self, slot: Slot, fault: ProbeError) -> None:
-        """Continue after a machine fault; retire the slot after repeated ones."""
-        self._faults[slot.number] += 1
-        if not isinstance(fault, SlotLost) and self._faults[slot.number] < MAX_SLOT_FAULTS:
-            self._listener(Note(text=f"{fault} Trying again."))
-            return
-        self._probes.retire(slot)
-        if not self._probes.width:
-            raise fault
-        self._listener(Note(text=f"{fault} Going on without {slot.words}; {self._probes.width} slots are left."))
-
     def _record_remaining(self) -> None:
-        """Record finished measurements after an interruption; the other candidates are open
-        again."""
+        """Record finished measurements after an interruption; the other candidates are open again."""
         with contextlib.suppress(StorageLost):
             while self._pending and (finished := self._probes.wait(0.0)) is not None:
                 if isinstance(finished.found, Measurement) and finished.ticket is not None:
-                    measurement = replace(finished.found, beside=finished.beside)
-                    self._tell(finished.ticket, _without_budget_timeout(measurement, finished.plan, self._deadline_seconds))
+                    self._tell(finished.ticket, finished.found, finished)
             for request in list(self._pending.values()):
                 self._return(request, "interrupted")
             self._study.leave()
 
     def _measure_disturbance(self) -> None:
-        """Repeat one probe alone, before the first confirmation, to measure the interference of
-        concurrent probes."""
-        known = [trial for trial in self._study.trials if trial.measurement.beside and _has_speed(trial)]
-        spare = 4 * self._study.view.usual_seconds(load=True)
-        if not known or self._clock.left < spare:
+        """Repeat one probe alone, before the first confirmation, to measure the interference of concurrent probes."""
+        known = [
+            trial
+            for trial in self._study.trials
+            if trial.measurement.beside and trial.purpose != "confirm" and trial.verdict.fits
+            and (speed := trial.measurement.worst) is not None and not speed.cut_short
+        ]  # fmt: skip
+        if not known or self._clock.left < 4 * self._study.view.usual_seconds(load=True):
             return
-        # Among equals the earliest: later ones were selected for their speed, so their measurement
-        # is biased upwards.
+        # Among equals the earliest: later ones were selected for their speed, so their measurement is biased upwards.
         crowded = max(known, key=lambda trial: (trial.measurement.beside or 0, -trial.number))
         self._listener(Note(text="Measuring one candidate again alone, to see how much concurrent probes disturb each other."))
-        alone = self._measure_alone(crowded.candidate)
-        self.disturbance = None if alone is None else measure_interference(alone, crowded.measurement)
-
-    def _measure_alone(self, candidate: Candidate) -> Measurement | None:
         plan = replace(SHORT_PROBE, reuse_rollouts=False, deadline_seconds=min(self._deadline_seconds, self._clock.left))
-        self._probes.begin(None, candidate, plan)  # not a trial of the study
+        self._probes.begin(None, crowded.candidate, plan)  # not a trial of the study
         while (finished := self._probes.wait(WAIT_SECONDS)) is None:
             self._study.catch_up()
-        if isinstance(finished.found, BaseException) and not isinstance(finished.found, ProbeError):
-            raise finished.found
-        return finished.found if isinstance(finished.found, Measurement) else None
+        if isinstance(alone := finished.found, Measurement):
+            self.disturbance = measure_interference(alone, crowded.measurement)
+        elif not isinstance(alone, ProbeError):
+            raise alone
 
     @property
     def _deadline_seconds(self) -> float:
@@ -275,28 +246,11 @@ class Search:
         clock, view = self._clock, self._study.view
         if request.purpose == "confirm":
             return replace(LONG_PROBE, deadline_seconds=min(LONG_PROBE.deadline_seconds, clock.left))
-        pruned = self._study.options.prune and request.purpose in ("search", "refused")
+        pruned = self._study.agenda.options.prune and request.purpose in ("search", "refused")
         rivals = view.same_tier_contenders(request.candidate) if pruned else []
         return replace(
             SHORT_PROBE,
             deadline_seconds=min(self._deadline_seconds, clock.left),
             stop_below_tokens_per_second=PRUNE_SHARE * speed_of(rivals[0]) if rivals else None,
-            cycle_spread=max(view.cycle_spread() or 0.0, SHORT_PROBE.cycle_spread),
+            cycle_spread=max(median_scatter(view.completed) or 0.0, SHORT_PROBE.cycle_spread),
         )
-
-    def _budget(self) -> RemainingBudget:
-        probes = self._job.max_probes - len(self._study.view.probes)
-        return RemainingBudget(seconds=self._clock.left, probes=probes, live=self._probes.live)
-
-
-def _without_budget_timeout(measurement: Measurement, plan: ProbePlan, whole_seconds: float) -> Measurement:
-    """Mark a probe that the budget ended as interrupted: it is no result, and a resumed study
-    may repeat it."""
-    if measurement.outcome is Outcome.TIMEOUT and plan.deadline_seconds < whole_seconds:
-        return replace(measurement, outcome=Outcome.INTERRUPTED)
-    return measurement
-
-
-def _has_speed(trial: Trial) -> bool:
-    speed = trial.measurement.worst
-    return trial.purpose != "confirm" and trial.verdict.fits and speed is not None and not speed.cut_short

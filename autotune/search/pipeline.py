@@ -1,5 +1,4 @@
-"""Pipeline from a search request to its answer: stored answer, search, wider search if nothing
-fits, soak."""
+"""Pipeline from a search request to its answer: stored answer, search, wider search if nothing fits, soak."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ from autotune.search.study import Study, open_study
 
 @dataclass(frozen=True, kw_only=True)
 class SearchAnswer:
-    """Recommendation, and the job that it answers: a wider one than requested if knobs were
-    relaxed."""
+    """Recommendation, and the job that it answers: a wider one than requested if knobs were relaxed."""
 
     job: Job
     recommendation: Recommendation

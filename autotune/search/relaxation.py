@@ -19,8 +19,7 @@ from autotune.core.space import Knob, SearchSpace
 from autotune.frameworks.base import Trainer
 from autotune.request.prompt_limit import PERCENTILES, PROMPT_KNOB
 
-MAX_HALVINGS = 2
-"""Halvings of a number for which the space lists no smaller value."""
+MAX_HALVINGS = 2  # Halvings of a number for which the space lists no smaller value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +82,7 @@ def combine(first: Recommendation, second: Recommendation, rows_left_out: int | 
 
 
 def rows_left_out(found: RelaxedJob, answer: Recommendation, trainer: Trainer) -> int | None:
-    """Return the number of dataset rows beyond the answer's shorter prompts; None if prompts
-    were not relaxed."""
+    """Return the number of dataset rows beyond the answer's shorter prompts; None if prompts were not relaxed."""
     if answer.winner is None or PROMPT_KNOB not in answer.relaxed or found.prompts is None:
         return None
     limit = answer.winner.candidate.settings.get(PROMPT_KNOB)

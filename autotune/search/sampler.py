@@ -28,11 +28,8 @@ from autotune.search.surrogate.candidate_table import FloatArray, IndexArray
 
 
 def distributions_of(space: SearchSpace, baseline: Candidate | None) -> dict[str, BaseDistribution]:
-    """Return one distribution per moving knob, fixed for the whole study; integers on a log scale.
-
-    The baseline's values are included, since it need not be a point of the space. A constant knob
-    is no parameter.
-    """
+    """Return one distribution per moving knob, fixed for the whole study; integers on a log scale. The baseline's values are
+    included, since it need not be a point of the space."""
     beside = baseline.knobs if baseline else {}
     values = {knob.name: [*knob.choices, *([beside[knob.name]] if knob.name in beside else [])] for knob in space.knobs}
     moving = {name: among for name, among in values.items() if len({(type(value), value) for value in among}) > 1}
@@ -49,13 +46,11 @@ def _distribution(choices: Sequence[KnobValue]) -> BaseDistribution:
     return CategoricalDistribution(list(dict.fromkeys(choices)))
 
 
-EQUAL_VALUE_SHARE = 0.05
-"""Difference of acquisition values, as a share, below which the simpler candidate is measured."""
+EQUAL_VALUE_SHARE = 0.05  # Difference of acquisition values, as a share, below which the simpler candidate is measured
 
 
 class PoolSampler:
-    """Sampler over the pool that is set before each ask. Subclasses choose among several
-    candidates."""
+    """Sampler over the pool that is set before each ask. Subclasses choose among several candidates."""
 
     def __init__(self, distributions: Mapping[str, BaseDistribution], candidates: Sequence[Candidate]) -> None:
         self.distributions, self._candidates = dict(distributions), candidates
@@ -101,28 +96,19 @@ class StockSampler(PoolSampler):
         }
 
     def choose(self, study: optuna.Study, trial: FrozenTrial) -> int:
-        self._inner.before_trial(study, trial)
-        return self._nearest(self._proposal(study, trial))
-
-    def _proposal(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
-        space = self._inner.infer_relative_search_space(study, trial)
-        return self._inner.sample_relative(study, trial, space) if space else {}
-
-    def _nearest(self, proposal: Mapping[str, Any]) -> int:
         """Return the row with the smallest distance to the proposal; ties are drawn."""
+        self._inner.before_trial(study, trial)
+        space = self._inner.infer_relative_search_space(study, trial)
+        proposal = self._inner.sample_relative(study, trial, space) if space else {}
         distances = np.zeros(len(self.pool))
         for name, value in proposal.items():
-            if name in self._positions:
-                distances += self._apart(name, value)
+            if name not in self._positions:
+                continue
+            apart = np.abs(self._positions[name][self.pool] - _position(self.distributions[name], value))
+            if isinstance(self.distributions[name], CategoricalDistribution):
+                apart = np.where(apart > 0, 1.0, apart)
+            distances += np.nan_to_num(apart)  # from 0 to 1; 0 without such a knob
         return int(self._random.choice(self.pool[distances == distances.min()]))
-
-    def _apart(self, name: str, value: Any) -> FloatArray:
-        """Return each candidate's distance to this value, from 0 to 1; 0 without such a knob."""
-        distribution, there = self.distributions[name], self._positions[name][self.pool]
-        apart = np.abs(there - _position(distribution, value))
-        if isinstance(distribution, CategoricalDistribution):
-            apart = np.where(apart > 0, 1.0, apart)
-        return np.asarray(np.nan_to_num(apart))
 
 
 def _position(distribution: BaseDistribution, value: Any) -> float:
@@ -141,17 +127,16 @@ def make_sampler(
     """Return the sampler of that name."""
     if name == "value":
         return ValueSampler(distributions, candidates)
-    return StockSampler(_stock(name, seed), distributions, candidates, seed)
-
-
-def _stock(name: SamplerName, seed: int) -> BaseSampler:
+    stock: BaseSampler
     if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    if name == "tpe":
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
-    try:
-        import_module("scipy")
-        import_module("torch")
-    except ImportError as missing:
-        raise MissingExtra("--sampler gp", "train") from missing
-    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=5)
+        stock = optuna.samplers.RandomSampler(seed=seed)
+    elif name == "tpe":
+        stock = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
+    else:
+        try:
+            import_module("scipy")
+            import_module("torch")
+        except ImportError as missing:
+            raise MissingExtra("--sampler gp", "train") from missing
+        stock = optuna.samplers.GPSampler(seed=seed, n_startup_trials=5)
+    return StockSampler(stock, distributions, candidates, seed)

@@ -1,10 +1,8 @@
-"""Soak: a long run of the winner; if it does not hold, the next finalist replaces it and is
-soaked too."""
+"""Soak: a long run of the winner; if it does not hold, the next finalist replaces it and is soaked too."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 
 from autotune.core.answer import Recommendation, Trial
@@ -18,11 +16,8 @@ from autotune.probe.executors.base import Executor
 from autotune.search.conclusion import changes_between, relaxed_in
 from autotune.search.trial_view import MAX_ATTEMPTS
 
-GRACE_SECONDS = 600.0
-"""Time beyond the soak itself: loading, the last cycle, one evaluation and one save."""
-
-MAX_SOAKS = 3
-"""Finalists to soak before the answer is that none held."""
+GRACE_SECONDS = 600.0  # Time beyond the soak itself: loading, the last cycle, one evaluation and one save
+MAX_SOAKS = 3  # Finalists to soak before the answer is that none held
 
 
 def soak(job: Job, answer: Recommendation, executor: Executor, listener: Listener, seconds: float) -> Recommendation:
@@ -32,9 +27,11 @@ def soak(job: Job, answer: Recommendation, executor: Executor, listener: Listene
     plan = ProbePlan(
         optimizer_steps=3, soak_seconds=seconds, save_checkpoint=True, evaluate=True, deadline_seconds=seconds + GRACE_SECONDS
     )
+    workload = job.task.workload
+    steps = {**workload.held, **workload.user_settings}.get("max_steps")  # of the real run, unless the data decide
     failed: tuple[Trial, ...] = ()
     with contextlib.closing(executor):
-        for finalist in _finalists(answer):
+        for finalist in (answer.winner, *[trial for trial in answer.runner_ups if trial.verdict.fits][: MAX_SOAKS - 1]):
             listener(Note(text=f"Soaking the recommended candidate for {format_seconds(seconds)}, at the longest lengths."))
             try:
                 measurement = _measured(executor, finalist, plan)
@@ -45,7 +42,7 @@ def soak(job: Job, answer: Recommendation, executor: Executor, listener: Listene
                 listener(Note(text=f"The soak was interrupted {MAX_ATTEMPTS} times ({measurement.failure.evidence})."))
                 return replace(answer, interrupted=True)
             trial = replace(finalist, purpose="confirm", measurement=measurement, verdict=judge(measurement))
-            found = assess_soak(measurement, projected_steps(job))
+            found = assess_soak(measurement, steps if isinstance(steps, int) and steps > 0 else None)
             listener(Note(text=describe_soak(found)))
             seconds_held = trial.measurement.cost.total_seconds * job.task.hardware.count
             answer = replace(answer, soaks=(*answer.soaks, found), probe_seconds=answer.probe_seconds + seconds_held)
@@ -54,7 +51,10 @@ def soak(job: Job, answer: Recommendation, executor: Executor, listener: Listene
             why = Verdict(fits=False, why=f"soaked: {found.why}", margin_bytes=trial.verdict.margin_bytes)
             failed = (*failed, replace(trial, verdict=why))
             listener(Note(text="It does not hold; the next finalist replaces it."))
-    return _without_winner(answer, failed)
+    return replace(
+        answer, winner=None, certificate=None, runner_ups=(), changes=(), relaxed={}, refuted=(*answer.refuted, *failed),
+        proven="not proven infeasible",
+    )  # fmt: skip
 
 
 def _measured(executor: Executor, finalist: Trial, plan: ProbePlan) -> Measurement:
@@ -64,20 +64,6 @@ def _measured(executor: Executor, finalist: Trial, plan: ProbePlan) -> Measureme
         if not measurement.ended_from_outside:
             break
     return measurement
-
-
-def projected_steps(job: Job) -> int | None:
-    """Return the optimizer steps of the real run; None if the configuration leaves them to the
-    data."""
-    workload = job.task.workload
-    steps = {**workload.held, **workload.user_settings}.get("max_steps")
-    return steps if isinstance(steps, int) and steps > 0 else None
-
-
-def _finalists(answer: Recommendation) -> Iterator[Trial]:
-    assert answer.winner is not None
-    yield answer.winner
-    yield from [trial for trial in answer.runner_ups if trial.verdict.fits][: MAX_SOAKS - 1]
 
 
 def _with_winner(job: Job, answer: Recommendation, winner: Trial, trial: Trial, failed: tuple[Trial, ...]) -> Recommendation:
@@ -94,10 +80,3 @@ def _with_winner(job: Job, answer: Recommendation, winner: Trial, trial: Trial, 
         changes=() if baseline is None else changes_between(job, baseline, winner.candidate),
         relaxed=relaxed_in(job, winner.candidate),
     )
-
-
-def _without_winner(answer: Recommendation, failed: tuple[Trial, ...]) -> Recommendation:
-    return replace(
-        answer, winner=None, certificate=None, runner_ups=(), changes=(), relaxed={}, refuted=(*answer.refuted, *failed),
-        proven="not proven infeasible",
-    )  # fmt: skip

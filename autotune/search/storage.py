@@ -6,7 +6,7 @@ import contextlib
 import random
 import time
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import optuna
@@ -26,19 +26,12 @@ from autotune.search.database_retry import RetryPolicy, with_retries
 from autotune.search.trial_records import DRIVER
 
 _QUESTION = "autotune:question"
-
-MAX_TRIES = 5
-"""Lookups of something that another driver is creating."""
-
-_PASSWORD_WAYS = "Name a password file in PGPASSFILE, set PGPASSWORD, or give a file with the whole URL by --storage-file."
-
-IN_MEMORY = "memory://"
-"""Storage in memory, for simulations."""
+MAX_TRIES = 5  # Lookups of something that another driver is creating
+IN_MEMORY = "memory://"  # Storage in memory, for simulations
 
 
 def open_storage(url: str, retry: RetryPolicy | None = None) -> AtomicRDBStorage | AtomicMemoryStorage:
-    """Return the storage of an Optuna URL, with retries while the database is away. BadInput if
-    it cannot be opened."""
+    """Return the storage of an Optuna URL, with retries while the database is away. BadInput if it cannot be opened."""
     if url == IN_MEMORY:
         return AtomicMemoryStorage()
     refuse_network_storage(url)
@@ -48,20 +41,16 @@ def open_storage(url: str, retry: RetryPolicy | None = None) -> AtomicRDBStorage
         raise MissingExtra(f"The storage {without_password(url)}", "postgres") from missing
     except Exception as error:  # sqlalchemy raises many types, with the reason in the first line
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        way_out = (
-            _PASSWORD_WAYS
-            if "password" in reason
-            else "Give --storage a database that can be written, like sqlite:///path/to/study.db."
-        )
-        raise BadInput(
-            f"The storage {without_password(url)} can't be opened: {without_password(reason)}.", way_out=way_out
-        ) from error
+        way_out = "Give --storage a database that can be written, like sqlite:///path/to/study.db."
+        if "password" in reason:
+            way_out = "Name a password file in PGPASSFILE, set PGPASSWORD, or give a file with the whole URL by --storage-file."
+        what = f"The storage {without_password(url)} can't be opened: {without_password(reason)}."
+        raise BadInput(what, way_out=way_out) from error
     return with_retries(_with_write_ahead_log(opened), retry or RetryPolicy(url=url))
 
 
 def _opened(url: str) -> AtomicRDBStorage:
-    """Open the database; if several drivers create its tables at once, all but one get an error
-    first."""
+    """Open the database; if several drivers create its tables at once, all but one get an error first."""
     for _ in range(MAX_TRIES):
         with contextlib.suppress(IntegrityError, ProgrammingError):
             return AtomicRDBStorage(_with_driver(url), engine_kwargs=_options(url))
@@ -85,11 +74,8 @@ def _options(url: str) -> dict[str, Any]:
 
 
 def _with_write_ahead_log(storage: AtomicRDBStorage) -> AtomicRDBStorage:
-    """Switch SQLite to its write-ahead log, without which each write waits for the disk. A file
-    system may not support it.
-
-    Committed trials survive the end of this process in either mode.
-    """
+    """Switch SQLite to its write-ahead log, if the file system supports it: without it each write waits for the disk. Committed
+    trials survive the end of this process in either mode."""
     if storage.engine.dialect.name == "sqlite":
 
         def on_connect(connection: Any, record: object) -> None:
@@ -117,17 +103,25 @@ def open_optuna(job: Job, storage: BaseStorage) -> optuna.Study:
         _check_same(study, job)
     else:
         study.set_user_attr(_QUESTION, plain(job.identity))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(["completion tokens per second"])
+        set_metric_names(study, ["completion tokens per second"])
     return study
+
+
+def set_metric_names(study: optuna.Study, names: Sequence[str]) -> None:
+    """Name the study's figures, without the warning that Optuna may change this call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(list(names))
 
 
 def _check_same(study: optuna.Study, job: Job) -> None:
     requested, recorded = plain(job.identity), _question_of(study)
     if recorded != requested:
+        how = "it was not made by autotune"
+        if isinstance(recorded, dict):
+            how = "it differs in " + ", ".join(sorted(name for name in requested if recorded.get(name) != requested[name]))
         raise StudyMismatch(
-            f"The study {job.study_name!r} was made for another request ({_difference(recorded, requested)}).",
+            f"The study {job.study_name!r} was made for another request ({how}).",
             way_out="Give this one a name of its own with --study NAME, or start over with --fresh.",
         )
     if not job.resume and any(trial.state.is_finished() for trial in study.get_trials(deepcopy=False)):
@@ -146,22 +140,6 @@ def _question_of(study: optuna.Study) -> Any:
     return study.user_attrs.get(_QUESTION)
 
 
-def _difference(recorded: Any, requested: dict[str, Any]) -> str:
-    if not isinstance(recorded, dict):
-        return "it was not made by autotune"
-    names = sorted(name for name in requested if recorded.get(name) != requested[name])
-    return "it differs in " + ", ".join(names)
-
-
-def claims_on(storage: BaseStorage, name: str, retry: RetryPolicy) -> Claims:
-    """Register this driver with the study, and release the claims of terminated ones."""
-    if not isinstance(storage, RDBStorage):
-        return Claims()
-    claims = SharedClaims(storage.engine, name, retry=retry)
-    claims.release_stale()
-    return claims
-
-
 def _delete_claims_unless_active(storage: BaseStorage, name: str) -> None:
     """Refuse --fresh while another driver works on the study."""
     if not isinstance(storage, RDBStorage):
@@ -178,8 +156,7 @@ def _delete_claims_unless_active(storage: BaseStorage, name: str) -> None:
 
 
 def sweep_stale(trials: TrialWriter, claims: Claims, mine: Collection[int] = ()) -> None:
-    """Fail the trials that a terminated driver left running, except `mine`: their candidates are
-    open again."""
+    """Fail the trials that a terminated driver left running, except `mine`: their candidates are open again."""
     running = trials.study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
     active = {driver.name for driver in claims.active_drivers}  # read second: the driver of every such trial was there before
     for trial in running:

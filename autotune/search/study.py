@@ -7,7 +7,7 @@ from; a fault of the machine is FAIL, which samplers ignore.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -16,19 +16,19 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.core.answer import Expected, Purpose, Trial
+from autotune.core.answer import Expected, Purpose, Trial, plain
 from autotune.core.candidate import Candidate
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Outcome, Phase, Speed, judge
 from autotune.core.prediction import Estimate, Prediction
 from autotune.search import trial_records
 from autotune.search.agenda import Agenda, NextProbe, RemainingBudget, SearchEnd, Wait
-from autotune.search.atomic_storage import TrialEnd, TrialStart, TrialWriter
-from autotune.search.claims import Claims
+from autotune.search.atomic_storage import AtomicRDBStorage, TrialEnd, TrialStart, TrialWriter
+from autotune.search.claims import Claims, SharedClaims
 from autotune.search.database_retry import RetryPolicy
 from autotune.search.sampler import PoolSampler, ValueSampler, distributions_of, make_sampler
 from autotune.search.search_options import SearchOptions
-from autotune.search.storage import claims_on, open_optuna, open_storage, sweep_stale
+from autotune.search.storage import open_optuna, open_storage, sweep_stale
 from autotune.search.surrogate.acquisition import acquisition_values
 from autotune.search.surrogate.candidate_table import CandidateTable
 from autotune.search.surrogate.estimates import SurrogateModel
@@ -37,8 +37,7 @@ from autotune.search.trial_view import SearchProblem, TrialView
 
 
 def with_predicted_speed(measurement: Measurement, prediction: Prediction | None) -> Measurement:
-    """Return the measurement with one cycle at the predicted speed, and one at that of the lengths
-    that occur; without one where none is predicted."""
+    """Return the measurement with cycles at the predicted speed, for the longest and the usual lengths, where it is predicted."""
     timed = measurement.worst
     if timed is None or prediction is None:
         return replace(measurement, worst=None, typical=None)
@@ -66,10 +65,7 @@ def _predicted_cycle(timed: Speed, rate: Estimate | None, phases: Mapping[Phase,
 
 
 _CONSTRAINT = "memory over the limit"
-_NOT_MEMORY = 1.0
-"""Constraint violation of a candidate that failed for another reason than memory: as if it
-needed twice the limit."""
-
+_NOT_MEMORY = 1.0  # Violation by a candidate that failed for another reason than memory: as if it needed twice the limit
 _MIN_VIOLATION = 0.01
 
 
@@ -106,26 +102,16 @@ class Study:
         self._predictions = predictions
         self._open: dict[int, _OpenTrial] = {}
         self._claims, self._claimed_by_others = claims, frozenset[str]()
-        self._retry = retry
-        self.agenda = agenda
+        self.retry, self.agenda = retry, agenda
         self.trials = trial_records.trials_of(self._study)
         self._screened = trial_records.screened_ids(self._study)
         self._view: TrialView | None = None
 
     @property
-    def name(self) -> str:
-        return self._study.study_name
-
-    @property
-    def size(self) -> int:
-        """Number of legal candidates."""
-        return sum(len(tier.candidates) for tier in self.agenda.problem.tiers)
-
-    @property
     def view(self) -> TrialView:
         pending = self.pending
         if self._view is None or len(self._view.all) != len(self.trials) or self._view.pending != pending:
-            self._view = self.agenda.view(self.trials, pending)
+            self._view = TrialView(self.agenda.problem, self.trials, self.agenda.earlier, pending)
         return self._view
 
     @property
@@ -133,13 +119,8 @@ class Study:
         """Ids of the candidates under measurement, by any driver of the study."""
         return frozenset(one.request.candidate.id for one in self._open.values()) | self._claimed_by_others
 
-    @property
-    def options(self) -> SearchOptions:
-        return self.agenda.options
-
     def ask(self, budget: RemainingBudget) -> TrialRequest | Wait | SearchEnd:
-        """Return the next candidate to measure, or the reason that there is none. Earlier
-        requests may be pending."""
+        """Return the next candidate to measure, or the reason that there is none. Earlier requests may be pending."""
         if any(one.request.purpose == "confirm" for one in self._open.values()):
             return Wait()
         while True:
@@ -149,28 +130,20 @@ class Study:
             if not isinstance(step, NextProbe):
                 return step
             self._prepare_sampler(step, budget)
-            request = self._claim_next(step.purpose)
-            if request is not None:
-                return request
-
-    def _claim_next(self, purpose: Purpose) -> TrialRequest | None:
-        """Return None if another driver claimed the candidate first or reported a trial: the
-        agenda decides anew."""
-        trial, candidate = self._begin(purpose)
-        request = TrialRequest(number=trial.number, purpose=purpose, candidate=candidate)
-        round_number = f" confirm {len(self.view.rounds.get(candidate.id, ()))}" if purpose == "confirm" else ""
-        claim = f"{candidate.id}{round_number}"
-        if self._claims.take(claim):
-            if not self.catch_up():
-                self._open[trial.number] = _OpenTrial(request=request, frozen=trial, claim=claim)
-                return request
-            self._claims.release(claim)
-        self._give_up(trial, "another driver of this study was faster")
-        return None
+            trial, candidate = self._begin(step.purpose)
+            round_number = f" confirm {len(self.view.rounds.get(candidate.id, ()))}" if step.purpose == "confirm" else ""
+            claim = f"{candidate.id}{round_number}"
+            if self._claims.take(claim):
+                if not self.catch_up():
+                    request = TrialRequest(number=trial.number, purpose=step.purpose, candidate=candidate)
+                    self._open[trial.number] = _OpenTrial(request=request, frozen=trial, claim=claim)
+                    return request
+                self._claims.release(claim)
+            # Another driver claimed the candidate first or reported a trial: the agenda decides anew.
+            self._give_up(trial, "another driver of this study was faster")
 
     def catch_up(self) -> bool:
-        """Read the trials of other drivers and update the heartbeat; return True for new trials.
-        Call every few seconds."""
+        """Read the trials of other drivers and update the heartbeat; return True for new trials. Call every few seconds."""
         self._claims.beat()
         if not self._claims.shared:
             return False
@@ -188,10 +161,6 @@ class Study:
         """Release all claims; repeated calls are allowed."""
         self._claims.leave()
 
-    def when_waiting(self, notify: Callable[[str], None]) -> None:
-        """Set the receiver of notes about a database that does not answer."""
-        self._retry.notify = notify
-
     def _prepare_sampler(self, step: NextProbe, budget: RemainingBudget) -> None:
         table, view = self.agenda.problem.table, self.view
         self._sampler.pool = step.pool
@@ -205,12 +174,10 @@ class Study:
     def _begin(self, purpose: Purpose) -> tuple[FrozenTrial, Candidate]:
         trial = self._writer.begin({trial_records.DRIVER: self._claims.driver} if self._claims.driver else {})
         candidate, known = self._sampler.select(self._study, trial), self._sampler.distributions
-        start = TrialStart(
-            params={name: value for name, value in candidate.knobs.items() if name in known},
-            distributions=known,
-            attributes=trial_records.candidate_attributes(candidate, purpose),
-        )
-        self._writer.enter(trial, start)
+        params = {name: value for name, value in candidate.knobs.items() if name in known}
+        # Written before the measurement, so that a killed driver's trial names its candidate.
+        attributes = {trial_records.CANDIDATE: plain(candidate), trial_records.PURPOSE: purpose}
+        self._writer.enter(trial, TrialStart(params=params, distributions=known, attributes=attributes))
         return trial, candidate
 
     def _begin_with(self, candidate: Candidate, purpose: Purpose) -> FrozenTrial:
@@ -218,13 +185,13 @@ class Study:
         return self._begin(purpose)[0]
 
     def _record_screened(self) -> None:
-        """Record the screened candidates nearest to the limit; a sampler learns from them as
-        from one that does not fit."""
+        """Record the screened candidates nearest to the limit; a sampler learns from them as from one that does not fit."""
         if len(self._screened) >= trial_records.MAX_SCREENED_RECORDS:
             return
         screened, table = self.view.screened, self.agenda.problem.table
-        nearest = trial_records.nearest_to_limit(list(screened), self._predictions)
-        new = [name for name in nearest if name not in self._screened]
+        predicted = [name for name in screened if name in self._predictions]
+        nearest = sorted(predicted, key=lambda name: self._predictions[name].peak_memory_bytes.low)
+        new = [name for name in nearest[: trial_records.MAX_SCREENED_RECORDS] if name not in self._screened]
         if new:
             self._study.set_user_attr(trial_records.ALL_SCREENED, len(screened))
         for name in new:
@@ -240,26 +207,20 @@ class Study:
 
     def tell(self, request: TrialRequest, measurement: Measurement) -> Trial:
         """Record the measurement and its verdict."""
-        predicted = self._predictions.get(request.candidate.id)
-        expected = None
+        predicted, expected = self._predictions.get(request.candidate.id), None
         if predicted is not None:
             expected = Expected(peak_memory_bytes=predicted.peak_memory_bytes, tokens_per_second=predicted.tokens_per_second)
         if measurement.emulated:
             measurement = with_predicted_speed(measurement, predicted)
         trial = Trial(
-            number=request.number,
-            purpose=request.purpose,
-            candidate=request.candidate,
-            measurement=measurement,
-            verdict=judge(measurement),
-            expected=expected,
-        )
+            number=request.number, purpose=request.purpose, candidate=request.candidate, measurement=measurement,
+            verdict=judge(measurement), expected=expected,
+        )  # fmt: skip
         opened = self._open.pop(request.number)
         try:
             self._writer.end(opened.frozen, _end(trial))
         except UpdateFinishedTrialError:
-            # After a long silence another driver swept this trial. The measurement counts all the
-            # same.
+            # After a long silence another driver swept this trial. The measurement counts all the same.
             again = self._begin_with(request.candidate, request.purpose)
             trial = replace(trial, number=again.number)
             self._writer.end(again, _end(trial))
@@ -282,16 +243,17 @@ def _end(trial: Trial) -> TrialEnd:
     attributes, speed = trial_records.measured_attributes(trial), trial.measurement.ranking_speed
     if trial.measurement.outcome is Outcome.INTERRUPTED:
         return TrialEnd(state=TrialState.FAIL, attributes=attributes)
-    violations = {_CONSTRAINT: _violation(trial.measurement)}
-    if trial.verdict.fits and speed is not None:
-        value = speed.tokens_per_second
-        return TrialEnd(state=TrialState.COMPLETE, attributes=attributes, violations=violations, value=value)
-    return TrialEnd(state=TrialState.PRUNED, attributes=attributes, violations=violations)
+    fits = trial.verdict.fits and speed is not None
+    return TrialEnd(
+        state=TrialState.COMPLETE if fits else TrialState.PRUNED,
+        attributes=attributes,
+        violations={_CONSTRAINT: _violation(trial.measurement)},
+        value=speed.tokens_per_second if fits and speed is not None else None,
+    )
 
 
 def _violation(measured: Measurement) -> float:
-    """Return need / limit - 1, as a lower bound after an out-of-memory error; at most 0 for a
-    candidate that fits."""
+    """Return need / limit - 1, as a lower bound after an out-of-memory error; at most 0 for a candidate that fits."""
     memory, outcome = measured.memory, measured.outcome
     if outcome is not Outcome.OK and not outcome.is_out_of_memory:
         return _NOT_MEMORY
@@ -311,17 +273,17 @@ def open_study(
     options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
     earlier: Sequence[Trial] = (),
 ) -> Study:
-    """Return the job's study, new or resumed.
-
-    `predictions` by candidate id are the surrogate's priors. `earlier` are trials of other studies
-    on the same model, versions and hardware: evidence for the surrogate, not counted as measured
-    here.
-    """
+    """Return the job's study, new or resumed. `predictions` by candidate id are the surrogate's priors. `earlier` are trials of
+    other studies on the same model, versions and hardware: evidence for the surrogate, not counted as measured here."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     retry = RetryPolicy(url=job.storage)
     storage = open_storage(job.storage, retry)
     study = open_optuna(job, storage)
-    claims, writer = claims_on(storage, job.study_name, retry), TrialWriter(study=study, storage=storage)
+    claims = Claims()
+    if isinstance(storage, AtomicRDBStorage):
+        claims = SharedClaims(storage.engine, job.study_name, retry=retry)
+        claims.release_stale()
+    writer = TrialWriter(study=study, storage=storage)
     sweep_stale(writer, claims)
     table = CandidateTable(job.space, [*candidates, *([baseline] if baseline else [])])
     distributions = distributions_of(job.space, baseline)

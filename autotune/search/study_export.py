@@ -6,8 +6,7 @@ The trials are in the form of Optuna's storage; their user attributes are those 
 from __future__ import annotations
 
 import datetime
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.core.errors import BadInput
 from autotune.core.files import read_json
 from autotune.core.units import MIB
-from autotune.search.storage import open_storage, the_study_in
+from autotune.search.storage import open_storage, set_metric_names, the_study_in
 
 SCHEMA = 1
 MAX_BYTES = 128 * MIB
@@ -59,7 +58,19 @@ def packed(url: str, name: str | None) -> MovedStudy:
         name=study.study_name,
         metric_names=tuple(study.metric_names or ()),
         user_attrs=study.user_attrs,
-        trials=tuple(_packed(trial) for trial in trials),
+        trials=tuple(
+            MovedTrial(
+                state=trial.state.name,
+                params=trial.params,
+                distributions={name: distribution_to_json(distribution) for name, distribution in trial.distributions.items()},
+                user_attrs=trial.user_attrs,
+                constraints=trial.constraints,
+                values=None if trial.values is None else tuple(trial.values),
+                started=trial.datetime_start,
+                ended=trial.datetime_complete,
+            )
+            for trial in trials
+        ),
     )
 
 
@@ -77,15 +88,18 @@ def read(file: Path) -> MovedStudy:
 
 
 def unpack(moved: MovedStudy, url: str, name: str) -> None:
-    """Create a study of this name with these trials; BadInput if it exists already or a trial is
-    inconsistent."""
+    """Create a study of this name with these trials; BadInput if it exists already or a trial is inconsistent."""
     storage = open_storage(url)
     if name in {study.study_name for study in storage.get_all_studies()}:
         raise BadInput(f"The storage already holds a study {name!r}.", way_out="Give this one another name with --study NAME.")
     trials = [_unpacked(number, trial) for number, trial in enumerate(moved.trials)]
     study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
     try:
-        _fill(study, moved, trials)
+        for key, value in moved.user_attrs.items():
+            study.set_user_attr(key, value)
+        if moved.metric_names:
+            set_metric_names(study, moved.metric_names)
+        study.add_trials(trials)
     except BaseException as error:
         # All or nothing: half a study would be continued by --resume.
         optuna.delete_study(study_name=name, storage=storage)
@@ -93,29 +107,6 @@ def unpack(moved: MovedStudy, url: str, name: str) -> None:
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
         raise BadInput(f"The study can't be stored: {reason}.", way_out="Export the study again.") from error
-
-
-def _fill(study: optuna.Study, moved: MovedStudy, trials: Sequence[FrozenTrial]) -> None:
-    for key, value in moved.user_attrs.items():
-        study.set_user_attr(key, value)
-    if moved.metric_names:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(list(moved.metric_names))
-    study.add_trials(trials)
-
-
-def _packed(trial: FrozenTrial) -> MovedTrial:
-    return MovedTrial(
-        state=trial.state.name,
-        params=trial.params,
-        distributions={name: distribution_to_json(distribution) for name, distribution in trial.distributions.items()},
-        user_attrs=trial.user_attrs,
-        constraints=trial.constraints,
-        values=None if trial.values is None else tuple(trial.values),
-        started=trial.datetime_start,
-        ended=trial.datetime_complete,
-    )
 
 
 def _unpacked(number: int, trial: MovedTrial) -> FrozenTrial:

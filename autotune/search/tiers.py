@@ -11,22 +11,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.space import Knob, SearchSpace
+from autotune.core.space import SearchSpace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
     """All candidates with the same learning knobs."""
 
-    learning: dict[str, KnobValue]
-    """Common values of the learning knobs."""
-
+    learning: dict[str, KnobValue]  # Common values of the learning knobs
     candidates: tuple[Candidate, ...]
 
 
 def tiers_of(space: SearchSpace, candidates: Iterable[Candidate]) -> tuple[Tier, ...]:
-    """Group the candidates, most preferred tier first; a space for throughput alone is a single
-    tier."""
+    """Group the candidates, most preferred tier first; a space for throughput alone is a single tier."""
     if space.objective == "throughput":
         return (Tier(learning={}, candidates=tuple(candidates)),)
     groups: dict[tuple[int, ...], list[Candidate]] = {}
@@ -44,17 +41,9 @@ def learning_values(space: SearchSpace, candidate: Candidate) -> dict[str, KnobV
 
 
 def _rank(space: SearchSpace, candidate: Candidate) -> tuple[int, ...]:
-    """Return each learning knob's position in its preference order, the most protected knob
-    first."""
-    return tuple(
-        knob.choices.index(candidate.knobs[knob.name])
-        for knob in _most_protected_first(space, candidate)
-        if knob.name in candidate.knobs
-    )
-
-
-def _most_protected_first(space: SearchSpace, candidate: Candidate) -> list[Knob]:
+    """Return each learning knob's position in its preference order, the most protected knob first."""
     learning = space.learning_knobs(candidate.settings)
     never_relaxed = [knob for knob in learning if knob.name not in space.relax]
-    relaxed = [knob for knob in learning if knob.name in space.relax]
-    return never_relaxed + sorted(relaxed, key=lambda knob: -space.relax.index(knob.name))
+    relaxed = sorted((knob for knob in learning if knob.name in space.relax), key=lambda knob: -space.relax.index(knob.name))
+    ordered = (knob for knob in [*never_relaxed, *relaxed] if knob.name in candidate.knobs)
+    return tuple(knob.choices.index(candidate.knobs[knob.name]) for knob in ordered)

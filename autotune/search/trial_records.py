@@ -8,47 +8,28 @@ measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import optuna
 from optuna.trial import FrozenTrial
 
-from autotune.core.answer import Expected, Purpose, Trial, plain
+from autotune.core.answer import Expected, Trial, plain
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, Outcome, judge
 from autotune.core.prediction import Prediction
 from autotune.core.units import format_bytes
 
 CANDIDATE, PURPOSE, EXPECTED, MEASUREMENT, OUTCOME, WHY = "candidate", "purpose", "expected", "measurement", "outcome", "why"
-DRIVER = "driver"
-"""Name of the driver that began the trial, written with its first row."""
-
-PREDICTED, CANDIDATE_ID = "predicted", "candidate_id"
-"""Attributes of a screened trial."""
-
-ALL_SCREENED = "screened"
-"""Attribute of the study: number of screened candidates."""
-
-MAX_SCREENED_RECORDS = 12
-"""Screened candidates to record, nearest to the limit first: thousands of records would take
-longer than a probe."""
-
-
-def candidate_attributes(candidate: Candidate, purpose: Purpose) -> dict[str, Any]:
-    """Return the attributes written before the measurement, so that a killed driver's trial
-    names its candidate."""
-    return {CANDIDATE: plain(candidate), PURPOSE: purpose}
+DRIVER = "driver"  # Name of the driver that began the trial, written with its first row
+PREDICTED, CANDIDATE_ID = "predicted", "candidate_id"  # Attributes of a screened trial
+ALL_SCREENED = "screened"  # Attribute of the study: number of screened candidates
+MAX_SCREENED_RECORDS = 12  # Screened candidates to record, nearest to the limit first: thousands would take longer than a probe
 
 
 def measured_attributes(trial: Trial) -> dict[str, Any]:
     """Return the attributes written after the measurement."""
-    found = {
-        MEASUREMENT: plain(trial.measurement),
-        OUTCOME: str(trial.measurement.outcome),
-        WHY: trial.verdict.why,
-    }
+    found = {MEASUREMENT: plain(trial.measurement), OUTCOME: str(trial.measurement.outcome), WHY: trial.verdict.why}
     return found if trial.expected is None else {**found, EXPECTED: plain(trial.expected)}
 
 
@@ -73,13 +54,9 @@ def read_trial(frozen: FrozenTrial) -> Trial | None:
         return None
     measurement = msgspec.convert(attributes[MEASUREMENT], Measurement)
     return Trial(
-        number=frozen.number,
-        purpose=attributes[PURPOSE],
-        candidate=Candidate(**attributes[CANDIDATE]),
-        measurement=measurement,
-        verdict=judge(measurement),
-        expected=msgspec.convert(attributes.get(EXPECTED), Expected | None),
-    )
+        number=frozen.number, purpose=attributes[PURPOSE], candidate=Candidate(**attributes[CANDIDATE]), measurement=measurement,
+        verdict=judge(measurement), expected=msgspec.convert(attributes.get(EXPECTED), Expected | None),
+    )  # fmt: skip
 
 
 def trials_of(study: optuna.Study) -> tuple[Trial, ...]:
@@ -95,9 +72,3 @@ def screened_ids(study: optuna.Study) -> set[str]:
         for trial in study.get_trials(deepcopy=False)
         if trial.user_attrs.get(OUTCOME) == str(Outcome.SCREENED) and CANDIDATE_ID in trial.user_attrs
     }
-
-
-def nearest_to_limit(ids: Sequence[str], predictions: Mapping[str, Prediction]) -> list[str]:
-    """Return the predicted candidates that come nearest to fitting, up to the number to record."""
-    known = [name for name in ids if name in predictions]
-    return sorted(known, key=lambda name: predictions[name].peak_memory_bytes.low)[:MAX_SCREENED_RECORDS]

@@ -12,37 +12,37 @@ import numpy as np
 
 from autotune.core.answer import Trial
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed, highest_by_phase, judge
+from autotune.core.measurement import Outcome, Speed, highest_by_phase, judge
 from autotune.core.run_spread import RunSpread, learn_run_spread
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates, SurrogateModel
-from autotune.search.surrogate.throughput_model import median_scatter
 from autotune.search.tiers import Tier
 
 
 def pooled(confirmations: Sequence[Trial]) -> Trial:
-    """Return the confirmations of one candidate as one trial; a failed one represents all.
-
-    One long probe cannot separate a fast candidate from a temporarily fast machine, so finalists
-    take turns.
-    """
+    """Return the confirmations of one candidate as one trial; a failed one represents all. One long probe cannot separate a fast
+    candidate from a temporarily fast machine, so finalists take turns."""
     failed = next((trial for trial in confirmations if not trial.verdict.fits), None)
     if failed is not None or len(confirmations) == 1:
         return failed or confirmations[0]
     measurements = [trial.measurement for trial in confirmations]
+    memories, costs = [one.memory for one in measurements], [one.cost for one in measurements]
+    highest = max(memories, key=lambda memory: memory.peak_bytes or 0)
+    device = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
+    summed = ("total_seconds", "load_seconds", "setup_seconds", "loop_seconds")
     together = replace(
         measurements[-1],
-        memory=_highest([one.memory for one in measurements]),
+        memory=replace(highest, phase_peak_bytes=highest_by_phase(memories)),
         worst=_all_cycles([one.worst for one in measurements]),
         typical=_all_cycles([one.typical for one in measurements]),
         optimizer_steps=sum(one.optimizer_steps for one in measurements),
-        cost=_total_cost(measurements),
+        cost=replace(
+            costs[-1],
+            **{name: sum(getattr(cost, name) for cost in costs) for name in summed},
+            device_seconds=sum(device) if len(device) == len(costs) else None,
+        ),
     )
     return replace(confirmations[-1], measurement=together, verdict=judge(together))
-
-
-def _highest(memories: Sequence[Memory]) -> Memory:
-    return replace(max(memories, key=lambda memory: memory.peak_bytes or 0), phase_peak_bytes=highest_by_phase(memories))
 
 
 def _all_cycles(speeds: Sequence[Speed | None]) -> Speed | None:
@@ -64,19 +64,7 @@ def _all_cycles(speeds: Sequence[Speed | None]) -> Speed | None:
     )
 
 
-def _total_cost(measurements: Sequence[Measurement]) -> Cost:
-    costs = [measurement.cost for measurement in measurements]
-    names = ("total_seconds", "load_seconds", "setup_seconds", "loop_seconds")
-    device = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
-    return replace(
-        costs[-1],
-        **{name: sum(getattr(cost, name) for cost in costs) for name in names},
-        device_seconds=sum(device) if len(device) == len(costs) else None,
-    )
-
-
-MAX_ATTEMPTS = 3
-"""Attempts at a candidate whose probes were ended from outside: the first, and two more."""
+MAX_ATTEMPTS = 3  # Attempts at a candidate whose probes were ended from outside: the first, and two more
 
 
 def speed_of(trial: Trial) -> float:
@@ -86,8 +74,8 @@ def speed_of(trial: Trial) -> float:
 
 
 def _given_up(trials: Iterable[Trial]) -> set[int]:
-    """Return the numbers of the trials that were the last attempt at a candidate which was ended
-    from outside every time. They count as measured, and as interrupted."""
+    """Return the numbers of trials that were the last attempt at a candidate which was ended from outside every time. They
+    count as measured, and as interrupted."""
     attempts: Counter[tuple[str, bool]] = Counter()
     found = set()
     for trial in trials:
@@ -111,8 +99,7 @@ class SearchProblem:
 
 
 class TrialView:
-    """State derived from the recorded trials alone, so that a resumed study continues
-    identically."""
+    """State derived from the recorded trials alone, so that a resumed study continues identically."""
 
     def __init__(
         self,
@@ -135,8 +122,7 @@ class TrialView:
                 self.rounds.setdefault(trial.candidate.id, []).append(trial)
         self.confirmations = {candidate_id: pooled(trials) for candidate_id, trials in self.rounds.items()}
         self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
-        # A confirmation's speed must not reopen a finished search; a confirmation that ran out of
-        # memory may.
+        # A confirmation's speed must not reopen a finished search; a confirmation that ran out of memory may.
         informative = [trial for trial in self.completed if trial.purpose != "confirm" or not trial.verdict.fits]
         self._observed = [*earlier, *informative]
         self.pending = pending
@@ -208,8 +194,7 @@ class TrialView:
         return next((tier for tier in self.tiers if self.contenders(tier)), None)
 
     def best(self) -> Trial | None:
-        """Return the incumbent: the fastest of the tier of choice, by confirmation if there is
-        any."""
+        """Return the incumbent: the fastest of the tier of choice, by confirmation if there is any."""
         tier = self.tier_of_choice()
         if tier is None:
             return None
@@ -218,8 +203,7 @@ class TrialView:
         return self.measured[max(confirmed, key=speed_of).candidate.id] if confirmed else contenders[0]
 
     def leader(self, contenders: Iterable[Trial]) -> int:
-        """Return the row with the highest estimated speed, which a single lucky probe moves
-        little."""
+        """Return the row with the highest estimated speed, which a single lucky probe moves little."""
         rows = (self._problem.table.index[trial.candidate.id] for trial in contenders)
         return max(rows, key=lambda row: float(self.estimates.speed.mean[row]))
 
@@ -229,8 +213,8 @@ class TrialView:
         return [] if number is None else self.contenders(self.tiers[number])
 
     def fitting_baseline(self) -> Trial | None:
-        """Return the baseline's probe if it fits at the learning knobs of the tier of choice, where
-        alone its speed is comparable, and is among the candidates that were requested."""
+        """Return the baseline's probe if it fits, was requested, and has the learning knobs of the tier of choice: else its speed
+        is not comparable."""
         tier, baseline = self.tier_of_choice(), self.baseline
         if tier is None or baseline is None or baseline.id not in self._problem.tier_number:
             return None
@@ -240,8 +224,7 @@ class TrialView:
         return trial if fits and all(baseline.knobs.get(name) == value for name, value in tier.learning.items()) else None
 
     def lead_over(self, trials: Sequence[Trial], leader: int) -> tuple[FloatArray, FloatArray]:
-        """Return mean and standard deviation of log(speed / leader's speed) of these trials'
-        candidates."""
+        """Return mean and standard deviation of log(speed / leader's speed) of these trials' candidates."""
         rows = self._problem.table.indices(trial.candidate for trial in trials)
         mean, deviation = self.estimates.speed.lead_over(leader)
         return mean[rows], deviation[rows]
@@ -262,10 +245,6 @@ class TrialView:
             if trial.verdict.fits and (speed := trial.measurement.ranking_speed) is not None:
                 runs.setdefault(trial.candidate.id, []).append(speed)
         return learn_run_spread(runs.values())
-
-    def cycle_spread(self) -> float | None:
-        """Return the median scatter of single cycles; None if unknown."""
-        return median_scatter(self.completed)
 
     def _number(self, tier: Tier) -> int:
         return next(number for number, one in enumerate(self.tiers) if one is tier)

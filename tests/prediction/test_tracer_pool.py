@@ -15,8 +15,7 @@ import pytest
 
 from autotune.core.errors import CannotPredict, ProbeError
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer
-from autotune.prediction.tracer_pool import TracerPool
+from autotune.prediction.tracer import Tracer, TracerPool
 from tests.probe.toys import tree_of
 
 TOY = str(Path(__file__).parent / "toy_trace.py")

@@ -11,7 +11,7 @@ import pytest
 from autotune.core.candidate import Candidate, KnobValue
 from autotune.search.loop import legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray
-from autotune.search.surrogate.gaussian_process import Kernels, Observations, posterior
+from autotune.search.surrogate.gaussian_process import Fit, Kernels, Observations
 from tests.simulated import ToyTrainer, toy_job, toy_space
 
 SPACE = toy_space(num_generations=(8,), max_completion_length=(64,))
@@ -32,7 +32,7 @@ def doubts(figures: FloatArray | None) -> Callable[[str], float]:
     """Return the deviation between a measured candidate and one that differs in a knob."""
     here = TABLE.index[ENGINE.id]
     observed = Observations(np.array([here]), np.array([0.2]), np.zeros(1))
-    found = posterior(Kernels(TABLE, figures=figures), np.full(len(TABLE), 0.3), observed, (0.01,))
+    found = Fit(Kernels(TABLE, figures=figures), np.full(len(TABLE), 0.3), observed, (0.01,)).posterior
     return lambda knob: float(found.lead_over(here)[1][beside(knob)])
 
 
@@ -72,9 +72,8 @@ def test_a_load_between_two_that_are_alike_is_taken_to_be_like_them() -> None:
 
     def doubt(value: float, *measured: float) -> float:
         indices = np.array([ends[share] for share in measured])
-        found = posterior(
-            kernels, np.full(len(table), 0.3), Observations(indices, np.full(len(indices), 0.2), np.zeros(len(indices))), (0.01,)
-        )
+        observed = Observations(indices, np.full(len(indices), 0.2), np.zeros(len(indices)))
+        found = Fit(kernels, np.full(len(table), 0.3), observed, (0.01,)).posterior
         return float(found.lead_over(ends[0.1])[1][ends[value]])
 
     assert doubt(0.4, 0.1, 0.6) < 0.6 * doubt(0.4, 0.1)

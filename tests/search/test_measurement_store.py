@@ -16,8 +16,7 @@ from autotune.core.answer import Recommendation
 from autotune.core.hardware import Hardware
 from autotune.core.job import Job
 from autotune.machine import devices
-from autotune.search.measurement_store import MAX_LINE_BYTES, Store, default_folder
-from autotune.search.record import Record, circumstances
+from autotune.search.record import ANSWERS, MAX_LINE_BYTES, Record, Store, StoredAnswer, circumstances, default_folder
 from tests.report.answers import answered
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "trl": "1.16.0", "vllm": "0.31.0"}
@@ -195,7 +194,7 @@ def test_a_broken_answer_is_none() -> None:
 def test_only_the_end_of_a_huge_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     keep()
     size = _measurements().stat().st_size
-    monkeypatch.setattr("autotune.search.measurement_store.MAX_READ_BYTES", size // 2)
+    monkeypatch.setattr("autotune.search.record.MAX_READ_BYTES", size // 2)
     found = record().earlier()
     assert 0 < len(found.trials) < len(CASE.answer.trials)
     assert found.trials == CASE.answer.trials[-len(found.trials) :]
@@ -221,7 +220,7 @@ def test_a_file_instead_of_the_folder_stops_no_search(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = Store(tmp_path / "file")
     store.append(record().here, CASE.answer.trials, when="now")
-    assert store.measured(record().here).trials == () and store.answer(record().here) is None
+    assert store.measured(record().here).trials == () and store.kept(ANSWERS, record().here.job_key, StoredAnswer) is None
 
 
 def test_every_field_of_a_circumstance_tells_apart() -> None:

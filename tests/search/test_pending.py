@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.search.surrogate.estimates import PENDING_PER_DELAYED, SurrogateModel
-from autotune.search.surrogate.gaussian_process import Kernels, Observations, Regression, posterior
+from autotune.search.surrogate.gaussian_process import Fit, Kernels, Observations, Regression
 from autotune.search.trial_view import SearchProblem, TrialView
 from tests.search.test_estimates import CANDIDATES, FITTING, TABLE, foreseen, measured, surrogate
 
@@ -34,7 +34,7 @@ def test_pending_deviation_equals_that_after_the_same_measurements() -> None:
 
 
 def test_pending_probes_leave_means_and_shrink_deviations() -> None:
-    alone = posterior(Kernels(TABLE), AMPLITUDE, SOME, (0.03,), (STRUCTURE,))
+    alone = Fit(Kernels(TABLE), AMPLITUDE, SOME, (0.03,), (STRUCTURE,)).posterior
     asked = regression()
     assert np.array_equal(asked.posterior(SOME, NOBODY).deviation, alone.deviation)
     then = asked.posterior(SOME, AWAITED)

@@ -1,13 +1,12 @@
-"""Artifacts of a trial, derived from its records on request: settings, log, failure, memory over
-time."""
+"""Artifacts of a trial, derived from its records on request: settings, log, failure, memory over time."""
 
 from __future__ import annotations
 
 import io
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
 
 import yaml
 from optuna.artifacts.exceptions import ArtifactNotFound
@@ -15,28 +14,21 @@ from optuna.trial import FrozenTrial
 
 from autotune.core.answer import Trial, plain
 from autotune.search import trial_records
-from autotune.search.dashboard.notes import settings_of
+from autotune.search.dashboard.guard import READ_ONLY
 
 _PREFIX = "artifacts:"
 _NAMESPACE = uuid.UUID("6f1c35f4-0c6a-4cf0-9d3e-6a6f1b0e7a11")
 
 
 def _settings(trial: FrozenTrial) -> bytes | None:
-    settings = settings_of(trial)
+    candidate = trial.user_attrs.get(trial_records.CANDIDATE)
+    settings = candidate.get("settings") if isinstance(candidate, dict) else None
     return yaml.safe_dump(dict(settings), sort_keys=False).encode() if settings else None
-
-
-def _log(trial: Trial) -> str | None:
-    return trial.measurement.printed or None
 
 
 def _failure(trial: Trial) -> str | None:
     failure = trial.measurement.failure
     return None if failure is None else failure.excerpt or failure.evidence
-
-
-def _memory(trial: Trial) -> str:
-    return json.dumps(plain(trial.measurement.memory), indent=1)
 
 
 def _timeline(trial: Trial) -> str | None:
@@ -57,9 +49,9 @@ def _of_measurement(make: Callable[[Trial], str | None]) -> Callable[[FrozenTria
 
 KINDS: dict[str, tuple[str, Callable[[FrozenTrial], bytes | None]]] = {
     "settings.yaml": ("text/plain", _settings),
-    "output.log": ("text/plain", _of_measurement(_log)),
+    "output.log": ("text/plain", _of_measurement(lambda trial: trial.measurement.printed or None)),
     "failure.log": ("text/plain", _of_measurement(_failure)),
-    "memory.json": ("application/json", _of_measurement(_memory)),
+    "memory.json": ("application/json", _of_measurement(lambda trial: json.dumps(plain(trial.measurement.memory), indent=1))),
     "memory.csv": ("text/csv", _of_measurement(_timeline)),
 }
 """File name -> MIME type and function that derives the content."""
@@ -87,22 +79,13 @@ class RecordedArtifacts:
         self._trials = trials
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
-        for content in self._contents(artifact_id):
-            return io.BytesIO(content)
-        raise ArtifactNotFound(f"No trial of this study has an artifact {artifact_id}.")
-
-    def write(self, artifact_id: str, content_body: BinaryIO) -> None:
-        _refuse()
-
-    def remove(self, artifact_id: str) -> None:
-        _refuse()
-
-    def _contents(self, artifact_id: str) -> Iterator[bytes]:
         for trial in self._trials():
             for name, (_, make) in KINDS.items():
                 if _id(trial, name) == artifact_id and (content := make(trial)) is not None:
-                    yield content
+                    return io.BytesIO(content)
+        raise ArtifactNotFound(f"No trial of this study has an artifact {artifact_id}.")
 
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise PermissionError(READ_ONLY)
 
-def _refuse() -> NoReturn:
-    raise PermissionError("The dashboard is read-only.")
+    write = remove = _refuse

@@ -15,12 +15,8 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.search.dashboard import artifacts, notes
 from autotune.search.dashboard.guard import READ_ONLY
-
-_OLD_CONSTRAINTS = "constraints"
-
-Filled = Callable[[FrozenTrial], Mapping[str, Any]]
-"""Derive a trial's attributes for display."""
 
 
 class DashboardStorage(BaseStorage):
@@ -32,12 +28,10 @@ class DashboardStorage(BaseStorage):
         study_name: str,
         *,
         of_study: Callable[[Sequence[FrozenTrial]], Mapping[str, Any]],
-        of_trial: Filled,
-        facts: Filled,
         best: Callable[[Sequence[FrozenTrial]], FrozenTrial | None],
     ) -> None:
-        self._under, self._name = storage, study_name
-        self._of_study, self._of_trial, self._facts, self._best = of_study, of_trial, facts, best
+        """`of_study` derives its attributes for display from its trials, `best` the best of them."""
+        self._under, self._name, self._of_study, self._best = storage, study_name, of_study, best
 
     # 1. Derived reads.
 
@@ -69,8 +63,9 @@ class DashboardStorage(BaseStorage):
 
     def _shown(self, trial: FrozenTrial) -> FrozenTrial:
         shown = copy.copy(trial)
-        shown.user_attrs = dict(self._facts(trial))
-        shown._system_attrs = {**trial._system_attrs, _OLD_CONSTRAINTS: list(trial.constraints.values()), **self._of_trial(trial)}
+        shown.user_attrs = notes.facts_of(trial)
+        old_constraints = {"constraints": list(trial.constraints.values())}
+        shown._system_attrs = {**trial._system_attrs, **old_constraints, **artifacts.of_trial(trial)}
         return shown
 
     # 2. Forwarded reads.

@@ -34,11 +34,8 @@ def guarded(app: Application, bound: str) -> Application:
 
 
 def may_be_addressed(host: str, bound: str) -> bool:
-    """Return True for names of the loopback, and for those of the address that the user bound.
-
-    A server on all addresses is reached by any of them, or by the machine's own name; an address in
-    figures can't be rebound to another machine.
-    """
+    """Return True for names of the loopback, and for those of the address that the user bound. A server on all addresses is
+    reached by any, or by the machine's own name; an address in figures can't be rebound to another machine."""
     name = _name_of(host)
     if name == "localhost" or name == bound.lower():
         return bool(name)

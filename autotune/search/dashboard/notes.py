@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -19,8 +18,7 @@ MAX_COLUMNS = 80
 
 
 def as_attributes(body: str, trial_id: int | None) -> dict[str, Any]:
-    """Return a note as attributes of the dashboard. Version 0, so that one written by hand is
-    newer."""
+    """Return a note as attributes of the dashboard. Version 0, so that one written by hand is newer."""
     return {note_ver_key(trial_id): 0, **split_body(body, trial_id)} if body else {}
 
 
@@ -48,14 +46,9 @@ def _paragraphs(trial: Trial) -> list[str]:
     parts.append(f"took {format_seconds(cost.total_seconds)}, of that loading {format_seconds(cost.load_seconds)}")
     if measured.failure is not None:
         parts.append(f"cause: {measured.failure.cause or 'unknown'}; phase: {measured.failure.phase or 'unknown'}")
-        parts.append(fenced(_end_of(measured.failure.excerpt or measured.failure.evidence)))
+        lines = (measured.failure.excerpt or measured.failure.evidence).strip().splitlines()
+        parts.append(fenced("\n".join(_short(line) for line in lines[-MAX_LINES:])))  # failure.log has all of them
     return parts
-
-
-def _end_of(text: str) -> str:
-    """Return the last lines, cut to the note's width; failure.log has all of them."""
-    lines = text.strip().splitlines()
-    return "\n".join(_short(line) for line in lines[-MAX_LINES:])
 
 
 def _short(value: Any) -> Any:
@@ -86,9 +79,3 @@ def facts_of(frozen: FrozenTrial) -> dict[str, Any]:
         "seconds": round(measured.cost.total_seconds, 1),
         **({"cause": measured.failure.cause or "unknown"} if measured.failure else {}),
     }
-
-
-def settings_of(frozen: FrozenTrial) -> Mapping[str, Any] | None:
-    """Return the candidate's settings."""
-    candidate = frozen.user_attrs.get(trial_records.CANDIDATE)
-    return candidate.get("settings") if isinstance(candidate, dict) else None

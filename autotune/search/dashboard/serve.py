@@ -19,14 +19,9 @@ from autotune.search.storage import open_storage, the_study_in
 class Extras:
     """Parts of the answer beyond the study's own records."""
 
-    note: str = ""
-    """Note of the study, in Markdown."""
-
-    figures: Mapping[str, str] = field(default_factory=dict)
-    """plotly figures by title, as JSON."""
-
-    best_trial: int | None = None
-    """Number of the recommended trial; None without a recommendation."""
+    note: str = ""  # Note of the study, in Markdown
+    figures: Mapping[str, str] = field(default_factory=dict)  # plotly figures by title, as JSON
+    best_trial: int | None = None  # Number of the recommended trial; None without a recommendation
 
 
 def application(storage_url: str, study_name: str | None, extras: Extras | None = None) -> Any:
@@ -49,14 +44,7 @@ def application(storage_url: str, study_name: str | None, extras: Extras | None 
             shown |= notes.as_attributes(notes.of_trial(trial), trial._trial_id)
         return shown
 
-    shown = DashboardStorage(
-        under,
-        name,
-        of_study=of_study,
-        of_trial=artifacts.of_trial,
-        facts=notes.facts_of,
-        best=lambda trials: best_that_fits(trials, extras.best_trial),
-    )
+    shown = DashboardStorage(under, name, of_study=of_study, best=lambda trials: best_that_fits(trials, extras.best_trial))
     recorded = artifacts.RecordedArtifacts(lambda: under.get_all_trials(study_id, deepcopy=False))
     return optuna_dashboard.wsgi(shown, artifact_store=recorded)
 

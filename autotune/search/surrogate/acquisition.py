@@ -15,22 +15,13 @@ from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable,
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import expected_improvement, normal_cdf
 
-MIN_GAIN = 0.02
-"""Smallest share of speed that counts as an improvement."""
-
-MIN_CHANCE = 0.1
-"""Smallest chance of fitting and improving at which a candidate stays of interest."""
-
+MIN_GAIN = 0.02  # Smallest share of speed that counts as an improvement
+MIN_CHANCE = 0.1  # Smallest chance of fitting and improving at which a candidate stays of interest
+# Exponent of the chance of fitting before the first out-of-memory error, after one, and after more. An error costs more than
+# its seconds; the first one is the price of locating the limit.
 OOM_EXPONENTS = (1.5, 3.0, 5.0)
-"""Exponent of the chance of fitting before the first out-of-memory error, after one, and after
-more. An error costs more than its seconds; the first one is the price of locating the limit."""
-
-COST_EXPONENT = 0.5
-"""Exponent of the seconds: at 1, cheap small steps would always precede expensive ones with a
-large gain."""
-
-DEFAULT_LOAD_PROBES = 3.0
-"""Assumed duration of a load in probes, before any load was measured."""
+COST_EXPONENT = 0.5  # Exponent of the seconds: at 1, cheap small steps would always precede expensive ones with a large gain
+DEFAULT_LOAD_PROBES = 3.0  # Assumed duration of a load in probes, before any load was measured
 
 
 def acquisition_values(
@@ -42,8 +33,7 @@ def acquisition_values(
     options: SearchOptions,
     live: Collection[str] = (),
 ) -> FloatArray:
-    """EI · P(fits)^c / seconds^COST_EXPONENT for each member of the pool; without a leader, any
-    candidate that fits is a gain."""
+    """EI · P(fits)^c / seconds^COST_EXPONENT for each member of the pool; without a leader, all that fits is a gain."""
     exponent = OOM_EXPONENTS[min(len(OOM_EXPONENTS) - 1, sum(one.measurement.outcome.is_out_of_memory for one in trials))]
     if leader is None:
         mean, deviation = estimates.speed.mean[pool], estimates.speed.deviation[pool]
@@ -58,10 +48,8 @@ def acquisition_values(
 
 
 def promising(estimates: Estimates, pool: IndexArray, leader: int) -> BoolArray:
-    """True for members of the pool with P(fits) · P(lead over the leader > MIN_GAIN) >= MIN_CHANCE.
-
-    The lead's deviation excludes the error that both have in common.
-    """
+    """True for members of the pool with P(fits) · P(lead over the leader > MIN_GAIN) >= MIN_CHANCE. The lead's deviation
+    excludes the error that both have in common."""
     lead, deviation = estimates.speed.lead_over(leader)
     chance = estimates.fits[pool] * normal_cdf((lead[pool] - math.log1p(MIN_GAIN)) / deviation[pool])
     return np.asarray(chance >= MIN_CHANCE)
@@ -70,11 +58,8 @@ def promising(estimates: Estimates, pool: IndexArray, leader: int) -> BoolArray:
 def seconds_to_measure(
     table: CandidateTable, trials: Sequence[Trial], estimates: Estimates, live: Collection[str] = ()
 ) -> FloatArray:
-    """Return probe + load (0 where it is live) + P(out of memory) · reload, in seconds, for every
-    candidate.
-
-    `live`: keys of the loads that are ready; if empty, the load of the last probe.
-    """
+    """Return probe + load (0 where it is live) + P(out of memory) · reload, in seconds, for every candidate. `live`: keys of the
+    loads that are ready; if empty, the load of the last probe."""
     if not trials:
         return np.ones(len(table))
     probe = _probe_seconds(trials, estimates)
@@ -97,8 +82,7 @@ def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
 
 
 def _load_seconds(table: CandidateTable, trials: Sequence[Trial], probe: float) -> FloatArray:
-    """Median seconds of the measured loads that share the most settings with the candidate's
-    load."""
+    """Median seconds of the measured loads that share the most settings with the candidate's load."""
     measured: dict[str, tuple[Knobs, list[float]]] = {}
     for trial in trials:
         if (seconds := trial.measurement.cost.load_seconds) > 0:

@@ -1,5 +1,4 @@
-"""Candidates as arrays, built once per study, so that a step over thousands of them is a few
-comparisons."""
+"""Candidates as arrays, built once per study, so that a step over thousands of them is a few comparisons."""
 
 from __future__ import annotations
 
@@ -44,14 +43,12 @@ class CandidateTable:
 
     @cached_property
     def demands(self) -> FloatArray:
-        """Columns by which memory demand is partially ordered: a >= b in all of them means that
-        a needs at least b's memory."""
+        """Columns by which memory demand is partially ordered: a >= b in all of them means that a needs at least b's memory."""
         return _columns(self.candidates, [column for knob in self.space.knobs for column in _demand_columns(knob)])
 
     @cached_property
     def _categories(self) -> FloatArray:
-        """Columns that are equal for candidates that differ only in knobs with an ordered effect
-        on memory."""
+        """Columns that are equal for candidates that differ only in knobs with an ordered effect on memory."""
         return _columns(self.candidates, [column for knob in self.space.knobs for column in _demand_columns(knob)[:1]])
 
     def demanding_at_least(self, index: int) -> BoolArray:
@@ -69,8 +66,7 @@ class CandidateTable:
         return np.asarray(np.any([(self.demands >= row).all(axis=1) for row in minimal], axis=0))
 
     def differing_in_batches(self, index: int) -> BoolArray:
-        """Return the candidates with this one's load and categories: they differ in batch shape
-        and recomputation alone."""
+        """Return the candidates with this one's load and categories: they differ in batch shape and recomputation alone."""
         return np.asarray((self.loads == self.loads[index]) & (self._categories == self._categories[index]).all(axis=1))
 
     def least_demanding(self, indices: IndexArray) -> int:
@@ -96,8 +92,7 @@ class CandidateTable:
 
     @cached_property
     def decided_by_load(self) -> tuple[BoolArray, BoolArray]:
-        """True for the numeric features, and for the categories, that are constant within every
-        load."""
+        """True for the numeric features, and for the categories, that are constant within every load."""
         firsts = np.zeros(len(self.load_number), dtype=np.int64)
         firsts[self.loads[::-1]] = np.arange(len(self))[::-1]
         numbers, categories = self.features
@@ -106,8 +101,7 @@ class CandidateTable:
 
     @cached_property
     def kinds(self) -> FloatArray:
-        """One-hot columns of the set of knobs that apply: a candidate with an engine has other
-        knobs than one without."""
+        """One-hot columns of the set of knobs that apply: a candidate with an engine has other knobs than one without."""
         names = [frozenset(one.knobs) for one in self.candidates]
         return np.array([[float(mine == kind) for kind in dict.fromkeys(names)] for mine in names])
 
@@ -138,8 +132,7 @@ def _columns(candidates: Sequence[Candidate], columns: Sequence[Callable[[Candid
 
 
 def _demand_columns(knob: Knob) -> list[Callable[[Candidate], float]]:
-    """Columns whose order implies that of memory demand; unordered values are comparable only if
-    equal."""
+    """Columns whose order implies that of memory demand; unordered values are comparable only if equal."""
     if knob.memory == "none":
         return []
     kinds: dict[tuple[type, object], float] = {}
@@ -160,8 +153,7 @@ def _demand_columns(knob: Knob) -> list[Callable[[Candidate], float]]:
 
 
 def effective_value(knob: Knob, candidate: Candidate) -> object:
-    """Return the value that determines the knob's memory; None if it does not apply or is
-    unknown."""
+    """Return the value that determines the knob's memory; None if it does not apply or is unknown."""
     if not knob.through:
         return candidate.knobs.get(knob.name)
     factors = [candidate.settings.get(name) for name in knob.through]
@@ -169,15 +161,13 @@ def effective_value(knob: Knob, candidate: Candidate) -> object:
 
 
 def _is_numeric(knob: Knob, candidates: Sequence[Candidate]) -> bool:
-    """Return True for a scale: at least three numbers. A candidate without a value differs in
-    another knob as well."""
+    """Return True for a scale: at least three numbers. A candidate without a value differs in another knob as well."""
     values = {one.knobs.get(knob.name) for one in candidates} - {None}
     return len(values) > 2 and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
 def _scaled(values: Sequence[object]) -> FloatArray:
-    """Scale to 0..1, by logarithms if all are positive, so that each doubling is one equal step;
-    no value: 0.5."""
+    """Scale to 0..1, by logarithms if all are positive, so that each doubling is one equal step; no value: 0.5."""
     numbers = np.array([math.nan if value is None else value for value in values], dtype=float)
     known = numbers[~np.isnan(numbers)]
     spread = np.log(numbers) if (known > 0).all() else numbers

@@ -22,48 +22,28 @@ from autotune.search.surrogate.gaussian_process import Kernels, Observations, Po
 from autotune.search.surrogate.memory_model import MemoryModel, interval_width
 from autotune.search.surrogate.throughput_model import NOISE, ThroughputModel
 
-MIN_SPEED_WIDTH = 0.15
-"""Lower bound of a predicted speed's standard deviation, as a share."""
-
-UNPREDICTED_SPEED_WIDTH = 0.6
-"""Standard deviation of an unpredicted speed, around the measured ones."""
-
-SPEED_PER_DOUBLING = 0.07
-"""Without predictions: logarithmic speed gained per doubling of memory."""
-
-MAX_OBSERVATIONS = 32
-"""Newest measurements that the regression uses, since its time is cubic in their number.
-Implications use all of them."""
-
+MIN_SPEED_WIDTH = 0.15  # Lower bound of a predicted speed's standard deviation, as a share
+UNPREDICTED_SPEED_WIDTH = 0.6  # Standard deviation of an unpredicted speed, around the measured ones
+SPEED_PER_DOUBLING = 0.07  # Without predictions: logarithmic speed gained per doubling of memory
+MAX_OBSERVATIONS = 32  # Newest measurements that the regression uses, since its time is cubic in their number
+# Pending probes per outcome that may be excluded from the regression for a while: among this many, one more outcome hardly
+# changes the next choice, and a full refit takes as long as the first. Implications are never delayed.
 PENDING_PER_DELAYED = 8
-"""Pending probes per outcome that may be excluded from the regression for a while: among this
-many, one more outcome hardly changes the next choice, and a full refit takes as long as the
-first. Implications are never delayed."""
-
-REFUSED_CHANCE = 0.01
-"""Upper bound of the chance of fitting where the engine is predicted to refuse the candidate."""
+REFUSED_CHANCE = 0.01  # Upper bound of the chance of fitting where the engine is predicted to refuse the candidate
 
 
 @dataclass(frozen=True)
 class Estimates:
     """Estimates by row of the table."""
 
-    need: Posterior
-    """log(peak / limit): a candidate below 0 fits."""
-
-    speed: Posterior
-    """log(tokens per second)."""
-
-    fits: FloatArray
-    """Probability of fitting; 0 and 1 only by implication."""
-
-    refused: BoolArray
-    """True if even the lower bound of the corrected prediction is above the limit."""
+    need: Posterior  # log(peak / limit): a candidate below 0 fits
+    speed: Posterior  # log(tokens per second)
+    fits: FloatArray  # Probability of fitting; 0 and 1 only by implication
+    refused: BoolArray  # True if even the lower bound of the corrected prediction is above the limit
 
 
 class SurrogateModel:
-    """Priors, and the estimates that follow from them and the trials; a resumed study computes
-    the same ones."""
+    """Priors, and the estimates that follow from them and the trials; a resumed study computes the same ones."""
 
     def __init__(
         self, table: CandidateTable, predictions: Mapping[str, Prediction], *, limit_bytes: int, options: SearchOptions
@@ -88,14 +68,10 @@ class SurrogateModel:
         return self._implied.after(trials if self.options.imply else ())
 
     def estimate(self, trials: Sequence[Trial], pending: frozenset[str] = frozenset()) -> Estimates:
-        """Return the estimates after these trials. Pending candidates are assumed to end as
-        expected, so that the next choice is not more of the same."""
+        """Return the estimates after these trials. Pending ones count as ended as expected: the next is not more of the same."""
         key = (len(trials), pending)
-        if self._last is None or self._last[0] != key:
-            self._last = (key, self._estimate(trials, pending))
-        return self._last[1]
-
-    def _estimate(self, trials: Sequence[Trial], pending: frozenset[str]) -> Estimates:
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
         implications = self.implied(trials)
         used = len(trials) - len(trials) % (1 + len(pending) // PENDING_PER_DELAYED)
         observed = (trials[:used] if self.options.calibrate else ())[-MAX_OBSERVATIONS:]
@@ -104,7 +80,9 @@ class SurrogateModel:
         fits = np.where(self._rejected, np.minimum(memory.fits, REFUSED_CHANCE), memory.fits)
         fits = np.where(implications.impossible, 0.0, np.where(implications.possible, 1.0, fits))
         refused = self.predicted & ((memory.lower > 0) | self._rejected) & ~implications.possible & self.options.screen
-        return Estimates(need=memory.peak, speed=speed, fits=fits, refused=refused)
+        found = Estimates(need=memory.peak, speed=speed, fits=fits, refused=refused)
+        self._last = key, found
+        return found
 
 
 class _CycleModel:

@@ -28,40 +28,20 @@ from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray
 from autotune.search.surrogate.knob_effects import KnobEffect, knob_effects
 
 Shares = tuple[float, float, float, float]
-"""Shares of the prior variance: bias of all candidates, single knobs and loads, joint knobs,
-each candidate's own."""
+"""Shares of the prior variance: bias of all candidates, single knobs and loads, joint knobs, each candidate's own."""
 
-Parts = tuple[FloatArray, ...]
-"""S_p restricted to some rows, in the order of `Shares`."""
-
+Parts = tuple[FloatArray, ...]  # S_p restricted to some rows, in the order of `Shares`
 STRUCTURES: tuple[Shares, ...] = ((0.5, 0.35, 0.1, 0.05), (0.2, 0.55, 0.15, 0.1), (0.15, 0.3, 0.4, 0.15))
 
-SCALES = (0.6, 1.0, 1.8)
-"""Factors on the prior's standard deviation, which may be too wide or too narrow."""
-
-LENGTH_SCALE = 0.6
-"""Length scale of numeric knobs, whose range is 0 to 1."""
-
-SOURCE_SHARE = 0.7
-"""Share of the common bias that depends on the composition of the predictions."""
-
-JOINT_DECAY = 0.6
-"""Joint similarity lost per differing category."""
-
-MAX_CACHED_ROWS = 64
-"""Similarity rows in the cache: a search requests those of its measured candidates repeatedly."""
-
-MIN_LEAD_DEVIATION = 1e-3
-"""Lower bound of the standard deviation of a difference between two candidates."""
-
-MIN_RELATIVE_WEIGHT = 0.02
-"""Models with a smaller likelihood relative to the best one are dropped."""
-
+SCALES = (0.6, 1.0, 1.8)  # Factors on the prior's standard deviation, which may be too wide or too narrow
+LENGTH_SCALE = 0.6  # Length scale of numeric knobs, whose range is 0 to 1
+SOURCE_SHARE = 0.7  # Share of the common bias that depends on the composition of the predictions
+JOINT_DECAY = 0.6  # Joint similarity lost per differing category
+MAX_CACHED_ROWS = 64  # Similarity rows in the cache: a search requests those of its measured candidates repeatedly
+MIN_LEAD_DEVIATION = 1e-3  # Lower bound of the standard deviation of a difference between two candidates
+MIN_RELATIVE_WEIGHT = 0.02  # Models with a smaller likelihood relative to the best one are dropped
 MIN_VARIANCE = 1e-9
-
-INTERVAL_DEVIATIONS = 1.64
-"""Standard deviations between a value and either bound of its interval: 10 % of true values are
-outside."""
+INTERVAL_DEVIATIONS = 1.64  # Standard deviations between a value and either bound of its interval: 10 % are outside
 
 _erf = np.vectorize(math.erf, otypes=[float])
 
@@ -84,12 +64,7 @@ class Observations:
 
     indices: IndexArray
     residual: FloatArray
-    variance: FloatArray
-    """Own variance, in addition to the common noise; 0 for a plain measurement."""
-
-
-def _no_covariance(index: int) -> FloatArray:
-    return np.zeros(1)
+    variance: FloatArray  # Own variance, in addition to the common noise; 0 for a plain measurement
 
 
 @dataclass(frozen=True)
@@ -97,21 +72,14 @@ class Posterior:
     """Distribution of one figure for every candidate of the table."""
 
     mean: FloatArray
-    deviation: FloatArray
-    """Standard deviation of the candidate's own value, without measurement noise."""
-
-    noise: float
-    """Standard deviation of one measurement."""
-
-    covariance_with: Callable[[int], FloatArray] = _no_covariance
+    deviation: FloatArray  # Standard deviation of the candidate's own value, without measurement noise
+    noise: float  # Standard deviation of one measurement
+    covariance_with: Callable[[int], FloatArray] = lambda index: np.zeros(1)
     """Return the posterior covariance of every candidate with this one."""
 
     def lead_over(self, index: int) -> tuple[FloatArray, FloatArray]:
-        """Return mean and standard deviation of (each candidate - this one).
-
-        Var[i - j] = s_i² + s_j² - 2 cov(i, j): similar candidates may both be uncertain and still
-        differ by nothing.
-        """
+        """Return mean and standard deviation of (each candidate - this one): Var[i - j] = s_i² + s_j² - 2 cov(i, j), since
+        similar candidates may both be uncertain and still differ by nothing."""
         variance = self.deviation**2 + self.deviation[index] ** 2 - 2 * self.covariance_with(index)
         return self.mean - self.mean[index], np.sqrt(np.maximum(variance, MIN_LEAD_DEVIATION**2))
 
@@ -120,9 +88,8 @@ class Kernels:
     """Similarity of candidates in the four parts S_p."""
 
     def __init__(self, table: CandidateTable, sources: FloatArray | None = None, figures: FloatArray | None = None) -> None:
-        """`sources`: composition of each candidate's prediction as shares; equal compositions
-        share their error. None: all equal. `figures`: logarithms of the predictions, which show
-        the effect of each knob; None: all have full effect."""
+        """`sources`: composition of each candidate's prediction as shares; equal compositions share their error. None: all
+        equal. `figures`: logarithms of the predictions, which show the effect of each knob; None: all have full effect."""
         self._numbers, self._categories = knob_effects(table, figures)
         self.size = len(table)
         composition = np.ones((len(table), 1)) if sources is None else sources
@@ -201,20 +168,19 @@ class _Model:
     shares: Shares
     scale: float
     noise: float
-    weight: float = 1.0
-    """Posterior probability of the model."""
+    weight: float = 1.0  # Posterior probability of the model
 
 
 @dataclass(frozen=True)
 class _ModelPosterior:
     model: _Model
     mean: FloatArray
-    whitened: FloatArray
-    """W, shape (m, n): its squared column sums are the variance that the observations remove."""
+    whitened: FloatArray  # W, shape (m, n): its squared column sums are the variance that the observations remove
 
 
-class _Fit:
-    """Observations, the models that explain them, and the posterior of their mixture."""
+class Fit:
+    """Observations, the models that explain them, and the posterior of their mixture, from a prior with mean 0 and standard
+    deviation `amplitude`."""
 
     def __init__(
         self,
@@ -222,7 +188,7 @@ class _Fit:
         amplitude: FloatArray,
         observed: Observations,
         noises: tuple[float, ...],
-        structures: tuple[Shares, ...],
+        structures: tuple[Shares, ...] = STRUCTURES,
     ) -> None:
         self.kernels, self.amplitude, self.observed = kernels, amplitude, observed
         self._rows: Parts = kernels.rows(observed.indices)
@@ -239,8 +205,7 @@ class _Fit:
         return self._cross[shares]
 
     def covariance(self, shares: Shares, scale: float, noise: float) -> FloatArray:
-        """C, shape (m, m). Computed apart from `cross`, which is a hundred times wider and used
-        by fewer models."""
+        """C, shape (m, m). Computed apart from `cross`, which is a hundred times wider and used by fewer models."""
         if shares not in self._covariance:
             self._covariance[shares] = self._with_amplitude(_mix(shares, self._among), self.amplitude[self.observed.indices])
         return np.asarray(self._covariance[shares] * scale**2 + np.diag(self.observed.variance + noise**2))
@@ -263,8 +228,7 @@ class _Fit:
         ]
 
     def _mixture(self, default_noise: float) -> Posterior:
-        """Moments of the mixture: μ = Σ w μ_k;  s² = Σ w (s_k² + μ_k²) - μ². Without
-        observations: the prior."""
+        """Moments of the mixture: μ = Σ w μ_k;  s² = Σ w (s_k² + μ_k²) - μ². Without observations: the prior."""
         size, amplitude = self.kernels.size, self.amplitude
         if not self.models:
             return Posterior(np.zeros(size), amplitude.copy(), default_noise)
@@ -297,26 +261,12 @@ class _Fit:
 
 
 def _log_likelihood(covariance: FloatArray, residual: FloatArray, noise: float) -> float:
-    """-½ rᵀ C⁻¹ r - ½ log |C| (+ constant).
-
-    The last row of the Cholesky factor of [[C, r], [rᵀ, h]] is L⁻¹ r, so no inverse is needed; h
-    keeps it positive definite.
-    """
+    """-½ rᵀ C⁻¹ r - ½ log |C| (+ constant). The last row of the Cholesky factor of [[C, r], [rᵀ, h]] is L⁻¹ r, so no inverse is
+    needed; h keeps it positive definite."""
     h = float(residual @ residual) / noise**2 + 1.0
     root = np.linalg.cholesky(np.block([[covariance, residual[:, None]], [residual[None, :], np.array([[h]])]]))
     white = root[-1, :-1]
     return -0.5 * float(white @ white) - float(np.log(np.diag(root)[:-1]).sum())
-
-
-def posterior(
-    kernels: Kernels,
-    amplitude: FloatArray,
-    observed: Observations,
-    noises: tuple[float, ...],
-    structures: tuple[Shares, ...] = STRUCTURES,
-) -> Posterior:
-    """Return the posterior of a prior with mean 0 and standard deviation `amplitude`."""
-    return _Fit(kernels, amplitude, observed, noises, structures).posterior
 
 
 class Regression:
@@ -331,12 +281,11 @@ class Regression:
         self, kernels: Kernels, amplitude: FloatArray, noises: tuple[float, ...], structures: tuple[Shares, ...] = STRUCTURES
     ) -> None:
         self._kernels, self._amplitude, self._noises, self._structures = kernels, amplitude, noises, structures
-        self._last: tuple[tuple[float, ...], _Fit] | None = None
+        self._last: tuple[tuple[float, ...], Fit] | None = None
         self._pending: _PendingVariance | None = None
 
     def posterior(self, observed: Observations, pending: IndexArray, noises: tuple[float, ...] | None = None) -> Posterior:
-        """Return the posterior; its means depend on the observations alone. `noises`: those
-        still possible, if fewer."""
+        """Return the posterior; its means depend on the observations alone. `noises`: those still possible, if fewer."""
         fit = self._fit(observed, noises or self._noises)
         if not len(pending):
             return fit.posterior
@@ -347,22 +296,22 @@ class Regression:
             found, deviation=found.deviation * left, covariance_with=lambda i: found.covariance_with(i) * left * left[i]
         )
 
-    def _fit(self, observed: Observations, noises: tuple[float, ...]) -> _Fit:
-        if self._last is None or self._last[0] != noises or not _equal_observations(self._last[1].observed, observed):
-            self._last = noises, _Fit(self._kernels, self._amplitude, observed, noises, self._structures)
-            self._pending = None
-        return self._last[1]
+    def _fit(self, observed: Observations, noises: tuple[float, ...]) -> Fit:
+        if self._last is not None and self._last[0] == noises:
+            last = self._last[1].observed
+            pairs = ((last.indices, observed.indices), (last.residual, observed.residual), (last.variance, observed.variance))
+            if all(np.array_equal(left, right) for left, right in pairs):
+                return self._last[1]
+        fit = Fit(self._kernels, self._amplitude, observed, noises, self._structures)
+        self._last, self._pending = (noises, fit), None
+        return fit
 
 
 class _PendingVariance:
-    """Variance that remains per candidate after pending measurements, under the most likely model
-    alone.
+    """Variance that remains per candidate after pending measurements, under the most likely model alone: they do not discriminate
+    between models, and updating all would multiply the time."""
 
-    Pending measurements do not discriminate between models; updating all of them would multiply the
-    time.
-    """
-
-    def __init__(self, fit: _Fit, default: _Model) -> None:
+    def __init__(self, fit: Fit, default: _Model) -> None:
         """`default`: the model to use before anything was observed."""
         self._fit, self._model = fit, max(fit.models, key=lambda one: one.weight, default=default)
         shares, scale = self._model.shares, self._model.scale
@@ -378,22 +327,13 @@ class _PendingVariance:
         """Return the factor on each standard deviation. `pending` must contain all earlier ones."""
         new = np.array([index for index in pending.tolist() if index not in self.included], dtype=np.int64)
         if len(new):
-            self._include(new)
+            # Append rows to W: B = K[new, :] - W[:, new]ᵀ W;  rows = L_B⁻¹ B, L_B L_Bᵀ = B[:, new] + σ² I.
+            model, amplitude = self._model, self._fit.amplitude
+            similarity = _mix(model.shares, self._fit.kernels.rows(new)) * model.scale**2
+            beyond = similarity * amplitude[new][:, None] * amplitude[None, :] - self._whitened[:, new].T @ self._whitened
+            root = np.linalg.cholesky(beyond[:, new] + model.noise**2 * np.eye(len(new)))
+            rows = np.linalg.inv(root) @ beyond
+            self._whitened = np.concatenate([self._whitened, rows])
+            self._left = np.maximum(self._left - (rows**2).sum(axis=0), MIN_VARIANCE)
+            self.included.update(new.tolist())
         return np.asarray(np.sqrt(self._left / self._before))
-
-    def _include(self, new: IndexArray) -> None:
-        """Append rows to W for these candidates: B = K[new, :] - W[:, new]ᵀ W;  rows = L_B⁻¹ B,
-        L_B L_Bᵀ = B[:, new] + σ² I."""
-        model, amplitude = self._model, self._fit.amplitude
-        similarity = _mix(model.shares, self._fit.kernels.rows(new)) * model.scale**2
-        beyond = similarity * amplitude[new][:, None] * amplitude[None, :] - self._whitened[:, new].T @ self._whitened
-        root = np.linalg.cholesky(beyond[:, new] + model.noise**2 * np.eye(len(new)))
-        rows = np.linalg.inv(root) @ beyond
-        self._whitened = np.concatenate([self._whitened, rows])
-        self._left = np.maximum(self._left - (rows**2).sum(axis=0), MIN_VARIANCE)
-        self.included.update(new.tolist())
-
-
-def _equal_observations(one: Observations, other: Observations) -> bool:
-    pairs = ((one.indices, other.indices), (one.residual, other.residual), (one.variance, other.variance))
-    return all(np.array_equal(left, right) for left, right in pairs)

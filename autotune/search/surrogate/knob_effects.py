@@ -13,16 +13,11 @@ import numpy as np
 
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 
-FULL_EFFECT = 0.05
-"""Standard deviation of a knob's mean figures, as a share, from which the knob has its full
-weight."""
-
+FULL_EFFECT = 0.05  # Standard deviation of a knob's mean figures, as a share, from which the knob has its full weight
+# Weight of a knob that changes no prediction, since the prediction may lack it. If no knob changes any prediction, the
+# predictions carry no information and all knobs have the same weight.
 MIN_WEIGHT = 0.1
-"""Weight of a knob that changes no prediction, since the prediction may lack it. If no knob
-changes any prediction, the predictions carry no information and all knobs have the same weight."""
-
-EQUAL_SHARE = 1e-3
-"""Predictions that differ by less than this share count as equal."""
+EQUAL_SHARE = 1e-3  # Predictions that differ by less than this share count as equal
 
 
 @dataclass(frozen=True)
@@ -30,23 +25,14 @@ class KnobEffect:
     """One numeric or categorical column of the table and its effect on one figure."""
 
     actual: FloatArray
-    predicted: FloatArray
-    """The column, with one position for all values that are predicted equal beside equal other
-    knobs."""
-
-    trust: float
-    """Weight of `predicted` against `actual`."""
-
-    weight: float
-    """Weight of the column, up to 1."""
-
-    of_load: bool
-    """True if all candidates of one load have the same value."""
+    predicted: FloatArray  # The column, with one position for all values that are predicted equal beside equal other knobs
+    trust: float  # Weight of `predicted` against `actual`
+    weight: float  # Weight of the column, up to 1
+    of_load: bool  # True if all candidates of one load have the same value
 
 
 def knob_effects(table: CandidateTable, figures: FloatArray | None) -> tuple[list[KnobEffect], list[KnobEffect]]:
-    """Return the effects of numeric and of categorical columns; `figures`: logarithms of the
-    predictions, if any."""
+    """Return the effects of numeric and of categorical columns; `figures`: logarithms of the predictions, if any."""
     columns = [column for part in table.features for column in part.T.astype(float)]
     of_load = [bool(flag) for part in table.decided_by_load for flag in part]
     if figures is None:
@@ -62,12 +48,8 @@ def knob_effects(table: CandidateTable, figures: FloatArray | None) -> tuple[lis
 
 
 def _effect_sizes(columns: list[FloatArray], kinds: IndexArray, figures: FloatArray) -> tuple[list[float], list[bool]]:
-    """Return each column's effect from 0 to 1, and True for columns that determine which other
-    knobs apply.
-
-    Such a column is evaluated over all candidates, any other one within the candidates with the
-    same knobs.
-    """
+    """Return each column's effect from 0 to 1, and True for columns that determine which other knobs apply. Such a column is
+    evaluated over all candidates, any other one within the candidates with the same knobs."""
     codes = [_codes(column) for column in columns]
     divides = [all(len(np.unique(code[kinds == kind])) == 1 for kind in np.unique(kinds)) for code in codes]
     groups = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
@@ -80,11 +62,9 @@ def _effect_sizes(columns: list[FloatArray], kinds: IndexArray, figures: FloatAr
 
 
 def _merge_equal_positions(columns: list[FloatArray], figures: FloatArray) -> list[FloatArray]:
-    """Return each column with the lowest of the positions that leave the figure equal beside
-    equal other knobs."""
+    """Return each column with the lowest of the positions that leave the figure equal beside equal other knobs."""
     dice, codes = np.random.default_rng(0), [_codes(column) for column in columns]
-    # A row's hash is the sum of its positions' random numbers, so that leaving out a column is a
-    # subtraction.
+    # A row's hash is the sum of its positions' random numbers, so that leaving out a column is a subtraction.
     hashes = [dice.integers(2**62, size=code.max() + 1, dtype=np.int64)[code] for code in codes]
     figure = _codes(np.round(figures / EQUAL_SHARE))
     row = np.sum(hashes, axis=0) + dice.integers(2**62, size=figure.max() + 1, dtype=np.int64)[figure]
@@ -99,8 +79,7 @@ def _merge_equal_positions(columns: list[FloatArray], figures: FloatArray) -> li
 
 
 def _determine_each_other(left: IndexArray, right: IndexArray) -> bool:
-    """True for a bijection, like that between accumulation and micro-batch at a fixed global
-    batch."""
+    """True for a bijection, like that between accumulation and micro-batch at a fixed global batch."""
     pairs = len(np.unique(left * (right.max() + 1) + right))
     return bool(pairs == left.max() + 1 == right.max() + 1)
 

@@ -21,12 +21,12 @@ from autotune.search.implications import blames_engine
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.gaussian_process import (
     INTERVAL_DEVIATIONS,
+    Fit,
     Kernels,
     Observations,
     Posterior,
     Regression,
     normal_cdf,
-    posterior,
 )
 
 STRETCHES: Mapping[str, tuple[Phase, ...]] = {
@@ -34,42 +34,25 @@ STRETCHES: Mapping[str, tuple[Phase, ...]] = {
     "rollout": ("rollout", "sync"),
     "training": ("reward", "score", "forward", "backward", "optimizer"),
 }
+# Single stretch, for candidates that were not predicted by phase.
 WHOLE_CYCLE: Mapping[str, tuple[Phase, ...]] = {"cycle": tuple(phase for phases in STRETCHES.values() for phase in phases)}
-"""Single stretch, for candidates that were not predicted by phase."""
 
-MIN_WIDTH = 0.08
-"""Lower bound of a prediction's standard deviation, as a share."""
-
-UNPREDICTED_WIDTH = 0.7
-"""Standard deviation of an unpredicted need, around half of the limit."""
-
+MIN_WIDTH = 0.08  # Lower bound of a prediction's standard deviation, as a share
+UNPREDICTED_WIDTH = 0.7  # Standard deviation of an unpredicted need, around half of the limit
 LOG_HALF = math.log(0.5)
-
-NEED_PER_DOUBLING = 0.1
-"""Without predictions: logarithmic memory added per doubling of a memory consumer."""
-
-NOISE = (0.004, 0.02)
-"""Possible standard deviations between two measurements of one candidate."""
-
-OOM_FACTOR = 1.005
-"""Lower bound of need / limit after an out-of-memory error."""
-
-MIN_BOUND_DEVIATION = 0.01
-"""Lower bound of the standard deviation that a bound leaves."""
+NEED_PER_DOUBLING = 0.1  # Without predictions: logarithmic memory added per doubling of a memory consumer
+NOISE = (0.004, 0.02)  # Possible standard deviations between two measurements of one candidate
+OOM_FACTOR = 1.005  # Lower bound of need / limit after an out-of-memory error
+MIN_BOUND_DEVIATION = 0.01  # Lower bound of the standard deviation that a bound leaves
 
 
 @dataclass(frozen=True)
 class MemoryEstimates:
     """Memory estimates by row of the table."""
 
-    peak: Posterior
-    """log(peak / limit) of the most demanding stretch."""
-
-    fits: FloatArray
-    """Probability that no stretch exceeds the limit: Π Φ(-μ/s)."""
-
-    lower: FloatArray
-    """Highest lower bound of the stretches, μ - 1.64 s."""
+    peak: Posterior  # log(peak / limit) of the most demanding stretch
+    fits: FloatArray  # Probability that no stretch exceeds the limit: Π Φ(-μ/s)
+    lower: FloatArray  # Highest lower bound of the stretches, μ - 1.64 s
 
 
 @dataclass(frozen=True)
@@ -77,6 +60,8 @@ class _Stretch:
     phases: tuple[Phase, ...]
     prior: FloatArray
     width: FloatArray
+    kernels: Kernels
+    regression: Regression
 
 
 class MemoryModel:
@@ -90,17 +75,14 @@ class MemoryModel:
         predicted = np.array([one is not None for one in found], dtype=bool)
         offset = np.where(predicted, 0.0, NEED_PER_DOUBLING * table.steps)
         self._stretches: dict[str, _Stretch] = {}
-        self._kernels: dict[str, Kernels] = {}
         for name, phases in (STRETCHES if by_phase else WHOLE_CYCLE).items():
             shares = [_predicted_share(one, phases, by_phase, limit_bytes) for one in found]
             prior = np.array([LOG_HALF if one is None else math.log(one.value) for one in shares]) + offset
             width = np.array([UNPREDICTED_WIDTH if one is None else max(MIN_WIDTH, interval_width(one)) for one in shares])
-            # The predictions show each knob's effect on the stretch; an unpredicted candidate gets
-            # their median.
+            # The predictions show each knob's effect on the stretch; an unpredicted candidate gets their median.
             figures = np.where(predicted, prior, np.median(prior[predicted])) if by_phase else None
-            self._stretches[name] = _Stretch(phases, prior, width)
-            self._kernels[name] = Kernels(table, figures=figures)
-        self._regressions = {name: Regression(self._kernels[name], one.width, NOISE) for name, one in self._stretches.items()}
+            kernels = Kernels(table, figures=figures)
+            self._stretches[name] = _Stretch(phases, prior, width, kernels, Regression(kernels, width, NOISE))
 
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> MemoryEstimates:
         informative = [
@@ -121,20 +103,21 @@ class MemoryModel:
         exact, bounds = [], []
         for index, measured in informative:
             if measured.outcome.is_out_of_memory:
-                if self._ended_in(index, measured) == name:
+                phase = measured.failure.phase if measured.failure else None
+                known = any(phase in stretch.phases for stretch in self._stretches.values())
+                if phase in one.phases if known else name == self._most_demanding(index):
                     bounds.append((index, math.log(minimum_need(measured) / self._limit_bytes) - one.prior[index]))
             elif measured.worst is not None and (reached := self._reached(name, index, measured)):
                 exact.append((index, math.log(reached / self._limit_bytes) - one.prior[index]))
         rows = np.array([index for index, _ in exact], dtype=np.int64)
         observed = Observations(rows, np.array([residual for _, residual in exact]), np.zeros(len(exact)))
         if bounds:
-            observed = _with_bounds(observed, bounds, posterior(self._kernels[name], one.width, observed, NOISE))
-        found = self._regressions[name].posterior(observed, pending)
+            observed = _with_bounds(observed, bounds, Fit(one.kernels, one.width, observed, NOISE).posterior)
+        found = one.regression.posterior(observed, pending)
         return replace(found, mean=found.mean + one.prior, deviation=np.maximum(found.deviation, 1e-3))
 
     def _reached(self, name: str, index: int, measured: Measurement) -> int | None:
-        """Return the peak measured in the stretch. A peak without phases belongs to the most
-        demanding stretch."""
+        """Return the peak measured in the stretch. A peak without phases belongs to the most demanding stretch."""
         memory = measured.memory.on_first(self._devices[index])
         by_phase = memory.phase_peak_bytes
         here = [by_phase[phase] for phase in self._stretches[name].phases if phase in by_phase]
@@ -142,17 +125,12 @@ class MemoryModel:
             return max(here)
         return memory.peak_bytes if not by_phase and name == self._most_demanding(index) else None
 
-    def _ended_in(self, index: int, measured: Measurement) -> str:
-        phase = measured.failure.phase if measured.failure else None
-        return next((name for name, one in self._stretches.items() if phase in one.phases), self._most_demanding(index))
-
     def _most_demanding(self, index: int) -> str:
         return max(self._stretches, key=lambda name: float(self._stretches[name].prior[index]))
 
 
 def minimum_need(measurement: Measurement) -> float:
-    """Return the least bytes that a candidate needs after it ran out: max(peak + requested,
-    limit · OOM_FACTOR)."""
+    """Return the least bytes that a candidate needs after it ran out: max(peak + requested, limit · OOM_FACTOR)."""
     memory = measurement.memory
     requested = measurement.failure.numbers.get("asked_bytes", 0) if measurement.failure else 0
     return max((memory.peak_bytes or 0) + requested, memory.limit_bytes * OOM_FACTOR)
@@ -164,8 +142,7 @@ def interval_width(one: Estimate) -> float:
 
 
 def _predicted_share(one: Prediction | None, phases: tuple[Phase, ...], by_phase: bool, limit_bytes: int) -> Estimate | None:
-    """Return predicted peak / limit; a stretch without predicted phases gets a tenth of the
-    peak."""
+    """Return predicted peak / limit; a stretch without predicted phases gets a tenth of the peak."""
     if one is None or one.peak_memory_bytes.value <= 0:
         return None
     peaks = [phase.peak_bytes for phase in one.phases if phase.name in phases] if by_phase else [one.peak_memory_bytes]

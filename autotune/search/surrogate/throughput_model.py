@@ -19,7 +19,8 @@ from autotune.core.answer import Trial
 from autotune.core.measurement import Phase, Speed
 from autotune.core.prediction import Estimate, Prediction
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
-from autotune.search.surrogate.gaussian_process import INTERVAL_DEVIATIONS, Kernels, Observations, Posterior, Regression
+from autotune.search.surrogate.gaussian_process import Kernels, Observations, Posterior, Regression
+from autotune.search.surrogate.memory_model import interval_width
 from autotune.worker.early_stop import SINGLE_CYCLE_FACTOR
 
 GROUPS: Mapping[str, tuple[Phase, ...]] = {
@@ -30,46 +31,28 @@ GROUPS: Mapping[str, tuple[Phase, ...]] = {
 """Phases that are corrected together. The rest of a cycle is one further group."""
 
 REST = "rest"
-
-MIN_WIDTH, MAX_WIDTH = 0.15, 1.0
-"""Bounds of the standard deviation of a phase's logarithmic error."""
-
-LEVEL_DEVIATION = 0.5
-"""Standard deviation of the logarithmic error that all phases of a machine have in common."""
-
+MIN_WIDTH, MAX_WIDTH = 0.15, 1.0  # Bounds of the standard deviation of a phase's logarithmic error
+LEVEL_DEVIATION = 0.5  # Standard deviation of the logarithmic error that all phases of a machine have in common
+# Shares of the prior variance: most of a phase's error is common to all candidates.
 STRUCTURES = ((0.9, 0.08, 0.015, 0.005), (0.7, 0.25, 0.04, 0.01), (0.4, 0.45, 0.12, 0.03))
-"""Shares of the prior variance: most of a phase's error is common to all candidates."""
-
+# Measured / predicted seconds, and standard deviations, beyond which a phase is an outlier of its load (a cache that holds one
+# sequence at a time, for example), without evidence about other loads.
 CLIFF_FACTOR = 3.0
-"""Measured / predicted seconds, and standard deviations, beyond which a phase is an outlier of
-its load (a cache that holds one sequence at a time, for example), without evidence about other
-loads."""
-
-NOISE = (0.01, 0.03, 0.07)
-"""Possible standard deviations between two measurements of one candidate."""
-
+NOISE = (0.01, 0.03, 0.07)  # Possible standard deviations between two measurements of one candidate
+# A probe averages cycles, so its noise is at most the first, or this multiple of the scatter between single cycles.
 MIN_NOISE_BOUND, NOISE_PER_SCATTER = 0.03, 3.0
-"""A probe averages cycles, so its noise is at most the first, or this multiple of the scatter
-between single cycles. A larger difference is real."""
-
+# Standard deviation of a probe that was stopped after one cycle: maybe a disturbance of the machine was all that was slow.
 SINGLE_CYCLE_DEVIATION = math.log(SINGLE_CYCLE_FACTOR)
-"""Standard deviation of a probe that was stopped after one cycle: a disturbance of the machine may have been all that
-was slow."""
-
-MIN_PHASE_SHARE = 1e-4
-"""Share of a cycle below which a phase carries no information."""
+MIN_PHASE_SHARE = 1e-4  # Share of a cycle below which a phase carries no information
 
 
 @dataclass(frozen=True)
 class _Cycle:
     """Measured seconds of one cycle by group."""
 
-    index: int
-    """Row of the candidate."""
-
+    index: int  # Row of the candidate
     parts: Mapping[str, float]
-    deviation: float
-    """Standard deviation of the logarithm, in addition to the common noise."""
+    deviation: float  # Standard deviation of the logarithm, in addition to the common noise
 
 
 class ThroughputModel:
@@ -77,8 +60,7 @@ class ThroughputModel:
 
     def __init__(self, table: CandidateTable, found: Sequence[Prediction | None]) -> None:
         self._table = table
-        # A candidate without a prediction (a baseline that cannot be traced) gets the median of the
-        # others.
+        # A candidate without a prediction (a baseline that cannot be traced) gets the median of the others.
         self._seconds = {
             name: _filled([None if one is None else _group_seconds(one, name).value for one in found]) for name in (*GROUPS, REST)
         }
@@ -101,10 +83,11 @@ class ThroughputModel:
         return bool(known) and all(timed)
 
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
-        """Posterior of log(tokens per second) = log(T / Σ t_g), with Var = Σ (t_g / t)² s_g²
-        over the groups g."""
+        """Posterior of log(tokens per second) = log(T / Σ t_g), with Var = Σ (t_g / t)² s_g² over the groups g."""
         cycles = {one.index: one for trial in trials if (one := self._cycle(trial))}
-        noises, level = _possible_noises(trials), self._level(cycles.values())
+        scatter, level = median_scatter(trials), self._level(cycles.values())
+        noise_bound = math.inf if scatter is None else max(MIN_NOISE_BOUND, NOISE_PER_SCATTER * scatter)
+        noises = tuple(noise for noise in NOISE if noise <= noise_bound)
         parts = {name: self._corrected(name, tuple(cycles.values()), level, noises, pending) for name in self._seconds}
         corrected = {name: seconds * np.exp(level + parts[name].mean) for name, seconds in self._seconds.items()}
         total = np.asarray(sum(corrected.values()))
@@ -160,22 +143,13 @@ class ThroughputModel:
         cliff = np.array([self._is_cliff(name, one, level) for one in known], dtype=bool)
         usual = Observations(indices[~cliff], error[~cliff], deviation[~cliff] ** 2)
         found = self._regressions[name].posterior(usual, pending, noises)
-        return self._with_cliffs(found, indices[~cliff], indices[cliff], error[cliff])
-
-    def _with_cliffs(self, found: Posterior, usual: IndexArray, outliers: IndexArray, error: FloatArray) -> Posterior:
-        """Apply an outlier's error to every candidate of its load that was not measured without
-        it."""
+        # An outlier's error applies to every candidate of its load that was not measured without it.
         mean, loads = found.mean.copy(), self._table.loads
-        measured = np.isin(np.arange(len(mean)), usual)
-        for index, distance in zip(outliers, error, strict=True):
+        measured = np.isin(np.arange(len(mean)), indices[~cliff])
+        for index, distance in zip(indices[cliff], error[cliff], strict=True):
             mean[(loads == loads[index]) & ~measured] = distance
             mean[index] = distance
         return replace(found, mean=mean)
-
-
-def _possible_noises(trials: Sequence[Trial]) -> tuple[float, ...]:
-    scatter = median_scatter(trials)
-    return tuple(noise for noise in NOISE if scatter is None or noise <= max(MIN_NOISE_BOUND, NOISE_PER_SCATTER * scatter))
 
 
 def median_scatter(trials: Iterable[Trial]) -> float | None:
@@ -213,7 +187,4 @@ def _group_seconds(one: Prediction, name: str) -> Estimate:
 
 
 def _width(one: Estimate) -> float:
-    if one.value <= 0:
-        return MIN_WIDTH
-    width = math.log(max(one.high, one.value) / max(one.low, one.value / 20)) / (2 * INTERVAL_DEVIATIONS)
-    return min(MAX_WIDTH, max(MIN_WIDTH, width))
+    return MIN_WIDTH if one.value <= 0 else min(MAX_WIDTH, max(MIN_WIDTH, interval_width(one)))
