@@ -35,14 +35,9 @@ LARGEST_SIZES = {
 }  # fmt: skip
 """Field of a config.json -> largest value; the smallest is 1."""
 
-LARGEST_INTEGER = 2**63
-"""Bound of all other integers."""
-
-LARGEST_FACTOR = 1e9
-"""Bound of fields that other sizes are multiplied by."""
-
-LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types")
-"""Fields of a config.json with one entry per layer."""
+LARGEST_INTEGER = 2**63  # bound of all other integers
+LARGEST_FACTOR = 1e9  # bound of fields that other sizes are multiplied by
+LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types")  # fields of a config.json with one entry per layer
 
 
 HUB_PAGE = re.compile(

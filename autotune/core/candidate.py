@@ -14,9 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
-KnobValue: TypeAlias = bool | int | float | str | None
-"""Scalar of YAML and JSON."""
-
+KnobValue: TypeAlias = bool | int | float | str | None  # scalar of YAML and JSON
 Knobs: TypeAlias = Mapping[str, KnobValue]
 
 

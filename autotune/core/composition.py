@@ -28,9 +28,7 @@ class Resident:
     adapter_rank: int | None = None  # LoRA rank; None: full tuning or frozen
     quantised_bits: int | None = None  # bits per weight; None: not quantised
     sharding: Sharding = "none"  # `none`: replica on each rank; `tensor`: each layer is split
-    shares_weights_with: Role | None = None
-    """Owner of the weights, which count once (reference: policy without adapter)."""
-
+    shares_weights_with: Role | None = None  # owner of the weights, which count once (reference: policy without adapter)
     awake: tuple[Phase, ...] | None = None  # phases with its memory on the device; None: all
     weight_bytes: int | None = None  # per rank; None: same as the policy, or unknown
     state_bytes_per_weight: int = 8
@@ -57,9 +55,7 @@ class EngineSettings:
     quantised_bits: int | None = None
     max_num_batched_tokens: int | None = None  # tokens per pass; None: TRL's default
     apart: bool = False  # separate process: own CUDA context and own torch cache
-    shares_weights: bool = False
-    """The policy's weights; the engine starts before the trainer allocates."""
-
+    shares_weights: bool = False  # the policy's weights; the engine starts before the trainer allocates
     wakes_at_once: bool = False  # restores the KV cache with the weights, before the weight update
 
 

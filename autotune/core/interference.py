@@ -19,8 +19,7 @@ class Disturbance:
     tokens_per_second_alone: float
     slower_share: float  # 1 - beside / alone; negative: faster
     uncertainty: float | None  # two standard errors of `slower_share`; None: too few cycles
-    by_phase: Mapping[str, float] = field(default_factory=dict)
-    """Relative increase in seconds per cycle."""
+    by_phase: Mapping[str, float] = field(default_factory=dict)  # relative increase in seconds per cycle
 
     @property
     def shows(self) -> bool:
@@ -45,8 +44,7 @@ def measure_interference(alone: Measurement, beside: Measurement) -> Disturbance
 
 
 def _uncertainty(lonely: Speed, crowded: Speed) -> float | None:
-    """Return 2 * sqrt(se_alone^2 + se_beside^2) * v_beside / v_alone, se: standard error of the
-    mean log rate."""
+    """Return 2 * sqrt(se_alone^2 + se_beside^2) * v_beside / v_alone, se: standard error of the mean log rate."""
     variances = []
     for speed in (lonely, crowded):
         logarithms = [math.log(rate) for rate in speed.rates]

@@ -20,9 +20,9 @@ from autotune.core.units import format_bytes
 Phase = Literal["load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")
 
+# Bounds of figures in messages of a probe's processes.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-"""Bounds of figures in messages of a probe's processes."""
 
 
 class Outcome(StrEnum):
@@ -150,9 +150,7 @@ class MemorySample:
 class Memory:
     """Peak memory of one probe."""
 
-    peak_bytes: int | None
-    """CPU: anonymous + shared memory of the process tree; GPU: worst device."""
-
+    peak_bytes: int | None  # CPU: anonymous + shared memory of the process tree; GPU: worst device
     limit_bytes: int  # the requested limit, or the GPU's free memory where that is less
     bound_by: str
     """Mechanism of the limit, joined by `+`: `cgroup-v1`, `cgroup-v2`, `rlimit`; on GPUs `device`
@@ -173,8 +171,7 @@ class Memory:
     """Ranks whose models were inspected; empty for `--framework command`. A framework with one
     process group per model numbers the ranks of each group from zero."""
 
-    timeline: tuple[MemorySample, ...] = ()
-    """Samples, coarser for long probes; exact peaks may exceed them."""
+    timeline: tuple[MemorySample, ...] = ()  # samples, coarser for long probes; exact peaks may exceed them
 
     def on_first(self, devices: int | None) -> Memory:
         """Return the peaks of the first devices alone; all of them for None, and where a device is unknown."""
@@ -234,9 +231,7 @@ class Failure:
     cause: str | None = None  # a cause of `autotune.failures`
     rank: int | None = None  # first rank that failed
     row: str | None = None  # matching row of the failure table
-    numbers: Mapping[str, int | float] = field(default_factory=dict)
-    """Names: `autotune.failures.NUMBERS`."""
-
+    numbers: Mapping[str, int | float] = field(default_factory=dict)  # names: `autotune.failures.NUMBERS`
     excerpt: str = ""  # last lines of the traceback or log
     from_outside: bool = False  # ended by a signal of another process: no verdict on the candidate
 

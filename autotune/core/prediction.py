@@ -11,8 +11,7 @@ from typing import Literal
 
 from autotune.core.measurement import Phase
 
-Basis = Literal["traced", "generic"]
-"""`traced`: the framework's own step; `generic`: a plain Hugging Face step in its place."""
+Basis = Literal["traced", "generic"]  # `traced`: the framework's own step; `generic`: a plain Hugging Face step in its place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +96,7 @@ class Prediction:
     peak_memory_bytes_at_lengths: Estimate | None = None  # at the lengths given; None: none given
     fits_at_lengths: bool | None = None
     training_devices: int | None = None
-    """Number of the first devices, which train, that memory is predicted for: a server has the last ones.
-    None: all devices."""
+    """Number of the first devices, which train, that memory is predicted for: a server has the last ones. None: all devices."""
 
     torch_peak_allocated_bytes: Estimate
     torch_peak_reserved_bytes: Estimate

@@ -77,20 +77,15 @@ def is_secret_in_url(name: str) -> bool:
 
 HIDDEN = "***"
 
-MIN_SECRET_LENGTH = 8
-"""Shorter values would match inside ordinary words."""
-
-MAX_SECRET_LENGTH = 4096
-"""Overlap of text chunks that keeps a secret in one piece."""
+MIN_SECRET_LENGTH = 8  # shorter values would match inside ordinary words
+MAX_SECRET_LENGTH = 4096  # overlap of text chunks that keeps a secret in one piece
 
 # 1. URLs.
 
 _PASSWORD = re.compile(r"(://[^:/@\s]*):[^\s\"'<>,]*@")
 """Matches up to the last @ of a word: a password may contain an unescaped @ or slash."""
 
-_TOKEN_AS_USER = re.compile(r"(://)[^:/@\s\"'<>]{16,}(?=@)")
-"""User names of the length of a token, as in https://TOKEN@host."""
-
+_TOKEN_AS_USER = re.compile(r"(://)[^:/@\s\"'<>]{16,}(?=@)")  # user names of the length of a token, as in https://TOKEN@host
 _QUERY = re.compile(r"([?&]([\w.~-]+)=)([^&\s\"'<>]+)")
 
 # 2. Forms. Each begins with a text that is looked for first: the expressions are slow.

@@ -102,9 +102,7 @@ class Trace:
     returns: Mapping[int, int] = field(default_factory=dict)
     """Allocation freed while another stream reads it -> first one that may reuse its block."""
 
-    products: tuple[int, ...] = ()
-    """Latest allocation at the first matrix product of each thread; empty: unknown."""
-
+    products: tuple[int, ...] = ()  # latest allocation at the first matrix product of each thread; empty: unknown
     emptied: tuple[int, ...] = ()  # allocations before which the cache is emptied; each is the first of a stretch
 
     notes: tuple[str, ...] = ()  # approximations of the trace, for the reader

@@ -23,9 +23,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 MAX_BYTES = 1024 * 1024
 MAX_EVENTS = 50_000
-MAX_NUMBER_LENGTH = 100
-"""Longer ones take quadratic time, and can't be printed."""
-
+MAX_NUMBER_LENGTH = 100  # longer ones take quadratic time, and can't be printed
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader in C if PyYAML was built with it, which is ten times faster."""

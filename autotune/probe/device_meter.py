@@ -87,9 +87,7 @@ def _unusable(
 
 INTERVAL_SECONDS = 0.02
 LIST_SECONDS = 0.25
-INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""Constant of the kernel: PROC_PID_INIT_INO."""
-
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # Constant of the kernel: PROC_PID_INIT_INO
 _T = TypeVar("_T")
 
 
@@ -214,9 +212,6 @@ class DeviceMeter:
                     peaks.list(now, ours, self._here, self._own_namespace)
                     self._timeline.take(peaks.attribute(self._phase, now.used_bytes), self._phase)
 
-    def _take(self, uuid: str, used_bytes: int) -> None:
-        self._timeline.take(self._peaks[uuid].take(used_bytes, self._phase), self._phase)
-
     def timeline(self) -> tuple[MemorySample, ...]:
         """Timeline since `mark`."""
         with self._lock:
@@ -245,7 +240,7 @@ class DeviceMeter:
             used = self._query(lambda nvml, name: nvml.memory(name).used_bytes, uuid)
             if used is not None:
                 with self._lock:
-                    self._take(uuid, used)
+                    self._timeline.take(self._peaks[uuid].take(used, self._phase), self._phase)
 
     def _query(self, query: Callable[[Nvml, str], _T], uuid: str) -> _T | None:
         """Return None where NVML gives no figure this time; records a lost GPU."""

@@ -12,7 +12,7 @@ from autotune.core.hardware import Hardware
 from autotune.core.units import format_bytes
 from autotune.machine.devices import VISIBLE
 from autotune.machine.nvml import GpuLost, NvmlNotSupported, named
-from autotune.probe.gpu_set import Gpus, GpuSlot, needs_ballast
+from autotune.probe.gpu_set import Gpus, needs_ballast
 
 
 def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -> tuple[str, ...]:
@@ -59,13 +59,14 @@ def _others(gpus: Gpus) -> list[str]:
         gpus.look()
     except (NvmlNotSupported, GpuLost) as error:
         return [f"a GPU can't be read: {error}"]
-    return [_occupancy(gpus, slot) for slot in gpus.slots if slot.others_bytes]
-
-
-def _occupancy(gpus: Gpus, slot: GpuSlot) -> str:
-    held, left = slot.others_bytes or 0, (slot.total_bytes or 0) - (slot.others_bytes or 0)
-    what = f"others hold {format_bytes(held)} of {slot.words} ({named(slot.others_in_words(gpus.nvml))})"
-    return f"{what}: the limit there is {format_bytes(left)}" if left < gpus.limit_bytes else what
+    notes = []
+    for slot in gpus.slots:
+        if held := slot.others_bytes:
+            left = (slot.total_bytes or 0) - held
+            bound = f": the limit there is {format_bytes(left)}" if left < gpus.limit_bytes else ""
+            others = named(slot.others_in_words(gpus.nvml))
+            notes.append(f"others hold {format_bytes(held)} of {slot.words} ({others}){bound}")
+    return notes
 
 
 def _limit(gpus: Gpus, hardware: Hardware) -> list[str]:

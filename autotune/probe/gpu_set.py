@@ -21,9 +21,7 @@ from autotune.probe.device_meter import DeviceMeter, Reading, read
 from autotune.worker.ballast_process import SLACK_BYTES
 
 UNLIMITED = 2**62  # More than any GPU has: a ballast that must leave this holds nothing, and reports the GPU's size
-MIN_BALLAST_BYTES = GIB
-"""Smallest amount that a ballast can hold exactly: its CUDA context takes some hundred MiB."""
-
+MIN_BALLAST_BYTES = GIB  # Smallest amount that a ballast can hold exactly: its CUDA context takes some hundred MiB
 RESIDUE_BYTES = 32 * MIB  # Memory that a driver may retain after a process: not counted as growth
 RELEASE_SECONDS = 30.0  # Time that a driver may take to release the memory of a killed process
 POLL_INTERVAL_S = 0.1
@@ -87,9 +85,7 @@ class GpuSlot:
     before: Reading | None = None  # Reading just before the last load, with no process of a probe
     ballast: Ballast | None = None
     held: BallastHold | None = None
-    context_bytes: int = 0
-    """CUDA context of the ballast's process, as growth of the device memory (NVML) at its start."""
-
+    context_bytes: int = 0  # CUDA context of the ballast's process, as growth of the device memory (NVML) at its start
     exclusive: bool = False  # Compute mode "exclusive process": a ballast would lock the probe out
 
     @property
@@ -139,7 +135,10 @@ class Gpus:
         self.nvml: Nvml | None = None
         self.why_not: str | None = None  # Reason why NVML is not in use
         chosen = os.environ.get(VISIBLE) if variable is None else variable
-        self.slots = self._by_nvml(count, library, chosen) or _without_nvml(count, chosen)
+        self.slots = self._by_nvml(count, library, chosen)
+        if not self.slots:  # by CUDA's numbers, or as CUDA_VISIBLE_DEVICES names them
+            names = [part.strip() for part in chosen.split(",")] if chosen else [str(number) for number in range(count)]
+            self.slots = [GpuSlot(number=n, visible=name, cuda_name=name, device=None) for n, name in enumerate(names[:count])]
 
     def _by_nvml(self, count: int, library: object, chosen: str | None) -> list[GpuSlot]:
         try:
@@ -302,12 +301,6 @@ class Gpus:
         if slot.held is not None:
             return share_scale(usable, slot.held.total_bytes)
         return 1.0 if slot.total_bytes is None else share_scale(usable, usable_bytes(slot.total_bytes, slot.reserved_bytes))
-
-
-def _without_nvml(count: int, chosen: str | None) -> list[GpuSlot]:
-    """GPUs by CUDA's numbers, or as CUDA_VISIBLE_DEVICES names them."""
-    names = [part.strip() for part in chosen.split(",")] if chosen else [str(number) for number in range(count)]
-    return [GpuSlot(number=number, visible=name, cuda_name=name, device=None) for number, name in enumerate(names[:count])]
 
 
 def _used_before(slot: GpuSlot) -> int | None:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from autotune.machine import cgroups
 from autotune.machine.host_memory import HostMemory
 from autotune.worker.processes import descendants
 
-_REACHED_BYTES = 4 * 2**20
-"""Pages are charged in batches: a refused charge leaves the usage this close to the limit."""
+_REACHED_BYTES = 4 * 2**20  # Pages are charged in batches: a refused charge leaves the usage this close to the limit
 
 
 class Limit:
@@ -212,16 +210,11 @@ def _verify(limit: Limit) -> None:
             limit.at_limit()
             limit.reset()
             limit.kill_all()
-            _check(_wait(trial) == -signal.SIGKILL, "its processes cannot be killed")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                trial.wait(timeout=2.0)
+            _check(trial.returncode == -signal.SIGKILL, "its processes cannot be killed")
         finally:
             trial.kill()
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    deadline = time.monotonic() + 2.0
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return process.returncode
 
 
 def _check(holds: bool, otherwise: str) -> None:

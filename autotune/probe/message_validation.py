@@ -141,13 +141,8 @@ def _checked(message: Message) -> Message | None:
     if message.get("event") not in _REPLIES or type(rank) is not int or type(number) is not int or rank < 0:
         return None
     text = f"A rank's reply does not have the agreed form: {fault}."
-    return {
-        "event": protocol.FAILED,
-        "id": number,
-        "rank": rank,
-        "stays": False,
-        "error": {"type": "MalformedAnswer", "text": text},
-    }
+    error = {"type": "MalformedAnswer", "text": text}
+    return {"event": protocol.FAILED, "id": number, "rank": rank, "stays": False, "error": error}
 
 
 def _fault(message: Message) -> str | None:

@@ -34,7 +34,10 @@ class Timeline:
 
     def take(self, used_bytes: int, phase: Phase | None) -> None:
         while (number := int((self._clock() - self._started) / self._width)) >= MAX_INTERVALS:
-            self._halve()
+            finer, self._intervals = self._intervals, {}
+            self._width *= 2
+            for narrow, peak in finer.items():
+                self._raise_to(narrow // 2, *peak)
         self._raise_to(number, used_bytes, phase)
 
     def moments(self) -> tuple[MemorySample, ...]:
@@ -42,12 +45,6 @@ class Timeline:
             MemorySample(seconds=round((number + 1) * self._width, 3), peak_bytes=used, phase=phase)
             for number, (used, phase) in sorted(self._intervals.items())
         )
-
-    def _halve(self) -> None:
-        finer, self._intervals = self._intervals, {}
-        self._width *= 2
-        for number, (used, phase) in finer.items():
-            self._raise_to(number // 2, used, phase)
 
     def _raise_to(self, number: int, used_bytes: int, phase: Phase | None) -> None:
         known = self._intervals.get(number)
@@ -103,13 +100,12 @@ class TreeMemory:
         return self._sum("status", ("RssAnon:", "RssShmem:"))
 
     def _sum(self, file: str, fields: tuple[str, ...]) -> int:
-        return sum(_sum_of(Path(f"/proc/{pid}/{file}"), fields) for pid in self._pids)
-
-
-def _sum_of(file: Path, fields: tuple[str, ...]) -> int:
-    with contextlib.suppress(OSError):
-        return sum(int(line.split()[1]) * 1024 for line in file.read_text().splitlines() if line.startswith(fields))
-    return 0  # exited meanwhile
+        total = 0
+        for pid in self._pids:
+            with contextlib.suppress(OSError):  # exited meanwhile
+                lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+                total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(fields))
+        return total
 
 
 class ProcessMeter:

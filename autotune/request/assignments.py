@@ -17,12 +17,8 @@ from autotune.core.yaml_document import read_scalar
 from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR
 from autotune.request.flags import Flags, option_name
 
-Words = Mapping[str, str]
-"""A trainer's `canonical`: setting of an autotune flag -> the framework's name."""
-
-MAX_VARIANTS = 16
-"""Combinations of unknown values; each is predicted."""
-
+Words = Mapping[str, str]  # a trainer's `canonical`: setting of an autotune flag -> the framework's name
+MAX_VARIANTS = 16  # combinations of unknown values; each is predicted
 FLAG_OF_SETTING = {
     "max_prompt_length": "max_prompt_length", "max_completion_length": "max_completion_length",
     "num_generations": "num_generations", "lora_r": "lora_rank",

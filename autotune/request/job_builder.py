@@ -36,9 +36,7 @@ from autotune.request.storage_file import storage_url
 from autotune.request.target_hardware import measuring_mode, memory_limit, target_hardware
 from autotune.request.user_scripts import flags_for, read_script
 
-MAX_VERIFIED_GPUS = 1
-"""GPUs per machine on which autotune itself has been tested; more of them add a note."""
-
+MAX_VERIFIED_GPUS = 1  # GPUs per machine on which autotune itself has been tested; more of them add a note
 SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
 
 AUTO, DEFAULT_BUDGET_S = "auto", 1200.0
@@ -306,8 +304,7 @@ def _global_batch(
     hardware: Hardware,
     trainer: Trainer,
 ) -> int | None:
-    """Return completions per optimizer step: flag, micro-batch and accumulation of flags,
-    configuration or space."""
+    """Return completions per optimizer step: flag, micro-batch and accumulation of flags, configuration or space."""
     given = positive("--global-batch", flags.global_batch)
     if given is not None:
         return given

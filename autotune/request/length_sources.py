@@ -37,9 +37,7 @@ MAX_STEPS, SAMPLES_PER_STEP = 256, 64
 CHARACTERS_PER_TOKEN = 4
 
 LOGNORMAL, GROWING = "lognormal:", "growing:"
-STAGES = 4
-"""Parts of a training whose lengths change."""
-
+STAGES = 4  # parts of a training whose lengths change
 WAY_OUT = (
     "Give --lengths a training log with mean completion lengths, a W&B export of them, a file with one number a line, a "
     "training's output folder, or lognormal:MEAN,P95."
@@ -174,8 +172,7 @@ def _numbers(text: str) -> list[float]:
     return [length for length in found if 0 <= length < math.inf]
 
 
-Step = Mapping[str, float]
-"""Mean, longest and clipped share of one training step, as far as they are stated."""
+Step = Mapping[str, float]  # mean, longest and clipped share of one training step, as far as they are stated
 
 
 def _columns(text: str) -> list[Step]:

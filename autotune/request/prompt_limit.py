@@ -12,8 +12,7 @@ from autotune.core.errors import BadInput
 from autotune.request.job_builder import ParsedRequest
 
 PROMPT_KNOB = "max_prompt_length"
-PERCENTILES = (99, 95, 90)
-"""Percentiles of the dataset's prompt lengths to try as shorter limits."""
+PERCENTILES = (99, 95, 90)  # percentiles of the dataset's prompt lengths to try as shorter limits
 
 
 def with_longest_prompt(request: ParsedRequest) -> ParsedRequest:

@@ -23,12 +23,8 @@ from autotune.frameworks.trl.user_config import TRAINED, UserConfig
 from autotune.machine import environment
 from autotune.request.flags import Flags
 
-SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")
-"""Flags whose values the script contains."""
-
-PROMPTED = ("grpo", "rloo", async_grpo.METHOD)
-"""Methods of scripts that generate completions to prompts."""
-
+SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")  # flags whose values the script contains
+PROMPTED = ("grpo", "rloo", async_grpo.METHOD)  # methods of scripts that generate completions to prompts
 HELD = (
     *CORE,
     *async_grpo.CORE,

@@ -20,15 +20,12 @@ from autotune.core.units import format_bytes
 
 Number = int | float
 
-STEPS_PER_OCTAVE = 32
-"""Values tried between a value above 64 and its double; below 64, every whole number."""
-
+STEPS_PER_OCTAVE = 32  # values tried between a value above 64 and its double; below 64, every whole number
 LARGEST_TRIED = 2**20
 SHARES = tuple(round(step / 100, 2) for step in range(1, 100))
 """Values of a setting that is a share, like `vllm_gpu_memory_utilization`."""
 
-EQUAL_MEMORY = 0.01
-"""Difference of two peaks, as a share, below which neither is larger: the allocator's rounding."""
+EQUAL_MEMORY = 0.01  # difference of two peaks, as a share, below which neither is larger: the allocator's rounding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,8 @@ from autotune.solver.cheapest_hardware import CheapestHardware, PredictedOffer, 
 from autotune.solver.largest_value import LargestValue, LargestValueSearch, Number, Tried, values_from
 from autotune.solver.price_list import EXAMPLE, Offer, read_prices
 
-GPUS = "gpus"
-"""Name of the unknown that is no setting."""
-
-LENGTHS = ("max_completion_length", "max_prompt_length")
-"""autotune's names of the lengths whose sum the model's context bounds."""
+GPUS = "gpus"  # name of the unknown that is no setting
+LENGTHS = ("max_completion_length", "max_prompt_length")  # autotune's names of the lengths whose sum the model's context bounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,15 +33,12 @@ from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
 
-STRIDE = 16
-"""Tokens of a rollout for which a decoded one stands."""
-
+STRIDE = 16  # Tokens of a rollout for which a decoded one stands
 SPEED_AND_ROLLOUTS = (
     f"Speeds are predicted, not emulated. Rollouts decoded one token of {STRIDE}; completions have their full length."
 )
 
-WARMUP_CYCLES, TIMED_CYCLES = 1, 1
-"""Cycles of an emulated probe: the second one has the memory of all later ones."""
+WARMUP_CYCLES, TIMED_CYCLES = 1, 1  # Cycles of an emulated probe: the second one has the memory of all later ones
 
 
 class EmulatedExecutor(LocalExecutor):
@@ -71,7 +67,9 @@ class EmulatedExecutor(LocalExecutor):
         self._reports, self._stubs = stand.reports, built.stubs
         self._saves = saves
         visible = ",".join(map(str, range(hardware.count)))
-        variables = {**_added(launch.environment(os.environ, built, stand, phases=phases, stride=stride)), VISIBLE: visible}
+        environment = launch.environment(os.environ, built, stand, phases=phases, stride=stride)
+        added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+        variables = {**added, VISIBLE: visible}
         open_gpus = partial(
             Gpus, hardware.count, settings.limit_bytes, settings.python,
             library=nvml_of(built, stand), variable=visible, make_ballast=partial(Ballast, variables=variables),
@@ -116,8 +114,3 @@ class _EmulatedRunner:
 
     def close(self) -> None:
         self._runner.close()
-
-
-def _added(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that differ from this process's own."""
-    return {name: value for name, value in environment.items() if os.environ.get(name) != value}
