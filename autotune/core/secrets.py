@@ -70,11 +70,6 @@ def is_secret(name: str) -> bool:
     return last in _LAST and before not in _ORDINARY.get(last, ())
 
 
-def is_secret_in_url(name: str) -> bool:
-    """Return True if the name of a query parameter marks a secret."""
-    return is_secret(name) or name.lower().rpartition("-")[2] in _OF_URLS
-
-
 HIDDEN = "***"
 
 MIN_SECRET_LENGTH = 8  # shorter values would match inside ordinary words
@@ -116,8 +111,12 @@ _PLAIN = re.compile(r"true|false|yes|no|none|null|enabled|disabled|\d+", re.IGNO
 
 def without_password(url: str) -> str:
     """Redact the secrets of a storage URL; other text is returned unchanged."""
-    url = _TOKEN_AS_USER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}@", url))
-    return _QUERY.sub(lambda found: f"{found[1]}{HIDDEN}" if is_secret_in_url(found[2]) else found[0], url)
+
+    def parameter(found: re.Match[str]) -> str:
+        secret = is_secret(found[2]) or found[2].lower().rpartition("-")[2] in _OF_URLS
+        return f"{found[1]}{HIDDEN}" if secret else found[0]
+
+    return _QUERY.sub(parameter, _TOKEN_AS_USER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}@", url)))
 
 
 class Secrets:

@@ -57,7 +57,10 @@ def read_document(path: Path) -> Document:
         root = _bounded(text)
         content = None if root is None else _constructed(text, root)
     except yaml.YAMLError as error:
-        raise BadInput(f"{path}, {_place_of(error)}: broken YAML: {_problem_of(error)}.", way_out="Mend that line.") from error
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        place = "line 1, column 1" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
+        problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).splitlines()[0]
+        raise BadInput(f"{path}, {place}: broken YAML: {problem}.", way_out="Mend that line.") from error
     if not isinstance(content, dict) or root is None:
         raise BadInput(f"{path}, line 1, column 1: not a YAML mapping.", way_out="Write lines of `name: value`.")
     places: dict[KeyPath, tuple[int, int]] = {}
@@ -145,15 +148,6 @@ def _note_places(node: yaml.Node, at: KeyPath, places: dict[KeyPath, tuple[int, 
         for index, item in enumerate(node.value):
             places[(*at, index)] = (item.start_mark.line + 1, item.start_mark.column + 1)
             _note_places(item, (*at, index), places, file)
-
-
-def _place_of(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    return "line 1, column 1" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
-
-
-def _problem_of(error: yaml.YAMLError) -> str:
-    return str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).splitlines()[0]
 
 
 def packaged_table(package: str, file: str, kind: type[Decoded]) -> Decoded:

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from autotune.core.answer import setting_text
 from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.hardware import Hardware
@@ -74,9 +75,14 @@ def check_values(space: SearchSpace, choices: Mapping[str, Sequence[KnobValue]])
     """Raise BadInput for values of another type; values outside the choices are allowed."""
     for name, values in choices.items():
         knob = space[name]
+        examples = [choice for choice in knob.choices if choice is not None]
         for value in values:
-            if not _fits_kind(knob, value):
-                raise BadInput(f"{name} can't be {value!r:.80}.", way_out=f"It takes {_kind(knob)}, like {_examples(knob)}.")
+            if not _fits_kind(knob, examples, value):
+                kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+                *words, last = [setting_text(choice) for choice in examples]
+                like = f"{', '.join(words)} or {last}" if words else last
+                way_out = f"It takes {kinds.get(type(examples[0]), 'a name')}, like {like}."
+                raise BadInput(f"{name} can't be {value!r:.80}.", way_out=way_out)
 
 
 def held_by(flags: Flags, words: Words) -> dict[str, KnobValue]:
@@ -156,12 +162,7 @@ def _split(text: str, flag: str, form: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def _choices(knob: Knob) -> list[KnobValue]:
-    return [choice for choice in knob.choices if choice is not None]
-
-
-def _fits_kind(knob: Knob, value: KnobValue) -> bool:
-    examples = _choices(knob)
+def _fits_kind(knob: Knob, examples: Sequence[KnobValue], value: KnobValue) -> bool:
     if not examples or value is None:
         return None in knob.choices or value is not None
     if any(isinstance(example, bool) for example in examples):
@@ -170,20 +171,6 @@ def _fits_kind(knob: Knob, value: KnobValue) -> bool:
     if all(isinstance(example, int | float) for example in examples):
         return isinstance(value, numbers) and not isinstance(value, bool)
     return isinstance(value, str)
-
-
-def _kind(knob: Knob) -> str:
-    example = _choices(knob)[0]
-    if isinstance(example, bool):
-        return "true or false"
-    if isinstance(example, int):
-        return "a whole number"
-    return "a number" if isinstance(example, float) else "a name"
-
-
-def _examples(knob: Knob) -> str:
-    words = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in _choices(knob)]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def with_exported(

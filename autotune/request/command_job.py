@@ -93,11 +93,8 @@ def _refuse_contradictions(flags: Flags) -> None:
             way_out="--metrics FILE: JSON lines with tokens_per_second, or tokens and seconds. "
             f"--speed-pattern REGEX: printed lines, like {PATTERN}.",
         )
-    if flags.speed_pattern is not None:
-        _check_pattern(flags.speed_pattern)
-
-
-def _check_pattern(pattern: str) -> None:
+    if (pattern := flags.speed_pattern) is None:
+        return
     try:
         groups = set(re.compile(pattern).groupindex)
     except re.error as error:

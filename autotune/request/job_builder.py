@@ -125,7 +125,7 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
     return ParsedRequest(
         job=job,
         trainer=trainer,
-        assumed=(*_assumed(flags, config, job), *_assumed_adapter(job, trainer)),
+        assumed=tuple(_assumed(flags, config, job, trainer)),
         notes=tuple(notes),
         named=named,
         whole_space=whole,
@@ -365,28 +365,21 @@ def _refuse_illegal_config(job: Job, trainer: Trainer, from_file: Mapping[str, K
         )
 
 
-def _assumed(flags: Flags, config: UserConfig | None, job: Job) -> tuple[str, ...]:
+def _assumed(flags: Flags, config: UserConfig | None, job: Job, trainer: Trainer) -> Iterator[str]:
     workload, space = job.task.workload, job.space
     source = " (as the configuration has it)" if config else ""
-    assumed = []
     if flags.tuning is None:
         ranks = space["lora_r"].choices if workload.tuning != "full" and "lora_r" in space else ()
         rank = f" of rank {ranks[0]}" if len(ranks) == 1 and flags.lora_rank is None else ""
-        assumed.append({"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}[workload.tuning] + rank + source)
+        yield {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}[workload.tuning] + rank + source
     if flags.global_batch is None and workload.global_batch is not None:
-        assumed.append(f"global batch {workload.global_batch}{source}")
+        yield f"global batch {workload.global_batch}{source}"
     if "dtype" in workload.defaults:
-        assumed.append(f"weights in {workload.defaults['dtype']} (TRL's default: the configuration names no dtype)")
+        yield f"weights in {workload.defaults['dtype']} (TRL's default: the configuration names no dtype)"
     if flags.weights == "random":
-        assumed.append("random weights")
+        yield "random weights"
     if workload.dataset is None and "datasets" not in workload.user_settings and workload.script is None:
-        assumed.append("synthetic prompts of the longest length")
-    return tuple(assumed)
-
-
-def _assumed_adapter(job: Job, trainer: Trainer) -> tuple[str, ...]:
-    """Return the layers of the adapter where the framework's settings name them and the user does not."""
-    workload = job.task.workload
-    targets = trainer.complete(trainer.baseline(job.space, job.task), job.task).settings.get("lora_target_modules")
-    stated = {**workload.held, **workload.user_settings}
-    return () if targets is None or "lora_target_modules" in stated else (f"adapter on {targets} layers",)
+        yield "synthetic prompts of the longest length"
+    targets = trainer.complete(trainer.baseline(space, job.task), job.task).settings.get("lora_target_modules")
+    if targets is not None and "lora_target_modules" not in {**workload.held, **workload.user_settings}:
+        yield f"adapter on {targets} layers"

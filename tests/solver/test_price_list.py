@@ -9,8 +9,7 @@ import pytest
 from autotune.core.errors import BadInput
 from autotune.core.prediction import Estimate
 from autotune.machine.hardware_detection import hardware
-from autotune.solver.cheapest_hardware import CheapestHardware, PredictedOffer
-from autotune.solver.price_list import Offer, read_prices
+from autotune.solver.cheapest_hardware import CheapestHardware, Offer, PredictedOffer, read_prices
 
 
 def test_offers_are_in_order_of_their_price(tmp_path: Path) -> None:
