@@ -86,14 +86,12 @@ class Answer(Generic[Evidence]):
     winner: Evidence | None  # fastest candidate that fits, at the most preferred learning knobs; None if nothing fits
     baseline: Evidence | None
     changes: tuple[Change, ...] = ()  # winner against baseline, learning knobs first
+    # Learning knobs below their most preferred value, because nothing fits there
     relaxed: Mapping[str, KnobValue] = field(default_factory=dict)
-    """Learning knobs below their most preferred value, because nothing fits there."""
-
     runner_ups: tuple[Evidence, ...] = ()  # next best that fit, with the winner's learning knobs
     trade_offs: tuple[Evidence, ...] = ()  # best candidates with other learning knobs: offered, never chosen
+    # Predicted changes that make the baseline fit, cheapest first; empty unless nothing fits
     ways_to_fit: tuple[WayToFit, ...] = ()
-    """Predicted changes that make the baseline fit, cheapest first; empty unless nothing fits."""
-
     elapsed_seconds: float
 
 
@@ -157,9 +155,8 @@ class Recommendation(Answer[Trial]):
     """Answer by measurement."""
 
     certificate: Trial | None  # longer worst-case probe that confirmed the winner
+    # Learning knobs of the winner: speeds are comparable at equal values
     learning: Mapping[str, KnobValue] = field(default_factory=dict)
-    """Learning knobs of the winner: speeds are comparable at equal values."""
-
     refuted: tuple[Trial, ...] = ()  # failed confirmations of candidates that looked better than the winner
     counts: Counts
     proven: Proven
@@ -169,9 +166,8 @@ class Recommendation(Answer[Trial]):
     from_record: AnswerSource | None = None  # None: measured now
     probe_seconds: float  # seconds of probes times devices
     trials: tuple[Trial, ...] = ()  # all measurements in order
+    # Comparison with the baseline; None if it was not measured at the winner's learning knobs, or is the fastest itself
     advantage: Advantage | None = None
-    """Comparison with the baseline; None if it was not measured at the winner's learning knobs, or is the fastest itself."""
-
     run_spread: RunSpread | None = None  # spread between runs, part of every speed's interval
     disturbance: Disturbance | None = None  # interference of concurrent probes; None if they ran one after another
     soaks: tuple[Soak, ...] = ()  # long runs of the winner, and of finalists that did not hold

@@ -1,7 +1,6 @@
 """Candidate: one full assignment of knobs with the derived framework settings.
 
-Candidates with equal settings are equal, whichever knobs led to them: the id is a hash of the
-*settings*.
+Candidates with equal settings are equal, whichever knobs led to them: the id is a hash of the *settings*.
 """
 
 from __future__ import annotations

@@ -31,11 +31,9 @@ class Resident:
     shares_weights_with: Role | None = None  # owner of the weights, which count once (reference: policy without adapter)
     awake: tuple[Phase, ...] | None = None  # phases with its memory on the device; None: all
     weight_bytes: int | None = None  # per rank; None: same as the policy, or unknown
+    # Optimizer bytes per weight of a trained model other than the policy: two Adam moments, plus a master copy for weights below
+    # float32; 0 where the state is offloaded while the policy trains.
     state_bytes_per_weight: int = 8
-    """Optimizer bytes per weight of a trained model other than the policy: two Adam moments,
-    plus a master copy for weights below float32; 0 where the state is offloaded while the policy
-    trains."""
-
     offloaded_bytes_per_weight: int = 0  # state on the device only during its own training turn
     trains_concurrently: bool = False  # at the same time as the policy, with separate activations
 

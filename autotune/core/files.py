@@ -185,11 +185,8 @@ def _umask() -> int:
 
 
 def comment(text: str) -> str:
-    """Return `# text` as exactly one line, with its end.
-
-    A line break ends a comment, and YAML also ends it at rarer separators and refuses control
-    characters: all of them are written as escapes.
-    """
+    """Return `# text` as exactly one line, with its end. A line break ends a comment, and YAML also ends it at rarer separators
+    and refuses control characters: all of them are written as escapes."""
     return f"# {printable(text)}".rstrip() + "\n"
 
 

@@ -63,16 +63,10 @@ def assess_soak(measurement: Measurement, projected_steps: int | None) -> Soak:
     growth = growth_of(cycles[WARMUP_CYCLES:])
     verdict, why = _verdict(measurement, cycles, growth, projected_steps)
     return Soak(
-        seconds=0.0 if ran is None else ran.seconds,
-        cycles=cycles,
-        optimizer_steps=measurement.optimizer_steps,
-        growth=growth,
-        projected_steps=projected_steps,
-        limit_bytes=measurement.memory.limit_bytes,
-        peak_bytes=measurement.memory.peak_bytes,
-        verdict=verdict,
-        why=why,
-    )
+        seconds=0.0 if ran is None else ran.seconds, cycles=cycles, optimizer_steps=measurement.optimizer_steps, growth=growth,
+        projected_steps=projected_steps, limit_bytes=measurement.memory.limit_bytes, peak_bytes=measurement.memory.peak_bytes,
+        verdict=verdict, why=why,
+    )  # fmt: skip
 
 
 def _verdict(

@@ -62,11 +62,6 @@ class RunSpread:
         """Return the relative half width of the 95 % interval of a measured speed."""
         return math.expm1(self._quantile(TWO_SIDED) * self._error(speed))
 
-    def interval(self, speed: Speed) -> tuple[float, float]:
-        """Return the 95 % interval of the candidate's speed, in tokens per second."""
-        factor = 1 + self.half_width(speed)
-        return speed.tokens_per_second / factor, speed.tokens_per_second * factor
-
     def compare(self, one: Speed, other: Speed) -> SpeedRatio:
         """Return the ratio of two speeds."""
         ratio = one.tokens_per_second / other.tokens_per_second

@@ -49,11 +49,8 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def is_secret(name: str) -> bool:
-    """Return True if the name of a variable or setting marks a secret.
-
-    A name is split into words at separators and capitals. Most words decide by their position:
-    `GH_PAT` is a secret, `pat_version` is none.
-    """
+    """Return True if the name of a variable or setting marks a secret. A name is split into words at separators and capitals.
+    Most words decide by their position: `GH_PAT` is a secret, `pat_version` is none."""
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or name in _WORKING_DIRECTORIES or words[-1] in _PLACES:
         return False

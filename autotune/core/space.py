@@ -29,15 +29,12 @@ class Knob:
     says: str  # one-line description
     memory: MemoryTrend = "unclear"  # with rising value (False < True); `unclear`: never compared
     through: tuple[str, ...] = ()  # settings through whose product it affects memory (accumulation: the generation batch)
+    # Condition on other knobs; without it the knob is left out
     when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
-    """Condition on other knobs; without it the knob is left out."""
-
+    # Settings under which an otherwise neutral knob changes what is learned
     learning_when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
-    """Settings under which an otherwise neutral knob changes what is learned."""
-
+    # Values that a given setting must have for the knob to be neutral
     learning_unless: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
-    """Values that a given setting must have for the knob to be neutral."""
-
     from_gpus: int = 0  # minimum number of GPUs for the knob to be offered
 
     def effect_under(self, settings: Mapping[str, object]) -> Effect:

@@ -85,10 +85,8 @@ class _BeyondLimits(yaml.MarkedYAMLError):
 
 
 def _bounded(text: str) -> yaml.Node | None:
-    """Return the node of the document; a YAMLError beyond the limits.
-
-    The events come first: the composer recurses, and its time grows with the square of the depth.
-    """
+    """Return the node of the document; a YAMLError beyond the limits. The events come first: the composer recurses, and its time
+    grows with the square of the depth."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

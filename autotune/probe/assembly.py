@@ -205,10 +205,8 @@ def worst(results: Iterable[RankResult], name: str) -> int | None:
 
 
 def models_of(results: Mapping[int, RankResult]) -> tuple[ModelMemory, ...]:
-    """Return the bytes of each rank's models, never inferred from another rank.
-
-    A training rank reports its own; a rank that launched a run reports those of the run's ranks.
-    """
+    """Return the bytes of each rank's models, never inferred from another rank. A training rank reports its own; a rank that
+    launched a run reports those of the run's ranks."""
     own = [ModelMemory(rank=rank, bytes=result.model_bytes) for rank, result in results.items() if result.model_bytes]
     found = own + [one for result in results.values() for one in result.models or ()]
     return tuple(sorted({one.rank: one for one in found}.values(), key=lambda one: one.rank))

@@ -106,14 +106,6 @@ def is_here(pid: int) -> bool:
     return Path("/proc", str(pid)).exists()
 
 
-def in_own_namespace() -> bool:
-    """Return True in a PID namespace other than the first one, as in most containers."""
-    try:
-        return Path("/proc/self/ns/pid").readlink().name != INITIAL_PID_NAMESPACE
-    except OSError:
-        return True
-
-
 @dataclass(kw_only=True)
 class DevicePeaks:
     """Figures of one GPU since `mark`."""
@@ -134,11 +126,9 @@ class DevicePeaks:
         return max(0, used_bytes - self.foreign_bytes)
 
     def list(self, now: Reading, ours: Collection[int], here: Callable[[int], bool], own_namespace: bool = False) -> None:
-        """Attribute the memory by the process list: the samples since the last one, and this one.
-
-        Where the others' part changed in between, samples count with the larger one: growth of
-        others is never the probe's. What the probe held beyond is in its own processes' bytes.
-        """
+        """Attribute the memory by the process list: the samples since the last one, and this one. Where the others' part changed
+        in between, samples count with the larger one: growth of others is never the probe's. What the probe held beyond is in its
+        own processes' bytes."""
         found = split(now, self.before, ours, here, own_namespace=own_namespace)
         self._attribute(max(self.foreign_bytes, found.foreign_bytes))
         self.foreign_bytes, self.why = found.foreign_bytes, found.why
@@ -173,12 +163,14 @@ class DeviceMeter:
         ours: Callable[[], Collection[int]],
         *,
         here: Callable[[int], bool] = is_here,
-        own_namespace: bool | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
         self._nvml, self._uuids, self._before, self._ours, self._here = nvml, tuple(uuids), before, ours, here
-        self._own_namespace = in_own_namespace() if own_namespace is None else own_namespace
+        try:  # a PID namespace other than the first one, as in most containers
+            self._own_namespace = Path("/proc/self/ns/pid").readlink().name != INITIAL_PID_NAMESPACE
+        except OSError:
+            self._own_namespace = True
         self._interval, self._list_seconds = interval_seconds, list_seconds
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._phase: Phase | None = None

@@ -57,10 +57,8 @@ def wait_until_released(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Wait until a GPU is as empty as before; return the excess, 0 once two readings agree.
-
-    An engine that starts while a killed process's memory is released mistakes it for its own.
-    """
+    """Wait until a GPU is as empty as before; return the excess, 0 once two readings agree. An engine that starts while a killed
+    process's memory is released mistakes it for its own."""
     deadline, last = now() + patience_seconds, None
     while True:
         used = used_bytes()
@@ -173,11 +171,9 @@ class Gpus:
 
     @property
     def visible(self) -> str:
-        """CUDA_VISIBLE_DEVICES of the training processes: these GPUs and no others.
-
-        By number, because many releases of vLLM read nothing else. By UUID on a machine with MIG or
-        with a GPU that does not answer, where CUDA may count differently than NVML.
-        """
+        """CUDA_VISIBLE_DEVICES of the training processes: these GPUs and no others. By number, because many releases of vLLM read
+        nothing else. By UUID on a machine with MIG or with a GPU that does not answer, where CUDA may count differently than
+        NVML."""
         return ",".join(slot.cuda_name for slot in self.slots)
 
     @property
@@ -188,7 +184,15 @@ class Gpus:
     @property
     def effective_limit_bytes(self) -> int:
         """The limit, or less where others leave less of the fullest GPU."""
-        return min([self.limit_bytes, *(bound for slot in self.slots if (bound := self._left_by_others(slot)) is not None)])
+        bounds = [self.limit_bytes]
+        for slot in self.slots:
+            reserved = slot.reserved_bytes or 0
+            if slot.held is not None:
+                if slot.held.free_bytes < usable_bytes(self.limit_bytes, reserved) - SLACK_BYTES:
+                    bounds.append(slot.held.free_bytes + reserved)
+            elif slot.total_bytes is not None and slot.others_bytes:
+                bounds.append(slot.total_bytes - slot.others_bytes)
+        return min(bounds)
 
     def settle(self) -> None:
         """Before a load: wait for released memory, adjust ballasts. ProbeError: a GPU stays occupied."""
@@ -286,15 +290,6 @@ class Gpus:
     def _is_capped(self, slot: GpuSlot) -> bool:
         """Return True if only torch's allocator cap keeps the probe below the GPU's size."""
         return slot.ballast is None and slot.total_bytes is not None and self.limit_bytes < slot.total_bytes
-
-    def _left_by_others(self, slot: GpuSlot) -> int | None:
-        if slot.held is not None:
-            reserved = slot.reserved_bytes or 0
-            short = slot.held.free_bytes < usable_bytes(self.limit_bytes, reserved) - SLACK_BYTES
-            return slot.held.free_bytes + reserved if short else None
-        if slot.total_bytes is None or not slot.others_bytes:
-            return None
-        return slot.total_bytes - slot.others_bytes
 
     def _scale(self, slot: GpuSlot) -> float:
         usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)

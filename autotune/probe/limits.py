@@ -1,8 +1,7 @@
 """Memory limit of a process tree: one interface, enforced by cgroup v2, cgroup v1 or rlimit.
 
-Under a cgroup the kernel counts the whole tree and kills a process that exceeds it. Without one,
-each rank's RLIMIT_DATA refuses larger allocations (`worker/memory_guard.py`) and the meter kills a
-tree over the limit. `best_limit` tries each.
+Under a cgroup the kernel counts the whole tree and kills a process that exceeds it. Without one, each rank's RLIMIT_DATA
+refuses larger allocations (`worker/memory_guard.py`) and the meter kills a tree over the limit. `best_limit` tries each.
 """
 
 from __future__ import annotations

@@ -76,9 +76,8 @@ class _Memory(msgspec.Struct):
 class RankResult(_Memory):
     """Result of one measure on one rank, complete or partial."""
 
+    # The same figures in a message of some adapters; `rank_result` moves them up
     memory: _Memory = msgspec.field(default_factory=_Memory)
-    """The same figures in a message of some adapters; `rank_result` moves them up."""
-
     worst: RankSpeed | None = None  # run at the longest lengths
     typical: RankSpeed | None = None  # run at typical lengths
     optimizer_steps: Count | None = None

@@ -109,10 +109,8 @@ class TreeMemory:
 
 
 class ProcessMeter:
-    """Sampling thread with the peaks since `mark`, in total and by phase.
-
-    `over` is called for a sample beyond the limit and returns True if it killed a process.
-    """
+    """Sampling thread with the peaks since `mark`, in total and by phase. `over` is called for a sample beyond the limit and
+    returns True if it killed a process."""
 
     def __init__(
         self,

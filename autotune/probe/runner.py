@@ -168,11 +168,8 @@ class _Probe:
             candidate_id=self._candidate.id,
             outcome=outcome,
             memory=Memory(
-                peak_bytes=peaks.peak_bytes,
-                limit_bytes=worker.effective_limit_bytes,
-                bound_by=worker.bound_by,
-                phase_peak_bytes=peaks.phase_peak_bytes,
-                devices=devices,
+                peak_bytes=peaks.peak_bytes, limit_bytes=worker.effective_limit_bytes, bound_by=worker.bound_by,
+                phase_peak_bytes=peaks.phase_peak_bytes, devices=devices,
                 torch_by_phase=device_report.torch_by_phase(results),
                 torch_allocated_bytes=worst(results, "torch_allocated_bytes"),
                 torch_reserved_bytes=worst(results, "torch_reserved_bytes"),
@@ -191,11 +188,9 @@ class _Probe:
             ),
             optimizer_steps=first.optimizer_steps or 0,
             exercised=assembly.activity_of(results),
-            effective=first.effective or {},
-            versions=dict(worker.versions),
-            printed=end_of(worker.printed_since(self._output_mark)),
-            caveats=self._caveats(),
-        )
+            effective=first.effective or {}, versions=dict(worker.versions),
+            printed=end_of(worker.printed_since(self._output_mark)), caveats=self._caveats(),
+        )  # fmt: skip
 
     def _caveats(self) -> tuple[str, ...]:
         found = () if self._worker.gpus is None else device_report.caveats(self._worker.gpus)

@@ -99,10 +99,8 @@ class Spawned:
 def spawn(
     python: Path, adapter: str, packages: Iterable[str], folder: WorkFolder, also: Mapping[str, str] | None = None
 ) -> Spawned:
-    """Start `python .../autotune/worker`, with `also` added to its environment.
-
-    Raises TrainingEnvironmentError for an interpreter that cannot be started.
-    """
+    """Start `python .../autotune/worker`, with `also` added to its environment. Raises TrainingEnvironmentError for an
+    interpreter that cannot be started."""
     inside = Path(autotune.worker.__file__).parent
     mark = uuid.uuid4().hex
     log = OutputLog(folder.log, folder.older_log)

@@ -112,10 +112,8 @@ def ways_of(flags: Flags) -> tuple[tuple[Mapping[str, KnobValue], Flags], ...]:
 def named_choices(
     flags: Flags, space: SearchSpace, tuning: Tuning, settings: Collection[str], words: Words
 ) -> dict[str, tuple[KnobValue, ...]]:
-    """Return the choices of all knobs that flags name: by a flag of their own, --hold or --search.
-
-    --hold may also name one of the framework's `settings`.
-    """
+    """Return the choices of all knobs that flags name: by a flag of their own, --hold or --search. --hold may also name one of
+    the framework's `settings`."""
     holds, searches, own = _holds(flags), parse_searches(flags.search), {}
     for name, value in _knob_flags(flags).items():
         if name not in words:
@@ -176,10 +174,8 @@ def _fits_kind(knob: Knob, examples: Sequence[KnobValue], value: KnobValue) -> b
 def with_exported(
     flags: Flags, space: SearchSpace, settings: Collection[str], hardware: Hardware, ours: Mapping[str, str] = os.environ
 ) -> tuple[Flags, list[str]]:
-    """Return the flags with the exported allocator settings held, and a note; flags that name them win.
-
-    Only for GPUs of this machine: elsewhere another shell starts the run.
-    """
+    """Return the flags with the exported allocator settings held, and a note; flags that name them win. Only for GPUs of this
+    machine: elsewhere another shell starts the run."""
     value = ours.get(OTHER_ALLOCATOR) or ours.get(ALLOCATOR)
     known = ALLOCATOR in space or ALLOCATOR in settings
     named = any(text.partition("=")[0].strip() == ALLOCATOR for text in (*flags.hold, *flags.search, *flags.set, *flags.unknown))

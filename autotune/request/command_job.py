@@ -44,33 +44,21 @@ def parse_command_request(flags: Flags) -> ParsedRequest:
     name = Path(next((word for word in flags.arguments if word.endswith((".py", ".sh"))), flags.arguments[0])).name
     workload = Workload(
         model=Model(name=name, config={}, folder=None, origin="your own command"),
-        method=METHOD,
-        framework=NAME,
-        python=python,
-        tuning="full",
-        weights="real",
-        held=held,
+        method=METHOD, framework=NAME, python=python, tuning="full", weights="real", held=held,
         user_settings={
-            "command": list(flags.arguments),
-            "folder": str(Path.cwd()),
-            "metrics": flags.metrics,
-            "speed_pattern": flags.speed_pattern,
-            "python_named": flags.python is not None,
+            "command": list(flags.arguments), "folder": str(Path.cwd()), "metrics": flags.metrics,
+            "speed_pattern": flags.speed_pattern, "python_named": flags.python is not None,
         },
         seed=flags.seed,
-    )
+    )  # fmt: skip
     job = build_job(name, flags, Task(workload=workload, hardware=hardware), space, "probe")
     neutral = [knob.name for knob in space.knobs if knob.effect == "neutral" and len(knob.choices) > 1]
     words = " and ".join(f"{{{name}}}" for name in neutral) + (" change" if len(neutral) > 1 else " changes")
     return ParsedRequest(
-        job=job,
-        trainer=Command(),
+        job=job, trainer=Command(), notes=tuple(gpu_notes(hardware, job.memory_limit_bytes)),
         assumed=(f"that {words} only speed and memory (--learning NAME otherwise)",) if neutral else (),
-        notes=tuple(gpu_notes(hardware, job.memory_limit_bytes)),
-        named=searched,
-        whole_space=space,
-        pinned=frozenset(held),
-    )
+        named=searched, whole_space=space, pinned=frozenset(held),
+    )  # fmt: skip
 
 
 def _refuse_contradictions(flags: Flags) -> None:

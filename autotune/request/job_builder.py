@@ -95,27 +95,17 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
     lengths = _lengths(flags)
     typical = positive("--typical-completion-length", flags.typical_completion_length)
     workload = Workload(
-        model=model,
-        method=flags.method,
-        framework=flags.framework,
-        python=python,
-        tuning=tuning,
-        weights=flags.weights,
+        model=model, method=flags.method, framework=flags.framework, python=python, tuning=tuning, weights=flags.weights,
         global_batch=_global_batch(flags, config, held, space, hardware, trainer),
         typical_completion_length=typical or (None if lengths is None else max(1, round(lengths.mean))),
-        completion_lengths=lengths,
-        prompt_lengths=_prompt_lengths(flags),
-        dataset=_dataset(flags, config),
-        config_file=config.path if config else None,
-        held=held,
-        user_settings=dict(config.rest) if config else {},
+        completion_lengths=lengths, prompt_lengths=_prompt_lengths(flags),
+        dataset=_dataset(flags, config), config_file=config.path if config else None,
+        held=held, user_settings=dict(config.rest) if config else {},
         stated={**config.settings, **config.rest, **config.moved} if config else {},
         defaults={name: value for name, value in defaults.items() if held[name] == value and name not in tuning_settings},
-        launch=launched.script if launched else None,
-        script=scripted.script if scripted else None,
-        trust_remote_code=bool(held.get("trust_remote_code", False)),
-        seed=flags.seed,
-    )
+        launch=launched.script if launched else None, script=scripted.script if scripted else None,
+        trust_remote_code=bool(held.get("trust_remote_code", False)), seed=flags.seed,
+    )  # fmt: skip
     workload, image_notes = with_images(flags, workload, hardware, trainer)
     subject = workload.model.name.rstrip("/").split("/")[-1]
     job = build_job(f"{subject}-{flags.method}", flags, Task(workload=workload, hardware=hardware), space, mode)
@@ -123,14 +113,9 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
     notes += [*exported, *image_notes, *_notes(flags, job, trainer, config, stated_notes)]
     _refuse_illegal_config(job, trainer, from_file)
     return ParsedRequest(
-        job=job,
-        trainer=trainer,
-        assumed=tuple(_assumed(flags, config, job, trainer)),
-        notes=tuple(notes),
-        named=named,
-        whole_space=whole,
-        pinned=frozenset(parse_holds(flags.hold)),
-    )
+        job=job, trainer=trainer, assumed=tuple(_assumed(flags, config, job, trainer)), notes=tuple(notes), named=named,
+        whole_space=whole, pinned=frozenset(parse_holds(flags.hold)),
+    )  # fmt: skip
 
 
 def _notes(flags: Flags, job: Job, trainer: Trainer, config: UserConfig | None, stated_notes: Iterable[str]) -> Iterator[str]:
@@ -329,31 +314,20 @@ def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: 
     """Return the job. The study's default name consists of subject and hardware."""
     out = Path(flags.out).expanduser()
     return Job(
-        task=task,
-        space=space,
-        memory_limit_bytes=memory_limit(flags, task.hardware),
+        task=task, space=space, memory_limit_bytes=memory_limit(flags, task.hardware),
         budget_seconds=DEFAULT_BUDGET_S if flags.budget == AUTO else parse_seconds(flags.budget),
-        budget_adapts=flags.budget == AUTO,
-        max_probes=positive("--max-probes", flags.max_probes) or 1,
-        mode=mode,
-        sampler=flags.sampler,
+        budget_adapts=flags.budget == AUTO, max_probes=positive("--max-probes", flags.max_probes) or 1,
+        mode=mode, sampler=flags.sampler,
         storage=storage_url(flags.storage, flags.storage_file) or sqlite_url(out / "study.db"),
         study_name=flags.study or re.sub(r"[^\w.-]+", "-", f"{subject}-{task.hardware}"),
-        out=out,
-        resume=flags.resume,
-        fresh=flags.fresh,
-        executor=flags.executor,
-        address=flags.address,
-        slots=positive("--slots", flags.slots),
-    )
+        out=out, resume=flags.resume, fresh=flags.fresh,
+        executor=flags.executor, address=flags.address, slots=positive("--slots", flags.slots),
+    )  # fmt: skip
 
 
 def _refuse_illegal_config(job: Job, trainer: Trainer, from_file: Mapping[str, KnobValue]) -> None:
-    """Refuse a configuration file that the framework rejects.
-
-    Flags may repair the file, or depend on knobs that the search has yet to set: if the merged
-    settings are illegal, only the file alone is judged, with the framework's defaults.
-    """
+    """Refuse a configuration file that the framework rejects. Flags may repair the file, or depend on knobs that the search has
+    yet to set: if the merged settings are illegal, only the file alone is judged, with the framework's defaults."""
     task = job.task
     if task.workload.config_file is None or trainer.why_illegal(trainer.complete({}, task), task) is None:
         return

@@ -1,7 +1,6 @@
 """Limit of prompts: the longest one of the user's data, unless a limit is given.
 
-TRL truncates no prompt, so a limit below the longest prompt leaves rows out, which changes what is
-learned.
+TRL truncates no prompt, so a limit below the longest prompt leaves rows out, which changes what is learned.
 """
 
 from __future__ import annotations

@@ -68,9 +68,8 @@ class PredictedOffer:
     offer: Offer
     candidate: Candidate | None = None
     prediction: Prediction | None = None
+    # Neutral settings that were changed to make it fit there; empty: as requested
     change: Mapping[str, KnobValue] = field(default_factory=dict)
-    """Neutral settings that were changed to make it fit there; empty: as requested."""
-
     refusal: str | None = None
     step_seconds: Estimate | None = None  # of an optimizer step at the longest lengths; None: no speed known
 

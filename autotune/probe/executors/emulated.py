@@ -55,9 +55,8 @@ class EmulatedExecutor(LocalExecutor):
         lag: int = 0,
         phases: bool = False,
     ) -> None:
-        """`saves`: a confirmation writes its checkpoint; that of a whole model would take as much
-        disk as the real one. `lag`: see `EmulatedMachine`. `phases`: the driver's own peak of each
-        phase is kept too."""
+        """`saves`: a confirmation writes its checkpoint; that of a whole model would take as much disk as the real one. `lag`:
+        see `EmulatedMachine`. `phases`: the driver's own peak of each phase is kept too."""
         installation = look(settings.python)
         built = build(installation)
         machine = emulated_machine(f"{hardware.count}x{hardware.name}", lag=lag)

@@ -103,10 +103,8 @@ def _place(nvml: Nvml, group: Sequence[Device], *, alone: bool) -> SlotPlace:
 
 
 def groups_of(things: Sequence[_T], size: int, distance: Distance[_T]) -> list[tuple[_T, ...]]:
-    """Return as many groups of this size as possible, of near members.
-
-    Greedy: the first remaining member takes the nearest others. Optimal for NVLink pairs or sockets.
-    """
+    """Return as many groups of this size as possible, of near members. Greedy: the first remaining member takes the nearest
+    others. Optimal for NVLink pairs or sockets."""
     left, groups = list(things), []
     while len(left) >= size:
         first, *others = left

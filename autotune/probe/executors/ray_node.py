@@ -32,12 +32,9 @@ CONNECT_SECONDS = 2.0
 
 
 class HeadWatch:
-    """Connections to a cluster's head, at most one each INTERVAL_SECONDS. For several threads.
-
-    Ray ends a driver process by itself, without an exception, when the head has been gone for a
-    minute (`gcs_rpc_server_reconnect_timeout_s`). The head is therefore watched from here, so that
-    the search ends before that, with its answer.
-    """
+    """Connections to a cluster's head, at most one each INTERVAL_SECONDS. For several threads. Ray ends a driver process by
+    itself, without an exception, when the head has been gone for a minute (`gcs_rpc_server_reconnect_timeout_s`). The head is
+    therefore watched from here, so that the search ends before that, with its answer."""
 
     def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
         host, _, port = address.rpartition(":")

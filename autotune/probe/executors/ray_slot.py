@@ -164,9 +164,8 @@ class ClusterSlot:
         return self._await([call(actor) for actor in self._actors], seconds)
 
     def _await(self, refs: Sequence[Any], seconds: float, stop_at: Callable[[bytes], bool] = lambda _: False) -> list[Any]:
-        """Return all replies in the nodes' order; after the first for which `stop_at` holds, those that arrive shortly.
-
-        Any other end is a fault of the slot: ProbeError."""
+        """Return all replies in the nodes' order; after the first for which `stop_at` holds, those that arrive shortly. Any other
+        end is a fault of the slot: ProbeError."""
         until, waiting = time.monotonic() + seconds, list(refs)
         found: dict[Any, Any] = {}
         try:
