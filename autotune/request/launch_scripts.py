@@ -25,8 +25,6 @@ from autotune.frameworks.trl.user_config import UserConfig, split_document
 from autotune.request.flags import Flags
 
 MAX_SCRIPT_BYTES = MIB
-TRL_LAUNCHER = frozenset({"config_file", "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"})
-"""Options of `accelerate launch` before the script; others of it are left to the script's own line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +118,7 @@ def _trl_config(script: LaunchScript) -> UserConfig:
         content |= {str(name): value for name, value in inner.content.items()}
         places |= inner.places
     for name, stated in script.stated.items():
-        if name == "config" or (name not in known and name not in TRL_LAUNCHER and name in _LAUNCHER_ONLY):
+        if name == "config" or (name in _LAUNCHER_ONLY and name not in known):
             continue
         if not is_known(stated):
             if name.startswith(SIDE_EFFECTS):

@@ -29,24 +29,17 @@ class Offer:
     per_hour: float  # of all its GPUs
 
 
-@dataclass(frozen=True, kw_only=True)
-class PriceList:
-    """Offers, cheapest first."""
+def read_prices(path: Path) -> tuple[list[Offer], str]:
+    """Return the offers of the user's YAML file, cheapest first, and their currency as written; empty: not stated.
 
-    offers: tuple[Offer, ...]
-    currency: str  # as written; empty: not stated
-
-
-def read_prices(path: Path) -> PriceList:
-    """Read the user's YAML file. BadInput names the line of what is wrong."""
+    BadInput names the line of what is wrong."""
     document = read_document(path)
     offers = [_offer(document, str(name), price) for name, price in document.content.items() if name != CURRENCY]
     if not offers:
         raise document.error((), "the price list has no hardware.", way_out=EXAMPLE)
     if len(offers) > MAX_OFFERS:
         raise document.error((), f"more than {MAX_OFFERS} offers.", way_out="Leave out those that you would not rent.")
-    currency = document.content.get(CURRENCY, "")
-    return PriceList(offers=tuple(sorted(offers, key=lambda one: one.per_hour)), currency=str(currency or ""))
+    return sorted(offers, key=lambda one: one.per_hour), str(document.content.get(CURRENCY) or "")
 
 
 def _offer(document: Document, name: str, price: object) -> Offer:

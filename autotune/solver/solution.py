@@ -136,13 +136,13 @@ def _cheapest(flags: Flags, listener: Listener) -> SolveAnswer:
         raise BadInput("--price was not given.", way_out=f"Give a YAML file. {EXAMPLE}")
     if flags.gpus != Flags().gpus:
         raise BadInput("--gpus is what is solved for.", way_out="Leave it out, and list the hardware in the file of --price.")
-    prices = read_prices(Path(flags.price).expanduser())
+    offers, currency = read_prices(Path(flags.price).expanduser())
     found: list[PredictedOffer] = []
     refused: list[BadInput] = []
     first: ParsedRequest | None = None
     service: PredictionService | None = None
     with contextlib.ExitStack() as open_services:
-        for offer in prices.offers:
+        for offer in offers:
             listener(Predicting(text=offer.gpus))
             try:
                 request = with_longest_prompt(parse_request(flags.replace(gpus=offer.gpus)))
@@ -159,7 +159,7 @@ def _cheapest(flags: Flags, listener: Listener) -> SolveAnswer:
                 found.append(PredictedOffer(offer=offer, refusal=error.what))
     if first is None or len(refused) == len(found):
         raise refused[0]
-    answer = CheapestHardware(offers=tuple(found), currency=prices.currency)
+    answer = CheapestHardware(offers=tuple(found), currency=currency)
     return SolveAnswer(job=first.job, cheapest=answer, document=hardware_document(first.job, answer))
 
 
