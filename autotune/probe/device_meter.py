@@ -6,16 +6,15 @@ LIST_SECONDS; in between, the share of other processes is taken from the last li
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.core.measurement import MemorySample, Phase
+from autotune.core.measurement import Phase
 from autotune.machine.nvml import GpuLost, Nvml, NvmlNotSupported
-from autotune.probe.process_meter import Timeline
+from autotune.probe.process_meter import Meter
 
 HIDDEN = "NVML gives no bytes per process here"
 ELSEWHERE = "NVML reports process numbers from outside of this container"
@@ -152,8 +151,8 @@ class DevicePeaks:
         self.unattributed.clear()
 
 
-class DeviceMeter:
-    """Sampling thread with the peaks since `mark`, in total and by phase."""
+class DeviceMeter(Meter):
+    """Sampling thread with the peaks since `mark`, in total and by phase, and the timeline of the fullest GPU."""
 
     def __init__(
         self,
@@ -166,19 +165,16 @@ class DeviceMeter:
         interval_seconds: float = INTERVAL_SECONDS,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
+        super().__init__("autotune-device-meter", interval_seconds)
         self._nvml, self._uuids, self._before, self._ours, self._here = nvml, tuple(uuids), before, ours, here
+        self._list_seconds = list_seconds
         try:  # a PID namespace other than the first one, as in most containers
             self._own_namespace = Path("/proc/self/ns/pid").readlink().name != INITIAL_PID_NAMESPACE
         except OSError:
             self._own_namespace = True
-        self._interval, self._list_seconds = interval_seconds, list_seconds
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._phase: Phase | None = None
-        self._timeline = Timeline()  # Fullest GPU at each moment
         self.lost: str | None = None  # First GPU that stopped answering, with the error; None while all do
         self._peaks: dict[str, DevicePeaks] = {}
         self.mark()
-        self._thread = threading.Thread(target=self._run, name="autotune-device-meter", daemon=True)
         self._thread.start()
 
     def mark(self) -> None:
@@ -187,11 +183,6 @@ class DeviceMeter:
             self._phase = None
             self._timeline.begin()
             self._peaks = {u: DevicePeaks(before=self._before[u], foreign_bytes=self._before[u].used_bytes) for u in self._uuids}
-
-    def enter(self, phase: Phase | None) -> None:
-        """Attribute the following samples to this phase."""
-        with self._lock:
-            self._phase = phase
 
     def look(self) -> None:
         """Take a full sample now, with the process list."""
@@ -204,23 +195,14 @@ class DeviceMeter:
                     peaks.list(now, ours, self._here, self._own_namespace)
                     self._timeline.take(peaks.attribute(self._phase, now.used_bytes), self._phase)
 
-    def timeline(self) -> tuple[MemorySample, ...]:
-        """Timeline since `mark`."""
-        with self._lock:
-            return self._timeline.moments()
-
     def peaks(self) -> dict[str, DevicePeaks]:
         """Peaks by UUID."""
         with self._lock:
             return dict(self._peaks)
 
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=2.0)
-
     def _run(self) -> None:
         listed = float("-inf")
-        while not self._stop.wait(self._interval) and self.lost is None:
+        while not self._stop.wait(self._interval_seconds) and self.lost is None:
             if time.monotonic() - listed >= self._list_seconds:
                 self.look()
                 listed = time.monotonic()

@@ -24,7 +24,12 @@ def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -
     except ProbeError as error:
         return (str(error),)
     with contextlib.closing(gpus):
-        notes = [*_left_out(gpus), *_others(gpus), *_limit(gpus, hardware)]
+        # GPUs that NVML counts and that cannot be used, as far as the user chose them.
+        chosen = os.environ.get(VISIBLE)
+        wanted = None if chosen is None else {part.strip() for part in chosen.split(",")}
+        left_out = {} if gpus.nvml is None else gpus.nvml.unreadable
+        notes = [f"GPU {index} is left out: {why}" for index, why in left_out.items() if wanted is None or str(index) in wanted]
+        notes += [*_others(gpus), *_limit(gpus, hardware)]
         if gpus.nvml is None:
             notes.append(
                 f"NVML is not in use ({gpus.why_not}): memory is what torch and CUDA report to each rank, "
@@ -44,14 +49,6 @@ def held_by_others(hardware: Hardware, limit_bytes: int) -> tuple[int, ...] | No
         held = [slot.others_bytes for slot in gpus.slots]
         return None if None in held else tuple(one for one in held if one is not None)
     return None
-
-
-def _left_out(gpus: Gpus) -> list[str]:
-    """Describe GPUs that NVML counts and that cannot be used, as far as the user chose them."""
-    chosen = os.environ.get(VISIBLE)
-    wanted = None if chosen is None else {part.strip() for part in chosen.split(",")}
-    unreadable = {} if gpus.nvml is None else gpus.nvml.unreadable
-    return [f"GPU {index} is left out: {why}" for index, why in unreadable.items() if wanted is None or str(index) in wanted]
 
 
 def _others(gpus: Gpus) -> list[str]:
