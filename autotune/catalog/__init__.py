@@ -29,10 +29,9 @@ class Gpu:
     compute_capability: str | None = None  # `8.0`; determines kernels and workspaces
     multiprocessors: int | None = None  # NVIDIA: streaming multiprocessors; AMD: compute units
     bandwidth_gb_per_second: float | None = None  # own memory, vendor figure; GB = 10^9 bytes
+    # Dense peak by dtype with float32 accumulation: float32 (no tensor cores), tf32, float16, bfloat16, float8. A dtype that the
+    # tensor cores do not support is absent.
     tflops: Mapping[str, float] = field(default_factory=dict)
-    """Dense peak by dtype with float32 accumulation: float32 (no tensor cores), tf32, float16,
-    bfloat16, float8. A dtype that the tensor cores do not support is absent."""
-
     matmul_share: float | None = None  # of the bfloat16 peak, reached by the best of many matrix shapes
     link: Literal["nvlink", "pcie", "infinity-fabric"] | None = None  # usual GPU-to-GPU connection
     link_gb_per_second: float | None = None  # to one or all peers, one direction, vendor figure

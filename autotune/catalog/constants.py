@@ -38,10 +38,5 @@ def constant(name: str) -> Constant:
     return constants()[name]
 
 
-def efficiencies() -> Mapping[str, Constant]:
-    """Return all efficiencies by name."""
-    return constants("efficiency.yaml")
-
-
 def efficiency(name: str) -> Constant:
-    return efficiencies()[name]
+    return constants("efficiency.yaml")[name]

@@ -35,14 +35,9 @@ LARGEST_SIZES = {
 }  # fmt: skip
 """Field of a config.json -> largest value; the smallest is 1."""
 
-LARGEST_INTEGER = 2**63
-"""Bound of all other integers."""
-
-LARGEST_FACTOR = 1e9
-"""Bound of fields that other sizes are multiplied by."""
-
-LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types")
-"""Fields of a config.json with one entry per layer."""
+LARGEST_INTEGER = 2**63  # bound of all other integers
+LARGEST_FACTOR = 1e9  # bound of fields that other sizes are multiplied by
+LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types")  # fields of a config.json with one entry per layer
 
 
 HUB_PAGE = re.compile(
@@ -60,7 +55,10 @@ def find_model(text: str) -> Model:
     if folder.name == "config.json" and folder.is_file():
         text, folder = str(folder.parent), folder.parent
     if folder.is_dir():
-        return _local(text, folder)
+        refuse_special_files(folder, way_out="Save or download the model again.")
+        if not (folder / "config.json").is_file():
+            raise BadInput(f"The folder {text!r} holds no config.json.", way_out="Give the folder that `save_pretrained` wrote.")
+        return Model(name=text, config=_config(folder), folder=folder.resolve(), origin="local folder")
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
         named = next((ids[0] for ids in [short_names().get(folder.name.lower(), [])] if len(ids) == 1), None)
         instead = f"--model {named}, if it is that one" if named else "a hub id or a name of `autotune show models`"
@@ -109,24 +107,14 @@ def _hub_id(text: str) -> str:
         return meant[0]
     begins = meant or [hub_id for hub_id in ids.values() if re.match(rf"{re.escape(text.lower())}(?![a-z0-9])", _short(hub_id))]
     if begins:
-        raise BadInput(f"{text!r} could be several models.", way_out=f"Name one: {' or '.join(_nearest(text, begins))}.")
+        names = sorted(hub_id.split("/")[1] for hub_id in begins)
+        nearest = difflib.get_close_matches(text, names, n=4, cutoff=0.0) if len(names) > 4 else names
+        raise BadInput(f"{text!r} could be several models.", way_out=f"Name one: {' or '.join(nearest)}.")
     raise UnknownName("model", text, [hub_id.split("/")[1] for hub_id in ids.values()], listing="autotune show models")
-
-
-def _nearest(text: str, hub_ids: list[str]) -> list[str]:
-    names = sorted(hub_id.split("/")[1] for hub_id in hub_ids)
-    return difflib.get_close_matches(text, names, n=4, cutoff=0.0) if len(names) > 4 else names
 
 
 def _short(hub_id: str) -> str:
     return hub_id.split("/", 1)[1].lower()
-
-
-def _local(text: str, folder: Path) -> Model:
-    refuse_special_files(folder, way_out="Save or download the model again.")
-    if not (folder / "config.json").is_file():
-        raise BadInput(f"The folder {text!r} holds no config.json.", way_out="Give the folder that `save_pretrained` wrote.")
-    return Model(name=text, config=_config(folder), folder=folder.resolve(), origin="local folder")
 
 
 def _config(folder: Path) -> dict[str, object]:

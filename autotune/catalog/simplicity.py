@@ -34,8 +34,7 @@ def criteria() -> tuple[Criterion, ...]:
 
 
 def complexity(candidate: Candidate, baseline: Candidate | None = None) -> tuple[int, ...]:
-    """Return the sort key of simplicity, lowest first: the criteria, then the number of knobs that
-    differ from the baseline."""
+    """Return the sort key of simplicity, lowest first: the criteria, then the number of knobs that differ from the baseline."""
     ranks = tuple(one.rank(candidate) for one in criteria())
     if baseline is None:
         return (*ranks, 0)

@@ -17,6 +17,7 @@ from autotune.core.space import Knob, SearchSpace
 from autotune.core.yaml_document import Document, KeyPath, read_document
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_PATH = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 
 
 def folder() -> Path:
@@ -51,9 +52,12 @@ def read_space(path: Path) -> SearchSpace:
     try:
         space = msgspec.convert(content, SearchSpace)
     except msgspec.ValidationError as error:
-        raise document.error(
-            _path_in(str(error)), _PATH.sub("", str(error)).rstrip(".") + ".", way_out="Compare it with search_spaces/grpo.yaml."
-        ) from error
+        # msgspec's `$.knobs[2].effect` is ("knobs", 2, "effect").
+        match = _PATH.search(str(error))
+        parts = re.findall(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", match["path"] if match else "")
+        at = tuple(int(index) if index else name for name, index in parts)
+        what = _PATH.sub("", str(error)).rstrip(".") + "."
+        raise document.error(at, what, way_out="Compare it with search_spaces/grpo.yaml.") from error
     _check(document, space)
     return space
 
@@ -98,13 +102,3 @@ def _check_knob(document: Document, space: SearchSpace, knob: Knob, at: KeyPath)
         if not set(values) & set(space[other].choices):
             what = f"knob {knob.name!r} can never apply: {other!r} is never one of {list(values)}."
             raise document.error((*at, "when", other), what, way_out=f"Its choices are {list(space[other].choices)}.")
-
-
-_PATH = re.compile(r" - at `\$(?P<path>[^`]*)`$")
-
-
-def _path_in(message: str) -> KeyPath:
-    """Convert msgspec's `$.knobs[2].effect` to ("knobs", 2, "effect")."""
-    match = _PATH.search(message)
-    parts = re.findall(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", match["path"] if match else "")
-    return tuple(int(index) if index else name for name, index in parts)

@@ -1,5 +1,4 @@
-"""Answer of a job: the winner and its evidence, measured (`Recommendation`) or predicted
-(`Forecast`)."""
+"""Answer of a job: the winner and its evidence, measured (`Recommendation`) or predicted (`Forecast`)."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class WayToFit:
     learning: bool  # changes what is learned
     prediction: Prediction
     speed_ratio: float | None
-    """Predicted speed / speed of the unchanged candidate; None if either is unknown or they
-    differ in learning."""
+    """Predicted speed / speed of the unchanged candidate; None if either is unknown or they differ in learning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +83,15 @@ Evidence = TypeVar("Evidence", Trial, PredictedCandidate)
 class Answer(Generic[Evidence]):
     """Winner and its alternatives, each with its evidence."""
 
-    winner: Evidence | None
-    """Fastest candidate that fits, at the most preferred learning knobs; None if nothing fits."""
-
+    winner: Evidence | None  # fastest candidate that fits, at the most preferred learning knobs; None if nothing fits
     baseline: Evidence | None
     changes: tuple[Change, ...] = ()  # winner against baseline, learning knobs first
+    # Learning knobs below their most preferred value, because nothing fits there
     relaxed: Mapping[str, KnobValue] = field(default_factory=dict)
-    """Learning knobs below their most preferred value, because nothing fits there."""
-
     runner_ups: tuple[Evidence, ...] = ()  # next best that fit, with the winner's learning knobs
-    trade_offs: tuple[Evidence, ...] = ()
-    """Best candidates with other learning knobs: offered, never chosen."""
-
+    trade_offs: tuple[Evidence, ...] = ()  # best candidates with other learning knobs: offered, never chosen
+    # Predicted changes that make the baseline fit, cheapest first; empty unless nothing fits
     ways_to_fit: tuple[WayToFit, ...] = ()
-    """Predicted changes that make the baseline fit, cheapest first; empty unless nothing fits."""
-
     elapsed_seconds: float
 
 
@@ -107,9 +99,7 @@ class Answer(Generic[Evidence]):
 class Forecast(Answer[PredictedCandidate]):
     """Answer by prediction alone."""
 
-    undecided: PredictedCandidate | None = None
-    """Candidate preferred to the winner that may fit: worth a probe on the target."""
-
+    undecided: PredictedCandidate | None = None  # candidate preferred to the winner that may fit: worth a probe on the target
     nearest_miss: PredictedCandidate | None = None  # candidate closest to fitting, if nothing fits
     candidates: int
     predicted: int  # predicted candidates; fewer than `candidates` if the budget ended
@@ -131,10 +121,7 @@ class Counts:
     out_of_memory: int
     failed: int
     loads: int
-    confirmations: int = 0
-    """Longer probes of finalists, not included above except in `out_of_memory`, `failed` and
-    `loads`."""
-
+    confirmations: int = 0  # longer probes of finalists, not included above except in `out_of_memory`, `failed` and `loads`
     refused_probed: int = 0  # measured candidates that prediction had ruled out
     false_refusals: int = 0  # those among them that fitted
 
@@ -146,9 +133,7 @@ AdvantageKind = Literal["measurably faster", "within the noise", "not confirmed"
 class Advantage:
     """Measured speed of one candidate divided by the baseline's; each bound with 95 % confidence."""
 
-    candidate_id: str
-    """The winner; where the baseline was kept, the fastest other candidate."""
-
+    candidate_id: str  # the winner; where the baseline was kept, the fastest other candidate
     why: AdvantageKind
     ratio: float
     low: float
@@ -170,32 +155,21 @@ class Recommendation(Answer[Trial]):
     """Answer by measurement."""
 
     certificate: Trial | None  # longer worst-case probe that confirmed the winner
+    # Learning knobs of the winner: speeds are comparable at equal values
     learning: Mapping[str, KnobValue] = field(default_factory=dict)
-    """Learning knobs of the winner: speeds are comparable at equal values."""
-
-    refuted: tuple[Trial, ...] = ()
-    """Failed confirmations of candidates that looked better than the winner."""
-
+    refuted: tuple[Trial, ...] = ()  # failed confirmations of candidates that looked better than the winner
     counts: Counts
     proven: Proven
     interrupted: bool = False  # ended by the user or the system
     fault: str | None = None  # reason for which the machine ended the search; None: it did not
-    rows_left_out: int | None = None
-    """Dataset rows with prompts beyond a relaxed limit; None if it was not relaxed, or unknown."""
-
+    rows_left_out: int | None = None  # dataset rows with prompts beyond a relaxed limit; None if it was not relaxed, or unknown
     from_record: AnswerSource | None = None  # None: measured now
     probe_seconds: float  # seconds of probes times devices
     trials: tuple[Trial, ...] = ()  # all measurements in order
+    # Comparison with the baseline; None if it was not measured at the winner's learning knobs, or is the fastest itself
     advantage: Advantage | None = None
-    """Comparison with the baseline; None if it was not measured at the winner's learning knobs, or
-    is the fastest itself."""
-
-    run_spread: RunSpread | None = None
-    """Spread between runs, part of every speed's interval."""
-
-    disturbance: Disturbance | None = None
-    """Interference of concurrent probes; None if they ran one after another."""
-
+    run_spread: RunSpread | None = None  # spread between runs, part of every speed's interval
+    disturbance: Disturbance | None = None  # interference of concurrent probes; None if they ran one after another
     soaks: tuple[Soak, ...] = ()  # long runs of the winner, and of finalists that did not hold
 
 
@@ -208,8 +182,7 @@ def without_result(trials: Iterable[Trial]) -> tuple[Trial, ...]:
 
 
 def plain(value: object) -> Any:
-    """Return a value of these types as JSON data: the serialised form of trials in studies, in
-    the store and in benchmarks."""
+    """Return a value of these types as JSON data: the serialised form of trials in studies, in the store and in benchmarks."""
     return msgspec.to_builtins(
         value, str_keys=True, enc_hook=lambda one: dict(one) if isinstance(one, MappingProxyType) else str(one)
     )

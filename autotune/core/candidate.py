@@ -1,7 +1,6 @@
 """Candidate: one full assignment of knobs with the derived framework settings.
 
-Candidates with equal settings are equal, whichever knobs led to them: the id is a hash of the
-*settings*.
+Candidates with equal settings are equal, whichever knobs led to them: the id is a hash of the *settings*.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
-KnobValue: TypeAlias = bool | int | float | str | None
-"""Scalar of YAML and JSON."""
-
+KnobValue: TypeAlias = bool | int | float | str | None  # scalar of YAML and JSON
 Knobs: TypeAlias = Mapping[str, KnobValue]
 
 

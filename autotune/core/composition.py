@@ -28,16 +28,12 @@ class Resident:
     adapter_rank: int | None = None  # LoRA rank; None: full tuning or frozen
     quantised_bits: int | None = None  # bits per weight; None: not quantised
     sharding: Sharding = "none"  # `none`: replica on each rank; `tensor`: each layer is split
-    shares_weights_with: Role | None = None
-    """Owner of the weights, which count once (reference: policy without adapter)."""
-
+    shares_weights_with: Role | None = None  # owner of the weights, which count once (reference: policy without adapter)
     awake: tuple[Phase, ...] | None = None  # phases with its memory on the device; None: all
     weight_bytes: int | None = None  # per rank; None: same as the policy, or unknown
+    # Optimizer bytes per weight of a trained model other than the policy: two Adam moments, plus a master copy for weights below
+    # float32; 0 where the state is offloaded while the policy trains.
     state_bytes_per_weight: int = 8
-    """Optimizer bytes per weight of a trained model other than the policy: two Adam moments,
-    plus a master copy for weights below float32; 0 where the state is offloaded while the policy
-    trains."""
-
     offloaded_bytes_per_weight: int = 0  # state on the device only during its own training turn
     trains_concurrently: bool = False  # at the same time as the policy, with separate activations
 
@@ -57,9 +53,7 @@ class EngineSettings:
     quantised_bits: int | None = None
     max_num_batched_tokens: int | None = None  # tokens per pass; None: TRL's default
     apart: bool = False  # separate process: own CUDA context and own torch cache
-    shares_weights: bool = False
-    """The policy's weights; the engine starts before the trainer allocates."""
-
+    shares_weights: bool = False  # the policy's weights; the engine starts before the trainer allocates
     wakes_at_once: bool = False  # restores the KV cache with the weights, before the weight update
 
 

@@ -41,7 +41,8 @@ class UnknownName(BadInput):
     def __init__(self, kind: str, name: str, choices: Iterable[str], *, listing: str = "") -> None:
         known = sorted(set(choices))
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:6]
-        way_out = f"Did you mean {_or(near)}?" if near else ""
+        *others, last = [repr(one) for one in near] or [""]
+        way_out = f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else ""
         if listing:
             way_out = f"{way_out} `{listing}` lists them all.".strip()
         super().__init__(f"Unknown {kind} {name!r:.100}.", way_out=way_out)
@@ -87,8 +88,3 @@ class ProbeError(AutotuneError):
 
 class SlotLost(ProbeError):
     """Slot that cannot measure any more: its machine or device was lost."""
-
-
-def _or(names: list[str]) -> str:
-    quoted = [repr(name) for name in names]
-    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]

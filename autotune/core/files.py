@@ -24,9 +24,7 @@ from autotune.core.units import MIB
 
 T = TypeVar("T")
 
-FOR_EVERYBODY, TO_BE_RUN, FOR_ITS_OWNER = 0o666, 0o777, 0o600
-"""File modes before the umask: plain file, executable, private file."""
-
+FOR_EVERYBODY, TO_BE_RUN, FOR_ITS_OWNER = 0o666, 0o777, 0o600  # file modes before the umask: plain file, executable, private file
 PRIVATE_FOLDER = 0o700
 
 
@@ -49,11 +47,8 @@ def sqlite_file(url: str) -> Path | None:
     return Path(unquote(path.partition("?")[0])) if scheme.startswith("sqlite") and path not in ("", ":memory:") else None
 
 
-MAX_DEPTH = 60
-"""Levels of nested lists and mappings in a file; real ones have fewer than ten."""
-
-MAX_VALUES = 1_000_000
-"""Values in a JSON file: about 100 MB of memory."""
+MAX_DEPTH = 60  # levels of nested lists and mappings in a file; real ones have fewer than ten
+MAX_VALUES = 1_000_000  # values in a JSON file: about 100 MB of memory
 
 
 def read_bounded(file: Path, *, largest_bytes: int, way_out: str) -> bytes:
@@ -190,11 +185,8 @@ def _umask() -> int:
 
 
 def comment(text: str) -> str:
-    """Return `# text` as exactly one line, with its end.
-
-    A line break ends a comment, and YAML also ends it at rarer separators and refuses control
-    characters: all of them are written as escapes.
-    """
+    """Return `# text` as exactly one line, with its end. A line break ends a comment, and YAML also ends it at rarer separators
+    and refuses control characters: all of them are written as escapes."""
     return f"# {printable(text)}".rstrip() + "\n"
 
 

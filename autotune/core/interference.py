@@ -19,8 +19,7 @@ class Disturbance:
     tokens_per_second_alone: float
     slower_share: float  # 1 - beside / alone; negative: faster
     uncertainty: float | None  # two standard errors of `slower_share`; None: too few cycles
-    by_phase: Mapping[str, float] = field(default_factory=dict)
-    """Relative increase in seconds per cycle."""
+    by_phase: Mapping[str, float] = field(default_factory=dict)  # relative increase in seconds per cycle
 
     @property
     def shows(self) -> bool:
@@ -33,6 +32,11 @@ def measure_interference(alone: Measurement, beside: Measurement) -> Disturbance
     lonely, crowded = alone.worst, beside.worst
     if lonely is None or crowded is None or not beside.beside:
         return None
+    whole, by_phase = sum(lonely.phase_seconds.values()), {}
+    for phase, seconds in lonely.phase_seconds.items():  # without phases below 1 % of a cycle
+        if phase in crowded.phase_seconds and seconds > 0.01 * whole:
+            one, other = seconds / len(lonely.cycle_seconds), crowded.phase_seconds[phase] / len(crowded.cycle_seconds)
+            by_phase[phase] = other / one - 1
     return Disturbance(
         candidate_id=beside.candidate_id,
         beside=beside.beside,
@@ -40,13 +44,12 @@ def measure_interference(alone: Measurement, beside: Measurement) -> Disturbance
         tokens_per_second_alone=lonely.tokens_per_second,
         slower_share=1 - crowded.tokens_per_second / lonely.tokens_per_second,
         uncertainty=_uncertainty(lonely, crowded),
-        by_phase=_by_phase(lonely, crowded),
+        by_phase=by_phase,
     )
 
 
 def _uncertainty(lonely: Speed, crowded: Speed) -> float | None:
-    """Return 2 * sqrt(se_alone^2 + se_beside^2) * v_beside / v_alone, se: standard error of the
-    mean log rate."""
+    """Return 2 * sqrt(se_alone^2 + se_beside^2) * v_beside / v_alone, se: standard error of the mean log rate."""
     variances = []
     for speed in (lonely, crowded):
         logarithms = [math.log(rate) for rate in speed.rates]
@@ -56,17 +59,6 @@ def _uncertainty(lonely: Speed, crowded: Speed) -> float | None:
         mean = sum(logarithms) / count
         variances.append(sum((one - mean) ** 2 for one in logarithms) / (count - 1) / count)
     return 2 * math.sqrt(sum(variances)) * crowded.tokens_per_second / lonely.tokens_per_second
-
-
-def _by_phase(lonely: Speed, crowded: Speed) -> dict[str, float]:
-    """Compare seconds per cycle by phase; phases below 1 % of a cycle are left out."""
-    whole = sum(lonely.phase_seconds.values())
-    shares = {}
-    for phase, seconds in lonely.phase_seconds.items():
-        if phase in crowded.phase_seconds and seconds > 0.01 * whole:
-            one, other = seconds / len(lonely.cycle_seconds), crowded.phase_seconds[phase] / len(crowded.cycle_seconds)
-            shares[phase] = other / one - 1
-    return shares
 
 
 def describe_interference(found: Disturbance) -> str:

@@ -43,23 +43,14 @@ class Job:
         """Return the values that must be equal when a study is resumed."""
         workload, hardware, script = self.task.workload, self.task.hardware, self.task.workload.script
         return {
-            "model": workload.model.config,
-            "method": workload.method,
-            "framework": workload.framework,
-            "tuning": workload.tuning,
-            "weights": workload.weights,
-            "dataset": workload.dataset,
-            "global_batch": workload.global_batch,
-            "typical_completion_length": workload.typical_completion_length,
-            "held": dict(workload.held),
-            "user_settings": dict(workload.user_settings),
+            "model": workload.model.config, "method": workload.method, "framework": workload.framework,
+            "tuning": workload.tuning, "weights": workload.weights, "dataset": workload.dataset,
+            "global_batch": workload.global_batch, "typical_completion_length": workload.typical_completion_length,
+            "held": dict(workload.held), "user_settings": dict(workload.user_settings),
             "hardware": [hardware.kind, hardware.name, hardware.count, *(["emulated"] if hardware.emulated else [])],
-            "memory_limit_bytes": self.memory_limit_bytes,
-            "space": self.space.name,
-            "objective": self.space.objective,
+            "memory_limit_bytes": self.memory_limit_bytes, "space": self.space.name, "objective": self.space.objective,
             "choices": {knob.name: list(knob.choices) for knob in self.space.knobs},
-            "relax": list(self.space.relax),
-            "assume": dict(self.space.assume),
+            "relax": list(self.space.relax), "assume": dict(self.space.assume),
             **({} if workload.images is None else {"images": str(workload.images)}),
             **({} if script is None else {"script": [script.fingerprint, *script.arguments, script.rewards]}),
-        }
+        }  # fmt: skip

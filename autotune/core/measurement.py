@@ -20,9 +20,9 @@ from autotune.core.units import format_bytes
 Phase = Literal["load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")
 
+# Bounds of figures in messages of a probe's processes.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-"""Bounds of figures in messages of a probe's processes."""
 
 
 class Outcome(StrEnum):
@@ -94,9 +94,8 @@ class Speed:
 
 
 MeasuredBy = Literal["nvml-processes", "nvml-device", "torch"]
-"""Source of a device memory figure. nvml-processes: used bytes of the device minus other processes
-in NVML's list. nvml-device: used bytes minus those before the probe, where the list has no bytes.
-torch: the ranks, without NVML."""
+"""Source of a device memory figure. nvml-processes: used bytes of the device minus other processes in NVML's list. nvml-device:
+used bytes minus those before the probe, where the list has no bytes. torch: the ranks, without NVML."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +131,8 @@ class ModelMemory:
 
     rank: int
     bytes: Mapping[str, int]
-    """Bytes by part, named as in a prediction's breakdown: `weights`, `adapters`, `gradients`,
-    `optimizer` of the policy, `<role>_weights` of other models, suffix `_on_host` for offloaded
-    parts."""
+    """Bytes by part, named as in a prediction's breakdown: `weights`, `adapters`, `gradients`, `optimizer` of the policy,
+    `<role>_weights` of other models, suffix `_on_host` for offloaded parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,17 +148,13 @@ class MemorySample:
 class Memory:
     """Peak memory of one probe."""
 
-    peak_bytes: int | None
-    """CPU: anonymous + shared memory of the process tree; GPU: worst device."""
-
+    peak_bytes: int | None  # CPU: anonymous + shared memory of the process tree; GPU: worst device
     limit_bytes: int  # the requested limit, or the GPU's free memory where that is less
+    # Mechanism of the limit, joined by `+`: `cgroup-v1`, `cgroup-v2`, `rlimit`; on GPUs `device` (its own size), `ballast`
+    # (autotune allocates the rest), `torch` (cap of torch's allocator).
     bound_by: str
-    """Mechanism of the limit, joined by `+`: `cgroup-v1`, `cgroup-v2`, `rlimit`; on GPUs `device`
-    (its own size), `ballast` (autotune allocates the rest), `torch` (cap of torch's allocator)."""
-
+    # Sum over ranks (CPU) or worst device (GPU); phases that never ran are absent
     phase_peak_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Sum over ranks (CPU) or worst device (GPU); phases that never ran are absent."""
-
     devices: tuple[DeviceMemory, ...] = ()  # empty on a CPU
     torch_by_phase: Mapping[str, TorchMemory] = field(default_factory=dict)  # empty on a CPU
     # torch's counters on the worst rank; None on a CPU.
@@ -169,12 +163,10 @@ class Memory:
     torch_reserved_why: str | None = None  # reason for None on a GPU
     allocation_retries: int | None = None
     allocation_failures: int | None = None
+    # Ranks whose models were inspected; empty for `--framework command`. A framework with one process group per model numbers the
+    # ranks of each group from zero.
     models: tuple[ModelMemory, ...] = ()
-    """Ranks whose models were inspected; empty for `--framework command`. A framework with one
-    process group per model numbers the ranks of each group from zero."""
-
-    timeline: tuple[MemorySample, ...] = ()
-    """Samples, coarser for long probes; exact peaks may exceed them."""
+    timeline: tuple[MemorySample, ...] = ()  # samples, coarser for long probes; exact peaks may exceed them
 
     def on_first(self, devices: int | None) -> Memory:
         """Return the peaks of the first devices alone; all of them for None, and where a device is unknown."""
@@ -234,9 +226,7 @@ class Failure:
     cause: str | None = None  # a cause of `autotune.failures`
     rank: int | None = None  # first rank that failed
     row: str | None = None  # matching row of the failure table
-    numbers: Mapping[str, int | float] = field(default_factory=dict)
-    """Names: `autotune.failures.NUMBERS`."""
-
+    numbers: Mapping[str, int | float] = field(default_factory=dict)  # names: `autotune.failures.NUMBERS`
     excerpt: str = ""  # last lines of the traceback or log
     from_outside: bool = False  # ended by a signal of another process: no verdict on the candidate
 

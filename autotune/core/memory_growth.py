@@ -15,18 +15,10 @@ from typing import Literal
 from autotune.core.measurement import CycleMemory, Measurement, Outcome
 from autotune.core.units import MIB, format_bytes, format_seconds
 
-CONFIDENCE = 0.99
-"""Confidence of the interval; high because a false alarm rejects a good candidate."""
-
-ALLOCATION_BYTES = 2 * MIB
-"""Smallest growth that counts: allocators take memory in pieces of this size."""
-
-MIN_CYCLES = 6
-"""Minimum for a trend: with fewer cycles Sen's interval would span all slopes."""
-
-WARMUP_CYCLES = 2
-"""Cycles left out: buffers, caches and the optimizer's state appear in the first ones."""
-
+CONFIDENCE = 0.99  # confidence of the interval; high because a false alarm rejects a good candidate
+ALLOCATION_BYTES = 2 * MIB  # smallest growth that counts: allocators take memory in pieces of this size
+MIN_CYCLES = 6  # minimum for a trend: with fewer cycles Sen's interval would span all slopes
+WARMUP_CYCLES = 2  # cycles left out: buffers, caches and the optimizer's state appear in the first ones
 SoakVerdict = Literal["held", "crossed", "would cross", "too short"]
 
 
@@ -71,16 +63,10 @@ def assess_soak(measurement: Measurement, projected_steps: int | None) -> Soak:
     growth = growth_of(cycles[WARMUP_CYCLES:])
     verdict, why = _verdict(measurement, cycles, growth, projected_steps)
     return Soak(
-        seconds=0.0 if ran is None else ran.seconds,
-        cycles=cycles,
-        optimizer_steps=measurement.optimizer_steps,
-        growth=growth,
-        projected_steps=projected_steps,
-        limit_bytes=measurement.memory.limit_bytes,
-        peak_bytes=measurement.memory.peak_bytes,
-        verdict=verdict,
-        why=why,
-    )
+        seconds=0.0 if ran is None else ran.seconds, cycles=cycles, optimizer_steps=measurement.optimizer_steps, growth=growth,
+        projected_steps=projected_steps, limit_bytes=measurement.memory.limit_bytes, peak_bytes=measurement.memory.peak_bytes,
+        verdict=verdict, why=why,
+    )  # fmt: skip
 
 
 def _verdict(

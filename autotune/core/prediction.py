@@ -11,8 +11,7 @@ from typing import Literal
 
 from autotune.core.measurement import Phase
 
-Basis = Literal["traced", "generic"]
-"""`traced`: the framework's own step; `generic`: a plain Hugging Face step in its place."""
+Basis = Literal["traced", "generic"]  # `traced`: the framework's own step; `generic`: a plain Hugging Face step in its place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +95,8 @@ class Prediction:
     peak_memory_bytes: Estimate  # device memory (NVML) per GPU, worst rank, at the longest rows
     peak_memory_bytes_at_lengths: Estimate | None = None  # at the lengths given; None: none given
     fits_at_lengths: bool | None = None
+    # Number of the first devices, which train, that memory is predicted for: a server has the last ones. None: all devices.
     training_devices: int | None = None
-    """Number of the first devices, which train, that memory is predicted for: a server has the last ones.
-    None: all devices."""
-
     torch_peak_allocated_bytes: Estimate
     torch_peak_reserved_bytes: Estimate
     host_memory_bytes: Estimate | None = None
@@ -126,8 +123,6 @@ class Prediction:
 
     @property
     def peak_phase(self) -> PhasePrediction | None:
-        """Phase with the highest peak; among equals the one with the least fragmentation.
-
-        The others inherit that peak through torch's cache and use less of it.
-        """
+        """Phase with the highest peak; among equals the one with the least fragmentation. The others inherit that peak through
+        torch's cache and use less of it."""
         return max(self.phases, key=lambda phase: (phase.peak_bytes.value, -phase.parts.get("fragmentation", 0)), default=None)

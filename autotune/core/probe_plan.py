@@ -17,7 +17,5 @@ class ProbePlan:
     soak_seconds: float | None = None  # run whole cycles for this long instead of `timed_cycles`
     reuse_rollouts: bool = False  # of an earlier candidate with the same generation batch
     deadline_seconds: float = 600.0  # wall seconds until the probe is terminated from outside
-    stop_below_tokens_per_second: float | None = None
-    """Stop early if the candidate cannot reach this."""
-
+    stop_below_tokens_per_second: float | None = None  # stop early if the candidate cannot reach this
     cycle_spread: float = 0.05  # minimum relative standard deviation, for the stop rule

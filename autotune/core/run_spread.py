@@ -31,16 +31,10 @@ UNKNOWN_DEVIATION = 0.05
 """Standard deviation between runs where no run has two cycles: that of the candidates of
 benchmarks/results/demo_sweep.json, three runs each."""
 
-MIN_DEVIATION, MAX_DEVIATION = 0.005, 0.1
-"""Bounds of the prior standard deviation."""
-
-PRIOR_FREEDOM = 4.0
-"""Weight of the prior, in repeated runs: these four ratios are as far apart as such few runs make
-them."""
-
+MIN_DEVIATION, MAX_DEVIATION = 0.005, 0.1  # bounds of the prior standard deviation
+PRIOR_FREEDOM = 4.0  # weight of the prior, in repeated runs: these four ratios are as far apart as such few runs make them
 MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
-"""Standard error of a median of n normal figures, times √n and divided by their median absolute
-deviation."""
+"""Standard error of a median of n normal figures, times √n and divided by their median absolute deviation."""
 
 TWO_SIDED, ONE_SIDED = 1.959964, 1.644854
 """Standard deviations of a normal distribution within which 95 % lie: on both sides, on one side."""
@@ -67,11 +61,6 @@ class RunSpread:
     def half_width(self, speed: Speed) -> float:
         """Return the relative half width of the 95 % interval of a measured speed."""
         return math.expm1(self._quantile(TWO_SIDED) * self._error(speed))
-
-    def interval(self, speed: Speed) -> tuple[float, float]:
-        """Return the 95 % interval of the candidate's speed, in tokens per second."""
-        factor = 1 + self.half_width(speed)
-        return speed.tokens_per_second / factor, speed.tokens_per_second * factor
 
     def compare(self, one: Speed, other: Speed) -> SpeedRatio:
         """Return the ratio of two speeds."""

@@ -49,11 +49,8 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def is_secret(name: str) -> bool:
-    """Return True if the name of a variable or setting marks a secret.
-
-    A name is split into words at separators and capitals. Most words decide by their position:
-    `GH_PAT` is a secret, `pat_version` is none.
-    """
+    """Return True if the name of a variable or setting marks a secret. A name is split into words at separators and capitals.
+    Most words decide by their position: `GH_PAT` is a secret, `pat_version` is none."""
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or name in _WORKING_DIRECTORIES or words[-1] in _PLACES:
         return False
@@ -70,27 +67,17 @@ def is_secret(name: str) -> bool:
     return last in _LAST and before not in _ORDINARY.get(last, ())
 
 
-def is_secret_in_url(name: str) -> bool:
-    """Return True if the name of a query parameter marks a secret."""
-    return is_secret(name) or name.lower().rpartition("-")[2] in _OF_URLS
-
-
 HIDDEN = "***"
 
-MIN_SECRET_LENGTH = 8
-"""Shorter values would match inside ordinary words."""
-
-MAX_SECRET_LENGTH = 4096
-"""Overlap of text chunks that keeps a secret in one piece."""
+MIN_SECRET_LENGTH = 8  # shorter values would match inside ordinary words
+MAX_SECRET_LENGTH = 4096  # overlap of text chunks that keeps a secret in one piece
 
 # 1. URLs.
 
 _PASSWORD = re.compile(r"(://[^:/@\s]*):[^\s\"'<>,]*@")
 """Matches up to the last @ of a word: a password may contain an unescaped @ or slash."""
 
-_TOKEN_AS_USER = re.compile(r"(://)[^:/@\s\"'<>]{16,}(?=@)")
-"""User names of the length of a token, as in https://TOKEN@host."""
-
+_TOKEN_AS_USER = re.compile(r"(://)[^:/@\s\"'<>]{16,}(?=@)")  # user names of the length of a token, as in https://TOKEN@host
 _QUERY = re.compile(r"([?&]([\w.~-]+)=)([^&\s\"'<>]+)")
 
 # 2. Forms. Each begins with a text that is looked for first: the expressions are slow.
@@ -121,8 +108,12 @@ _PLAIN = re.compile(r"true|false|yes|no|none|null|enabled|disabled|\d+", re.IGNO
 
 def without_password(url: str) -> str:
     """Redact the secrets of a storage URL; other text is returned unchanged."""
-    url = _TOKEN_AS_USER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}@", url))
-    return _QUERY.sub(lambda found: f"{found[1]}{HIDDEN}" if is_secret_in_url(found[2]) else found[0], url)
+
+    def parameter(found: re.Match[str]) -> str:
+        secret = is_secret(found[2]) or found[2].lower().rpartition("-")[2] in _OF_URLS
+        return f"{found[1]}{HIDDEN}" if secret else found[0]
+
+    return _QUERY.sub(parameter, _TOKEN_AS_USER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}@", url)))
 
 
 class Secrets:

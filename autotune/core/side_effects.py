@@ -10,9 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-KEEP = "AUTOTUNE_TRACKERS"
-"""Variable that keeps trackers on in probes."""
-
+KEEP = "AUTOTUNE_TRACKERS"  # variable that keeps trackers on in probes
 _OFF = {
     "WANDB_MODE": "disabled", "WANDB_SILENT": "true",
     "COMET_MODE": "disabled", "COMET_START_ONLINE": "0", "COMET_DISABLE_AUTO_LOGGING": "1",

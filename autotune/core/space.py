@@ -28,18 +28,13 @@ class Knob:
     effect: Effect  # `neutral`: same gradient per step up to rounding; `learning`: another one
     says: str  # one-line description
     memory: MemoryTrend = "unclear"  # with rising value (False < True); `unclear`: never compared
-    through: tuple[str, ...] = ()
-    """Settings through whose product it affects memory (accumulation: the generation batch)."""
-
+    through: tuple[str, ...] = ()  # settings through whose product it affects memory (accumulation: the generation batch)
+    # Condition on other knobs; without it the knob is left out
     when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
-    """Condition on other knobs; without it the knob is left out."""
-
+    # Settings under which an otherwise neutral knob changes what is learned
     learning_when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
-    """Settings under which an otherwise neutral knob changes what is learned."""
-
+    # Values that a given setting must have for the knob to be neutral
     learning_unless: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
-    """Values that a given setting must have for the knob to be neutral."""
-
     from_gpus: int = 0  # minimum number of GPUs for the knob to be offered
 
     def effect_under(self, settings: Mapping[str, object]) -> Effect:
@@ -61,9 +56,7 @@ class SearchSpace:
     method: str
     framework: str
     knobs: tuple[Knob, ...]
-    objective: Objective
-    """`preference`: learning knobs in declared order, then speed; `throughput`: speed."""
-
+    objective: Objective  # `preference`: learning knobs in declared order, then speed; `throughput`: speed
     relax: tuple[str, ...] = ()  # learning knobs in the order of their relaxation when nothing fits
     remedies: tuple[Knob, ...] = ()  # settings outside the search that advice may offer
     assume: Mapping[str, KnobValue] = field(default_factory=dict)  # defaults: tuning, lora_rank

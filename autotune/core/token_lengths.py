@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 
-MAX_SAMPLE = 512
-"""Quantiles that are kept of a longer list."""
-
+MAX_SAMPLE = 512  # quantiles that are kept of a longer list
 P95 = 0.95
 
 

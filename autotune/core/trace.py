@@ -72,12 +72,10 @@ class ModuleUse:
 
     parameters: tuple[Parameter, ...]
     modules: tuple[tuple[int, ...], ...]  # module -> indices of its own parameters
+    # (event, kind, index[, allocation]), in order. Kinds: 0 whole-model pass begins, with the module that is the model's root
+    # (the modules of the next model begin with its root); 1/2 module forward begins/ends; 3/4 module backward begins/ends; 5
+    # gradient of a parameter is ready, with its allocation; 6 parameter is read by a module that does not own it.
     uses: tuple[tuple[int, ...], ...]
-    """(event, kind, index[, allocation]), in order. Kinds: 0 whole-model pass begins, with the module
-    that is the model's root (the modules of the next model begin with its root); 1/2 module
-    forward begins/ends; 3/4 module backward begins/ends; 5 gradient of a parameter is ready, with
-    its allocation; 6 parameter is read by a module that does not own it."""
-
     keeps_recomputed: bool = False  # `use_reentrant=False` keeps recomputed tensors
     forgets_order: bool = False  # each rollout makes ZeRO-3 record the order of the modules anew
 
@@ -99,12 +97,9 @@ class Trace:
     work: tuple[Work, ...]
     inventory: Inventory
     streams: Mapping[int, int] = field(default_factory=dict)  # stream from 1; absent: compute
+    # Allocation freed while another stream reads it -> first one that may reuse its block
     returns: Mapping[int, int] = field(default_factory=dict)
-    """Allocation freed while another stream reads it -> first one that may reuse its block."""
-
-    products: tuple[int, ...] = ()
-    """Latest allocation at the first matrix product of each thread; empty: unknown."""
-
+    products: tuple[int, ...] = ()  # latest allocation at the first matrix product of each thread; empty: unknown
     emptied: tuple[int, ...] = ()  # allocations before which the cache is emptied; each is the first of a stretch
 
     notes: tuple[str, ...] = ()  # approximations of the trace, for the reader

@@ -1,7 +1,6 @@
 """Parsing and formatting of sizes and durations.
 
-`40G` is 40 GiB, as in nvidia-smi, torch and vLLM. A number without a unit is refused: `3` could be
-bytes as well as GiB.
+`40G` is 40 GiB, as in nvidia-smi, torch and vLLM. A number without a unit is refused: `3` could be bytes as well as GiB.
 """
 
 from __future__ import annotations

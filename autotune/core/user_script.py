@@ -16,9 +16,7 @@ class CallSite:
 
     file: str
     line: int
-    span: tuple[int, int, int, int] | None = None
-    """(first line, last line, first column, end column), in bytes; None before 3.11."""
-
+    span: tuple[int, int, int, int] | None = None  # (first line, last line, first column, end column), in bytes; None before 3.11
     maker: str | None = None  # calling library function, if any
 
     def __str__(self) -> str:

@@ -51,13 +51,11 @@ class Workload:
     dataset: str | None = None  # name or path, as the framework loads it; None: synthetic prompts
     config_file: Path | None = None  # the user's configuration file
     held: Mapping[str, KnobValue] = field(default_factory=dict)  # by --config and flags
+    # Rest of the user's configuration (dataset names, rewards, lists), passed through
     user_settings: Mapping[str, object] = field(default_factory=dict)
-    """Rest of the user's configuration (dataset names, rewards, lists), passed through."""
-
     stated: Mapping[str, object] = field(default_factory=dict)  # what the configuration file itself states
+    # Part of `held` that neither flags nor file state: the framework's defaults, with which the file trains
     defaults: Mapping[str, KnobValue] = field(default_factory=dict)
-    """Part of `held` that neither flags nor file state: the framework's defaults, with which the file trains."""
-
     launch: LaunchScript | None = None  # the user's shell script, in place of a configuration file
     script: UserScript | None = None  # the user's training script, in place of a configuration file
     trust_remote_code: bool = False

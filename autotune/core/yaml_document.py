@@ -23,9 +23,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 MAX_BYTES = 1024 * 1024
 MAX_EVENTS = 50_000
-MAX_NUMBER_LENGTH = 100
-"""Longer ones take quadratic time, and can't be printed."""
-
+MAX_NUMBER_LENGTH = 100  # longer ones take quadratic time, and can't be printed
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader in C if PyYAML was built with it, which is ten times faster."""
@@ -59,7 +57,10 @@ def read_document(path: Path) -> Document:
         root = _bounded(text)
         content = None if root is None else _constructed(text, root)
     except yaml.YAMLError as error:
-        raise BadInput(f"{path}, {_place_of(error)}: broken YAML: {_problem_of(error)}.", way_out="Mend that line.") from error
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        place = "line 1, column 1" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
+        problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).splitlines()[0]
+        raise BadInput(f"{path}, {place}: broken YAML: {problem}.", way_out="Mend that line.") from error
     if not isinstance(content, dict) or root is None:
         raise BadInput(f"{path}, line 1, column 1: not a YAML mapping.", way_out="Write lines of `name: value`.")
     places: dict[KeyPath, tuple[int, int]] = {}
@@ -84,10 +85,8 @@ class _BeyondLimits(yaml.MarkedYAMLError):
 
 
 def _bounded(text: str) -> yaml.Node | None:
-    """Return the node of the document; a YAMLError beyond the limits.
-
-    The events come first: the composer recurses, and its time grows with the square of the depth.
-    """
+    """Return the node of the document; a YAMLError beyond the limits. The events come first: the composer recurses, and its time
+    grows with the square of the depth."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -147,15 +146,6 @@ def _note_places(node: yaml.Node, at: KeyPath, places: dict[KeyPath, tuple[int, 
         for index, item in enumerate(node.value):
             places[(*at, index)] = (item.start_mark.line + 1, item.start_mark.column + 1)
             _note_places(item, (*at, index), places, file)
-
-
-def _place_of(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    return "line 1, column 1" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
-
-
-def _problem_of(error: yaml.YAMLError) -> str:
-    return str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).splitlines()[0]
 
 
 def packaged_table(package: str, file: str, kind: type[Decoded]) -> Decoded:

@@ -35,21 +35,9 @@ class KernelReport:
 
     out_of_memory: bool  # The kernel killed a process for memory, or the meter did in its place
     own_limit: bool  # The probe's limit was reached, not the machine's memory
-    full: bool
-    """The tree was at its limit: a crash of an allocator after a refusal is out of memory too."""
-
+    full: bool  # The tree was at its limit: a crash of an allocator after a refusal is out of memory too
     host_short: bool = False  # GPU probe only: the machine's memory was nearly exhausted at some moment
-    mostly_own: bool = True
-    """The probe used the larger part of the machine's used memory: its lack is the candidate's own."""
-
-    @property
-    def by_the_probe(self) -> bool:
-        """True if the kernel killed for memory that the probe itself used."""
-        return self.out_of_memory and (self.own_limit or self.mostly_own)
-
-    @property
-    def saw_shortage(self) -> bool:
-        return self.out_of_memory or self.full or self.host_short
+    mostly_own: bool = True  # The probe used the larger part of the machine's used memory: its lack is the candidate's own
 
 
 def failure_of(reply: CommandReply, kernel: KernelReport, device: DeviceKind, seconds: float) -> tuple[Outcome, Failure]:
@@ -64,47 +52,38 @@ def failure_of(reply: CommandReply, kernel: KernelReport, device: DeviceKind, se
     if reply.worker_lost:
         finding = classify_exit(_ending({}, phase, kernel, device, reply.printed))
         return finding.outcome, _failure(finding, {}, reply)
-    where = f" in phase {phase}" if phase else ""
-    evidence = f"no answer after {seconds:.1f} s{where}: ended at its deadline; {_slow_or_hung(reply, seconds)}"
+    evidence = f"no answer after {seconds:.1f} s{f' in phase {phase}' if phase else ''}: ended at its deadline; "
+    # A long step reports no progress: silence does not prove a hang.
+    slow = reply.quiet_seconds <= seconds * SLOW_SHARE
+    evidence += "slow and not hung, with" if slow else "hung, or in one step that takes longer than that:"
+    evidence += f" its last progress {'' if slow else 'was '}{reply.quiet_seconds:.1f} s before ({reply.moving})"
     return Outcome.TIMEOUT, Failure(evidence=evidence, phase=phase, excerpt=end_of(reply.printed))
 
 
-def _slow_or_hung(reply: CommandReply, seconds: float) -> str:
-    """Describe the last progress. A long step reports none: silence does not prove a hang."""
-    last = f"{reply.quiet_seconds:.1f} s before ({reply.moving})"
-    if reply.quiet_seconds <= seconds * SLOW_SHARE:
-        return f"slow and not hung, with its last progress {last}"
-    return f"hung, or in one step that takes longer than that: its last progress was {last}"
-
-
 def _blame_order(finding: Finding) -> int:
-    """Sort key: out of memory first, then an end from outside; reports of a lost peer last, ties
-    by arrival."""
+    """Sort key: out of memory first, then an end from outside; reports of a lost peer last, ties by arrival."""
     return (0 if finding.outcome.is_out_of_memory else 1 if finding.from_outside else 2) + (3 if finding.secondary else 0)
 
 
 def _finding(message: Message, reply: CommandReply, kernel: KernelReport, device: DeviceKind) -> Finding:
-    found = _classified(message, reply, kernel, device)
-    if found.row == HOST_KILLED and not kernel.saw_shortage:
+    phase: Phase | None = message.get("phase") or reply.phase_of(message.get("rank"))
+    error = message.get("error") or {}
+    if message["event"] == LOST:
+        found = classify_exit(_ending(message, phase, kernel, device, reply.printed))
+    elif "ended" in message:
+        found = classify_launched(_ending(message["ended"], message.get("phase"), kernel, device, reply.printed), error["text"])
+    else:
+        chain = [(link["type"], link["text"]) for link in error.get("chain", [error])]
+        own = kernel.out_of_memory and (kernel.own_limit or kernel.mostly_own)  # killed for memory that the probe itself used
+        found = classify_exception(
+            ReportedException(
+                chain=chain, frames=error.get("frames", ()), phase=phase, device=device, limit_hit=own, printed=reply.printed
+            )
+        )
+    if found.row == HOST_KILLED and not (kernel.out_of_memory or kernel.full or kernel.host_short):
         # A message such as "Signal 9 received by PID 7" suggests the OOM killer; its counter denies it.
         return ended_from_outside(found.evidence, ProcessExit(phase=found.phase))
     return found
-
-
-def _classified(message: Message, reply: CommandReply, kernel: KernelReport, device: DeviceKind) -> Finding:
-    phase: Phase | None = message.get("phase") or reply.phase_of(message.get("rank"))
-    if message["event"] == LOST:
-        return classify_exit(_ending(message, phase, kernel, device, reply.printed))
-    error = message["error"]
-    if "ended" in message:
-        return classify_launched(_ending(message["ended"], message.get("phase"), kernel, device, reply.printed), error["text"])
-    chain = [(link["type"], link["text"]) for link in error.get("chain", [error])]
-    return classify_exception(
-        ReportedException(
-            chain=chain, frames=error.get("frames", ()), phase=phase, device=device, limit_hit=kernel.by_the_probe,
-            printed=reply.printed,
-        )
-    )  # fmt: skip
 
 
 def _ending(message: Message, phase: Phase | None, kernel: KernelReport, device: DeviceKind, printed: str) -> ProcessExit:
@@ -170,16 +149,15 @@ def activity_of(results: Sequence[RankResult]) -> LoopActivity | None:
     return LoopActivity(
         **{name: min(values) for name, values in known.items() if values},
         seconds=max(one.seconds for one in reported),
-        cycles=tuple(map(_worst_cycle, zip(*(one.cycles for one in reported), strict=False))),
-    )
-
-
-def _worst_cycle(cycle: Sequence[CycleMemory]) -> CycleMemory:
-    return CycleMemory(
-        steps=cycle[0].steps,
-        seconds=max(one.seconds for one in cycle),
-        peak_bytes=max(one.peak_bytes for one in cycle),
-        held_bytes=max(one.held_bytes for one in cycle),
+        cycles=tuple(
+            CycleMemory(
+                steps=cycle[0].steps,
+                seconds=max(one.seconds for one in cycle),
+                peak_bytes=max(one.peak_bytes for one in cycle),
+                held_bytes=max(one.held_bytes for one in cycle),
+            )
+            for cycle in zip(*(one.cycles for one in reported), strict=False)
+        ),
     )
 
 
@@ -227,10 +205,8 @@ def worst(results: Iterable[RankResult], name: str) -> int | None:
 
 
 def models_of(results: Mapping[int, RankResult]) -> tuple[ModelMemory, ...]:
-    """Return the bytes of each rank's models, never inferred from another rank.
-
-    A training rank reports its own; a rank that launched a run reports those of the run's ranks.
-    """
+    """Return the bytes of each rank's models, never inferred from another rank. A training rank reports its own; a rank that
+    launched a run reports those of the run's ranks."""
     own = [ModelMemory(rank=rank, bytes=result.model_bytes) for rank, result in results.items() if result.model_bytes]
     found = own + [one for result in results.values() for one in result.models or ()]
     return tuple(sorted({one.rank: one for one in found}.values(), key=lambda one: one.rank))

@@ -54,7 +54,13 @@ class Ballast:
 
     def leave(self, free_bytes: int) -> BallastHold:
         """Hold the device except for `free_bytes`; ProbeError where that fails."""
-        reply = self._request({"leave_bytes": free_bytes})
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"leave_bytes": free_bytes}).encode() + b"\n")
+            self._process.stdin.flush()
+            reply: dict[str, int] = dict(json.loads(self._line()))
+        except (OSError, ValueError):
+            raise ProbeError(f"The ballast on GPU {self._device} ended, or did not answer.") from None
         if "error" in reply:
             raise ProbeError(f"GPU {self._device} can't be made smaller: {reply['error']}")
         return BallastHold(**reply)
@@ -67,15 +73,6 @@ class Ballast:
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
-
-    def _request(self, request: Mapping[str, int]) -> dict[str, int]:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-            return dict(json.loads(self._line()))
-        except (OSError, ValueError):
-            raise ProbeError(f"The ballast on GPU {self._device} ended, or did not answer.") from None
 
     def _line(self) -> bytes:
         assert self._process.stdout is not None

@@ -12,14 +12,9 @@ from autotune.probe.worker_process import WorkerLost, WorkerProcess, install_hin
 from autotune.worker import protocol
 from autotune.worker.protocol import Message
 
-ROOT_CAUSE_SECONDS = 0.2
-"""Wait for other ranks after a failure: a peer may report before the lost rank is noticed."""
-
-VICTIM_SECONDS = 3.0
-"""Wait for `lost` after a kill by the kernel: it comes once the rank's memory is reclaimed."""
-
-KERNEL_SHARE = 100
-"""1/KERNEL_SHARE of the limit is for page tables and sockets, which only a cgroup counts."""
+ROOT_CAUSE_SECONDS = 0.2  # Wait for other ranks after a failure: a peer may report before the lost rank is noticed
+VICTIM_SECONDS = 3.0  # Wait for `lost` after a kill by the kernel: it comes once the rank's memory is reclaimed
+KERNEL_SHARE = 100  # 1/KERNEL_SHARE of the limit is for page tables and sockets, which only a cgroup counts
 
 
 @dataclass(kw_only=True)
@@ -30,9 +25,7 @@ class CommandReply:
     failures: list[Message] = field(default_factory=list)  # `failed` and `lost`, in order of arrival
     phases: dict[int, Phase] = field(default_factory=dict)  # Last reported phase, by rank
     timed_out: bool = False
-    moved_at: float = field(default_factory=time.monotonic)
-    """Time of the last sign of progress; of the command itself at first."""
-
+    moved_at: float = field(default_factory=time.monotonic)  # Time of the last sign of progress; of the command itself at first
     moving: str = "the command was sent"  # Description of that sign
     quiet_seconds: float = 0.0  # Time without progress when the deadline passed
     worker_lost: bool = False
@@ -109,7 +102,11 @@ class CommandExchange:
     def _receive(self, reply: CommandReply, number: int, expected: str, deadline: float, replies: int) -> None:
         first_failure: float | None = None
         while len(reply.results) + len(reply.failures) < replies:
-            until = deadline if first_failure is None else min(deadline, first_failure + self._wait_after_failure(reply))
+            until = deadline
+            if first_failure is not None:
+                killed = self._worker.limit.oom_kills() > self._kills_before
+                victim_missing = killed and not any(failure.get("event") == protocol.LOST for failure in reply.failures)
+                until = min(deadline, first_failure + (VICTIM_SECONDS if victim_missing else ROOT_CAUSE_SECONDS))
             if time.monotonic() >= until:
                 reply.timed_out = not reply.failures
                 reply.quiet_seconds = time.monotonic() - reply.moved_at
@@ -120,14 +117,13 @@ class CommandExchange:
             if reply.failures and first_failure is None:
                 first_failure = time.monotonic()
 
-    def _wait_after_failure(self, reply: CommandReply) -> float:
-        killed = self._worker.limit.oom_kills() > self._kills_before
-        victim_missing = killed and not any(failure.get("event") == protocol.LOST for failure in reply.failures)
-        return VICTIM_SECONDS if victim_missing else ROOT_CAUSE_SECONDS
-
     def _record(self, reply: CommandReply, message: Message, expected: str) -> None:
         event, rank = message.get("event"), message.get("rank", 0)
-        progress = _progress(message)
+        progress = {
+            protocol.PROGRESS: str(message.get("words")),
+            protocol.PHASE: f"phase {message.get('phase')} began",
+            protocol.CYCLE: f"cycle {message.get('done')} ended",
+        }.get(str(event))
         if progress is not None:
             reply.moved_at, reply.moving = time.monotonic(), progress
         if event == protocol.READY:
@@ -140,35 +136,16 @@ class CommandExchange:
             reply.results[rank] = message
         elif event == protocol.FAILED:
             reply.failures.append(message)
-        elif event == protocol.LOST and not _exit_accounted_for(reply, message, rank):
-            reply.results.pop(rank, None)
-            reply.failures.append(message)
+        elif event == protocol.LOST:
+            reported = any(failure.get("rank") == rank for failure in reply.failures)
+            announced = reply.results.get(rank, {}).get("stays") is False and message.get("exit") == 0
+            if not reported and not announced:
+                reply.results.pop(rank, None)
+                reply.failures.append(message)
         elif event == protocol.UNREADY:
-            raise self._import_error(message["error"])
-
-    def _import_error(self, error: Message) -> TrainingEnvironmentError:
-        settings = self._worker.settings
-        hints = [install_hint(settings.python, package, versions) for package, versions in settings.supported.items()]
-        text = f"{error.get('type')}: {str(error.get('text')).strip()}"[-500:]
-        return TrainingEnvironmentError(
-            " ".join([f"The training environment behind {settings.python} cannot be imported ({text}).", *hints])
-        )
-
-
-def _progress(message: Message) -> str | None:
-    """Describe a message that proves progress; None for any other."""
-    match message.get("event"):
-        case protocol.PROGRESS:
-            return str(message.get("words"))
-        case protocol.PHASE:
-            return f"phase {message.get('phase')} began"
-        case protocol.CYCLE:
-            return f"cycle {message.get('done')} ended"
-    return None
-
-
-def _exit_accounted_for(reply: CommandReply, lost: Message, rank: int) -> bool:
-    """Return True if the rank reported a failure before, or announced its exit and exited with 0."""
-    if any(failure.get("rank") == rank for failure in reply.failures):
-        return True
-    return reply.results.get(rank, {}).get("stays") is False and lost.get("exit") == 0
+            settings, error = self._worker.settings, message["error"]
+            hints = [install_hint(settings.python, package, versions) for package, versions in settings.supported.items()]
+            text = f"{error.get('type')}: {str(error.get('text')).strip()}"[-500:]
+            raise TrainingEnvironmentError(
+                " ".join([f"The training environment behind {settings.python} cannot be imported ({text}).", *hints])
+            )

@@ -6,16 +6,15 @@ LIST_SECONDS; in between, the share of other processes is taken from the last li
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.core.measurement import MemorySample, Phase
+from autotune.core.measurement import Phase
 from autotune.machine.nvml import GpuLost, Nvml, NvmlNotSupported
-from autotune.probe.process_meter import Timeline
+from autotune.probe.process_meter import Meter
 
 HIDDEN = "NVML gives no bytes per process here"
 ELSEWHERE = "NVML reports process numbers from outside of this container"
@@ -87,9 +86,7 @@ def _unusable(
 
 INTERVAL_SECONDS = 0.02
 LIST_SECONDS = 0.25
-INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""Constant of the kernel: PROC_PID_INIT_INO."""
-
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # Constant of the kernel: PROC_PID_INIT_INO
 _T = TypeVar("_T")
 
 
@@ -106,14 +103,6 @@ def read(nvml: Nvml, uuid: str) -> Reading:
 def is_here(pid: int) -> bool:
     """Return True if the pid is a process of our own namespace."""
     return Path("/proc", str(pid)).exists()
-
-
-def in_own_namespace() -> bool:
-    """Return True in a PID namespace other than the first one, as in most containers."""
-    try:
-        return Path("/proc/self/ns/pid").readlink().name != INITIAL_PID_NAMESPACE
-    except OSError:
-        return True
 
 
 @dataclass(kw_only=True)
@@ -136,11 +125,9 @@ class DevicePeaks:
         return max(0, used_bytes - self.foreign_bytes)
 
     def list(self, now: Reading, ours: Collection[int], here: Callable[[int], bool], own_namespace: bool = False) -> None:
-        """Attribute the memory by the process list: the samples since the last one, and this one.
-
-        Where the others' part changed in between, samples count with the larger one: growth of
-        others is never the probe's. What the probe held beyond is in its own processes' bytes.
-        """
+        """Attribute the memory by the process list: the samples since the last one, and this one. Where the others' part changed
+        in between, samples count with the larger one: growth of others is never the probe's. What the probe held beyond is in its
+        own processes' bytes."""
         found = split(now, self.before, ours, here, own_namespace=own_namespace)
         self._attribute(max(self.foreign_bytes, found.foreign_bytes))
         self.foreign_bytes, self.why = found.foreign_bytes, found.why
@@ -164,8 +151,8 @@ class DevicePeaks:
         self.unattributed.clear()
 
 
-class DeviceMeter:
-    """Sampling thread with the peaks since `mark`, in total and by phase."""
+class DeviceMeter(Meter):
+    """Sampling thread with the peaks since `mark`, in total and by phase, and the timeline of the fullest GPU."""
 
     def __init__(
         self,
@@ -175,20 +162,19 @@ class DeviceMeter:
         ours: Callable[[], Collection[int]],
         *,
         here: Callable[[int], bool] = is_here,
-        own_namespace: bool | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
+        super().__init__("autotune-device-meter", interval_seconds)
         self._nvml, self._uuids, self._before, self._ours, self._here = nvml, tuple(uuids), before, ours, here
-        self._own_namespace = in_own_namespace() if own_namespace is None else own_namespace
-        self._interval, self._list_seconds = interval_seconds, list_seconds
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._phase: Phase | None = None
-        self._timeline = Timeline()  # Fullest GPU at each moment
+        self._list_seconds = list_seconds
+        try:  # a PID namespace other than the first one, as in most containers
+            self._own_namespace = Path("/proc/self/ns/pid").readlink().name != INITIAL_PID_NAMESPACE
+        except OSError:
+            self._own_namespace = True
         self.lost: str | None = None  # First GPU that stopped answering, with the error; None while all do
         self._peaks: dict[str, DevicePeaks] = {}
         self.mark()
-        self._thread = threading.Thread(target=self._run, name="autotune-device-meter", daemon=True)
         self._thread.start()
 
     def mark(self) -> None:
@@ -197,11 +183,6 @@ class DeviceMeter:
             self._phase = None
             self._timeline.begin()
             self._peaks = {u: DevicePeaks(before=self._before[u], foreign_bytes=self._before[u].used_bytes) for u in self._uuids}
-
-    def enter(self, phase: Phase | None) -> None:
-        """Attribute the following samples to this phase."""
-        with self._lock:
-            self._phase = phase
 
     def look(self) -> None:
         """Take a full sample now, with the process list."""
@@ -214,26 +195,14 @@ class DeviceMeter:
                     peaks.list(now, ours, self._here, self._own_namespace)
                     self._timeline.take(peaks.attribute(self._phase, now.used_bytes), self._phase)
 
-    def _take(self, uuid: str, used_bytes: int) -> None:
-        self._timeline.take(self._peaks[uuid].take(used_bytes, self._phase), self._phase)
-
-    def timeline(self) -> tuple[MemorySample, ...]:
-        """Timeline since `mark`."""
-        with self._lock:
-            return self._timeline.moments()
-
     def peaks(self) -> dict[str, DevicePeaks]:
         """Peaks by UUID."""
         with self._lock:
             return dict(self._peaks)
 
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=2.0)
-
     def _run(self) -> None:
         listed = float("-inf")
-        while not self._stop.wait(self._interval) and self.lost is None:
+        while not self._stop.wait(self._interval_seconds) and self.lost is None:
             if time.monotonic() - listed >= self._list_seconds:
                 self.look()
                 listed = time.monotonic()
@@ -245,7 +214,7 @@ class DeviceMeter:
             used = self._query(lambda nvml, name: nvml.used_bytes(name), uuid)
             if used is not None:
                 with self._lock:
-                    self._take(uuid, used)
+                    self._timeline.take(self._peaks[uuid].take(used, self._phase), self._phase)
 
     def _query(self, query: Callable[[Nvml, str], _T], uuid: str) -> _T | None:
         """Return None where NVML gives no figure this time; records a lost GPU."""

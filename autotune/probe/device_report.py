@@ -26,7 +26,18 @@ def device_memories(gpus: Gpus, peaks: Mapping[str, DevicePeaks], by_rank: Mappi
 
 def higher_of_each(load: Sequence[DeviceMemory], now: Sequence[DeviceMemory]) -> tuple[DeviceMemory, ...]:
     """Return the higher figures of a load and of the command after it: a real run loads too."""
-    return tuple(_higher(first, second) for first, second in zip(load, now, strict=True)) if load else tuple(now)
+    if not load:
+        return tuple(now)
+    return tuple(
+        replace(
+            second,
+            # The load's peak is no bound for a command with an unknown peak.
+            peak_bytes=None if second.peak_bytes is None else _max(first.peak_bytes, second.peak_bytes),
+            phase_peak_bytes=_by_phase(first.phase_peak_bytes, second.phase_peak_bytes),
+            processes_peak_bytes=_max(first.processes_peak_bytes, second.processes_peak_bytes),
+        )
+        for first, second in zip(load, now, strict=True)
+    )
 
 
 def worst_peak(devices: Iterable[DeviceMemory]) -> int | None:
@@ -42,11 +53,19 @@ def worst_phases(devices: Sequence[DeviceMemory]) -> dict[str, int]:
 
 def torch_by_phase(results: Iterable[RankResult]) -> dict[str, TorchMemory]:
     """Merge torch's figures over ranks: max of the peaks, sum of the counts."""
-    found: dict[str, TorchMemory] = {}
+    by_phase: dict[str, list[TorchMemory]] = {}
     for result in results:
         for phase, figures in (result.torch_by_phase or {}).items():
-            found[phase] = _add(found.get(phase), figures)
-    return found
+            by_phase.setdefault(phase, []).append(figures)
+    return {
+        phase: TorchMemory(
+            allocated_bytes=max(one.allocated_bytes for one in ranks),
+            reserved_bytes=_max(*reserved) if None not in (reserved := [one.reserved_bytes for one in ranks]) else None,
+            retries=sum(one.retries for one in ranks),
+            out_of_memory=sum(one.out_of_memory for one in ranks),
+        )
+        for phase, ranks in by_phase.items()
+    }
 
 
 def taken_meanwhile(gpus: Gpus, peaks: Mapping[str, DevicePeaks]) -> str | None:
@@ -127,31 +146,9 @@ def _memory(gpus: Gpus, slot: GpuSlot, seen: DevicePeaks | None, result: RankRes
     )
 
 
-def _higher(first: DeviceMemory, second: DeviceMemory) -> DeviceMemory:
-    return replace(
-        second,
-        # The load's peak is no bound for a command with an unknown peak.
-        peak_bytes=None if second.peak_bytes is None else _max(first.peak_bytes, second.peak_bytes),
-        phase_peak_bytes=_by_phase(first.phase_peak_bytes, second.phase_peak_bytes),
-        processes_peak_bytes=_max(first.processes_peak_bytes, second.processes_peak_bytes),
-    )
-
-
 def _max(*figures: int | None) -> int | None:
     return max((figure for figure in figures if figure is not None), default=None)
 
 
 def _by_phase(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {phase: max(one.get(phase, 0), other.get(phase, 0)) for phase in (*one, *(set(other) - set(one)))}
-
-
-def _add(one: TorchMemory | None, other: TorchMemory) -> TorchMemory:
-    if one is None:
-        return other
-    known = one.reserved_bytes is not None and other.reserved_bytes is not None
-    return TorchMemory(
-        allocated_bytes=max(one.allocated_bytes, other.allocated_bytes),
-        reserved_bytes=max(one.reserved_bytes or 0, other.reserved_bytes or 0) if known else None,
-        retries=one.retries + other.retries,
-        out_of_memory=one.out_of_memory + other.out_of_memory,
-    )

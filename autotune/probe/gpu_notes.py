@@ -12,7 +12,7 @@ from autotune.core.hardware import Hardware
 from autotune.core.units import format_bytes
 from autotune.machine.devices import VISIBLE
 from autotune.machine.nvml import GpuLost, NvmlNotSupported, named
-from autotune.probe.gpu_set import Gpus, GpuSlot, needs_ballast
+from autotune.probe.gpu_set import Gpus, needs_ballast
 
 
 def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -> tuple[str, ...]:
@@ -24,7 +24,12 @@ def gpu_notes(hardware: Hardware, limit_bytes: int, *, library: object = None) -
     except ProbeError as error:
         return (str(error),)
     with contextlib.closing(gpus):
-        notes = [*_left_out(gpus), *_others(gpus), *_limit(gpus, hardware)]
+        # GPUs that NVML counts and that cannot be used, as far as the user chose them.
+        chosen = os.environ.get(VISIBLE)
+        wanted = None if chosen is None else {part.strip() for part in chosen.split(",")}
+        left_out = {} if gpus.nvml is None else gpus.nvml.unreadable
+        notes = [f"GPU {index} is left out: {why}" for index, why in left_out.items() if wanted is None or str(index) in wanted]
+        notes += [*_others(gpus), *_limit(gpus, hardware)]
         if gpus.nvml is None:
             notes.append(
                 f"NVML is not in use ({gpus.why_not}): memory is what torch and CUDA report to each rank, "
@@ -46,26 +51,19 @@ def held_by_others(hardware: Hardware, limit_bytes: int) -> tuple[int, ...] | No
     return None
 
 
-def _left_out(gpus: Gpus) -> list[str]:
-    """Describe GPUs that NVML counts and that cannot be used, as far as the user chose them."""
-    chosen = os.environ.get(VISIBLE)
-    wanted = None if chosen is None else {part.strip() for part in chosen.split(",")}
-    unreadable = {} if gpus.nvml is None else gpus.nvml.unreadable
-    return [f"GPU {index} is left out: {why}" for index, why in unreadable.items() if wanted is None or str(index) in wanted]
-
-
 def _others(gpus: Gpus) -> list[str]:
     try:
         gpus.look()
     except (NvmlNotSupported, GpuLost) as error:
         return [f"a GPU can't be read: {error}"]
-    return [_occupancy(gpus, slot) for slot in gpus.slots if slot.others_bytes]
-
-
-def _occupancy(gpus: Gpus, slot: GpuSlot) -> str:
-    held, left = slot.others_bytes or 0, (slot.total_bytes or 0) - (slot.others_bytes or 0)
-    what = f"others hold {format_bytes(held)} of {slot.words} ({named(slot.others_in_words(gpus.nvml))})"
-    return f"{what}: the limit there is {format_bytes(left)}" if left < gpus.limit_bytes else what
+    notes = []
+    for slot in gpus.slots:
+        if held := slot.others_bytes:
+            left = (slot.total_bytes or 0) - held
+            bound = f": the limit there is {format_bytes(left)}" if left < gpus.limit_bytes else ""
+            others = named(slot.others_in_words(gpus.nvml))
+            notes.append(f"others hold {format_bytes(held)} of {slot.words} ({others}){bound}")
+    return notes
 
 
 def _limit(gpus: Gpus, hardware: Hardware) -> list[str]:

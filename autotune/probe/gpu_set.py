@@ -21,9 +21,7 @@ from autotune.probe.device_meter import DeviceMeter, Reading, read
 from autotune.worker.ballast_process import SLACK_BYTES
 
 UNLIMITED = 2**62  # More than any GPU has: a ballast that must leave this holds nothing, and reports the GPU's size
-MIN_BALLAST_BYTES = GIB
-"""Smallest amount that a ballast can hold exactly: its CUDA context takes some hundred MiB."""
-
+MIN_BALLAST_BYTES = GIB  # Smallest amount that a ballast can hold exactly: its CUDA context takes some hundred MiB
 RESIDUE_BYTES = 32 * MIB  # Memory that a driver may retain after a process: not counted as growth
 RELEASE_SECONDS = 30.0  # Time that a driver may take to release the memory of a killed process
 POLL_INTERVAL_S = 0.1
@@ -59,10 +57,8 @@ def wait_until_released(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Wait until a GPU is as empty as before; return the excess, 0 once two readings agree.
-
-    An engine that starts while a killed process's memory is released mistakes it for its own.
-    """
+    """Wait until a GPU is as empty as before; return the excess, 0 once two readings agree. An engine that starts while a killed
+    process's memory is released mistakes it for its own."""
     deadline, last = now() + patience_seconds, None
     while True:
         used = used_bytes()
@@ -87,9 +83,7 @@ class GpuSlot:
     before: Reading | None = None  # Reading just before the last load, with no process of a probe
     ballast: Ballast | None = None
     held: BallastHold | None = None
-    context_bytes: int = 0
-    """CUDA context of the ballast's process, as growth of the device memory (NVML) at its start."""
-
+    context_bytes: int = 0  # CUDA context of the ballast's process, as growth of the device memory (NVML) at its start
     exclusive: bool = False  # Compute mode "exclusive process": a ballast would lock the probe out
 
     @property
@@ -139,7 +133,10 @@ class Gpus:
         self.nvml: Nvml | None = None
         self.why_not: str | None = None  # Reason why NVML is not in use
         chosen = os.environ.get(VISIBLE) if variable is None else variable
-        self.slots = self._by_nvml(count, library, chosen) or _without_nvml(count, chosen)
+        self.slots = self._by_nvml(count, library, chosen)
+        if not self.slots:  # by CUDA's numbers, or as CUDA_VISIBLE_DEVICES names them
+            names = [part.strip() for part in chosen.split(",")] if chosen else [str(number) for number in range(count)]
+            self.slots = [GpuSlot(number=n, visible=name, cuda_name=name, device=None) for n, name in enumerate(names[:count])]
 
     def _by_nvml(self, count: int, library: object, chosen: str | None) -> list[GpuSlot]:
         try:
@@ -174,11 +171,9 @@ class Gpus:
 
     @property
     def visible(self) -> str:
-        """CUDA_VISIBLE_DEVICES of the training processes: these GPUs and no others.
-
-        By number, because many releases of vLLM read nothing else. By UUID on a machine with MIG or
-        with a GPU that does not answer, where CUDA may count differently than NVML.
-        """
+        """CUDA_VISIBLE_DEVICES of the training processes: these GPUs and no others. By number, because many releases of vLLM read
+        nothing else. By UUID on a machine with MIG or with a GPU that does not answer, where CUDA may count differently than
+        NVML."""
         return ",".join(slot.cuda_name for slot in self.slots)
 
     @property
@@ -189,7 +184,15 @@ class Gpus:
     @property
     def effective_limit_bytes(self) -> int:
         """The limit, or less where others leave less of the fullest GPU."""
-        return min([self.limit_bytes, *(bound for slot in self.slots if (bound := self._left_by_others(slot)) is not None)])
+        bounds = [self.limit_bytes]
+        for slot in self.slots:
+            reserved = slot.reserved_bytes or 0
+            if slot.held is not None:
+                if slot.held.free_bytes < usable_bytes(self.limit_bytes, reserved) - SLACK_BYTES:
+                    bounds.append(slot.held.free_bytes + reserved)
+            elif slot.total_bytes is not None and slot.others_bytes:
+                bounds.append(slot.total_bytes - slot.others_bytes)
+        return min(bounds)
 
     def settle(self) -> None:
         """Before a load: wait for released memory, adjust ballasts. ProbeError: a GPU stays occupied."""
@@ -288,26 +291,11 @@ class Gpus:
         """Return True if only torch's allocator cap keeps the probe below the GPU's size."""
         return slot.ballast is None and slot.total_bytes is not None and self.limit_bytes < slot.total_bytes
 
-    def _left_by_others(self, slot: GpuSlot) -> int | None:
-        if slot.held is not None:
-            reserved = slot.reserved_bytes or 0
-            short = slot.held.free_bytes < usable_bytes(self.limit_bytes, reserved) - SLACK_BYTES
-            return slot.held.free_bytes + reserved if short else None
-        if slot.total_bytes is None or not slot.others_bytes:
-            return None
-        return slot.total_bytes - slot.others_bytes
-
     def _scale(self, slot: GpuSlot) -> float:
         usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)
         if slot.held is not None:
             return share_scale(usable, slot.held.total_bytes)
         return 1.0 if slot.total_bytes is None else share_scale(usable, usable_bytes(slot.total_bytes, slot.reserved_bytes))
-
-
-def _without_nvml(count: int, chosen: str | None) -> list[GpuSlot]:
-    """GPUs by CUDA's numbers, or as CUDA_VISIBLE_DEVICES names them."""
-    names = [part.strip() for part in chosen.split(",")] if chosen else [str(number) for number in range(count)]
-    return [GpuSlot(number=number, visible=name, cuda_name=name, device=None) for number, name in enumerate(names[:count])]
 
 
 def _used_before(slot: GpuSlot) -> int | None:

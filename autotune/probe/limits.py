@@ -1,8 +1,7 @@
 """Memory limit of a process tree: one interface, enforced by cgroup v2, cgroup v1 or rlimit.
 
-Under a cgroup the kernel counts the whole tree and kills a process that exceeds it. Without one,
-each rank's RLIMIT_DATA refuses larger allocations (`worker/memory_guard.py`) and the meter kills a
-tree over the limit. `best_limit` tries each.
+Under a cgroup the kernel counts the whole tree and kills a process that exceeds it. Without one, each rank's RLIMIT_DATA
+refuses larger allocations (`worker/memory_guard.py`) and the meter kills a tree over the limit. `best_limit` tries each.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +18,7 @@ from autotune.machine import cgroups
 from autotune.machine.host_memory import HostMemory
 from autotune.worker.processes import descendants
 
-_REACHED_BYTES = 4 * 2**20
-"""Pages are charged in batches: a refused charge leaves the usage this close to the limit."""
+_REACHED_BYTES = 4 * 2**20  # Pages are charged in batches: a refused charge leaves the usage this close to the limit
 
 
 class Limit:
@@ -212,16 +209,11 @@ def _verify(limit: Limit) -> None:
             limit.at_limit()
             limit.reset()
             limit.kill_all()
-            _check(_wait(trial) == -signal.SIGKILL, "its processes cannot be killed")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                trial.wait(timeout=2.0)
+            _check(trial.returncode == -signal.SIGKILL, "its processes cannot be killed")
         finally:
             trial.kill()
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    deadline = time.monotonic() + 2.0
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return process.returncode
 
 
 def _check(holds: bool, otherwise: str) -> None:

@@ -76,9 +76,8 @@ class _Memory(msgspec.Struct):
 class RankResult(_Memory):
     """Result of one measure on one rank, complete or partial."""
 
+    # The same figures in a message of some adapters; `rank_result` moves them up
     memory: _Memory = msgspec.field(default_factory=_Memory)
-    """The same figures in a message of some adapters; `rank_result` moves them up."""
-
     worst: RankSpeed | None = None  # run at the longest lengths
     typical: RankSpeed | None = None  # run at typical lengths
     optimizer_steps: Count | None = None
@@ -141,13 +140,8 @@ def _checked(message: Message) -> Message | None:
     if message.get("event") not in _REPLIES or type(rank) is not int or type(number) is not int or rank < 0:
         return None
     text = f"A rank's reply does not have the agreed form: {fault}."
-    return {
-        "event": protocol.FAILED,
-        "id": number,
-        "rank": rank,
-        "stays": False,
-        "error": {"type": "MalformedAnswer", "text": text},
-    }
+    error = {"type": "MalformedAnswer", "text": text}
+    return {"event": protocol.FAILED, "id": number, "rank": rank, "stays": False, "error": error}
 
 
 def _fault(message: Message) -> str | None:

@@ -20,11 +20,8 @@ from autotune.core.secrets import MAX_SECRET_LENGTH, Secrets
 MAX_LOG_BYTES = 2**20  # Size at which a log file is rotated; one older file is kept
 TAIL_BYTES = 2**16
 
-PIPE_BYTES = 2**20
-"""Pipe capacity, if allowed: the default of 64 KiB blocks a busy writer 16 times as often."""
-
-MAX_BLOCK_BYTES = 2**14
-"""Longest block of a private key that is waited for."""
+PIPE_BYTES = 2**20  # Pipe capacity, if allowed: the default of 64 KiB blocks a busy writer 16 times as often
+MAX_BLOCK_BYTES = 2**14  # Longest block of a private key that is waited for
 
 
 def _open_block(text: bytes) -> int:
@@ -78,11 +75,9 @@ class OutputLog:
 
     def _waiting_bytes(self) -> int:
         try:
-            reply = fcntl.ioctl(self._read, termios.FIONREAD, b"\0\0\0\0")
+            return int(struct.unpack("i", fcntl.ioctl(self._read, termios.FIONREAD, b"\0\0\0\0"))[0])
         except OSError:
             return 0
-        count: int = struct.unpack("i", reply)[0]
-        return count
 
     def _pump(self) -> None:
         size = 0
@@ -92,7 +87,7 @@ class OutputLog:
             while more:
                 piece = os.read(self._read, PIPE_BYTES)
                 more = bool(piece)
-                shown = self._take(piece) if more else self._take(b"", last=True)
+                shown = self._take(piece, last=not more)
                 if size and size + len(shown) > MAX_LOG_BYTES:
                     file.close()
                     self._path.replace(self._older)
@@ -101,7 +96,8 @@ class OutputLog:
                 file.flush()
                 size += len(shown)
         except OSError:  # the folder is removed or full: keep the writers from blocking
-            self._drain()
+            while os.read(self._read, PIPE_BYTES):
+                pass
         finally:
             file.close()
             os.close(self._read)
@@ -124,7 +120,3 @@ class OutputLog:
     def _masked(self, text: bytes) -> bytes:
         # Bytes that are no UTF-8, and halves of characters, come back as they were.
         return self._secrets.hide(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-
-    def _drain(self) -> None:
-        while os.read(self._read, PIPE_BYTES):
-            pass

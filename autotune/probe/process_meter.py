@@ -34,7 +34,10 @@ class Timeline:
 
     def take(self, used_bytes: int, phase: Phase | None) -> None:
         while (number := int((self._clock() - self._started) / self._width)) >= MAX_INTERVALS:
-            self._halve()
+            finer, self._intervals = self._intervals, {}
+            self._width *= 2
+            for narrow, peak in finer.items():
+                self._raise_to(narrow // 2, *peak)
         self._raise_to(number, used_bytes, phase)
 
     def moments(self) -> tuple[MemorySample, ...]:
@@ -42,12 +45,6 @@ class Timeline:
             MemorySample(seconds=round((number + 1) * self._width, 3), peak_bytes=used, phase=phase)
             for number, (used, phase) in sorted(self._intervals.items())
         )
-
-    def _halve(self) -> None:
-        finer, self._intervals = self._intervals, {}
-        self._width *= 2
-        for number, (used, phase) in finer.items():
-            self._raise_to(number // 2, used, phase)
 
     def _raise_to(self, number: int, used_bytes: int, phase: Phase | None) -> None:
         known = self._intervals.get(number)
@@ -103,20 +100,45 @@ class TreeMemory:
         return self._sum("status", ("RssAnon:", "RssShmem:"))
 
     def _sum(self, file: str, fields: tuple[str, ...]) -> int:
-        return sum(_sum_of(Path(f"/proc/{pid}/{file}"), fields) for pid in self._pids)
+        total = 0
+        for pid in self._pids:
+            with contextlib.suppress(OSError):  # exited meanwhile
+                lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+                total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(fields))
+        return total
 
 
-def _sum_of(file: Path, fields: tuple[str, ...]) -> int:
-    with contextlib.suppress(OSError):
-        return sum(int(line.split()[1]) * 1024 for line in file.read_text().splitlines() if line.startswith(fields))
-    return 0  # exited meanwhile
+class Meter:
+    """Sampling thread with a timeline. Subclasses sample in `_run`, and start the thread once all of their fields are set."""
+
+    def __init__(self, name: str, interval_seconds: float) -> None:
+        self._interval_seconds = interval_seconds
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._phase: Phase | None = None
+        self._timeline = Timeline()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def enter(self, phase: Phase | None) -> None:
+        """Attribute the following samples to this phase."""
+        with self._lock:
+            self._phase = phase
+
+    def timeline(self) -> tuple[MemorySample, ...]:
+        """Timeline since `mark`."""
+        with self._lock:
+            return self._timeline.moments()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        raise NotImplementedError
 
 
-class ProcessMeter:
-    """Sampling thread with the peaks since `mark`, in total and by phase.
-
-    `over` is called for a sample beyond the limit and returns True if it killed a process.
-    """
+class ProcessMeter(Meter):
+    """Sampling thread with the peaks since `mark`, in total and by phase. `over` is called for a sample beyond the limit and
+    returns True if it killed a process."""
 
     def __init__(
         self,
@@ -127,16 +149,11 @@ class ProcessMeter:
         over: Callable[[], bool] | None = None,
         interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
+        super().__init__("autotune-meter", interval_seconds)
         self._read, self._exact, self._limit_bytes, self._over = read, exact or read, limit_bytes, over
-        self._interval_seconds = interval_seconds
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._phase: Phase | None = None
-        self._timeline = Timeline()
         self._peak = 0
         self._by_phase: dict[str, int] = {}
         self.went_over = False  # True if the limit was enforced since `mark`
-        self._thread = threading.Thread(target=self._run, name="autotune-meter", daemon=True)
         self._thread.start()
 
     def now(self) -> int:
@@ -149,11 +166,6 @@ class ProcessMeter:
             self._peak, self._by_phase, self._phase, self.went_over = 0, {}, None, False
             self._timeline.begin()
 
-    def enter(self, phase: Phase | None) -> None:
-        """Attribute the following samples to this phase."""
-        with self._lock:
-            self._phase = phase
-
     @property
     def peak_bytes(self) -> int:
         with self._lock:
@@ -163,15 +175,6 @@ class ProcessMeter:
     def phase_peak_bytes(self) -> dict[str, int]:
         with self._lock:
             return dict(self._by_phase)
-
-    def timeline(self) -> tuple[MemorySample, ...]:
-        """Timeline since `mark`."""
-        with self._lock:
-            return self._timeline.moments()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):

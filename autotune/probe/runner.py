@@ -10,38 +10,22 @@ from autotune.core.candidate import Candidate
 from autotune.core.errors import ProbeError
 from autotune.core.measurement import Cost, DeviceMemory, Measurement, Memory, MemorySample, Outcome
 from autotune.core.probe_plan import ProbePlan
-from autotune.probe import device_report
-from autotune.probe.assembly import (
-    KernelReport,
-    Peaks,
-    activity_of,
-    end_of,
-    failure_of,
-    merge_speeds,
-    models_of,
-    results_by_rank,
-    results_of,
-    tree_peaks,
-    worst,
-)
+from autotune.probe import assembly, device_report
+from autotune.probe.assembly import KernelReport, Peaks, end_of, results_by_rank, results_of, worst
 from autotune.probe.command_exchange import CommandExchange, CommandReply
 from autotune.probe.message_validation import RankResult
 from autotune.probe.process_meter import concatenated
 from autotune.probe.worker_process import WorkerProcess
 
-FULL_SHARE = 0.97
-"""Share of the limit beyond which a lost process counts as out of memory for any signal."""
-
-LoadRequest = Callable[[Candidate], Mapping[str, object]]
-ProbeRequest = Callable[[Candidate, ProbePlan], Mapping[str, object]]
+FULL_SHARE = 0.97  # Share of the limit beyond which a lost process counts as out of memory for any signal
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestBuilders:
     """Functions of a trainer that build the requests to its worker."""
 
-    load: LoadRequest
-    probe: ProbeRequest
+    load: Callable[[Candidate], Mapping[str, object]]
+    probe: Callable[[Candidate, ProbePlan], Mapping[str, object]]
 
 
 class ProcessRunner:
@@ -94,7 +78,23 @@ class _Probe:
         if reply.gone_before:  # exited between two commands: no evidence about this candidate
             self._runner.close()
             reply = self._exchange()
-        return self._succeeded(reply) if reply.ended_well else self._failed(reply)
+        if not reply.ended_well:
+            return self._failed(reply)
+        runner, results = self._runner, results_of(reply)
+        seen = {result.world_size for result in results if result.world_size is not None}
+        world = runner.ranks if self._worker.span is None else self._worker.span.world
+        if seen - {world} or len(results) != runner.ranks:
+            raise ProbeError(
+                f"The trainer ran with a world size of {sorted(map(str, seen))}, but {world} ranks were started: "
+                "the measurement is of another job."
+            )
+        if not all(message.get("stays", True) for message in reply.results.values()):
+            runner.close()  # a rank that could not free its memory would distort the next measurement
+        return replace(
+            self._facts(reply, Outcome.OK),
+            worst=assembly.merge_speeds([result.worst for result in results]),
+            typical=assembly.merge_speeds([result.typical for result in results]),
+        )
 
     def _exchange(self) -> CommandReply:
         """Load if nothing is loaded, then measure. Returns the reply to a failed load."""
@@ -124,21 +124,16 @@ class _Probe:
         self._worker.check_gpus()
         return reply
 
-    def _succeeded(self, reply: CommandReply) -> Measurement:
-        results = results_of(reply)
-        self._check_world_size(results)
-        if not all(message.get("stays", True) for message in reply.results.values()):
-            self._runner.close()  # a rank that could not free its memory would distort the next measurement
-        return replace(
-            self._facts(reply, Outcome.OK),
-            worst=merge_speeds([result.worst for result in results]),
-            typical=merge_speeds([result.typical for result in results]),
-        )
-
     def _failed(self, reply: CommandReply) -> Measurement:
-        worker, gpus, meter = self._worker, self._worker.gpus, self._worker.device_meter
+        worker, gpus, tree, meter = self._worker, self._worker.gpus, self._worker.meter, self._worker.device_meter
         # 1. Faults of the machine, which carry no evidence about the candidate.
-        kernel = self._kernel_report()
+        kernel = KernelReport(
+            out_of_memory=worker.limit.oom_kills() > self._kills_before or tree.went_over,
+            own_limit=tree.went_over or worker.limit.at_limit(),
+            full=not worker.on_gpus and tree.peak_bytes >= FULL_SHARE * worker.settings.limit_bytes,
+            host_short=worker.on_gpus and worker.host.was_short(tree.peak_bytes),
+            mostly_own=worker.filled_the_machine(),
+        )
         if reply.worker_lost and not kernel.out_of_memory:
             worker.end()
             last = reply.printed.strip().rpartition("\n")[2][-500:]
@@ -148,7 +143,7 @@ class _Probe:
         if gpus is not None:
             clean = device_report.without_neighbours
             reply = replace(reply, failures=clean(reply.failures), printed=clean(reply.printed))
-        outcome, failure = failure_of(reply, kernel, worker.settings.device_kind, self._plan.deadline_seconds)
+        outcome, failure = assembly.failure_of(reply, kernel, worker.settings.device_kind, self._plan.deadline_seconds)
         if gpus is not None and meter is not None and outcome.is_out_of_memory and outcome is not Outcome.OOM_HOST:
             taken = device_report.taken_meanwhile(gpus, meter.peaks())
             if taken is not None:
@@ -173,18 +168,15 @@ class _Probe:
             candidate_id=self._candidate.id,
             outcome=outcome,
             memory=Memory(
-                peak_bytes=peaks.peak_bytes,
-                limit_bytes=worker.effective_limit_bytes,
-                bound_by=worker.bound_by,
-                phase_peak_bytes=peaks.phase_peak_bytes,
-                devices=devices,
+                peak_bytes=peaks.peak_bytes, limit_bytes=worker.effective_limit_bytes, bound_by=worker.bound_by,
+                phase_peak_bytes=peaks.phase_peak_bytes, devices=devices,
                 torch_by_phase=device_report.torch_by_phase(results),
                 torch_allocated_bytes=worst(results, "torch_allocated_bytes"),
                 torch_reserved_bytes=worst(results, "torch_reserved_bytes"),
                 torch_reserved_why=next((why for result in results if (why := result.torch_reserved_why)), None),
                 allocation_retries=worst(results, "allocation_retries"),
                 allocation_failures=worst(results, "allocation_failures"),
-                models=models_of(results_by_rank(reply)),
+                models=assembly.models_of(results_by_rank(reply)),
                 timeline=concatenated(self._load_timeline, worker.timeline(), self._load_seconds),
             ),
             cost=Cost(
@@ -195,12 +187,10 @@ class _Probe:
                 loop_seconds=max((result.loop_seconds or 0.0 for result in results), default=0.0),
             ),
             optimizer_steps=first.optimizer_steps or 0,
-            exercised=activity_of(results),
-            effective=first.effective or {},
-            versions=dict(worker.versions),
-            printed=end_of(worker.printed_since(self._output_mark)),
-            caveats=self._caveats(),
-        )
+            exercised=assembly.activity_of(results),
+            effective=first.effective or {}, versions=dict(worker.versions),
+            printed=end_of(worker.printed_since(self._output_mark)), caveats=self._caveats(),
+        )  # fmt: skip
 
     def _caveats(self) -> tuple[str, ...]:
         found = () if self._worker.gpus is None else device_report.caveats(self._worker.gpus)
@@ -220,7 +210,7 @@ class _Probe:
 
     def _tree_peaks(self, reply: CommandReply) -> Peaks:
         meter, limit = self._worker.meter, self._worker.limit
-        return tree_peaks(reply, meter.peak_bytes, meter.phase_peak_bytes, limit.ceiling_bytes())
+        return assembly.tree_peaks(reply, meter.peak_bytes, meter.phase_peak_bytes, limit.ceiling_bytes())
 
     def _devices(self, reply: CommandReply) -> tuple[DeviceMemory, ...]:
         gpus, meter = self._worker.gpus, self._worker.device_meter
@@ -232,22 +222,3 @@ class _Probe:
         if mismatch is not None:
             raise ProbeError(mismatch)
         return device_report.device_memories(gpus, meter.peaks() if meter else {}, by_rank)
-
-    def _kernel_report(self) -> KernelReport:
-        worker, meter = self._worker, self._worker.meter
-        return KernelReport(
-            out_of_memory=worker.limit.oom_kills() > self._kills_before or meter.went_over,
-            own_limit=meter.went_over or worker.limit.at_limit(),
-            full=not worker.on_gpus and meter.peak_bytes >= FULL_SHARE * worker.settings.limit_bytes,
-            host_short=worker.on_gpus and worker.host.was_short(meter.peak_bytes),
-            mostly_own=worker.filled_the_machine(),
-        )
-
-    def _check_world_size(self, results: list[RankResult]) -> None:
-        seen = {result.world_size for result in results if result.world_size is not None}
-        world = self._runner.ranks if self._worker.span is None else self._worker.span.world
-        if seen - {world} or len(results) != self._runner.ranks:
-            raise ProbeError(
-                f"The trainer ran with a world size of {sorted(map(str, seen))}, but {world} ranks were started: "
-                "the measurement is of another job."
-            )

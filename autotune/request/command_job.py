@@ -44,33 +44,21 @@ def parse_command_request(flags: Flags) -> ParsedRequest:
     name = Path(next((word for word in flags.arguments if word.endswith((".py", ".sh"))), flags.arguments[0])).name
     workload = Workload(
         model=Model(name=name, config={}, folder=None, origin="your own command"),
-        method=METHOD,
-        framework=NAME,
-        python=python,
-        tuning="full",
-        weights="real",
-        held=held,
+        method=METHOD, framework=NAME, python=python, tuning="full", weights="real", held=held,
         user_settings={
-            "command": list(flags.arguments),
-            "folder": str(Path.cwd()),
-            "metrics": flags.metrics,
-            "speed_pattern": flags.speed_pattern,
-            "python_named": flags.python is not None,
+            "command": list(flags.arguments), "folder": str(Path.cwd()), "metrics": flags.metrics,
+            "speed_pattern": flags.speed_pattern, "python_named": flags.python is not None,
         },
         seed=flags.seed,
-    )
+    )  # fmt: skip
     job = build_job(name, flags, Task(workload=workload, hardware=hardware), space, "probe")
     neutral = [knob.name for knob in space.knobs if knob.effect == "neutral" and len(knob.choices) > 1]
     words = " and ".join(f"{{{name}}}" for name in neutral) + (" change" if len(neutral) > 1 else " changes")
     return ParsedRequest(
-        job=job,
-        trainer=Command(),
+        job=job, trainer=Command(), notes=tuple(gpu_notes(hardware, job.memory_limit_bytes)),
         assumed=(f"that {words} only speed and memory (--learning NAME otherwise)",) if neutral else (),
-        notes=tuple(gpu_notes(hardware, job.memory_limit_bytes)),
-        named=searched,
-        whole_space=space,
-        pinned=frozenset(held),
-    )
+        named=searched, whole_space=space, pinned=frozenset(held),
+    )  # fmt: skip
 
 
 def _refuse_contradictions(flags: Flags) -> None:
@@ -93,11 +81,8 @@ def _refuse_contradictions(flags: Flags) -> None:
             way_out="--metrics FILE: JSON lines with tokens_per_second, or tokens and seconds. "
             f"--speed-pattern REGEX: printed lines, like {PATTERN}.",
         )
-    if flags.speed_pattern is not None:
-        _check_pattern(flags.speed_pattern)
-
-
-def _check_pattern(pattern: str) -> None:
+    if (pattern := flags.speed_pattern) is None:
+        return
     try:
         groups = set(re.compile(pattern).groupindex)
     except re.error as error:

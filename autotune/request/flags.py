@@ -27,15 +27,9 @@ Values: TypeAlias = Mapping[str, KnobValue] | Sequence[str]
 Choices: TypeAlias = Mapping[str, Sequence[KnobValue]] | Sequence[str]
 
 MODEL, LENGTHS, CONFIGURATION, HARDWARE, ENVIRONMENT, SEARCH, OUTPUT, COMMAND = GROUPS = (
-    "Model",
-    "Lengths and batch",
-    "Data and configuration",
-    "Hardware",
-    "Training environment",
-    "Search",
-    "Study and output",
+    "Model", "Lengths and batch", "Data and configuration", "Hardware", "Training environment", "Search", "Study and output",
     "Your own command (--framework command)",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -263,15 +257,9 @@ def option_name(name: str) -> str:
 
 def _as_typed(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return tuple(f"{knob}={_choices(one)}" for knob, one in value.items())
+        lists = {knob: one if isinstance(one, list | tuple | range) else (one,) for knob, one in value.items()}
+        texts = {knob: [one if isinstance(one, str) else json.dumps(one) for one in ones] for knob, ones in lists.items()}
+        return tuple(f"{knob}={','.join(ones)}" for knob, ones in texts.items())
     if isinstance(value, PathLike):
         return str(value)
     return tuple(value) if isinstance(value, list) or name in REPEATED else value
-
-
-def _choices(value: Any) -> str:
-    return ",".join(_text(one) for one in value) if isinstance(value, list | tuple | range) else _text(value)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

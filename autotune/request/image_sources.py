@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from autotune.core.dataset import ImageRows, Images
+from autotune.core.dataset import Images
 from autotune.core.errors import BadInput
 from autotune.core.hardware import Hardware
 from autotune.core.task import Task
@@ -24,24 +24,17 @@ def with_images(flags: Flags, workload: Workload, hardware: Hardware, trainer: T
     if images is None and trainer.reads_images and sees:
         try:
             found = trainer.image_rows(Task(workload=workload, hardware=hardware))
-            images = None if found is None else _largest(found, workload.model)
+            images = None if found is None else _largest(found.sizes, workload.model)
         except BadInput as error:
             return workload, [f"images of the dataset are not counted: {error.what} Give --image-size and --images-per-sample"]
     if images is None:
-        return workload, [_texts_alone(trainer, workload)] if sees else []
-    return replace(workload, images=images), [f"{images}{_origin(found)}: counted in the lengths of prompts and rows"]
-
-
-def _texts_alone(trainer: Trainer, workload: Workload) -> str:
-    how = "--image-size counts images" if trainer.reads_images else f"images are not counted with {trainer.name}"
-    return f"rows are texts alone for {workload.model.name}; {how}"
-
-
-def _origin(found: ImageRows | None) -> str:
-    if found is None:
-        return ""
-    of = "the first rows" if found.rows is None else f"{found.rows:,} rows"
-    return f" (the largest among {found.looked_at:,} of {of} of the dataset)"
+        how = "--image-size counts images" if trainer.reads_images else f"images are not counted with {trainer.name}"
+        return workload, [f"rows are texts alone for {workload.model.name}; {how}"] if sees else []
+    origin = ""
+    if found is not None:
+        of = "the first rows" if found.rows is None else f"{found.rows:,} rows"
+        origin = f" (the largest among {found.looked_at:,} of {of} of the dataset)"
+    return replace(workload, images=images), [f"{images}{origin}: counted in the lengths of prompts and rows"]
 
 
 def _by_flag(flags: Flags, model: Model, trainer: Trainer) -> Images | None:
@@ -61,15 +54,10 @@ def _by_flag(flags: Flags, model: Model, trainer: Trainer) -> Images | None:
     return image_tokens.images_of(model.config, model.folder, count=count, width=int(size[1]), height=int(size[2]))
 
 
-def _largest(found: ImageRows, model: Model) -> Images | None:
+def _largest(rows: Iterable[tuple[tuple[int, int], ...]], model: Model) -> Images | None:
     """Return the row with the most image tokens, every image as large as its largest; None: no row has images."""
-    rows = (_uniform(row, model) for row in set(found.sizes) if row)
-    return max(rows, key=lambda images: images.row_tokens, default=None)
-
-
-def _uniform(row: Sequence[tuple[int, int]], model: Model) -> Images:
-    each = (
-        image_tokens.images_of(model.config, model.folder, count=len(row), width=width, height=height)
-        for width, height in set(row)
-    )
-    return max(each, key=lambda images: (images.tokens, images.width * images.height))
+    found: list[Images] = []
+    for row in filter(None, set(rows)):
+        each = [image_tokens.images_of(model.config, model.folder, count=len(row), width=w, height=h) for w, h in set(row)]
+        found.append(max(each, key=lambda images: (images.tokens, images.width * images.height)))
+    return max(found, key=lambda images: images.row_tokens, default=None)

@@ -17,8 +17,7 @@ from autotune.frameworks.stand_in_step import STAND_IN
 from autotune.machine import environment
 from autotune.request.flags import Flags
 
-STAND_IN_PACKAGES = ("transformers", "peft")
-"""Packages for tracing a plain step in place of the framework's own."""
+STAND_IN_PACKAGES = ("transformers", "peft")  # packages for tracing a plain step in place of the framework's own
 
 
 def restrict_to_installed(

@@ -36,9 +36,7 @@ from autotune.request.storage_file import storage_url
 from autotune.request.target_hardware import measuring_mode, memory_limit, target_hardware
 from autotune.request.user_scripts import flags_for, read_script
 
-MAX_VERIFIED_GPUS = 1
-"""GPUs per machine on which autotune itself has been tested; more of them add a note."""
-
+MAX_VERIFIED_GPUS = 1  # GPUs per machine on which autotune itself has been tested; more of them add a note
 SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, and not verified on several GPUs yet"
 
 AUTO, DEFAULT_BUDGET_S = "auto", 1200.0
@@ -97,27 +95,17 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
     lengths = _lengths(flags)
     typical = positive("--typical-completion-length", flags.typical_completion_length)
     workload = Workload(
-        model=model,
-        method=flags.method,
-        framework=flags.framework,
-        python=python,
-        tuning=tuning,
-        weights=flags.weights,
+        model=model, method=flags.method, framework=flags.framework, python=python, tuning=tuning, weights=flags.weights,
         global_batch=_global_batch(flags, config, held, space, hardware, trainer),
         typical_completion_length=typical or (None if lengths is None else max(1, round(lengths.mean))),
-        completion_lengths=lengths,
-        prompt_lengths=_prompt_lengths(flags),
-        dataset=_dataset(flags, config),
-        config_file=config.path if config else None,
-        held=held,
-        user_settings=dict(config.rest) if config else {},
+        completion_lengths=lengths, prompt_lengths=_prompt_lengths(flags),
+        dataset=_dataset(flags, config), config_file=config.path if config else None,
+        held=held, user_settings=dict(config.rest) if config else {},
         stated={**config.settings, **config.rest, **config.moved} if config else {},
         defaults={name: value for name, value in defaults.items() if held[name] == value and name not in tuning_settings},
-        launch=launched.script if launched else None,
-        script=scripted.script if scripted else None,
-        trust_remote_code=bool(held.get("trust_remote_code", False)),
-        seed=flags.seed,
-    )
+        launch=launched.script if launched else None, script=scripted.script if scripted else None,
+        trust_remote_code=bool(held.get("trust_remote_code", False)), seed=flags.seed,
+    )  # fmt: skip
     workload, image_notes = with_images(flags, workload, hardware, trainer)
     subject = workload.model.name.rstrip("/").split("/")[-1]
     job = build_job(f"{subject}-{flags.method}", flags, Task(workload=workload, hardware=hardware), space, mode)
@@ -125,14 +113,9 @@ def parse_framework_request(flags: Flags) -> ParsedRequest:
     notes += [*exported, *image_notes, *_notes(flags, job, trainer, config, stated_notes)]
     _refuse_illegal_config(job, trainer, from_file)
     return ParsedRequest(
-        job=job,
-        trainer=trainer,
-        assumed=(*_assumed(flags, config, job), *_assumed_adapter(job, trainer)),
-        notes=tuple(notes),
-        named=named,
-        whole_space=whole,
-        pinned=frozenset(parse_holds(flags.hold)),
-    )
+        job=job, trainer=trainer, assumed=tuple(_assumed(flags, config, job, trainer)), notes=tuple(notes), named=named,
+        whole_space=whole, pinned=frozenset(parse_holds(flags.hold)),
+    )  # fmt: skip
 
 
 def _notes(flags: Flags, job: Job, trainer: Trainer, config: UserConfig | None, stated_notes: Iterable[str]) -> Iterator[str]:
@@ -306,8 +289,7 @@ def _global_batch(
     hardware: Hardware,
     trainer: Trainer,
 ) -> int | None:
-    """Return completions per optimizer step: flag, micro-batch and accumulation of flags,
-    configuration or space."""
+    """Return completions per optimizer step: flag, micro-batch and accumulation of flags, configuration or space."""
     given = positive("--global-batch", flags.global_batch)
     if given is not None:
         return given
@@ -332,31 +314,20 @@ def build_job(subject: str, flags: Flags, task: Task, space: SearchSpace, mode: 
     """Return the job. The study's default name consists of subject and hardware."""
     out = Path(flags.out).expanduser()
     return Job(
-        task=task,
-        space=space,
-        memory_limit_bytes=memory_limit(flags, task.hardware),
+        task=task, space=space, memory_limit_bytes=memory_limit(flags, task.hardware),
         budget_seconds=DEFAULT_BUDGET_S if flags.budget == AUTO else parse_seconds(flags.budget),
-        budget_adapts=flags.budget == AUTO,
-        max_probes=positive("--max-probes", flags.max_probes) or 1,
-        mode=mode,
-        sampler=flags.sampler,
+        budget_adapts=flags.budget == AUTO, max_probes=positive("--max-probes", flags.max_probes) or 1,
+        mode=mode, sampler=flags.sampler,
         storage=storage_url(flags.storage, flags.storage_file) or sqlite_url(out / "study.db"),
         study_name=flags.study or re.sub(r"[^\w.-]+", "-", f"{subject}-{task.hardware}"),
-        out=out,
-        resume=flags.resume,
-        fresh=flags.fresh,
-        executor=flags.executor,
-        address=flags.address,
-        slots=positive("--slots", flags.slots),
-    )
+        out=out, resume=flags.resume, fresh=flags.fresh,
+        executor=flags.executor, address=flags.address, slots=positive("--slots", flags.slots),
+    )  # fmt: skip
 
 
 def _refuse_illegal_config(job: Job, trainer: Trainer, from_file: Mapping[str, KnobValue]) -> None:
-    """Refuse a configuration file that the framework rejects.
-
-    Flags may repair the file, or depend on knobs that the search has yet to set: if the merged
-    settings are illegal, only the file alone is judged, with the framework's defaults.
-    """
+    """Refuse a configuration file that the framework rejects. Flags may repair the file, or depend on knobs that the search has
+    yet to set: if the merged settings are illegal, only the file alone is judged, with the framework's defaults."""
     task = job.task
     if task.workload.config_file is None or trainer.why_illegal(trainer.complete({}, task), task) is None:
         return
@@ -368,28 +339,21 @@ def _refuse_illegal_config(job: Job, trainer: Trainer, from_file: Mapping[str, K
         )
 
 
-def _assumed(flags: Flags, config: UserConfig | None, job: Job) -> tuple[str, ...]:
+def _assumed(flags: Flags, config: UserConfig | None, job: Job, trainer: Trainer) -> Iterator[str]:
     workload, space = job.task.workload, job.space
     source = " (as the configuration has it)" if config else ""
-    assumed = []
     if flags.tuning is None:
         ranks = space["lora_r"].choices if workload.tuning != "full" and "lora_r" in space else ()
         rank = f" of rank {ranks[0]}" if len(ranks) == 1 and flags.lora_rank is None else ""
-        assumed.append({"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}[workload.tuning] + rank + source)
+        yield {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}[workload.tuning] + rank + source
     if flags.global_batch is None and workload.global_batch is not None:
-        assumed.append(f"global batch {workload.global_batch}{source}")
+        yield f"global batch {workload.global_batch}{source}"
     if "dtype" in workload.defaults:
-        assumed.append(f"weights in {workload.defaults['dtype']} (TRL's default: the configuration names no dtype)")
+        yield f"weights in {workload.defaults['dtype']} (TRL's default: the configuration names no dtype)"
     if flags.weights == "random":
-        assumed.append("random weights")
+        yield "random weights"
     if workload.dataset is None and "datasets" not in workload.user_settings and workload.script is None:
-        assumed.append("synthetic prompts of the longest length")
-    return tuple(assumed)
-
-
-def _assumed_adapter(job: Job, trainer: Trainer) -> tuple[str, ...]:
-    """Return the layers of the adapter where the framework's settings name them and the user does not."""
-    workload = job.task.workload
-    targets = trainer.complete(trainer.baseline(job.space, job.task), job.task).settings.get("lora_target_modules")
-    stated = {**workload.held, **workload.user_settings}
-    return () if targets is None or "lora_target_modules" in stated else (f"adapter on {targets} layers",)
+        yield "synthetic prompts of the longest length"
+    targets = trainer.complete(trainer.baseline(space, job.task), job.task).settings.get("lora_target_modules")
+    if targets is not None and "lora_target_modules" not in {**workload.held, **workload.user_settings}:
+        yield f"adapter on {targets} layers"

@@ -16,7 +16,7 @@ from autotune.core.files import read_text
 from autotune.core.shell_script import commands_of
 from autotune.core.units import MIB
 from autotune.core.user_launch import LaunchScript, StatedSetting
-from autotune.core.yaml_document import Document, read_document
+from autotune.core.yaml_document import Document, KeyPath, read_document
 from autotune.frameworks.configuration_files import why_unread
 from autotune.frameworks.launch_commands import find_launch, is_known, kind_of, stated_value
 from autotune.frameworks.settings_table import Field
@@ -25,8 +25,6 @@ from autotune.frameworks.trl.user_config import UserConfig, split_document
 from autotune.request.flags import Flags
 
 MAX_SCRIPT_BYTES = MIB
-TRL_LAUNCHER = frozenset({"config_file", "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"})
-"""Options of `accelerate launch` before the script; others of it are left to the script's own line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +49,15 @@ def read_launch(flags: Flags) -> ParsedLaunch | None:
     )
     script = find_launch(path, text, commands_of(text, flags.arguments, os.environ))
     config = _trl_config(script) if script.framework == "trl" else _config(script)
-    return ParsedLaunch(script=script, config=config, flags=_flags(flags, script, config))
-
-
-def _flags(flags: Flags, script: LaunchScript, config: UserConfig) -> Flags:
-    """Return the flags with the script's framework, method, model and tuning, where they are not given."""
-    kind = kind_of(script.framework)
-    named = script.stated.get(kind.model)
+    # The script's framework, method, model and tuning, where they are not given.
+    named = script.stated.get(kind_of(script.framework).model)
     model = config.model or (named.text if named is not None and is_known(named) else None)
     changes: dict[str, Any] = {"framework": script.framework, "method": script.method, "arguments": ()}
     if flags.model is None and model:
         changes["model"] = model
     if flags.tuning is None and script.framework != "trl":
         changes["tuning"] = _tuning(script)
-    return flags.replace(**changes)
+    return ParsedLaunch(script=script, config=config, flags=flags.replace(**changes))
 
 
 def _tuning(script: LaunchScript) -> str:
@@ -116,7 +109,7 @@ def _trl_config(script: LaunchScript) -> UserConfig:
     """Return the settings of the YAML file behind `--config`, overridden by the command line."""
     known = frameworks.trainer("trl", script.method).fields()
     content: dict[str, object] = {}
-    places: dict[tuple[str | int, ...], tuple[int, int]] = {}
+    places: dict[KeyPath, tuple[int, int]] = {}
     file = script.stated.get("config")
     path = Path(script.path)
     if file is not None and file.text:
@@ -125,7 +118,7 @@ def _trl_config(script: LaunchScript) -> UserConfig:
         content |= {str(name): value for name, value in inner.content.items()}
         places |= inner.places
     for name, stated in script.stated.items():
-        if name == "config" or (name not in known and name not in TRL_LAUNCHER and name in _LAUNCHER_ONLY):
+        if name == "config" or (name in _LAUNCHER_ONLY and name not in known):
             continue
         if not is_known(stated):
             if name.startswith(SIDE_EFFECTS):

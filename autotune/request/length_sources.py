@@ -13,7 +13,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
@@ -37,9 +37,7 @@ MAX_STEPS, SAMPLES_PER_STEP = 256, 64
 CHARACTERS_PER_TOKEN = 4
 
 LOGNORMAL, GROWING = "lognormal:", "growing:"
-STAGES = 4
-"""Parts of a training whose lengths change."""
-
+STAGES = 4  # parts of a training whose lengths change
 WAY_OUT = (
     "Give --lengths a training log with mean completion lengths, a W&B export of them, a file with one number a line, a "
     "training's output folder, or lognormal:MEAN,P95."
@@ -59,7 +57,7 @@ def read(source: str) -> TokenLengths:
     if path.is_dir():
         return _of_folder(source, path)
     text = read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT)
-    lengths = _numbers(text) or [length for step in _evenly(_steps_in(text)) for length in _of_step(step)]
+    lengths = _numbers(text) or _of_steps(_steps_in(text))
     if not lengths:
         raise BadInput(f"--lengths {source}: no completion lengths in it.", way_out=WAY_OUT)
     return TokenLengths.of(source, lengths)
@@ -87,8 +85,7 @@ def _changing(source: str, given: str) -> TokenLengths:
             way_out=f"Give a training log or its output folder, or {GROWING}{LOGNORMAL}MEAN,P95,MEAN,P95 (first and last step).",
         )
     cuts = [len(steps) * stage // STAGES for stage in range(STAGES + 1)]
-    parts = [[length for step in _evenly(steps[a:b]) for length in _of_step(step)] for a, b in pairwise(cuts)]
-    return TokenLengths.changing(source, (TokenLengths.of(source, part) for part in parts))
+    return TokenLengths.changing(source, (TokenLengths.of(source, _of_steps(steps[a:b])) for a, b in pairwise(cuts)))
 
 
 def _between(source: str, figures: str) -> TokenLengths:
@@ -107,7 +104,7 @@ def _between(source: str, figures: str) -> TokenLengths:
 def _of_folder(source: str, path: Path) -> TokenLengths:
     """Return the lengths of a training's output folder, of TRL's tables, or those that a study was given."""
     if steps := _of_trainer(path):
-        return TokenLengths.of(source, (length for step in _evenly(steps) for length in _of_step(step)))
+        return TokenLengths.of(source, _of_steps(steps))
     record = path / "recommendation.json"
     if record.is_file() and not list(path.glob("**/completions_*.parquet")):
         given = _json(record).get("question", {}).get("completion_lengths")
@@ -117,7 +114,22 @@ def _of_folder(source: str, path: Path) -> TokenLengths:
                 way_out=WAY_OUT,
             )
         return TokenLengths.lognormal(source, given["mean"], max(given["p95"], given["mean"]))
-    return TokenLengths.of(source, _tables(path))
+    # TRL's tables: by their characters, as they have no tokens.
+    files = sorted([*path.glob("completions_*.parquet"), *path.glob("completions/completions_*.parquet")])
+    if not files:
+        raise BadInput(f"--lengths {path}: no completions_*.parquet in it.", way_out=WAY_OUT)
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise BadInput(f"--lengths {path}: reading tables needs pyarrow.", way_out="pip install pyarrow") from error
+    found: list[float] = []
+    for file in files:
+        try:
+            texts = parquet.read_table(file, columns=["completion"]).column("completion").to_pylist()
+        except (OSError, ValueError, KeyError) as error:
+            raise BadInput(f"--lengths {file}: no column `completion` can be read.", way_out=WAY_OUT) from error
+        found += [len(_text(text)) / CHARACTERS_PER_TOKEN for text in texts]
+    return TokenLengths.of(source, found)
 
 
 def _of_trainer(folder: Path) -> list[Step]:
@@ -174,8 +186,7 @@ def _numbers(text: str) -> list[float]:
     return [length for length in found if 0 <= length < math.inf]
 
 
-Step = Mapping[str, float]
-"""Mean, longest and clipped share of one training step, as far as they are stated."""
+Step = Mapping[str, float]  # mean, longest and clipped share of one training step, as far as they are stated
 
 
 def _columns(text: str) -> list[Step]:
@@ -230,10 +241,10 @@ def _logged(text: str) -> list[Step]:
     return steps
 
 
-def _evenly(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yield a limited number of steps, over the whole run."""
+def _of_steps(steps: Sequence[Step]) -> list[float]:
+    """Return the lengths of a limited number of steps, over the whole run."""
     every = max(1, math.ceil(len(steps) / MAX_STEPS))
-    yield from steps[::every]
+    return [length for step in steps[::every] for length in _of_step(step)]
 
 
 def _of_step(step: Step) -> list[float]:
@@ -256,25 +267,6 @@ def _sigma(mean: float, longest: float | None) -> float:
         return DEFAULT_SIGMA if longest is None else 0.0
     z, ratio = NormalDist().inv_cdf(LONGEST_QUANTILE), math.log(longest / mean)
     return z - math.sqrt(max(0.0, z * z - 2 * ratio))
-
-
-def _tables(folder: Path) -> list[float]:
-    """Return lengths from TRL's `completions_*.parquet`, by their characters: tables have no tokens."""
-    files = sorted([*folder.glob("completions_*.parquet"), *folder.glob("completions/completions_*.parquet")])
-    if not files:
-        raise BadInput(f"--lengths {folder}: no completions_*.parquet in it.", way_out=WAY_OUT)
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise BadInput(f"--lengths {folder}: reading tables needs pyarrow.", way_out="pip install pyarrow") from error
-    found = []
-    for file in files:
-        try:
-            texts = parquet.read_table(file, columns=["completion"]).column("completion").to_pylist()
-        except (OSError, ValueError, KeyError) as error:
-            raise BadInput(f"--lengths {file}: no column `completion` can be read.", way_out=WAY_OUT) from error
-        found += [len(_text(text)) / CHARACTERS_PER_TOKEN for text in texts]
-    return found
 
 
 def _text(completion: object) -> str:

@@ -1,7 +1,6 @@
 """Limit of prompts: the longest one of the user's data, unless a limit is given.
 
-TRL truncates no prompt, so a limit below the longest prompt leaves rows out, which changes what is
-learned.
+TRL truncates no prompt, so a limit below the longest prompt leaves rows out, which changes what is learned.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from autotune.core.errors import BadInput
 from autotune.request.job_builder import ParsedRequest
 
 PROMPT_KNOB = "max_prompt_length"
-PERCENTILES = (99, 95, 90)
-"""Percentiles of the dataset's prompt lengths to try as shorter limits."""
+PERCENTILES = (99, 95, 90)  # percentiles of the dataset's prompt lengths to try as shorter limits
 
 
 def with_longest_prompt(request: ParsedRequest) -> ParsedRequest:
@@ -24,7 +22,9 @@ def with_longest_prompt(request: ParsedRequest) -> ParsedRequest:
     try:
         found = request.trainer.prompt_lengths(job.task)
     except BadInput as error:
-        return replace(request, notes=(*request.notes, f"{error.what} {_limit_note(job.space[PROMPT_KNOB].choices[0])}"))
+        limit = job.space[PROMPT_KNOB].choices[0]
+        note = f"{error.what} Prompts are limited to {limit} tokens, and rows with longer ones left out: --max-prompt-length N"
+        return replace(request, notes=(*request.notes, f"{note} sets another limit"))
     if found is None:
         return request
     images = 0 if workload.images is None else workload.images.row_tokens
@@ -38,7 +38,3 @@ def with_longest_prompt(request: ParsedRequest) -> ParsedRequest:
         whole_space=request.whole_space.with_choices({PROMPT_KNOB: (longest, *reversed(shorter))}),
         assumed=(*request.assumed, f"prompts of up to {longest} tokens, the longest of the {found.rows:,} rows"),
     )
-
-
-def _limit_note(limit: object) -> str:
-    return f"Prompts are limited to {limit} tokens, and rows with longer ones left out: --max-prompt-length N sets another limit"

@@ -15,8 +15,7 @@ from autotune.request.command_job import EXAMPLE, parse_command_request
 from autotune.request.flags import Flags, option_name
 from autotune.request.job_builder import ParsedRequest, parse_framework_request
 
-SHELLS = ("bash", "sh")
-"""Programs whose command line names a launch script."""
+SHELLS = ("bash", "sh")  # programs whose command line names a launch script
 
 
 def parse_request(flags: Flags) -> ParsedRequest:

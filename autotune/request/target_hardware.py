@@ -13,8 +13,14 @@ from autotune.request.flags import Flags
 
 
 def target_hardware(flags: Flags) -> Hardware:
-    if flags.mode == "emulate":
-        return _emulated(flags)
+    if flags.mode == "emulate":  # one probe runs at a time: the host's cores are shared by all emulated GPUs
+        if flags.executor != "local":
+            raise BadInput("GPUs are emulated on this machine, and not on a cluster.", way_out="Leave --executor out.")
+        if flags.slots is not None and flags.slots > 1:
+            raise BadInput("One probe at a time runs on emulated GPUs.", way_out="Leave --slots out.")
+        cards = emulated_machine(flags.gpus).cards
+        name, memory_bytes = cards[0].gpu.name, cards[0].gpu.memory_bytes
+        return Hardware(kind="cuda", name=name, count=len(cards), memory_bytes=memory_bytes, here=True, emulated=True)
     hardware = hardware_detection.hardware(flags.gpus) if flags.executor == "local" else hardware_detection.elsewhere(flags.gpus)
     if flags.mode != "probe":
         return hardware
@@ -30,17 +36,6 @@ def target_hardware(flags: Flags) -> Hardware:
             way_out="Run this command on the machine that has it, type --gpus local, or leave --mode out for a prediction.",
         )
     return hardware
-
-
-def _emulated(flags: Flags) -> Hardware:
-    """Return emulated GPUs. One probe runs at a time: the host's cores are shared by all of them."""
-    if flags.executor != "local":
-        raise BadInput("GPUs are emulated on this machine, and not on a cluster.", way_out="Leave --executor out.")
-    if flags.slots is not None and flags.slots > 1:
-        raise BadInput("One probe at a time runs on emulated GPUs.", way_out="Leave --slots out.")
-    machine = emulated_machine(flags.gpus)
-    gpu = machine.cards[0].gpu
-    return Hardware(kind="cuda", name=gpu.name, count=len(machine.cards), memory_bytes=gpu.memory_bytes, here=True, emulated=True)
 
 
 def measuring_mode(flags: Flags, hardware: Hardware, trainer: Trainer) -> Mode:

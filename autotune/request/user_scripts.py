@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,22 +22,12 @@ from autotune.frameworks.trl.user_config import TRAINED, UserConfig
 from autotune.machine import environment
 from autotune.request.flags import Flags
 
-SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")
-"""Flags whose values the script contains."""
-
-PROMPTED = ("grpo", "rloo", async_grpo.METHOD)
-"""Methods of scripts that generate completions to prompts."""
-
+SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")  # flags whose values the script contains
+PROMPTED = ("grpo", "rloo", async_grpo.METHOD)  # methods of scripts that generate completions to prompts
 HELD = (
-    *CORE,
-    *async_grpo.CORE,
-    *ENGINE,
-    *TRAINED,
-    "steps_per_generation",
-    "generation_batch_size",
-    "packing",
+    *CORE, *async_grpo.CORE, *ENGINE, *TRAINED, "steps_per_generation", "generation_batch_size", "packing",
     "mask_truncated_completions",
-)
+)  # fmt: skip
 """Settings taken from the script even at their default: it trains with them all the same."""
 
 
@@ -59,7 +48,14 @@ def read_script(flags: Flags, hardware: Hardware) -> ParsedScript | None:
         if flags.rewards != "real":
             raise BadInput("--rewards is about a script of your own.", way_out="Add --script FILE, or leave it out.")
         return None
-    _refuse_script_flags(flags)
+    if flags.framework != "trl":
+        raise BadInput(
+            f"--script is for scripts that build a trainer of TRL's, and not for {flags.framework}.",
+            way_out="For any other program: --framework command -- COMMAND.",
+        )
+    for name in SCRIPT_FLAGS:
+        if getattr(flags, name) is not None:
+            raise BadInput(f"--{name} and --script can't both define what is trained.", way_out=f"Leave --{name} out.")
     python = environment.interpreter(flags.python)
     method = None if flags.method == Flags().method else flags.method
     script = look_at(flags.script, flags.arguments, python=python, hardware=hardware, rewards=flags.rewards, method=method)
@@ -81,17 +77,6 @@ def flags_for(flags: Flags, scripted: ParsedScript | None) -> Flags:
     return flags.replace(method=look.method, weights="real" if look.model.given else flags.weights)
 
 
-def _refuse_script_flags(flags: Flags) -> None:
-    if flags.framework != "trl":
-        raise BadInput(
-            f"--script is for scripts that build a trainer of TRL's, and not for {flags.framework}.",
-            way_out="For any other program: --framework command -- COMMAND.",
-        )
-    for name in SCRIPT_FLAGS:
-        if getattr(flags, name) is not None:
-            raise BadInput(f"--{name} and --script can't both define what is trained.", way_out=f"Leave --{name} out.")
-
-
 def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     """Return the script's settings as a configuration: plain values, and the rest."""
     look, known = script.look, trainer.fields()
@@ -99,29 +84,21 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     given = {name: value for name, value in {**stated, **look.settings}.items() if name in known}
     plain = {name: value for name, value in given.items() if _is_plain(value) and not name.startswith(SIDE_EFFECTS)}
     rest = {name: value for name, value in given.items() if name not in plain}
-    return UserConfig(path=Path(script.path), settings={**plain, **_of_the_model(look), **_lengths(look)}, rest=rest)
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _of_the_model(look: ScriptInspection) -> dict[str, KnobValue]:
-    """Return ModelConfig settings of the script; TRL loads named models in float32."""
+    # ModelConfig settings of the script; TRL loads named models in float32.
     model, adapter = look.model, look.adapter
-    settings: dict[str, KnobValue] = {"dtype": model.dtype or "float32", "use_peft": adapter is not None}
+    settings: dict[str, KnobValue] = {**plain, "dtype": model.dtype or "float32", "use_peft": adapter is not None}
     if model.attn_implementation:
         settings["attn_implementation"] = model.attn_implementation
     if model.load_in_4bit or model.load_in_8bit:
         settings |= {"load_in_4bit": model.load_in_4bit, "load_in_8bit": model.load_in_8bit}
-    return {**settings, **{name: value for name, value in (adapter or {}).items() if _is_plain(value)}}
+    settings |= {name: value for name, value in (adapter or {}).items() if _is_plain(value)}
+    if look.method in PROMPTED:  # the longest prompt of the script's data: TRL has no limit of its own
+        settings["max_prompt_length"] = max(look.prompts.values()) if look.prompts else DEFAULT_PROMPT_LENGTH
+    return UserConfig(path=Path(script.path), settings=settings, rest=rest)
 
 
-def _lengths(look: ScriptInspection) -> Mapping[str, KnobValue]:
-    """Return the longest prompt of the script's data: TRL has no limit of its own."""
-    if look.method not in PROMPTED:
-        return {}
-    return {"max_prompt_length": max(look.prompts.values()) if look.prompts else DEFAULT_PROMPT_LENGTH}
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _model(look: ScriptInspection) -> Model:

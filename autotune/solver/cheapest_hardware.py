@@ -1,16 +1,57 @@
-"""Cheapest hardware of a price list that fits, with predicted seconds and cost per step."""
+"""Price list of `solve gpus --price`, and its cheapest hardware that fits, with predicted seconds and cost per step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.composition import Composition
+from autotune.core.errors import BadInput
+from autotune.core.hardware import Hardware
 from autotune.core.prediction import Estimate, Prediction
-from autotune.solver.price_list import Offer
+from autotune.core.yaml_document import Document, read_document
+from autotune.machine import hardware_detection
 
+EXAMPLE = "Write lines like `2xA100-80G: 3.60`, the price of one hour of all its GPUs."
+CURRENCY = "currency"
+MAX_OFFERS = 50
 SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """Hardware for rent."""
+
+    gpus: str  # as in --gpus
+    hardware: Hardware
+    per_hour: float  # of all its GPUs
+
+
+def read_prices(path: Path) -> tuple[list[Offer], str]:
+    """Return the offers of the user's YAML file, cheapest first, and their currency as written; empty: not stated.
+
+    BadInput names the line of what is wrong."""
+    document = read_document(path)
+    offers = [_offer(document, str(name), price) for name, price in document.content.items() if name != CURRENCY]
+    if not offers:
+        raise document.error((), "the price list has no hardware.", way_out=EXAMPLE)
+    if len(offers) > MAX_OFFERS:
+        raise document.error((), f"more than {MAX_OFFERS} offers.", way_out="Leave out those that you would not rent.")
+    return sorted(offers, key=lambda one: one.per_hour), str(document.content.get(CURRENCY) or "")
+
+
+def _offer(document: Document, name: str, price: object) -> Offer:
+    if not isinstance(price, int | float) or isinstance(price, bool) or not 0 < price < float("inf"):
+        raise document.error((name,), f"{name}: {price!r} is no price above zero.", way_out=EXAMPLE)
+    try:
+        hardware = hardware_detection.hardware(name, here=())
+    except BadInput as error:
+        raise document.error((name,), error.what, way_out=error.way_out) from error
+    if hardware.kind != "cuda":
+        raise document.error((name,), f"{name} is no GPU.", way_out=EXAMPLE)
+    return Offer(gpus=name, hardware=hardware, per_hour=float(price))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +61,8 @@ class PredictedOffer:
     offer: Offer
     candidate: Candidate | None = None
     prediction: Prediction | None = None
+    # Neutral settings that were changed to make it fit there; empty: as requested
     change: Mapping[str, KnobValue] = field(default_factory=dict)
-    """Neutral settings that were changed to make it fit there; empty: as requested."""
-
     refusal: str | None = None
     step_seconds: Estimate | None = None  # of an optimizer step at the longest lengths; None: no speed known
 

@@ -20,15 +20,12 @@ from autotune.core.units import format_bytes
 
 Number = int | float
 
-STEPS_PER_OCTAVE = 32
-"""Values tried between a value above 64 and its double; below 64, every whole number."""
-
+STEPS_PER_OCTAVE = 32  # values tried between a value above 64 and its double; below 64, every whole number
 LARGEST_TRIED = 2**20
 SHARES = tuple(round(step / 100, 2) for step in range(1, 100))
 """Values of a setting that is a share, like `vllm_gpu_memory_utilization`."""
 
-EQUAL_MEMORY = 0.01
-"""Difference of two peaks, as a share, below which neither is larger: the allocator's rounding."""
+EQUAL_MEMORY = 0.01  # difference of two peaks, as a share, below which neither is larger: the allocator's rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +79,12 @@ class LargestValueSearch:
         surely = self._last(given, lambda tried: tried.fits is True)
         possibly = self._last(given if surely is None else surely, lambda tried: tried.fits is not False)
         tried = tuple(self._known[value] for value in sorted(self._known))
-        self._refuse_without_effect([one for one in tried if one.prediction is not None])
+        peaks = [(one.value, one.prediction.peak_memory_bytes.value) for one in tried if one.prediction is not None]
+        if len(peaks) > 1 and len({peak for _, peak in peaks}) == 1:
+            raise BadInput(
+                f"{self.setting}: without effect on memory from {peaks[0][0]} to {peaks[-1][0]}.",
+                way_out="Solve for a setting that takes memory, like max_completion_length.",
+            )
         top = max((value for value in (surely, possibly) if value is not None), default=None)
         return LargestValue(
             setting=self.setting,
@@ -148,11 +150,3 @@ class LargestValueSearch:
                     f"{format_bytes(larger)} at {high}), so there is no largest one.",
                     way_out="Solve for a setting that takes more memory as it grows, like max_completion_length.",
                 )
-
-    def _refuse_without_effect(self, tried: Sequence[Tried]) -> None:
-        peaks = {one.prediction.peak_memory_bytes.value for one in tried if one.prediction is not None}
-        if len(tried) > 1 and len(peaks) == 1:
-            raise BadInput(
-                f"{self.setting}: without effect on memory from {tried[0].value} to {tried[-1].value}.",
-                way_out="Solve for a setting that takes memory, like max_completion_length.",
-            )

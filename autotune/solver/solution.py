@@ -20,15 +20,11 @@ from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.prompt_limit import with_longest_prompt
 from autotune.request.request_parser import parse_request
 from autotune.search.advice import Adviser
-from autotune.solver.cheapest_hardware import CheapestHardware, PredictedOffer, step_seconds
+from autotune.solver.cheapest_hardware import EXAMPLE, CheapestHardware, Offer, PredictedOffer, read_prices, step_seconds
 from autotune.solver.largest_value import LargestValue, LargestValueSearch, Number, Tried, values_from
-from autotune.solver.price_list import EXAMPLE, Offer, read_prices
 
-GPUS = "gpus"
-"""Name of the unknown that is no setting."""
-
-LENGTHS = ("max_completion_length", "max_prompt_length")
-"""autotune's names of the lengths whose sum the model's context bounds."""
+GPUS = "gpus"  # name of the unknown that is no setting
+LENGTHS = ("max_completion_length", "max_prompt_length")  # autotune's names of the lengths whose sum the model's context bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +105,11 @@ def _framework_name(setting: str, request: ParsedRequest) -> tuple[str, str | No
 
 def _with_value(flags: Flags, name: str, flag: str | None, value: Number) -> tuple[ParsedRequest | None, str | None]:
     """Return the request with this value, or the rule that refuses it."""
-    named = {part: [text for text in getattr(flags, part) if name not in parse_holds([text])] for part in ("set", "hold")}
-    changes: dict[str, Any] = {flag: value} if flag else {"set": (*named["set"], f"{name}={value}")}
-    if flag:
-        changes["set"] = tuple(named["set"])
+    set_, hold = ([text for text in texts if name not in parse_holds([text])] for texts in (flags.set, flags.hold))
+    given = {flag: value} if flag else {}
     try:
-        request = with_longest_prompt(parse_request(flags.replace(**{"hold": tuple(named["hold"]), **changes})))
+        at = flags.replace(hold=tuple(hold), set=(*set_, *([] if flag else [f"{name}={value}"])), **given)
+        request = with_longest_prompt(parse_request(at))
         candidate_of_job(request)
     except IllegalConfiguration as error:
         return None, error.what
@@ -141,27 +136,30 @@ def _cheapest(flags: Flags, listener: Listener) -> SolveAnswer:
         raise BadInput("--price was not given.", way_out=f"Give a YAML file. {EXAMPLE}")
     if flags.gpus != Flags().gpus:
         raise BadInput("--gpus is what is solved for.", way_out="Leave it out, and list the hardware in the file of --price.")
-    prices = read_prices(Path(flags.price).expanduser())
+    offers, currency = read_prices(Path(flags.price).expanduser())
     found: list[PredictedOffer] = []
     refused: list[BadInput] = []
     first: ParsedRequest | None = None
     service: PredictionService | None = None
     with contextlib.ExitStack() as open_services:
-        for offer in prices.offers:
+        for offer in offers:
             listener(Predicting(text=offer.gpus))
             try:
                 request = with_longest_prompt(parse_request(flags.replace(gpus=offer.gpus)))
                 if first is None or service is None:
                     first, service = request, open_prediction_service(request.job, request.trainer)
                     open_services.callback(service.close)
-                    listener(JobStarted(job=request.job, candidates=(), assumed=request.assumed, notes=_notes(request)))
+                    # Notes that do not concern one offer's hardware.
+                    here = str(request.job.task.hardware)
+                    notes = tuple(one for one in request.notes if here not in one and not one.startswith("several GPUs"))
+                    listener(JobStarted(job=request.job, candidates=(), assumed=request.assumed, notes=notes))
                 found.append(_predicted(offer, request, service.of(request.job)))
             except BadInput as error:
                 refused.append(error)
                 found.append(PredictedOffer(offer=offer, refusal=error.what))
     if first is None or len(refused) == len(found):
         raise refused[0]
-    answer = CheapestHardware(offers=tuple(found), currency=prices.currency)
+    answer = CheapestHardware(offers=tuple(found), currency=currency)
     return SolveAnswer(job=first.job, cheapest=answer, document=hardware_document(first.job, answer))
 
 
@@ -182,12 +180,6 @@ def _predicted(offer: Offer, request: ParsedRequest, service: PredictionService)
     composition = request.trainer.compose(found.candidate, request.job.task)
     seconds = step_seconds(found.prediction, composition, iterations if isinstance(iterations, int) else 1)
     return replace(found, step_seconds=seconds)
-
-
-def _notes(request: ParsedRequest) -> tuple[str, ...]:
-    """Return the notes that do not concern one offer's hardware."""
-    hardware = str(request.job.task.hardware)
-    return tuple(note for note in request.notes if hardware not in note and not note.startswith("several GPUs"))
 
 
 SCHEMA = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.core.answer import setting_text
-from autotune.core.prediction import Estimate, Prediction
+from autotune.core.prediction import Prediction
 from autotune.core.units import format_bytes, format_seconds
 from autotune.search.advice import as_flags
 from autotune.solver.cheapest_hardware import CheapestHardware, PredictedOffer
@@ -49,7 +49,9 @@ def _offer(one: PredictedOffer, currency: str) -> str:
     verdict = {True: "fits", False: "does not fit", None: "can't be decided"}[one.fits]
     words = [f"{verdict}{f' with {as_flags(one.change)}' if one.change else ''}", _margin(one.prediction)]
     if one.step_seconds is not None and one.step_cost is not None:
-        words.append(f"{_span_seconds(one.step_seconds)} and {_cost(one.step_cost, currency)} per step")
+        value, low, high = (format_seconds(getattr(one.step_seconds, name)) for name in ("value", "low", "high"))
+        cost = f"{one.step_cost.value:.3g} {currency}".rstrip() + f" ({one.step_cost.low:.3g} to {one.step_cost.high:.3g})"
+        words.append(f"{value} ({low} to {high}) and {cost} per step")
     return ", ".join(words)
 
 
@@ -58,11 +60,3 @@ def _margin(prediction: Prediction) -> str:
     need = f"{format_bytes(peak.value)} ({format_bytes(peak.low)} to {format_bytes(peak.high)}) of "
     need += format_bytes(prediction.limit_bytes)
     return f"{need}, at least {format_bytes(margin.low)} left" if prediction.fits else need
-
-
-def _span_seconds(estimate: Estimate) -> str:
-    return f"{format_seconds(estimate.value)} ({format_seconds(estimate.low)} to {format_seconds(estimate.high)})"
-
-
-def _cost(estimate: Estimate, currency: str) -> str:
-    return f"{estimate.value:.3g} {currency}".rstrip() + f" ({estimate.low:.3g} to {estimate.high:.3g})"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune import catalog
-from autotune.catalog.constants import efficiencies
+from autotune.catalog.constants import constants
 from autotune.core.composition import Composition, EngineSettings, Resident
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
 from autotune.core.token_lengths import TokenLengths
@@ -257,7 +257,7 @@ def test_matrices_of_an_adapter_are_units_of_fsdp1_alone() -> None:
         return seconds(traced, residents=(policy,), ranks=2, generation_batch=32, sharded_by=kind)["backward"]
 
     more = backward(adapted, "fsdp1").value - backward(plain, "fsdp1").value
-    each = efficiencies()["adapter_unit_milliseconds"]
+    each = constants("efficiency.yaml")["adapter_unit_milliseconds"]
     assert more == pytest.approx(4 * 8 * 3 * each.value / 1000)  # micro-steps, matrices, exchanges
     assert backward(adapted, "fsdp2") == backward(plain, "fsdp2")
 
@@ -369,7 +369,7 @@ def prediction() -> Prediction:
 
 
 def test_every_constant_has_an_interval_a_reason_and_a_source() -> None:
-    for constant in efficiencies().values():
+    for constant in constants("efficiency.yaml").values():
         assert constant.low <= constant.value <= constant.high
         assert constant.why and constant.sources and all(source.startswith("https://") for source in constant.sources)
 

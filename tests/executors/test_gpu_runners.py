@@ -54,7 +54,7 @@ def meanwhile(act: Callable[[int], None], running: LocalExecutor) -> Iterator[No
     def watch() -> None:
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            pid = running.worker_pid
+            pid = running.worker.pid
             ranks = descendants(pid) if pid is not None else []
             if ranks:
                 act(ranks[0])
@@ -87,7 +87,7 @@ def test_measurement_contains_every_gpu(tmp_path: Path) -> None:
     with runner(tmp_path, library, ranks=2) as running:
         with meanwhile(use, running):
             found = running.open(toy(*steps())).measure(toy(*steps()), plan())
-        pids = [running.worker_pid]
+        pids = [running.worker.pid]
     memory = found.memory
     first, second = memory.devices
     assert found.outcome is Outcome.OK

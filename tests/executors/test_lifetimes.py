@@ -28,7 +28,7 @@ signal.signal(signal.SIGINT, stop)
 folder = Path(sys.argv[1])
 made = executor(folder / "scratch", hint={"warm_seconds": float(sys.argv[2])})
 made.prepare()
-(folder / "keeper").write_text(str(made.worker_pid))
+(folder / "keeper").write_text(str(made.worker.pid))
 candidate = toy({"do": "grandchild", "pid_file": str(folder / "grandchild")}, {"do": "sleep", "seconds": 60})
 made.open(candidate).measure(candidate, plan(60))
 """

@@ -95,8 +95,8 @@ def test_refused_load_is_the_measurement_of_its_candidate(local: LocalExecutor) 
 
 
 def test_cgroup_kills_what_no_allocator_refuses(local: LocalExecutor) -> None:
-    worker = still_works(local) and local.worker_pid
-    if "cgroup" not in (local.bound_by or ""):
+    worker = still_works(local) and local.worker.pid
+    if not local.worker.alive or "cgroup" not in local.worker.bound_by:
         pytest.skip("no memory cgroup can be made here")
     failed = measure(local, toy(phase("rollout"), {"do": "hold", "mib": 10}, phase("optimizer"), {"do": "share", "mib": 400}))
     assert failed.outcome is Outcome.OOM_OPTIMIZER
@@ -105,7 +105,7 @@ def test_cgroup_kills_what_no_allocator_refuses(local: LocalExecutor) -> None:
     assert failed.memory.peak_bytes is not None
     assert 0.9 * failed.memory.limit_bytes < failed.memory.peak_bytes <= failed.memory.limit_bytes
     still_works(local)
-    assert local.worker_pid == worker  # its imports stay
+    assert local.worker.pid == worker  # its imports stay
     assert local.loads == 2
 
 
@@ -224,7 +224,7 @@ def test_native_out_of_memory_abort_is_recognised_by_its_output(local: LocalExec
 
 def test_a_hang_is_ended_at_its_deadline(local: LocalExecutor) -> None:
     still_works(local)
-    worker = local.worker_pid
+    worker = local.worker.pid
     started = time.monotonic()
     hung = measure(local, toy(phase("reward"), {"do": "spin"}), seconds=0.7)
     assert 0.7 <= time.monotonic() - started < 3.0
@@ -232,7 +232,7 @@ def test_a_hang_is_ended_at_its_deadline(local: LocalExecutor) -> None:
     assert hung.failure is not None
     assert hung.failure.phase == "reward"
     still_works(local)
-    assert local.worker_pid == worker
+    assert local.worker.pid == worker
 
 
 def test_slow_and_hung_differ_at_the_deadline(local: LocalExecutor) -> None:
@@ -277,7 +277,7 @@ def test_rank_killed_between_candidates_is_replaced(local: LocalExecutor) -> Non
 def test_killed_worker_is_a_fault_and_its_ranks_exit(local: LocalExecutor, tmp_path: Path) -> None:
     still_works(local)
     orphan = tmp_path / "orphan"
-    worker = local.worker_pid
+    worker = local.worker.pid
     assert worker is not None
     tree: list[int] = []
 
@@ -331,8 +331,8 @@ def test_one_rank_out_of_memory_ends_both_at_once(tmp_path: Path) -> None:
             assert failed.failure is not None
             assert failed.failure.rank == 1
             assert time.monotonic() - started < 5.0
-        assert made.worker_pid is not None
-        assert tree_of(made.worker_pid) == [made.worker_pid]
+        assert made.worker.pid is not None
+        assert tree_of(made.worker.pid) == [made.worker.pid]
         still_works(made)
     finally:
         made.close()
@@ -389,10 +389,10 @@ def test_a_limit_below_the_imports_themselves_is_an_out_of_memory_load(tmp_path:
 def test_nothing_is_left_behind(local: LocalExecutor, tmp_path: Path) -> None:
     inside = still_works(local)
     assert str(inside.effective["tmp"]).startswith(str(tmp_path))
-    worker = local.worker_pid
+    worker = local.worker.pid
     assert worker is not None
     tree = tree_of(worker)
-    limit = local._worker.limit
+    limit = local.worker.limit
     local.close()
     assert gone(*tree)
     assert list(tmp_path.iterdir()) == []

@@ -9,16 +9,15 @@ import pytest
 from autotune.core.errors import BadInput
 from autotune.core.prediction import Estimate
 from autotune.machine.hardware_detection import hardware
-from autotune.solver.cheapest_hardware import CheapestHardware, PredictedOffer
-from autotune.solver.price_list import Offer, read_prices
+from autotune.solver.cheapest_hardware import CheapestHardware, Offer, PredictedOffer, read_prices
 
 
 def test_offers_are_in_order_of_their_price(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text("currency: EUR\n8xH100: 24\nA100-40G: 1.1\n2xH300=280G: 9.5\n")
-    prices = read_prices(file)
-    assert [(one.gpus, one.per_hour) for one in prices.offers] == [("A100-40G", 1.1), ("2xH300=280G", 9.5), ("8xH100", 24.0)]
-    assert prices.currency == "EUR" and prices.offers[2].hardware.count == 8
+    offers, currency = read_prices(file)
+    assert [(one.gpus, one.per_hour) for one in offers] == [("A100-40G", 1.1), ("2xH300=280G", 9.5), ("8xH100", 24.0)]
+    assert currency == "EUR" and offers[2].hardware.count == 8
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def executor(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest
 
 
 def alive_under(executor: LocalExecutor) -> list[int]:
-    assert executor.worker_pid is not None
-    return processes.descendants(executor.worker_pid)
+    assert executor.worker.pid is not None
+    return processes.descendants(executor.worker.pid)
 
 
 @pytest.mark.parametrize("executor", ["memory"], indirect=True)

@@ -49,7 +49,7 @@ class _Run:
         blocks = Blocks()
         joined = ""  # `&&` or `||` before this command
         status: bool | None = True  # of the command before
-        for simple, ending in simple_commands(tokens_of(self.script)):
+        for simple, ending in simple_commands(tokens_of(self.script)[0]):
             # 1. Keywords open and close blocks.
             words = list(simple)
             while words and words[0].kind == "word" and blocks.keyword(words[0].raw, status):

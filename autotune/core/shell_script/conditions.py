@@ -9,8 +9,7 @@ from pathlib import Path
 
 from autotune.core.shell_script.expansion import UNKNOWN
 
-HEADED = {"for", "until", "case", "select", "function"}
-"""Keywords whose own line is no command."""
+HEADED = {"for", "until", "case", "select", "function"}  # keywords whose own line is no command
 
 _OPENING, _CLOSING = HEADED | {"while"}, {"done", "esac"}
 _IGNORED = {"do", "!", "time"}

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from autotune.core.shell_script.tokens import Token, bracket_end, double_quote_end, quote_end
 
-UNKNOWN = "\ue000"
-"""Character in place of text that only a run of the script can yield."""
-
+UNKNOWN = "\ue000"  # character in place of text that only a run of the script can yield
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

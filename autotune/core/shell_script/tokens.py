@@ -25,12 +25,8 @@ class Token:
     heredoc: tuple[str, bool] | None = None  # text, expanded
 
 
-def tokens_of(text: str) -> list[Token]:
-    """Return the tokens of a script."""
-    return _tokens(text)[0]
-
-
-def _tokens(text: str, start: int = 0, closing: str = "") -> tuple[list[Token], int]:
+def tokens_of(text: str, start: int = 0, closing: str = "") -> tuple[list[Token], int]:
+    """Return the tokens of a script up to the closing bracket, and the offset behind them."""
     at, found = start, list[Token]()
     pending: list[tuple[Token, str, bool, bool]] = []
     while at < len(text):
@@ -69,7 +65,7 @@ def _tokens(text: str, start: int = 0, closing: str = "") -> tuple[list[Token], 
             end = _word_end(text, at)
             raw = text[at:end]
             if ASSIGNMENT.fullmatch(raw) and end < len(text) and text[end] == "(":
-                items, end = _tokens(text, end + 1, ")")
+                items, end = tokens_of(text, end + 1, ")")
                 kept = [one for one in items if one.kind == "word"]
                 found.append(Token("array", raw, at, end, _line(text, at), kept))
             else:

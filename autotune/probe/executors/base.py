@@ -32,10 +32,8 @@ class ProbeRunner(Protocol):
     load_key: str
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
-        """Measure one candidate. A failure of the candidate is a measurement too.
-
-        Raises ProbeError for a fault of the machine, SlotLost if the slot is lost with it.
-        """
+        """Measure one candidate. A failure of the candidate is a measurement too. Raises ProbeError for a fault of the machine,
+        SlotLost if the slot is lost with it."""
         ...
 
     def close(self) -> None:
@@ -47,10 +45,8 @@ class Executor(Protocol):
     """Owner of the slots."""
 
     def prepare(self) -> Mapping[str, str]:
-        """Reserve the slots and return the installed versions by package. Idempotent.
-
-        Raises BadInput or TrainingEnvironmentError for slots or an environment that cannot be used.
-        """
+        """Reserve the slots and return the installed versions by package. Idempotent. Raises BadInput or TrainingEnvironmentError
+        for slots or an environment that cannot be used."""
         ...
 
     @property

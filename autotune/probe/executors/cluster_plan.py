@@ -6,7 +6,6 @@ fit fails at once, with the amounts requested and present.
 
 from __future__ import annotations
 
-import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +15,8 @@ import msgspec
 from autotune.core.decoding import read_by_threads
 from autotune.core.errors import BadInput, HardwareNotHere
 from autotune.core.hardware import Hardware
-from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed, highest_by_phase
+from autotune.core.measurement import Measurement, Outcome, Speed, highest_by_phase
 from autotune.core.units import format_bytes
-
-CONNECT_SECONDS = 10.0
 
 
 @read_by_threads
@@ -68,7 +65,9 @@ def plan(nodes: Sequence[Node], hardware: Hardware, limit_bytes: int, slots: int
         alike = [node for node in nodes if node.devices and set(node.devices) == {hardware.name} and node.gpus]
         others = [node for node in nodes if node not in alike and node.gpus]
     else:
-        alike = _largest_kind([node for node in nodes if node.memory_bytes >= limit_bytes and node.cpus])
+        able = [node for node in nodes if node.memory_bytes >= limit_bytes and node.cpus]
+        largest = Counter(node.kind for node in able).most_common(1)
+        alike = [node for node in able if node.kind == largest[0][0]]
         others = [node for node in nodes if node not in alike]
         if not alike:
             raise HardwareNotHere(
@@ -118,13 +117,6 @@ def _checked(slots: int | None, room: int, hardware: Hardware, nodes: Sequence[N
     return slots or room
 
 
-def _largest_kind(nodes: Sequence[Node]) -> list[Node]:
-    kinds: dict[tuple[str, ...], list[Node]] = {}
-    for node in nodes:
-        kinds.setdefault(node.kind, []).append(node)
-    return max(kinds.values(), key=len, default=[])
-
-
 def in_words(nodes: Sequence[Node]) -> str:
     """Return display text: `2 nodes of 8 A100-40G; 1 node of 16 CPUs and 64 GiB`."""
     kinds: Counter[str] = Counter()
@@ -135,58 +127,44 @@ def in_words(nodes: Sequence[Node]) -> str:
     return "; ".join(f"{count} node{'s' if count > 1 else ''} of {what}" for what, count in kinds.items())
 
 
-def differences(versions_by_node: Sequence[Mapping[str, str]]) -> str:
-    """Return the packages with different versions on the nodes."""
-    names = sorted({name for versions in versions_by_node for name in versions})
-    return ", ".join(name for name in names if len({versions.get(name) for versions in versions_by_node}) > 1)
-
-
 def first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
-def check_port(address: str | None) -> None:
-    """Raise ConnectionError at once without a server: Ray would retry for most of a minute."""
-    host, separator, port = (address or "").rpartition(":")
-    if separator and port.isdigit() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    return next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
 
 
 def merged(parts: Sequence[Measurement]) -> Measurement:
     """Merge the parts: the worst of what limits, the sum of what was trained, the root failure."""
-    first = min(parts, key=_blame_order)
+    first, memories, costs = min(parts, key=_blame_order), [part.memory for part in parts], [part.cost for part in parts]
+    # The fullest node's memory: each node has a limit of its own.
+    fullest = max(
+        (memory for memory in memories if memory.peak_bytes is not None), key=lambda m: m.peak_bytes or 0, default=first.memory
+    )
+    held = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
     return replace(
         first,
-        memory=_worst_memory([part.memory for part in parts], first.memory),
+        memory=replace(
+            fullest,
+            phase_peak_bytes=highest_by_phase(memories),
+            devices=tuple(device for memory in memories for device in memory.devices),
+            models=tuple(sorted((one for memory in memories for one in memory.models), key=lambda one: one.rank)),
+        ),
         worst=_merged_speed([part.worst for part in parts]),
         typical=_merged_speed([part.typical for part in parts]),
-        cost=_merged_cost([part.cost for part in parts]),
+        cost=replace(
+            max(costs, key=lambda cost: cost.total_seconds),
+            load_seconds=max(cost.load_seconds for cost in costs),
+            device_seconds=sum(held) if len(held) == len(costs) else None,
+        ),
         optimizer_steps=min(part.optimizer_steps for part in parts),
         caveats=tuple(dict.fromkeys(words for part in parts for words in part.caveats)),
     )
 
 
 def _blame_order(part: Measurement) -> int:
-    """Sort key: out of memory first, then an end from outside, because its peers then report a lost
-    rank or time out."""
+    """Sort key: out of memory first, then an end from outside, because its peers then report a lost rank or time out."""
     outcome = part.outcome
     if outcome.is_out_of_memory or part.ended_from_outside:
         return 0 if outcome.is_out_of_memory else 1
     return 4 if outcome is Outcome.OK else 3 if outcome is Outcome.TIMEOUT else 2
-
-
-def _worst_memory(memories: Sequence[Memory], default: Memory) -> Memory:
-    """Return the fullest node's memory: each node has a limit of its own."""
-    fullest = max(
-        (memory for memory in memories if memory.peak_bytes is not None), key=lambda m: m.peak_bytes or 0, default=default
-    )
-    return replace(
-        fullest,
-        phase_peak_bytes=highest_by_phase(memories),
-        devices=tuple(device for memory in memories for device in memory.devices),
-        models=tuple(sorted((one for memory in memories for one in memory.models), key=lambda one: one.rank)),
-    )
 
 
 def _merged_speed(speeds: Sequence[Speed | None]) -> Speed | None:
@@ -200,13 +178,4 @@ def _merged_speed(speeds: Sequence[Speed | None]) -> Speed | None:
         cycle_loss_tokens=tuple(map(sum, zip(*(speed.cycle_loss_tokens for speed in known), strict=True))),
         prompt_tokens=sum(speed.prompt_tokens for speed in known),
         cut_short=any(speed.cut_short for speed in known),
-    )
-
-
-def _merged_cost(costs: Sequence[Cost]) -> Cost:
-    held = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
-    return replace(
-        max(costs, key=lambda cost: cost.total_seconds),
-        load_seconds=max(cost.load_seconds for cost in costs),
-        device_seconds=sum(held) if len(held) == len(costs) else None,
     )

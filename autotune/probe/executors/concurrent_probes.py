@@ -76,14 +76,21 @@ class ConcurrentProbes(Generic[Ticket]):
 
     def begin(self, ticket: Ticket, candidate: Candidate, plan: ProbePlan) -> bool:
         """Start a probe in a free slot; return True if it must load first."""
-        slot = self._slot_for(candidate)
+
+        def cost(number: int) -> tuple[int, int]:
+            """Sort key: a slot with the model loaded, else an empty one, else any."""
+            return (0 if self._loaded.get(number) == candidate.load_key else 1 if number not in self._loaded else 2, number)
+
+        slot = self._free[min(self._free, key=cost)]
         loads = self._loaded.get(slot.number) != candidate.load_key
         self._loaded[slot.number] = candidate.load_key
         overdue_at = time.monotonic() + plan.deadline_seconds + GRACE_SECONDS
         probe = RunningProbe(ticket=ticket, candidate=candidate, plan=plan, slot=slot, overdue_at=overdue_at)
         del self._free[slot.number]
         self._running[slot.number] = probe
-        self._count_neighbours(probe)
+        near = [other for other in self._running.values() if other.slot.hosts & slot.hosts]
+        for one in near:
+            one.beside = max(one.beside, sum(bool(other.slot.hosts & one.slot.hosts) for other in near) - 1)
         self._inbox_of(slot).put(probe)
         return loads
 
@@ -92,7 +99,12 @@ class ConcurrentProbes(Generic[Ticket]):
         try:
             probe, found = self._ended.get(timeout=seconds)
         except queue.Empty:
-            return self._overdue()
+            late = next((probe for probe in self._running.values() if time.monotonic() > probe.overdue_at), None)
+            if late is None:
+                return None
+            limit = format_seconds(late.plan.deadline_seconds)
+            error = SlotLost(f"A probe on {late.slot.words} did not end at its deadline of {limit}, nor later.")
+            return self._finish(late, error)
         if self._running.get(probe.slot.number) is not probe:
             return None  # abandoned as overdue before
         return self._finish(probe, found)
@@ -121,28 +133,6 @@ class ConcurrentProbes(Generic[Ticket]):
         if isinstance(found, BaseException) or found.outcome is not Outcome.OK:
             self._loaded.pop(number, None)  # the failure may have ended its runner
         return FinishedProbe(ticket=probe.ticket, slot=probe.slot, plan=probe.plan, beside=probe.beside, found=found)
-
-    def _overdue(self) -> FinishedProbe[Ticket] | None:
-        late = next((probe for probe in self._running.values() if time.monotonic() > probe.overdue_at), None)
-        if late is None:
-            return None
-        seconds = format_seconds(late.plan.deadline_seconds)
-        return self._finish(late, SlotLost(f"A probe on {late.slot.words} did not end at its deadline of {seconds}, nor later."))
-
-    def _slot_for(self, candidate: Candidate) -> Slot:
-        """Return a free slot: one with the model loaded, else an empty one, else any."""
-        loaded = self._loaded
-
-        def cost(number: int) -> tuple[int, int]:
-            return (0 if loaded.get(number) == candidate.load_key else 1 if number not in loaded else 2, number)
-
-        return self._free[min(self._free, key=cost)]
-
-    def _count_neighbours(self, probe: RunningProbe[Ticket]) -> None:
-        near = [other for other in self._running.values() if other.slot.hosts & probe.slot.hosts]
-        for one in near:
-            beside = sum(bool(other.slot.hosts & one.slot.hosts) for other in near) - 1
-            one.beside = max(one.beside, beside)
 
     def _inbox_of(self, slot: Slot) -> queue.SimpleQueue[RunningProbe[Ticket] | None]:
         if slot.number not in self._inboxes:

@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,15 +32,12 @@ from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
 
-STRIDE = 16
-"""Tokens of a rollout for which a decoded one stands."""
-
+STRIDE = 16  # Tokens of a rollout for which a decoded one stands
 SPEED_AND_ROLLOUTS = (
     f"Speeds are predicted, not emulated. Rollouts decoded one token of {STRIDE}; completions have their full length."
 )
 
-WARMUP_CYCLES, TIMED_CYCLES = 1, 1
-"""Cycles of an emulated probe: the second one has the memory of all later ones."""
+WARMUP_CYCLES, TIMED_CYCLES = 1, 1  # Cycles of an emulated probe: the second one has the memory of all later ones
 
 
 class EmulatedExecutor(LocalExecutor):
@@ -58,9 +54,8 @@ class EmulatedExecutor(LocalExecutor):
         lag: int = 0,
         phases: bool = False,
     ) -> None:
-        """`saves`: a confirmation writes its checkpoint; that of a whole model would take as much
-        disk as the real one. `lag`: see `EmulatedMachine`. `phases`: the driver's own peak of each
-        phase is kept too."""
+        """`saves`: a confirmation writes its checkpoint; that of a whole model would take as much disk as the real one. `lag`:
+        see `EmulatedMachine`. `phases`: the driver's own peak of each phase is kept too."""
         installation = look(settings.python)
         built = build(installation)
         machine = emulated_machine(f"{hardware.count}x{hardware.name}", lag=lag)
@@ -70,7 +65,9 @@ class EmulatedExecutor(LocalExecutor):
         self._reports, self._stubs = stand.reports, built.stubs
         self._saves = saves
         visible = ",".join(map(str, range(hardware.count)))
-        variables = {**_added(launch.environment(os.environ, built, stand, phases=phases, stride=stride)), VISIBLE: visible}
+        environment = launch.environment(os.environ, built, stand, phases=phases, stride=stride)
+        added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+        variables = {**added, VISIBLE: visible}
         open_gpus = partial(
             Gpus, hardware.count, settings.limit_bytes, settings.python,
             library=launch.nvml_of(built, stand), variable=visible, make_ballast=partial(Ballast, variables=variables),
@@ -115,8 +112,3 @@ class _EmulatedRunner:
 
     def close(self) -> None:
         self._runner.close()
-
-
-def _added(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that differ from this process's own."""
-    return {name: value for name, value in environment.items() if os.environ.get(name) != value}

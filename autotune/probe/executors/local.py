@@ -18,7 +18,7 @@ from autotune.probe.executors.base import ProbeRunner, Slot
 from autotune.probe.executors.local_slots import LocalSlot, SlotPlace
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
-from autotune.probe.worker_process import RunnerSettings, WorkerProcess
+from autotune.probe.worker_process import RunnerSettings
 
 _open_executors: weakref.WeakSet[LocalExecutor] = weakref.WeakSet()
 
@@ -35,6 +35,7 @@ class LocalExecutor:
         open_gpus: Callable[[], Gpus] | None = None,
     ) -> None:
         self._slots = [LocalSlot(settings, place, requests, open_gpus) for place in places]
+        self.worker = self._slots[0].worker
         self._owner = os.getpid()
         hosts = frozenset({platform.node()})
         self.slots = tuple(Slot(number=number, hosts=hosts, words=place.words) for number, place in enumerate(places))
@@ -49,20 +50,6 @@ class LocalExecutor:
     @property
     def loads(self) -> int:
         return sum(slot.loads for slot in self._slots)
-
-    @property
-    def worker_pid(self) -> int | None:
-        """Process of the first slot's worker; None before its first start."""
-        return self._worker.pid
-
-    @property
-    def bound_by(self) -> str | None:
-        """Mechanisms that enforce the limit; None before the first start."""
-        return self._worker.bound_by if self._worker.alive else None
-
-    @property
-    def _worker(self) -> WorkerProcess:
-        return self._slots[0].worker
 
     def interrupt(self) -> None:
         for slot in self._slots:

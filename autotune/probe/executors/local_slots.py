@@ -69,14 +69,20 @@ def _gpu_places(nvml: Nvml, hardware: Hardware, slots: int | None) -> tuple[Slot
     try:
         # 1. GPUs of the requested kind: probes of one study must run on equal GPUs.
         devices = [device for device in devices_of(nvml, os.environ.get(VISIBLE)) if device.uuid is not None]
-        alike = [device for device in devices if _is_kind(device, hardware)]
+        kinds = [(device, hardware_detection.recognise(device)) for device in devices]
+        alike = [device for device, known in kinds if hardware.name in (device.name, known and known.name)]
         idle = [one for one in alike if nvml.used_bytes(str(one.uuid)) <= IDLE_SHARE * one.memory_bytes]
         # 2. Near groups of idle ones. A single slot may share GPUs: the others' part is metered.
         apart = {(a.uuid, b.uuid): nvml.distance(str(a.uuid), str(b.uuid)) for a in idle for b in idle if a != b}
         groups = groups_of(idle, hardware.count, lambda a, b: apart.get((a.uuid, b.uuid)))
         groups = groups or groups_of(alike, hardware.count, lambda *_: None)[:1]
         if slots is not None and slots > len(groups):
-            raise _too_few(slots, hardware, len(alike), len(alike) - len(idle), len(groups))
+            busy, most = len(alike) - len(idle), len(groups)
+            used = f", {busy} of them in use by others" if busy else ""
+            raise BadInput(
+                f"{slots} slots of {hardware} need {slots * hardware.count} GPUs, and {len(alike)} such are here{used}.",
+                way_out=f"Use at most --slots {most}, or leave --slots out." if most else "Wait until they are free.",
+            )
         if not groups:
             raise HardwareNotHere(f"{hardware} is not on this machine.", way_out="Type --gpus local, or --mode predict.")
         # 3. Several slots use the cores near their GPUs; a single one keeps the affinity.
@@ -86,36 +92,19 @@ def _gpu_places(nvml: Nvml, hardware: Hardware, slots: int | None) -> tuple[Slot
         raise HardwareNotHere(f"This machine's GPUs can't be read: {error}.", way_out="See that `nvidia-smi` works.") from error
 
 
-def _is_kind(device: Device, hardware: Hardware) -> bool:
-    known = hardware_detection.recognise(device)
-    return hardware.name in (device.name, None if known is None else known.name)
-
-
 def _place(nvml: Nvml, group: Sequence[Device], *, alone: bool) -> SlotPlace:
     words = ("GPU " if len(group) == 1 else "GPUs ") + ", ".join(str(device.index) for device in group)
-    visible = ",".join(str(device.uuid) for device in group)
-    return SlotPlace(words=words, visible=visible, cores=None if alone else _cores_near(nvml, group))
-
-
-def _cores_near(nvml: Nvml, group: Sequence[Device]) -> frozenset[int] | None:
-    known = [cores for device in group if (cores := nvml.cores_near(str(device.uuid))) is not None]
-    near = frozenset().union(*known) & frozenset(available_cores())
-    return near if near and len(known) == len(group) else None
-
-
-def _too_few(slots: int, hardware: Hardware, alike: int, busy: int, most: int) -> BadInput:
-    used = f", {busy} of them in use by others" if busy else ""
-    return BadInput(
-        f"{slots} slots of {hardware} need {slots * hardware.count} GPUs, and {alike} such are here{used}.",
-        way_out=f"Use at most --slots {most}, or leave --slots out." if most else "Wait until they are free.",
-    )
+    cores = None
+    if not alone:
+        known = [near for device in group if (near := nvml.cores_near(str(device.uuid))) is not None]
+        shared = frozenset().union(*known) & frozenset(available_cores())
+        cores = shared if shared and len(known) == len(group) else None
+    return SlotPlace(words=words, visible=",".join(str(device.uuid) for device in group), cores=cores)
 
 
 def groups_of(things: Sequence[_T], size: int, distance: Distance[_T]) -> list[tuple[_T, ...]]:
-    """Return as many groups of this size as possible, of near members.
-
-    Greedy: the first remaining member takes the nearest others. Optimal for NVLink pairs or sockets.
-    """
+    """Return as many groups of this size as possible, of near members. Greedy: the first remaining member takes the nearest
+    others. Optimal for NVLink pairs or sockets."""
     left, groups = list(things), []
     while len(left) >= size:
         first, *others = left
@@ -185,11 +174,7 @@ class LocalSlot:
     """Owner of a worker and its runner. For one thread, except `interrupt` and `close`."""
 
     def __init__(
-        self,
-        settings: RunnerSettings,
-        place: SlotPlace,
-        requests: RequestBuilders,
-        open_gpus: Callable[[], Gpus] | None = None,
+        self, settings: RunnerSettings, place: SlotPlace, requests: RequestBuilders, open_gpus: Callable[[], Gpus] | None = None
     ) -> None:
         """`open_gpus` replaces the search by NVML and CUDA_VISIBLE_DEVICES."""
         if open_gpus is None and settings.device_kind == "cuda":

@@ -12,7 +12,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
 from autotune.core.hardware import Hardware
 from autotune.probe.executors.base import Slot
-from autotune.probe.executors.cluster_plan import Plan, differences, in_words, plan
+from autotune.probe.executors.cluster_plan import in_words, plan
 from autotune.probe.executors.ray_cluster import RayCluster, inspect_nodes
 from autotune.probe.executors.ray_slot import CLOSE_SECONDS, HURRIED_CLOSE_SECONDS, ClusterRunner, ClusterSlot
 from autotune.probe.runner import RequestBuilders
@@ -87,18 +87,7 @@ class RayExecutor:
         self._slots = [ClusterSlot(self._cluster, cut, number, self._settings, self._requests) for number in range(cut.slots)]
         for slot in self._slots:
             slot.reserve()
-        self._slots = self._reserved(cut)
-        # 2. Start the actors; their versions must agree.
-        versions = [slot.start() for slot in self._slots]
-        if any(other != versions[0] for other in versions):
-            raise BadInput(
-                f"The nodes have different versions installed: their measurements are not comparable ({differences(versions)}).",
-                way_out="Install the same on every node.",
-            )
-        return {**versions[0], "nodes": " ".join(cut.nodes[0].kind)}
-
-    def _reserved(self, cut: Plan) -> list[ClusterSlot]:
-        """Return the slots with resources in time; an explicitly requested number must be complete."""
+        # 2. Keep those with resources in time; an explicitly requested number must be complete.
         until = time.monotonic() + RESERVE_SECONDS
         ready = [slot for slot in self._slots if slot.wait_for_room(max(1.0, until - time.monotonic()))]
         for slot in self._slots:
@@ -110,4 +99,14 @@ class RayExecutor:
                 f"cluster has {in_words(cut.nodes)}, and after {RESERVE_SECONDS:.0f} s only {len(ready)} were free.",
                 way_out="Wait until other jobs end (see `ray status`), or use fewer --slots.",
             )
-        return ready
+        self._slots = ready
+        # 3. Start the actors; their versions must agree.
+        versions = [slot.start() for slot in ready]
+        names = sorted({name for each in versions for name in each})
+        differing = ", ".join(name for name in names if len({each.get(name) for each in versions}) > 1)
+        if differing:
+            raise BadInput(
+                f"The nodes have different versions installed: their measurements are not comparable ({differing}).",
+                way_out="Install the same on every node.",
+            )
+        return {**versions[0], "nodes": " ".join(cut.nodes[0].kind)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import autotune
 from autotune.core.errors import BadInput, MissingExtra, SlotLost
 from autotune.machine.signals import restored_signals, skip_exit_handlers
 from autotune.probe.executors import ray_node
-from autotune.probe.executors.cluster_plan import Node, check_port, first_line
+from autotune.probe.executors.cluster_plan import Node, first_line
 from autotune.probe.executors.ray_node import HeadWatch
 
 try:
@@ -23,6 +24,7 @@ try:
 except ImportError as missing:
     raise MissingExtra("--executor ray", "ray") from missing
 
+CONNECT_SECONDS = 10.0
 INSPECT_SECONDS = 120.0  # A node that has not described itself by then is left out
 ACTOR_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """A Ray worker must not kill its children at exit: autotune's worker ends what a probe left.
@@ -46,7 +48,10 @@ class RayCluster:
             return
         with restored_signals():
             try:
-                check_port(self._address)
+                # Without a server, ConnectionError at once: Ray would retry for most of a minute.
+                host, separator, port = (self._address or "").rpartition(":")
+                if separator and port.isdigit() and "/" not in host:
+                    socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
                 ray.init(address=self._address or "auto", log_to_driver=False, configure_logging=False, namespace="autotune")
             except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
                 where = f"at {self._address}" if self._address else "on this machine"
@@ -72,8 +77,7 @@ class RayCluster:
             self._lose_head()
 
     def reaches_head(self) -> bool:
-        """Return False without a head: nothing can be released, and the nodes end their actors by
-        themselves."""
+        """Return False without a head: nothing can be released, and the nodes end their actors by themselves."""
         self.head_lost = self.head_lost or (self._head is not None and not self._head.answers())
         return not self.head_lost
 

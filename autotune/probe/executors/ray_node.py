@@ -26,20 +26,15 @@ from autotune.probe.executors.local_slots import LocalSlot, SlotPlace, available
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RankSpan, RunnerSettings
 
-LOST_SECONDS = 25.0
-"""Time without a connection after which the head counts as lost: less than Ray's own minute."""
-
+LOST_SECONDS = 25.0  # Time without a connection after which the head counts as lost: less than Ray's own minute
 INTERVAL_SECONDS = 2.0
 CONNECT_SECONDS = 2.0
 
 
 class HeadWatch:
-    """Connections to a cluster's head, at most one each INTERVAL_SECONDS. For several threads.
-
-    Ray ends a driver process by itself, without an exception, when the head has been gone for a
-    minute (`gcs_rpc_server_reconnect_timeout_s`). The head is therefore watched from here, so that
-    the search ends before that, with its answer.
-    """
+    """Connections to a cluster's head, at most one each INTERVAL_SECONDS. For several threads. Ray ends a driver process by
+    itself, without an exception, when the head has been gone for a minute (`gcs_rpc_server_reconnect_timeout_s`). The head is
+    therefore watched from here, so that the search ends before that, with its answer."""
 
     def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
         host, _, port = address.rpartition(":")
@@ -155,7 +150,13 @@ class NodeSlot:
         with socket.socket() as listener:
             listener.bind(("", 0))
             port = int(listener.getsockname()[1])
-        return _own_address(), port
+        # The address by which other machines reach this one; sends no packet.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(("192.0.2.1", 9))  # TEST-NET-1: reserved for documentation
+                return str(probe.getsockname()[0]), port
+            except OSError:
+                return "127.0.0.1", port
 
     def measure(self, encoded_order: bytes) -> bytes:
         self._order = order = msgspec.json.decode(encoded_order, type=ProbeOrder)
@@ -180,13 +181,3 @@ class NodeSlot:
         """Close the slot. A second call returns after the first: then this process may be killed."""
         with self._closing:
             self._slot.close()
-
-
-def _own_address() -> str:
-    """Return the address by which other machines reach this one; sends no packet."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: reserved for documentation
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"

@@ -105,7 +105,17 @@ class ClusterSlot:
             for reply in self._await(refs, order.plan.deadline_seconds + GRACE_SECONDS, stop_at=_failed)
         ]
         self.loads += max(reply.loads for reply in replies)
-        return self._merged(replies)
+        for reply in replies:
+            if reply.environment is not None:
+                raise TrainingEnvironmentError(reply.environment)
+        parts = [reply.measurement for reply in replies if reply.measurement is not None]
+        failed = any(part.outcome is not Outcome.OK for part in parts)
+        if self._cut.spans and (failed or len(parts) < len(replies)):
+            self._call(lambda one: one.close.remote(), GRACE_SECONDS)
+        faults = [reply.fault for reply in replies if reply.fault is not None]
+        if faults and not failed:
+            raise ProbeError(faults[0])
+        return parts[0] if len(parts) == 1 else merged(parts)
 
     def unload(self) -> None:
         self._runner = None
@@ -150,28 +160,12 @@ class ClusterSlot:
         firsts = accumulate(ranks[:-1], initial=0)
         return [RankSpan(first=first, world=sum(ranks), address=address, port=port) for first in firsts]
 
-    def _merged(self, replies: Sequence[ray_node.NodeReply]) -> Measurement:
-        for reply in replies:
-            if reply.environment is not None:
-                raise TrainingEnvironmentError(reply.environment)
-        parts = [reply.measurement for reply in replies if reply.measurement is not None]
-        failed = any(part.outcome is not Outcome.OK for part in parts)
-        if self._cut.spans and (failed or len(parts) < len(replies)):
-            self._call(lambda one: one.close.remote(), GRACE_SECONDS)
-        faults = [reply.fault for reply in replies if reply.fault is not None]
-        if faults and not failed:
-            raise ProbeError(faults[0])
-        return parts[0] if len(parts) == 1 else merged(parts)
-
     def _call(self, call: Callable[[Any], Any], seconds: float) -> list[Any]:
         return self._await([call(actor) for actor in self._actors], seconds)
 
     def _await(self, refs: Sequence[Any], seconds: float, stop_at: Callable[[bytes], bool] = lambda _: False) -> list[Any]:
-        """Return all replies in the nodes' order; after the first for which `stop_at` holds, those
-        that arrive shortly.
-
-        Any other end is a fault of the slot: ProbeError.
-        """
+        """Return all replies in the nodes' order; after the first for which `stop_at` holds, those that arrive shortly. Any other
+        end is a fault of the slot: ProbeError."""
         until, waiting = time.monotonic() + seconds, list(refs)
         found: dict[Any, Any] = {}
         try:
