@@ -55,9 +55,8 @@ def command(as_json: bool, check: bool, **flags: Any) -> int:
     document = dict(predicted.document)
     if check:
         with interruptible(), Waiting("emulating the configuration"):
-            emulated = emulate_flags(Flags(**flags))
-        show_check(words, predicted.prediction, emulated)
-        document["check"] = check_document(predicted.prediction, emulated)
+            document["check"] = check_document(predicted.prediction, emulate_flags(Flags(**flags)))
+        show_check(words, document["check"])
     if as_json:
         print(json.dumps(document))
     return {True: DONE, False: NOTHING_FITS, None: UNDECIDED}[predicted.prediction.fits]

@@ -35,7 +35,7 @@ def check_folder(out: Path) -> None:
     """Check that `--out` is writable and has space, without a trace in it."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file.", way_out="Give a folder: --out autotune-out.")
-    base = _nearest_existing(out)
+    base = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     try:
         free = shutil.disk_usage(base).free
         with tempfile.TemporaryFile(dir=base) as trial:
@@ -69,7 +69,10 @@ def publish(
         (staging / DOCUMENT).write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n")
         (staging / PAGE).write_text(page(described), encoding="utf-8")
         for name in [*dict.fromkeys(Path(name).parts[0] for name in names), PAGE, DOCUMENT]:
-            _move_in(staging / name, out / name)
+            target = out / name
+            if target.is_dir() and not target.is_symlink():  # an older folder, which a rename cannot replace unless it is empty
+                shutil.rmtree(target)
+            (staging / name).replace(target)
     except OSError as error:
         raise BadInput(
             f"The results can't be written into {out}: {error.strerror}.",
@@ -88,25 +91,7 @@ def annotate(files: list[Path], lines: Sequence[str]) -> list[Path]:
     return files
 
 
-def _move_in(source: Path, target: Path) -> None:
-    """Rename; an older folder of the same name is deleted first, because rename cannot replace a
-    non-empty one."""
-    if target.is_dir() and not target.is_symlink():
-        shutil.rmtree(target)
-    source.replace(target)
-
-
-def _nearest_existing(out: Path) -> Path:
-    base = out.absolute()
-    while not base.exists():
-        base = base.parent
-    return base
-
-
-Write = Callable[[Job, Recommendation], object]
-
-
-def best_so_far_listener(listener: Listener, write: Write) -> Listener:
+def best_so_far_listener(listener: Listener, write: Callable[[Job, Recommendation], object]) -> Listener:
     """Wrap the listener to write every new best into the output folder. A failed write is
     reported and tried again at the end: a full disk must not end the search."""
 
