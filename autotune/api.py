@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
@@ -97,9 +97,10 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
     with claimed_folder(request.job.out):
         listener(_started(request, candidates))
         if request.job.mode == "predict":
-            answer = _forecast(request, candidates, confirm_with=shlex.join(_command_words(flags.replace(mode="probe"))))
+            confirm_with = shlex.join(["autotune", "run", *typed(flags.replace(mode="probe"))])
+            answer = _forecast(request, candidates, confirm_with=confirm_with)
         else:
-            answer = _search(request, candidates, _command_words(flags), listener, soak_seconds)
+            answer = _search(request, candidates, ["autotune", "run", *typed(flags)], listener, soak_seconds)
     if flags.log_to is not None:
         unlogged = log_answer(flags.log_to, request.job.study_name, answer.document)
         if unlogged is not None:
@@ -245,10 +246,6 @@ def _variants(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedR
     return found, tuple(notes)
 
 
-def _command_words(flags: Flags) -> list[str]:
-    return ["autotune", "run", *typed(flags)]
-
-
 def _started(request: ParsedRequest, candidates: tuple[Candidate, ...]) -> JobStarted:
     return JobStarted(job=request.job, candidates=candidates, assumed=request.assumed, notes=request.notes)
 
@@ -281,31 +278,44 @@ def _search(
 
 def _written(request: ParsedRequest, answer: Recommendation, words: list[str]) -> Mapping[str, Any]:
     """Write the winner's files and the page into the output folder; return the document."""
-    from autotune.report.answer_document import document
-    from autotune.report.file_section import FinalFiles
-    from autotune.report.html.render import render
-    from autotune.report.output_folder import head_lines, publish
+    from autotune.report.output_folder import head_lines
 
     job, winner = request.job, answer.winner
     if job.task.workload.script is not None and answer.certificate is None:
         winner = None  # no patch from a single short probe
-    written = FinalFiles(job, request.trainer, None if winner is None else winner.candidate, head_lines(job, answer))
-    confirm_with = _confirm_with(words) if job.mode == "emulate" else ""
+    confirm_with = ""
+    if job.mode == "emulate":  # the command that measures it on its target
+        replaced = ("probe" if word == "emulate" and before == "--mode" else word for before, word in pairwise(["", *words]))
+        confirm_with = shlex.join(replaced)
     commands = _next_commands(job.out, answer, words)
-    warnings = (*request.notes, answer.fault) if answer.fault else request.notes
-    return publish(
-        job.out,
-        written.writer,
-        lambda files: document(
-            job, answer, files, warnings=warnings, commands=commands, confirm_with=confirm_with, file=written.section
-        ),
-        render,
-    )
+    notes = (*request.notes, answer.fault) if answer.fault else request.notes
+    candidate = None if winner is None else winner.candidate
+    head = head_lines(job, answer)
+    return _publish(request, answer, candidate, head, warnings=notes, commands=commands, confirm_with=confirm_with)
 
 
-def _confirm_with(words: list[str]) -> str:
-    """Return the command that measures an emulated job on its target."""
-    return shlex.join(["probe" if word == "emulate" and before == "--mode" else word for before, word in pairwise(["", *words])])
+def _publish(
+    request: ParsedRequest,
+    answer: Recommendation | Forecast,
+    candidate: Candidate | None,
+    head: Sequence[str] = (),
+    **parts: Any,
+) -> Mapping[str, Any]:
+    from autotune.report.answer_document import document
+    from autotune.report.file_section import write_files
+    from autotune.report.html.render import render
+    from autotune.report.output_folder import publish
+
+    job, section = request.job, None
+
+    def write(*folders: Path) -> list[Path]:
+        nonlocal section
+        if candidate is None:
+            return []
+        files, section = write_files(job, request.trainer, candidate, head, *folders)
+        return files
+
+    return publish(job.out, write, lambda files: document(job, answer, files, file=section, **parts), render)
 
 
 def _next_commands(out: Path, answer: Recommendation, words: list[str]) -> dict[str, str]:
@@ -321,10 +331,6 @@ def _next_commands(out: Path, answer: Recommendation, words: list[str]) -> dict[
 def _forecast(request: ParsedRequest, candidates: tuple[Candidate, ...], *, confirm_with: str) -> RunAnswer:
     """Predict all candidates; nothing is measured."""
     from autotune.prediction.service import open_prediction_service
-    from autotune.report.answer_document import document
-    from autotune.report.file_section import FinalFiles
-    from autotune.report.html.render import render
-    from autotune.report.output_folder import publish
     from autotune.search.advice import ways_to_fit
     from autotune.search.forecast_search import forecast
     from autotune.search.loop import baseline_candidate
@@ -335,12 +341,6 @@ def _forecast(request: ParsedRequest, candidates: tuple[Candidate, ...], *, conf
         answer = forecast(job, service, candidates, baseline)
         if answer.winner is None:
             answer = replace(answer, ways_to_fit=ways_to_fit(request, baseline, service))
-    winner = answer.winner
-    written = FinalFiles(job, trainer, None if winner is None else winner.candidate)
-    described = publish(
-        job.out,
-        written.writer,
-        lambda files: document(job, answer, files, confirm_with=confirm_with, warnings=request.notes, file=written.section),
-        render,
-    )
+    chosen = None if answer.winner is None else answer.winner.candidate
+    described = _publish(request, answer, chosen, warnings=request.notes, confirm_with=confirm_with)
     return RunAnswer(job=job, recommendation=None, forecast=answer, document=described)

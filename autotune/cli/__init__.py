@@ -76,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.stdout = cast(TextIO, PipeOutput(sys.stdout))
     try:
-        _check_text(given)
+        for word in given:
+            if any("\ud800" <= character <= "\udfff" for character in word):  # not UTF-8: it can be in no written file
+                raise BadInput(f"The argument '{printable(word)}' is not UTF-8 text.", way_out="Rename that file or folder.")
         result = autotune_command.main(args=given, prog_name="autotune", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:  # all exit codes are decided in one place
@@ -93,13 +95,6 @@ def _end(code: int) -> NoReturn:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
-
-
-def _check_text(arguments: Sequence[str]) -> None:
-    """Refuse arguments that are not UTF-8: they can be in no written file."""
-    for word in arguments:
-        if any("\ud800" <= character <= "\udfff" for character in word):
-            raise BadInput(f"The argument '{printable(word)}' is not UTF-8 text.", way_out="Rename that file or folder.")
 
 
 class PipeOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import msgspec
 from autotune.core.answer import Recommendation
 from autotune.core.errors import BadInput
 from autotune.core.events import BestChanged, Event, Listener, Note
-from autotune.core.files import comments
 from autotune.core.job import Job
 from autotune.core.units import MIB, format_bytes
 from autotune.report.certificate import certificate_lines
@@ -24,7 +23,6 @@ MIN_FREE_BYTES = 32 * MIB
 """Free space required before the search; a filtered dataset may take more."""
 
 DOCUMENT = "recommendation.json"
-RECOMMENDED = "recommended"
 
 Writer = Callable[[Path, Path], list[Path]]
 """Write files into a folder, with paths below the second one, to which they are moved; returns the
@@ -81,14 +79,6 @@ def publish(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return described
-
-
-def annotate(files: list[Path], lines: Sequence[str]) -> list[Path]:
-    """Insert these lines as comments at the head of the recommended YAML file."""
-    for file in files:
-        if file.stem == RECOMMENDED and file.suffix in (".yaml", ".yml"):
-            file.write_text(comments(lines) + file.read_text(encoding="utf-8"), encoding="utf-8")
-    return files
 
 
 def best_so_far_listener(listener: Listener, write: Callable[[Job, Recommendation], object]) -> Listener:

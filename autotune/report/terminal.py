@@ -105,11 +105,11 @@ def _show_winner(console: Console, job: Job, answer: Recommendation, winner: Tri
     if (comparison := describe_advantage(answer)) is not None:
         print_line(console, comparison)
     if answer.changes:
-        rows = []
-        for change in answer.changes:
-            learning = "yes" if change.effect == "learning" else "no"
-            rows.append((change.name, setting_text(change.baseline), setting_text(change.recommended), learning, change.why))
-        _show_table(console, ("changed", "from", "to", "learning?", "why"), rows)
+        changed = []
+        for one in answer.changes:
+            learning = "yes" if one.effect == "learning" else "no"
+            changed.append((one.name, setting_text(one.baseline), setting_text(one.recommended), learning, one.why))
+        _show_table(console, ("changed", "from", "to", "learning?", "why"), changed)
     elif answer.baseline is not None and answer.advantage is None:
         console.print("The baseline is already the best that was found.")
     _show_phases(console, (answer.certificate or winner).measurement)
@@ -142,19 +142,19 @@ def _show_side_by_side(console: Console, job: Job, answer: Recommendation, winne
     outcome = str(measured.outcome) if measured else "not measured" if answer.changes else "none given, or not legal"
     lengths = ", longest completions" if "max_completion_length" in job.space else ""
     predicted, emulated = ("predicted ", "emulated ") if job.task.hardware.emulated else ("", "")
-    fast = (_rate(measured and measured.worst, answer), _rate(proof.worst, answer))
+    fast = (_rate(measured.worst if measured else None, answer), _rate(proof.worst, answer))
     rows = [("outcome", outcome, str(proof.outcome)), (f"{predicted}tokens/s{lengths}", *fast)]
     if proof.typical or (measured and measured.typical):
         which = "completions of drawn lengths" if proof.typical is not None and proof.typical.drawn else "typical completions"
-        rows.append((f"tokens/s, {which}", _rate(measured and measured.typical, answer), _rate(proof.typical, answer)))
+        rows.append((f"tokens/s, {which}", _rate(measured.typical if measured else None, answer), _rate(proof.typical, answer)))
     rows.append((f"{emulated}peak memory", _peak(base), _peak(answer.certificate or winner)))
     rows.append(("limit", _limit(job), _limit(job)))
     before = base.candidate.knobs if base else {change.name: change.baseline for change in answer.changes}
     moving = {knob.name for knob in _moving(job)}
     for name in dict.fromkeys([*before, *after]):
         if name in moving or (base is not None and before.get(name) != after.get(name)):
-            values = (setting_text(knobs[name]) if name in knobs else "-" for knobs in (before, after))
-            rows.append((name, *values))
+            was, becomes = (setting_text(knobs[name]) if name in knobs else "-" for knobs in (before, after))
+            rows.append((name, was, becomes))
     _show_table(console, ("", "baseline", "recommended"), rows)
 
 
