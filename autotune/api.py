@@ -109,8 +109,7 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
 
 
 def predict(*, listener: Listener = ignore_events, **options: Unpack[PredictOptions]) -> PredictAnswer:
-    """Predict without a GPU whether a configuration fits, with the parts of its memory and ways to
-    make it fit."""
+    """Predict without a GPU whether a configuration fits, with the parts of its memory and ways to make it fit."""
     return predict_flags(flags_of(options), listener=listener)
 
 
@@ -177,18 +176,14 @@ def diagnose(log: str | PathLike[str] | Iterable[str], **options: Unpack[Request
     """Find the first failure in a training log (a file or its lines), with remedies.
 
     With `config` (the failed file) and `gpus` (its hardware; default: this machine's) remedies have
-    predicted effects.
+    predicted effects, or a remark has the reason that none can be predicted.
     """
     from autotune.diagnosis import diagnose_lines
     from autotune.diagnosis.log_files import lines_of_file
 
     found = diagnose_lines(lines_of_file(str(log)) if isinstance(log, str | PathLike) else log)
-    return with_effects(found, flags_of(options)) if options.get("config") else found
-
-
-def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
-    """Add the predicted effect to each remedy. If the configuration cannot be predicted, add the
-    reason instead."""
+    if not options.get("config"):
+        return found
     from autotune.diagnosis.remedy_effects import Effects
     from autotune.machine import hardware_detection
     from autotune.prediction.service import open_prediction_service
@@ -196,6 +191,7 @@ def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
     from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request
 
+    flags = flags_of(options)
     if flags.gpus == "local" and hardware_detection.hardware("local").kind != "cuda":
         raise BadInput(
             "--config is predicted for GPUs, and this machine has none.", way_out="Name the failed run's GPUs: --gpus 2xA100-40G"
@@ -209,10 +205,10 @@ def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
         job, trainer, candidate = request.job, request.trainer, candidate_of_job(request)
         with contextlib.closing(open_prediction_service(job, trainer)) as service:
             effects = Effects(job=job, space=request.whole_space, trainer=trainer, service=service, candidate=candidate)
-            return effects.on(diagnosis)
+            return effects.on(found)
     except BadInput as error:
         why = f"nothing could be predicted for {flags.config}: {error}"
-        return replace(diagnosis, remarks=(*diagnosis.remarks, why))
+        return replace(found, remarks=(*found.remarks, why))
 
 
 def _with_data(request: ParsedRequest) -> ParsedRequest:
@@ -226,8 +222,7 @@ def _with_data(request: ParsedRequest) -> ParsedRequest:
 
 
 def _variants(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedRequest, Candidate]], tuple[str, ...]]:
-    """Return the legal combinations of unknown facts, with notes on illegal ones, which cannot have
-    been run."""
+    """Return the legal combinations of unknown facts, with notes on illegal ones, which cannot have been run."""
     from autotune.request.assignments import ways_of
     from autotune.request.job_builder import candidate_of_job
     from autotune.request.prompt_limit import with_longest_prompt
@@ -319,8 +314,7 @@ def _publish(
 
 
 def _next_commands(out: Path, answer: Recommendation, words: list[str]) -> dict[str, str]:
-    """Return the commands to train, to measure again and to continue. Flags go before a bare
-    `--`."""
+    """Return the commands to train, to measure again and to continue. Flags go before a bare `--`."""
     words = [word for word in words if word not in ("--fresh", "--resume")]
     end = words.index("--") if "--" in words else len(words)
     again, go_on = (shlex.join([*words[:end], flag, *words[end:]]) for flag in ("--fresh", "--resume"))

@@ -98,8 +98,7 @@ def _end(code: int) -> NoReturn:
 
 
 class PipeOutput:
-    """Text stream that discards its output once nobody reads it. The command goes on and keeps its
-    exit code."""
+    """Text stream that discards its output once nobody reads it. The command goes on and keeps its exit code."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -34,8 +34,7 @@ EXIT_CODES: Mapping[Status, int] = {
     "interrupted": INTERRUPTED,
 }
 
-VARIABLE = "AUTOTUNE_CONFIG"
-"""Environment variable for COMMAND with the file to train with."""
+VARIABLE = "AUTOTUNE_CONFIG"  # environment variable for COMMAND with the file to train with
 
 
 @click.command(name="preflight", short_help="prove that a configuration fits, then start the run")

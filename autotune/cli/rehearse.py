@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from autotune.emulator.reports import ProcessReport
 
 SCHEMA = 1
-EXITS = {"fits": DONE, "out_of_memory": NOTHING_FITS, "failed": FAULT}
-"""Status of the document -> exit code."""
+EXITS = {"fits": DONE, "out_of_memory": NOTHING_FITS, "failed": FAULT}  # status of the document -> exit code
 
 _PYTHON = "Python interpreter of the training environment. Default: the one beside COMMAND's program, else the first python."
 _STRIDE = "Tokens that each decoded token stands for. 16: shorter rollouts; a cache of transformers grows 16 tokens at a time."
-_EDGES = ("start", "end")
-"""Phases outside the command's own work."""
+_EDGES = ("start", "end")  # phases outside the command's own work
 
 
 @click.command(name="rehearse", short_help="run a training command on emulated GPUs")

@@ -26,8 +26,7 @@ from autotune.diagnosis.log_reader import LogReader
 __all__ = ["SCHEMA", "Advice", "Diagnosis", "as_document", "diagnose", "diagnose_lines"]
 
 
-LINES_AT_ONCE = 128
-"""Lines whose words are looked up together: most words of failures are in none of them."""
+LINES_AT_ONCE = 128  # lines whose words are looked up together: most words of failures are in none of them
 
 
 def diagnose(text: str) -> Diagnosis:

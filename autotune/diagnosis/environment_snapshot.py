@@ -40,8 +40,7 @@ print(json.dumps({"packages": packages, "requires": requires, "shm_bytes": shm_b
 
 
 def environment_facts(python: Path) -> EnvironmentFacts:
-    """Return the facts about an interpreter, with the variables of this process, which a training
-    started here would inherit."""
+    """Return the facts about an interpreter, with the variables of this process, which a training started here would inherit."""
     try:
         reported = subprocess.run([str(python), "-c", _ASK], capture_output=True, timeout=SECONDS, check=True).stdout
         facts = msgspec.json.decode(reported.strip().splitlines()[-1], type=EnvironmentFacts)

@@ -1,5 +1,4 @@
-"""Other processes on the failing GPU, as far as a log names them: foreign ones, or other roles of the
-same job."""
+"""Other processes on the failing GPU, as far as a log names them: foreign ones, or other roles of the same job."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ UNSEEN_SHARE = 0.5
 """Share of the device, neither free nor in torch's list of processes, from which another container is assumed."""
 
 _BEGUN = ("%|", "info", "pid=", "traceback", "loss")
-"""Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes from
-before the run."""
+"""Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes from before the run."""
 
 
 class GpuNeighbours:
@@ -72,8 +70,7 @@ class GpuNeighbours:
         return unlisted >= UNSEEN_SHARE * total and not any(map(_SHARES_GPUS.search, frames))
 
     def leave_too_little(self, finding: Finding) -> bool:
-        """Return True if memory that others held before the run is the memory that vLLM lacked at its
-        start."""
+        """Return True if memory that others held before the run is the memory that vLLM lacked at its start."""
         others = sum(held for pid, held in self._earlier.items() if pid not in self._own)
         free, asked = finding.numbers.get("free_bytes"), finding.numbers.get("asked_bytes")
         if finding.row != "vllm_reservation" or free is None or asked is None:

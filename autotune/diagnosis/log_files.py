@@ -1,5 +1,4 @@
-"""Log files: refused with an alternative where they are no text, and read without holding them in
-memory."""
+"""Log files: refused with an alternative where they are no text, and read without holding them in memory."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def lines_of_file(log: str) -> Iterator[str]:
 
 
 def lines_of_stream(stream: BinaryIO, name: str, log: str = "-") -> Iterator[str]:
-    """Yield the lines of an open stream; `name` is used in messages, `log` in the command that they
-    suggest."""
+    """Yield the lines of an open stream; `name` is used in messages, `log` in the command that they suggest."""
     head = stream.read(_HEAD_BYTES)
     _refuse_what_is_no_text(name, log, head)
     empty = True

@@ -31,8 +31,7 @@ from autotune.failures.table import MEMORY_CAUSES, ROWS, FailureRow, warning_in
 from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
 
 STEPS_SURVIVED = 3
-"""Number of steps logged after an error that show that it was handled. Fewer may come from other
-ranks, printed late."""
+"""Number of steps logged after an error that show that it was handled. Fewer may come from other ranks, printed late."""
 
 MOST_REMARKS = 5
 _BY_NAME = {row.name: row for row in ROWS}
@@ -87,8 +86,7 @@ _FAULT = re.compile(
     r"|\*\*\* SIG(?:SEGV|ILL|FPE|BUS) received|signal: (?:Segmentation fault|Illegal instruction|Floating point exception)"
     r"|CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|job killed: (?:walltime|cput)|TERM_RUNLIMIT"
 )
-"""Fault or scheduler's kill that ended a process without an exception. Messages of its peers are
-echoes of it."""
+"""Fault or scheduler's kill that ended a process without an exception. Messages of its peers are echoes of it."""
 
 _ABORT = re.compile(
     r"terminate called without an active exception|exitcode: -6\b|exit code: -6\b|\bSIGABRT\b|\bSignal 6\b|\bAborted\b"
@@ -113,8 +111,7 @@ _RANK_IN_WORDS = re.compile(r"\[(?:PG .{0,60} )?Rank (\d{1,6})\]", re.IGNORECASE
 
 
 class LogReader:
-    """Single pass over the lines. It keeps the earliest finding of each tier, so that its size does
-    not grow with the log."""
+    """Single pass over the lines. It keeps the earliest finding of each tier, so that its size does not grow with the log."""
 
     def __init__(self) -> None:
         self._tracebacks = Tracebacks()
@@ -219,8 +216,7 @@ class LogReader:
         return self._has_steps or _Tier.ROOT in self._survived or whole
 
     def _with_neighbours(self, found: _Found) -> Finding:
-        """Return the finding with the owner of the missing memory: a foreign process, or another role
-        of the job."""
+        """Return the finding with the owner of the missing memory: a foreign process, or another role of the job."""
         finding, thrown = found.finding, found.thrown
         frames = () if thrown is None else thrown.frames
         if self._neighbours.leave_too_little(finding) or self._neighbours.hold_most_unseen(finding, frames):
@@ -261,8 +257,7 @@ class LogReader:
             self._found = {}
 
     def _in_launchers_summary(self, text: str) -> bool:
-        """Return True inside torchrun's list of failed processes, of which the first to fail alone is
-        of interest."""
+        """Return True inside torchrun's list of failed processes, of which the first to fail alone is of interest."""
         stripped = text.strip()
         if stripped == "Failures:":
             self._section = "others"

@@ -1,5 +1,4 @@
-"""Remedies as values of one configuration: a direction becomes the values that the search space has in
-it."""
+"""Remedies as values of one configuration: a direction becomes the values that the search space has in it."""
 
 from __future__ import annotations
 

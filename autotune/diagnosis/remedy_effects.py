@@ -22,8 +22,7 @@ from autotune.diagnosis.remedy_changes import Change, changes_of
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import PredictionService
 
-SECONDS = 120.0
-"""Time limit for predictions; the remaining remedies get no figure."""
+SECONDS = 120.0  # time limit for predictions; the remaining remedies get no figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +37,7 @@ class Effects:
     now: Callable[[], float] = time.monotonic
 
     def on(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis with the prediction for the configuration and for each remedy that has
-        one."""
+        """Return the diagnosis with the prediction for the configuration and for each remedy that has one."""
         before = self.service.predict(self.candidate)
         until = self.now() + SECONDS
         remedies = tuple(

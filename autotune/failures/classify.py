@@ -41,14 +41,12 @@ _LINE_WORDS = (
     "loss is", "norm is", "loss became", "loss was", "insufficient", "command not found", "/usr/bin/env", "container-cli",
     "server socket", "ccl_error", "oneccl", "hccl", "loaded_weight", "attempted to load",
 )  # fmt: skip
-"""Words of which every line that a row matches contains at least one. Most lines are skipped by this
-test."""
+"""Words of which every line that a row matches contains at least one. Most lines are skipped by this test."""
 
 OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that a process does not send to itself: from an operator, a scheduler or the kernel."""
 
-HOST_KILLED = "host_killed"
-"""Row of the messages about a killed process, which do not name a memory limit."""
+HOST_KILLED = "host_killed"  # row of the messages about a killed process, which do not name a memory limit
 
 RowMatch = tuple[FailureRow, re.Match[str]]
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 LONGEST_LINE = 2**15
-"""Bytes that are kept of a longer line, half of them from its end: launchers print the exit code last.
-"""
+"""Bytes that are kept of a longer line, half of them from its end: launchers print the exit code last."""
 
 BLOCK = 2**20
 

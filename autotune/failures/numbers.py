@@ -31,8 +31,7 @@ NUMBERS: Mapping[str, str] = {
 
 _BYTES = ("asked", "free", "total")
 _COUNTS = {"length": "longest_length", "length2": "longest_length", "wanted": "asked_length", "sequences": "asked_sequences"}
-"""Group names and figures. A group name must be unique in a pattern, hence the second name of a
-length."""
+"""Group names and figures. A group name must be unique in a pattern, hence the second name of a length."""
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"(\d+(?:\.\d+)?) ([KMGT]?i?B|bytes)"

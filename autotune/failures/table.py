@@ -33,8 +33,7 @@ OTHER_CAUSES = (
 )  # fmt: skip
 CAUSES = MEMORY_CAUSES + OTHER_CAUSES
 
-TABLES = ("memory", "refusals", "others", "checks", "files")
-"""Tables in the order in which they are searched."""
+TABLES = ("memory", "refusals", "others", "checks", "files")  # tables in the order in which they are searched
 
 Kind = Literal["memory", "host_memory", "illegal", "transient", "other"]
 """memory: out of device memory in the current phase. host_memory: out of the machine's memory. illegal: never tried again.
@@ -96,11 +95,9 @@ def _read(*tables: str) -> tuple[FailureRow, ...]:
     return msgspec.convert(entries, tuple[FailureRow, ...])
 
 
-ROWS = _read(*TABLES)
-"""Whole table in its order."""
+ROWS = _read(*TABLES)  # whole table in its order
 
-QUOTED_ROWS = _read("excerpts")
-"""Rows of short excerpts, behind the others."""
+QUOTED_ROWS = _read("excerpts")  # rows of short excerpts, behind the others
 
 
 class KnownWarning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

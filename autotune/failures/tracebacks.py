@@ -106,8 +106,7 @@ def exceptions_in(printed: str) -> list[LoggedException]:
 
 
 class Tracebacks:
-    """Assembler of tracebacks. It receives lines in order and yields each exception when it is
-    complete."""
+    """Assembler of tracebacks. It receives lines in order and yields each exception when it is complete."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
@@ -208,8 +207,7 @@ class Tracebacks:
                 yield from self._end(line.source)
 
     def _alone(self, line: LogLine, position: int) -> Iterator[ExceptionChain]:
-        """Yield an exception whose traceback is missing: logs are cut, and some loggers print the last
-        line alone."""
+        """Yield an exception whose traceback is missing: logs are cut, and some loggers print the last line alone."""
         text = line.text.strip()
         if _FRAME.match(line.text) is not None and len(self._open) < MOST_SOURCES:
             # A log that was cut in the middle of a traceback.

@@ -237,8 +237,7 @@ def caveats_of(answer: Recommendation) -> tuple[str, ...]:
 
 
 def failed_without_memory(answer: Recommendation) -> bool:
-    """Return True if no probe or confirmation lacked memory, and others failed: the answer is a
-    failure, not "nothing fits"."""
+    """Return True if no probe or confirmation lacked memory, and others failed: the answer is a failure, not "nothing fits"."""
     return answer.winner is None and bool(_results(answer)) and not any(_lacked_memory(trial) for trial in answer.trials)
 
 

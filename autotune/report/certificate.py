@@ -16,8 +16,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.units import format_bytes
 
 MIN_STEPS = 3
-"""Optimizer steps: Adam's state is allocated in the first; the second is the first with all of
-it."""
+"""Optimizer steps: Adam's state is allocated in the first; the second is the first with all of it."""
 
 State = Literal["done", "not applicable", "not done"]
 
@@ -86,8 +85,7 @@ def is_complete(items: tuple[Item, ...]) -> bool:
 
 
 def _settings(proof: Trial) -> Item:
-    """Compare the effective settings: a framework may change one silently, and then another
-    candidate was measured."""
+    """Compare the effective settings: a framework may change one silently, and then another candidate was measured."""
     requested, effective = proof.candidate.settings, proof.measurement.effective
     changed = [
         f"{name}={value} instead of {requested[name]}"
@@ -101,8 +99,7 @@ def _settings(proof: Trial) -> Item:
 
 
 def _is_equal(requested: KnobValue, effective: object) -> bool:
-    """Compare two values. A name that the run expanded to a file's content (`zero3`) counts as
-    equal."""
+    """Compare two values. A name that the run expanded to a file's content (`zero3`) counts as equal."""
     if isinstance(effective, dict | list):
         return True
     if isinstance(requested, int | float) and isinstance(effective, int | float):
@@ -151,8 +148,7 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
 
 
 def _on_several(job: Job) -> bool | None:
-    """Return False for several GPUs, which were not verified on real ones yet; None for one
-    device."""
+    """Return False for several GPUs, which were not verified on real ones yet; None for one device."""
     hardware = job.task.hardware
     return False if hardware.kind == "cuda" and hardware.count > 1 else None
 
@@ -184,8 +180,7 @@ def certificate_lines(job: Job, proof: Trial | None) -> list[str]:
 
 
 def describe_models(measured: Measurement) -> str | None:
-    """Describe the model tensors of the fullest rank, the largest part first; None if no rank
-    reported any."""
+    """Describe the model tensors of the fullest rank, the largest part first; None if no rank reported any."""
     models = measured.memory.models
     if not models:
         return None

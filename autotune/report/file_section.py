@@ -23,8 +23,7 @@ RECOMMENDED = "recommended"
 
 
 def script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:
-    """Return the document's section about the script; None without one. A patch needs a confirmed
-    winner."""
+    """Return the document's section about the script; None without one. A patch needs a confirmed winner."""
     script = job.task.workload.script
     if script is None:
         return None

@@ -24,8 +24,7 @@ WIDEST_BAR = 56
 LABEL = 14
 FIGURE = 11
 
-SURE, UNSURE, LIMIT = "█", "░", "│"
-"""Bar characters: expected need, upper end of the interval, limit."""
+SURE, UNSURE, LIMIT = "█", "░", "│"  # bar characters: expected need, upper end of the interval, limit
 
 
 def show_prediction(
@@ -66,8 +65,7 @@ def show_notes(console: Console, job: Job, notes: Sequence[str]) -> None:
 
 
 def show_forecast(console: Console, job: Job, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str) -> None:
-    """Print the predicted recommendation, or the reason that there is none, and the command that
-    measures it."""
+    """Print the predicted recommendation, or the reason that there is none, and the command that measures it."""
     console.print("Predicted, nothing was measured.")
     if answer.winner is not None:
         _show_winner(console, answer, answer.winner)

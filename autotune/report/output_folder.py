@@ -19,14 +19,12 @@ from autotune.report.certificate import certificate_lines
 from autotune.report.folder_claim import unwritable
 from autotune.report.html.render import PAGE
 
-MIN_FREE_BYTES = 32 * MIB
-"""Free space required before the search; a filtered dataset may take more."""
+MIN_FREE_BYTES = 32 * MIB  # free space required before the search; a filtered dataset may take more
 
 DOCUMENT = "recommendation.json"
 
 Writer = Callable[[Path, Path], list[Path]]
-"""Write files into a folder, with paths below the second one, to which they are moved; returns the
-files written."""
+"""Write files into a folder, with paths below the second one, to which they are moved; returns the files written."""
 
 
 def check_folder(out: Path) -> None:
@@ -48,7 +46,7 @@ def check_folder(out: Path) -> None:
 
 
 def publish(
-    out: Path, writer: Writer | None, describe: Callable[[list[str]], Mapping[str, Any]], page: Callable[[Mapping[str, Any]], str]
+    out: Path, writer: Writer, describe: Callable[[list[str]], Mapping[str, Any]], page: Callable[[Mapping[str, Any]], str]
 ) -> dict[str, Any]:
     """Write the trainer's files, the page and recommendation.json into `out`, each whole; returns
     the document.
@@ -61,8 +59,7 @@ def publish(
     # Absolute, because trainers return absolute paths.
     staging = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.resolve()))
     try:
-        files = writer(staging, out.resolve()) if writer else []
-        names = [str(file.resolve().relative_to(staging)) for file in files]
+        names = [str(file.resolve().relative_to(staging)) for file in writer(staging, out.resolve())]
         described = dict(describe([str(out / name) for name in names]))
         (staging / DOCUMENT).write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n")
         (staging / PAGE).write_text(page(described), encoding="utf-8")
@@ -99,8 +96,7 @@ def best_so_far_listener(listener: Listener, write: Callable[[Job, Recommendatio
 
 
 def head_lines(job: Job, answer: Recommendation) -> tuple[str, ...]:
-    """Return the header of the recommended configuration: its certificate, or the evidence so
-    far."""
+    """Return the header of the recommended configuration: its certificate, or the evidence so far."""
     winner = answer.winner
     if answer.certificate is not None or winner is None or not answer.interrupted:
         return tuple(certificate_lines(job, answer.certificate))

@@ -18,8 +18,7 @@ RECOMMENDED = "recommended"
 
 
 def speed_against_memory(answer: AnswerDocument) -> Drawing:
-    """Draw fitting candidates left of the limit, and failed ones, which have no speed, in a
-    strip below."""
+    """Draw fitting candidates left of the limit, and failed ones, which have no speed, in a strip below."""
     rows = _candidates(answer)
     if not any(row.peak_memory_bytes is not None for row in rows):
         return absent(NAME, TITLE, "No candidate was measured or predicted far enough to have a peak.")

@@ -20,8 +20,7 @@ from autotune.report.html.charts import gib, moving_knobs, named, rate
 from autotune.report.html.two_peaks import two_peaks
 
 PAGE = "report.html"
-MAX_DOCUMENT_BYTES = 64 * MIB
-"""Limit of a document to read; one with thousands of trials has a few megabytes."""
+MAX_DOCUMENT_BYTES = 64 * MIB  # limit of a document to read; one with thousands of trials has a few megabytes
 
 _HERE = Path(__file__).parent
 _DRAWN = (speed_against_memory, memory_by_phase, seconds_by_phase, predicted_against_measured, search_time)
@@ -94,8 +93,7 @@ def read_document(source: Path) -> dict[str, Any]:
     return read_json(source, dict[str, Any], largest_bytes=MAX_DOCUMENT_BYTES, way_out=way_out)
 
 
-PANEL_PIXELS = 440
-"""Height limit of optuna-dashboard's panels."""
+PANEL_PIXELS = 440  # height limit of optuna-dashboard's panels
 
 
 def markdown(document: Mapping[str, Any]) -> str:
