@@ -290,12 +290,9 @@ def _written(request: ParsedRequest, answer: Recommendation, words: list[str]) -
 
 
 def _publish(
-    request: ParsedRequest,
-    answer: Recommendation | Forecast,
-    candidate: Candidate | None,
-    head: Sequence[str] = (),
-    **parts: Any,
+    request: ParsedRequest, answer: Recommendation | Forecast, candidate: Candidate | None, head: Sequence[str] = (), **parts: Any
 ) -> Mapping[str, Any]:
+    """Write the candidate's files, the page and recommendation.json into the output folder; return the document."""
     from autotune.report.answer_document import document
     from autotune.report.file_section import write_files
     from autotune.report.html.render import render

@@ -19,8 +19,6 @@ from autotune.frameworks.trl.script_files import PATCH_NAME, advice_for, how_to_
 if TYPE_CHECKING:
     from rich.console import Console
 
-RECOMMENDED = "recommended"
-
 
 def script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:
     """Return the document's section about the script; None without one. A patch needs a confirmed winner."""
@@ -73,7 +71,7 @@ def write_files(
     about the user's own file."""
     files = trainer.write_files(candidate, job.task, *folders)
     for file in files:
-        if file.stem == RECOMMENDED and file.suffix in (".yaml", ".yml"):
+        if file.stem == "recommended" and file.suffix in (".yaml", ".yml"):
             file.write_text(comments(head) + file.read_text(encoding="utf-8"), encoding="utf-8")
     return [*files, *_launch_files(job, trainer, candidate, folders[0])], _file_section(job, files)
 
