@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
@@ -97,9 +97,10 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
     with claimed_folder(request.job.out):
         listener(_started(request, candidates))
         if request.job.mode == "predict":
-            answer = _forecast(request, candidates, confirm_with=shlex.join(_command_words(flags.replace(mode="probe"))))
+            confirm_with = shlex.join(["autotune", "run", *typed(flags.replace(mode="probe"))])
+            answer = _forecast(request, candidates, confirm_with=confirm_with)
         else:
-            answer = _search(request, candidates, _command_words(flags), listener, soak_seconds)
+            answer = _search(request, candidates, ["autotune", "run", *typed(flags)], listener, soak_seconds)
     if flags.log_to is not None:
         unlogged = log_answer(flags.log_to, request.job.study_name, answer.document)
         if unlogged is not None:
@@ -108,8 +109,7 @@ def run_flags(flags: Flags, *, listener: Listener = ignore_events, pinned: froze
 
 
 def predict(*, listener: Listener = ignore_events, **options: Unpack[PredictOptions]) -> PredictAnswer:
-    """Predict without a GPU whether a configuration fits, with the parts of its memory and ways to
-    make it fit."""
+    """Predict without a GPU whether a configuration fits, with the parts of its memory and ways to make it fit."""
     return predict_flags(flags_of(options), listener=listener)
 
 
@@ -176,18 +176,14 @@ def diagnose(log: str | PathLike[str] | Iterable[str], **options: Unpack[Request
     """Find the first failure in a training log (a file or its lines), with remedies.
 
     With `config` (the failed file) and `gpus` (its hardware; default: this machine's) remedies have
-    predicted effects.
+    predicted effects, or a remark has the reason that none can be predicted.
     """
     from autotune.diagnosis import diagnose_lines
     from autotune.diagnosis.log_files import lines_of_file
 
     found = diagnose_lines(lines_of_file(str(log)) if isinstance(log, str | PathLike) else log)
-    return with_effects(found, flags_of(options)) if options.get("config") else found
-
-
-def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
-    """Add the predicted effect to each remedy. If the configuration cannot be predicted, add the
-    reason instead."""
+    if not options.get("config"):
+        return found
     from autotune.diagnosis.remedy_effects import Effects
     from autotune.machine import hardware_detection
     from autotune.prediction.service import open_prediction_service
@@ -195,6 +191,7 @@ def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
     from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request
 
+    flags = flags_of(options)
     if flags.gpus == "local" and hardware_detection.hardware("local").kind != "cuda":
         raise BadInput(
             "--config is predicted for GPUs, and this machine has none.", way_out="Name the failed run's GPUs: --gpus 2xA100-40G"
@@ -208,10 +205,10 @@ def with_effects(diagnosis: Diagnosis, flags: Flags) -> Diagnosis:
         job, trainer, candidate = request.job, request.trainer, candidate_of_job(request)
         with contextlib.closing(open_prediction_service(job, trainer)) as service:
             effects = Effects(job=job, space=request.whole_space, trainer=trainer, service=service, candidate=candidate)
-            return effects.on(diagnosis)
+            return effects.on(found)
     except BadInput as error:
         why = f"nothing could be predicted for {flags.config}: {error}"
-        return replace(diagnosis, remarks=(*diagnosis.remarks, why))
+        return replace(found, remarks=(*found.remarks, why))
 
 
 def _with_data(request: ParsedRequest) -> ParsedRequest:
@@ -225,8 +222,7 @@ def _with_data(request: ParsedRequest) -> ParsedRequest:
 
 
 def _variants(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedRequest, Candidate]], tuple[str, ...]]:
-    """Return the legal combinations of unknown facts, with notes on illegal ones, which cannot have
-    been run."""
+    """Return the legal combinations of unknown facts, with notes on illegal ones, which cannot have been run."""
     from autotune.request.assignments import ways_of
     from autotune.request.job_builder import candidate_of_job
     from autotune.request.prompt_limit import with_longest_prompt
@@ -243,10 +239,6 @@ def _variants(flags: Flags) -> tuple[list[tuple[Mapping[str, KnobValue], ParsedR
     if refusal is not None and not found:
         raise refusal
     return found, tuple(notes)
-
-
-def _command_words(flags: Flags) -> list[str]:
-    return ["autotune", "run", *typed(flags)]
 
 
 def _started(request: ParsedRequest, candidates: tuple[Candidate, ...]) -> JobStarted:
@@ -281,36 +273,45 @@ def _search(
 
 def _written(request: ParsedRequest, answer: Recommendation, words: list[str]) -> Mapping[str, Any]:
     """Write the winner's files and the page into the output folder; return the document."""
-    from autotune.report.answer_document import document
-    from autotune.report.file_section import FinalFiles
-    from autotune.report.html.render import render
-    from autotune.report.output_folder import head_lines, publish
+    from autotune.report.output_folder import head_lines
 
     job, winner = request.job, answer.winner
     if job.task.workload.script is not None and answer.certificate is None:
         winner = None  # no patch from a single short probe
-    written = FinalFiles(job, request.trainer, None if winner is None else winner.candidate, head_lines(job, answer))
-    confirm_with = _confirm_with(words) if job.mode == "emulate" else ""
+    confirm_with = ""
+    if job.mode == "emulate":  # the command that measures it on its target
+        replaced = ("probe" if word == "emulate" and before == "--mode" else word for before, word in pairwise(["", *words]))
+        confirm_with = shlex.join(replaced)
     commands = _next_commands(job.out, answer, words)
-    warnings = (*request.notes, answer.fault) if answer.fault else request.notes
-    return publish(
-        job.out,
-        written.writer,
-        lambda files: document(
-            job, answer, files, warnings=warnings, commands=commands, confirm_with=confirm_with, file=written.section
-        ),
-        render,
-    )
+    notes = (*request.notes, answer.fault) if answer.fault else request.notes
+    candidate = None if winner is None else winner.candidate
+    head = head_lines(job, answer)
+    return _publish(request, answer, candidate, head, warnings=notes, commands=commands, confirm_with=confirm_with)
 
 
-def _confirm_with(words: list[str]) -> str:
-    """Return the command that measures an emulated job on its target."""
-    return shlex.join(["probe" if word == "emulate" and before == "--mode" else word for before, word in pairwise(["", *words])])
+def _publish(
+    request: ParsedRequest, answer: Recommendation | Forecast, candidate: Candidate | None, head: Sequence[str] = (), **parts: Any
+) -> Mapping[str, Any]:
+    """Write the candidate's files, the page and recommendation.json into the output folder; return the document."""
+    from autotune.report.answer_document import document
+    from autotune.report.file_section import write_files
+    from autotune.report.html.render import render
+    from autotune.report.output_folder import publish
+
+    job, section = request.job, None
+
+    def write(*folders: Path) -> list[Path]:
+        nonlocal section
+        if candidate is None:
+            return []
+        files, section = write_files(job, request.trainer, candidate, head, *folders)
+        return files
+
+    return publish(job.out, write, lambda files: document(job, answer, files, file=section, **parts), render)
 
 
 def _next_commands(out: Path, answer: Recommendation, words: list[str]) -> dict[str, str]:
-    """Return the commands to train, to measure again and to continue. Flags go before a bare
-    `--`."""
+    """Return the commands to train, to measure again and to continue. Flags go before a bare `--`."""
     words = [word for word in words if word not in ("--fresh", "--resume")]
     end = words.index("--") if "--" in words else len(words)
     again, go_on = (shlex.join([*words[:end], flag, *words[end:]]) for flag in ("--fresh", "--resume"))
@@ -321,10 +322,6 @@ def _next_commands(out: Path, answer: Recommendation, words: list[str]) -> dict[
 def _forecast(request: ParsedRequest, candidates: tuple[Candidate, ...], *, confirm_with: str) -> RunAnswer:
     """Predict all candidates; nothing is measured."""
     from autotune.prediction.service import open_prediction_service
-    from autotune.report.answer_document import document
-    from autotune.report.file_section import FinalFiles
-    from autotune.report.html.render import render
-    from autotune.report.output_folder import publish
     from autotune.search.advice import ways_to_fit
     from autotune.search.forecast_search import forecast
     from autotune.search.loop import baseline_candidate
@@ -335,12 +332,6 @@ def _forecast(request: ParsedRequest, candidates: tuple[Candidate, ...], *, conf
         answer = forecast(job, service, candidates, baseline)
         if answer.winner is None:
             answer = replace(answer, ways_to_fit=ways_to_fit(request, baseline, service))
-    winner = answer.winner
-    written = FinalFiles(job, trainer, None if winner is None else winner.candidate)
-    described = publish(
-        job.out,
-        written.writer,
-        lambda files: document(job, answer, files, confirm_with=confirm_with, warnings=request.notes, file=written.section),
-        render,
-    )
+    chosen = None if answer.winner is None else answer.winner.candidate
+    described = _publish(request, answer, chosen, warnings=request.notes, confirm_with=confirm_with)
     return RunAnswer(job=job, recommendation=None, forecast=answer, document=described)

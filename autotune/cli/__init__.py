@@ -76,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.stdout = cast(TextIO, PipeOutput(sys.stdout))
     try:
-        _check_text(given)
+        for word in given:
+            if any("\ud800" <= character <= "\udfff" for character in word):  # not UTF-8: it can be in no written file
+                raise BadInput(f"The argument '{printable(word)}' is not UTF-8 text.", way_out="Rename that file or folder.")
         result = autotune_command.main(args=given, prog_name="autotune", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:  # all exit codes are decided in one place
@@ -95,16 +97,8 @@ def _end(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _check_text(arguments: Sequence[str]) -> None:
-    """Refuse arguments that are not UTF-8: they can be in no written file."""
-    for word in arguments:
-        if any("\ud800" <= character <= "\udfff" for character in word):
-            raise BadInput(f"The argument '{printable(word)}' is not UTF-8 text.", way_out="Rename that file or folder.")
-
-
 class PipeOutput:
-    """Text stream that discards its output once nobody reads it. The command goes on and keeps its
-    exit code."""
+    """Text stream that discards its output once nobody reads it. The command goes on and keeps its exit code."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

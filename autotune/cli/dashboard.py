@@ -6,15 +6,12 @@ import contextlib
 import json
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from autotune.cli.exit_codes import DONE, interruptible
 from autotune.cli.options import storage_options
-
-if TYPE_CHECKING:
-    from autotune.search.dashboard import Extras
 
 
 @click.command(name="dashboard", short_help="show a study in optuna-dashboard")
@@ -34,11 +31,20 @@ def command(folder: str, storage: str | None, name: str | None, host: str, port:
       autotune dashboard autotune-out
 
     """
-    from autotune.search.dashboard import application, serve
+    from autotune.report.html.render import figures_of, markdown, read_document
+    from autotune.report.output_folder import DOCUMENT
+    from autotune.search.dashboard import Extras, application, serve
 
-    document = _document(Path(folder), needed=storage is None)
-    study = (document or {}).get("study") or {}
-    app = application(storage or _storage_of(study, Path(folder)), name or study.get("name"), _extras(document))
+    # 1. The answer in the folder, if there is one: its study, and its notes and figures.
+    source = Path(folder) / DOCUMENT if Path(folder).is_dir() else Path(folder)
+    document = read_document(source) if storage is None or source.exists() else None
+    study, extras = (document or {}).get("study") or {}, Extras()
+    database = storage or _storage_of(study, Path(folder))
+    if document is not None:
+        certificate = (document.get("recommendation") or {}).get("certificate") or {}
+        extras = Extras(note=markdown(document), figures=figures_of(document), best_trial=certificate.get("trial"))
+    app = application(database, name or study.get("name"), extras)
+    # 2. The server.
     with serve(app, host, port) as server:
         url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/dashboard"
         print(json.dumps({"schema": 1, "url": url}) if as_json else f"Serving on {url} (Ctrl-C ends it)", flush=True)
@@ -49,14 +55,6 @@ def command(folder: str, storage: str | None, name: str | None, host: str, port:
             thread.join()
         server.shutdown()
     return DONE
-
-
-def _document(folder: Path, *, needed: bool) -> dict[str, Any] | None:
-    from autotune.report.html.render import read_document
-    from autotune.report.output_folder import DOCUMENT
-
-    source = folder / DOCUMENT if folder.is_dir() else folder
-    return read_document(source) if needed or source.exists() else None
 
 
 def _storage_of(study: dict[str, Any], folder: Path) -> str:
@@ -73,14 +71,3 @@ def _storage_of(study: dict[str, Any], folder: Path) -> str:
             way_out="`autotune report` shows it.",
         )
     return str(study["storage"])
-
-
-def _extras(document: dict[str, Any] | None) -> Extras:
-    """Return notes and figures of the answer, if present."""
-    from autotune.report.html.render import figures_of, markdown
-    from autotune.search.dashboard import Extras
-
-    if document is None:
-        return Extras()
-    certificate = (document.get("recommendation") or {}).get("certificate") or {}
-    return Extras(note=markdown(document), figures=figures_of(document), best_trial=certificate.get("trial"))

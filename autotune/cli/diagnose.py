@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -52,10 +52,24 @@ def command(log: str | None, config: str | None, gpus: str | None, check: bool, 
         raise BadInput("--gpus needs a configuration, and none was given.", way_out="Give it with --config FILE.")
     if log is None and config is not None:
         raise BadInput("--config is about a log, and none was named.", way_out="Name the log that this configuration left.")
+    diagnosis, active = None, None
     with interruptible():
-        diagnosis = None if log is None else _diagnosed(log, config, gpus, python)
-        active = _checked(python) if check else None
-    click.echo(json.dumps(_document(diagnosis, active)) if as_json else _text(diagnosis, active))
+        if log is not None:
+            diagnosis = _diagnosed(log, config, gpus, python)
+        if check:
+            active = _checked(python)
+    if as_json:
+        from autotune.diagnosis import SCHEMA, as_document
+
+        document = {"schema": SCHEMA} if diagnosis is None else as_document(diagnosis)
+        traps = {} if active is None else {"traps": [dataclasses.asdict(trap) for trap in active]}
+        click.echo(json.dumps({**document, **traps}))
+    else:
+        from autotune.diagnosis.diagnosis_text import check_in_words, in_words
+
+        width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
+        texts = [] if diagnosis is None else [in_words(diagnosis, width)]
+        click.echo("\n".join(texts if active is None else [*texts, check_in_words(active, width)]))
     return DONE if diagnosis is None or diagnosis.known else UNDECIDED
 
 
@@ -73,18 +87,3 @@ def _checked(python: str | None) -> tuple[ActiveTrap, ...]:
     from autotune.machine import environment
 
     return active_traps(environment_facts(environment.interpreter(python)))
-
-
-def _document(diagnosis: Diagnosis | None, active: tuple[ActiveTrap, ...] | None) -> dict[str, Any]:
-    from autotune.diagnosis import SCHEMA, as_document
-
-    document = {"schema": SCHEMA} if diagnosis is None else as_document(diagnosis)
-    return document if active is None else {**document, "traps": [dataclasses.asdict(trap) for trap in active]}
-
-
-def _text(diagnosis: Diagnosis | None, active: tuple[ActiveTrap, ...] | None) -> str:
-    from autotune.diagnosis.diagnosis_text import check_in_words, in_words
-
-    width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
-    texts = [] if diagnosis is None else [in_words(diagnosis, width)]
-    return "\n".join(texts if active is None else [*texts, check_in_words(active, width)])

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -49,7 +48,8 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
         case OSError() if (full := describe_full_disk(error)) is not None:
             return _report(FAULT, full, "", as_json)
         case _:
-            what = f"internal error of autotune: {type(error).__name__}: {_first_line(error)}."
+            first = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+            what = f"internal error of autotune: {type(error).__name__}: {first}."
             return _report(FAULT, what, f"The traceback is in {_write_traceback(error)}.", as_json)
 
 
@@ -68,21 +68,15 @@ def _usage(error: click.ClickException) -> tuple[str, str]:
     return message, f"`{command} --help` shows what it takes."
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-
-
 def _write_traceback(error: BaseException) -> str:
     try:
-        return str(_traceback_file(error))
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="autotune-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.writelines(traceback.format_exception(error))
+        return file.name
     except OSError as full:
         return f"no file, because none can be written ({full.strerror})"
-
-
-def _traceback_file(error: BaseException) -> Path:
-    with tempfile.NamedTemporaryFile("w", prefix="autotune-traceback-", suffix=".txt", delete=False, encoding="utf-8") as file:
-        file.writelines(traceback.format_exception(error))
-    return Path(file.name)
 
 
 ABANDONED = b"Error: Interrupted. What did not close in time was abandoned; everything recorded before is kept.\n"
@@ -92,11 +86,11 @@ ABANDONED = b"Error: Interrupted. What did not close in time was abandoned; ever
 def interruptible() -> Iterator[None]:
     """Turn the first stop signal into KeyboardInterrupt; end the process if it does not exit by
     itself in time. Workers exit with it."""
-    with signals.interruptible(_end_at_once):
+
+    def end_at_once() -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, ABANDONED)  # without locks, which the main thread may hold
+        os._exit(INTERRUPTED)
+
+    with signals.interruptible(end_at_once):
         yield
-
-
-def _end_at_once() -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, ABANDONED)  # without locks, which the main thread may hold
-    os._exit(INTERRUPTED)

@@ -68,19 +68,15 @@ class Formatter(click.HelpFormatter):
 
     def write_text(self, text: str) -> None:
         wide = max(self.width - self.current_indent, 30)
-        super().write_text("\n\n".join(_folded(paragraph, wide) for paragraph in text.split("\n\n")))
+        paragraphs = [paragraph.split("\n") for paragraph in text.split("\n\n")]
+        for lines in paragraphs:
+            if lines[0].strip() == "\b":  # preformatted
+                lines[:] = ["\b", *(piece for line in lines[1:] for piece in _pieces(line, wide))]
+        super().write_text("\n\n".join("\n".join(lines) for lines in paragraphs))
 
 
 class Context(click.Context):
     formatter_class = Formatter
-
-
-def _folded(paragraph: str, wide: int) -> str:
-    """Fold the lines of a preformatted paragraph, which starts with a line `\\b`."""
-    lines = paragraph.split("\n")
-    if lines[0].strip() != "\b":
-        return paragraph
-    return "\n".join(["\b", *(piece for line in lines[1:] for piece in _pieces(line, wide))])
 
 
 def _pieces(line: str, wide: int) -> list[str]:

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 import click
 
 from autotune.cli.formatting import Context
-from autotune.request.flags import (
-    FLAGS,
-    GROUPS,
-    REPEATED,
-    PredictOptions,
-    RunOptions,
-    SolveOptions,
-    option_name,
-)  # fmt: skip
+from autotune.request.flags import FLAGS, GROUPS, REPEATED, PredictOptions, RunOptions, SolveOptions, option_name
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -114,38 +106,29 @@ def console(*, to_stderr: bool) -> Console:
     )
 
 
-def _model_names() -> Iterable[str]:
+def _names(kind: str) -> Iterable[str]:
     from autotune import catalog
-
-    return (hub_id.split("/")[1] for known in catalog.models() for hub_id in known.ids)
-
-
-def _gpu_names() -> Iterable[str]:
-    from autotune import catalog
-
-    return ("local", "cpu", *(gpu.name for gpu in catalog.gpus()))
-
-
-def _space_names() -> Iterable[str]:
     from autotune.catalog import space_files
 
-    return space_files.names()
+    if kind == "models":
+        return (hub_id.split("/")[1] for known in catalog.models() for hub_id in known.ids)
+    return space_files.names() if kind == "spaces" else ("local", "cpu", *(gpu.name for gpu in catalog.gpus()))
 
 
-def _completion(names: Callable[[], Iterable[str]], *, path: str | None = None) -> Callable[..., list[CompletionItem]]:
+def _completion(kind: str, *, path: str | None = None) -> Callable[..., list[CompletionItem]]:
     """Return a completion of names, or of paths (`dir`, `file`) if no name matches."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        found = [CompletionItem(name) for name in sorted(set(names())) if name.lower().startswith(incomplete.lower())]
+        found = [CompletionItem(name) for name in sorted(set(_names(kind))) if name.lower().startswith(incomplete.lower())]
         return found or ([CompletionItem(incomplete, type=path)] if path else [])
 
     return complete
 
 
 _COMPLETIONS = {
-    "models": _completion(_model_names, path="dir"),
-    "gpus": _completion(_gpu_names),
-    "spaces": _completion(_space_names, path="file"),
+    "models": _completion("models", path="dir"),
+    "gpus": _completion("gpus"),
+    "spaces": _completion("spaces", path="file"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,11 +11,6 @@ from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import RequestCommand, as_json_option, console, request_options
 from autotune.cli.waiting import Waiting
 from autotune.request.flags import Flags, PredictOptions
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from autotune.core.events import Event, JobStarted
 
 
 @click.command(name="predict", cls=RequestCommand, short_help="say without a GPU whether a configuration fits")
@@ -42,43 +37,35 @@ def command(as_json: bool, check: bool, **flags: Any) -> int:
     """
     # Imported here so that --help answers at once.
     from autotune.api import check_can_emulate, emulate_flags, predict_flags
+    from autotune.core.events import CandidatePredicted, Event, JobStarted
     from autotune.report.check_text import check_document, show_check
-    from autotune.report.forecast_text import show_ways
+    from autotune.report.forecast_text import show_prediction, show_ways
 
     if check:
         check_can_emulate(Flags(**flags))
     words = console(to_stderr=as_json)
     with interruptible(), Waiting("predicting: the training step is traced") as waiting:
-        predicted = predict_flags(Flags(**flags), listener=_PredictionDisplay(words, waiting))
+        started: list[JobStarted] = []
+
+        def show(event: Event) -> None:
+            """Show the prediction at once: ways to make it fit take longer to compute."""
+            if isinstance(event, JobStarted):
+                started.append(event)
+            elif isinstance(event, CandidatePredicted) and started:
+                job, assumed, notes = started[-1].job, started[-1].assumed, started[-1].notes
+                waiting.stop()
+                show_prediction(words, job, event.candidate, event.prediction, assumed=assumed, notes=notes)
+                if not event.prediction.fits:
+                    waiting.show("predicting changes that make it fit")
+
+        predicted = predict_flags(Flags(**flags), listener=show)
     if not predicted.prediction.fits:
         show_ways(words, predicted.ways)
     document = dict(predicted.document)
     if check:
         with interruptible(), Waiting("emulating the configuration"):
-            emulated = emulate_flags(Flags(**flags))
-        show_check(words, predicted.prediction, emulated)
-        document["check"] = check_document(predicted.prediction, emulated)
+            document["check"] = check_document(predicted.prediction, emulate_flags(Flags(**flags)))
+        show_check(words, document["check"])
     if as_json:
         print(json.dumps(document))
     return {True: DONE, False: NOTHING_FITS, None: UNDECIDED}[predicted.prediction.fits]
-
-
-class _PredictionDisplay:
-    """Listener that shows the prediction at once: ways to make it fit take longer to compute."""
-
-    def __init__(self, words: Console, waiting: Waiting) -> None:
-        self._words, self._waiting = words, waiting
-        self._started: JobStarted | None = None
-
-    def __call__(self, event: Event) -> None:
-        from autotune.core.events import CandidatePredicted, JobStarted
-        from autotune.report.forecast_text import show_prediction
-
-        if isinstance(event, JobStarted):
-            self._started = event
-        elif isinstance(event, CandidatePredicted) and self._started is not None:
-            job, assumed, notes = self._started.job, self._started.assumed, self._started.notes
-            self._waiting.stop()
-            show_prediction(self._words, job, event.candidate, event.prediction, assumed=assumed, notes=notes)
-            if not event.prediction.fits:
-                self._waiting.show("predicting changes that make it fit")

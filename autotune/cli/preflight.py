@@ -34,8 +34,7 @@ EXIT_CODES: Mapping[Status, int] = {
     "interrupted": INTERRUPTED,
 }
 
-VARIABLE = "AUTOTUNE_CONFIG"
-"""Environment variable for COMMAND with the file to train with."""
+VARIABLE = "AUTOTUNE_CONFIG"  # environment variable for COMMAND with the file to train with
 
 
 @click.command(name="preflight", short_help="prove that a configuration fits, then start the run")
@@ -131,8 +130,7 @@ def become(words: Sequence[str], use: Path) -> NoReturn:
     """Replace this process by the command, with the same process id and standard streams."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # Python ignores these two, and programs inherit that: `train | head` would no longer end by
-    # itself.
+    # Python ignores these two, and programs inherit that: `train | head` would no longer end by itself.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     os.execvpe(words[0], list(words), {**os.environ, VARIABLE: str(use)})
@@ -149,18 +147,11 @@ def _in_words(found: Preflight) -> str:
         return f"{config} fits: peak {peak} of {limit}, {format_bytes(margin or 0)} left {details}"
     if found.fits is None:
         return f"{config} can't be decided: {trial.verdict.why} {details}"
-    return f"{config} does not fit: {trial.verdict.why} {details}\n{_next_step(found, str(config))}"
-
-
-def _next_step(found: Preflight, config: str) -> str:
-    match found.status:
-        case "tuned":
-            return f"Tuned to learn the same, and certified to fit: {found.use}"
-        case "nothing_fits":
-            return f"Nothing that learns the same fits. `autotune run --config {config}` reports what could be relaxed."
-        case "does_not_fit":
-            return "--tune searches for one that learns the same and fits."
-        case "interrupted":
-            return "Interrupted: the same command goes on from here."
-        case _:
-            return "The time was over before the best one found was certified. The same command goes on; --budget gives it more."
+    following = {
+        "tuned": f"Tuned to learn the same, and certified to fit: {found.use}",
+        "nothing_fits": f"Nothing that learns the same fits. `autotune run --config {config}` reports what could be relaxed.",
+        "does_not_fit": "--tune searches for one that learns the same and fits.",
+        "interrupted": "Interrupted: the same command goes on from here.",
+    }
+    uncertified = "The time was over before the best one found was certified. The same command goes on; --budget gives it more."
+    return f"{config} does not fit: {trial.verdict.why} {details}\n{following.get(found.status, uncertified)}"

@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from autotune.emulator.reports import ProcessReport
 
 SCHEMA = 1
-EXITS = {"fits": DONE, "out_of_memory": NOTHING_FITS, "failed": FAULT}
-"""Status of the document -> exit code."""
+EXITS = {"fits": DONE, "out_of_memory": NOTHING_FITS, "failed": FAULT}  # status of the document -> exit code
 
 _PYTHON = "Python interpreter of the training environment. Default: the one beside COMMAND's program, else the first python."
 _STRIDE = "Tokens that each decoded token stands for. 16: shorter rollouts; a cache of transformers grows 16 tokens at a time."
-_EDGES = ("start", "end")
-"""Phases outside the command's own work."""
+_EDGES = ("start", "end")  # phases outside the command's own work
 
 
 @click.command(name="rehearse", short_help="run a training command on emulated GPUs")
@@ -96,7 +94,10 @@ def _text(found: Rehearsed, diagnosis: Diagnosis | None) -> str:
     from autotune.emulator.reports import LIMITATIONS
 
     cards = found.machine.cards
-    lines = [f"Rehearsed on {len(cards)} emulated {cards[0].gpu.name}: {_verdict(found)}", *_table(found)]
+    ended = f"it was ended by signal {-found.code}." if found.code < 0 else f"it ended with exit code {found.code}."
+    ended += f" {found.failure.words.partition('. ')[0].rstrip('.')}." if found.failure else ""
+    lines = [f"Rehearsed on {len(cards)} emulated {cards[0].gpu.name}: {ended if found.code else 'it ran to its end.'}"]
+    lines += _table(found)
     if found.failure is not None and found.failure.place:
         lines.append(f"Raised in {found.failure.place}.")
     if diagnosis is not None:
@@ -104,30 +105,20 @@ def _text(found: Rehearsed, diagnosis: Diagnosis | None) -> str:
     return "\n".join([*lines, *found.report.sentences(), LIMITATIONS])
 
 
-def _verdict(found: Rehearsed) -> str:
-    if found.code == 0:
-        return "it ran to its end."
-    ended = f"it was ended by signal {-found.code}." if found.code < 0 else f"it ended with exit code {found.code}."
-    return f"{ended} {found.failure.words.partition('. ')[0].rstrip('.')}." if found.failure else ended
-
-
 def _table(found: Rehearsed) -> list[str]:
     lines = []
     for process in _by_card(found):
+        rank = None if process.rank is None else f"rank {process.rank}"
+        who = ", ".join(word for word in (process.role, rank, f"process {process.pid}") if word)
         for card, peak in process.peak_bytes.items():
             size = format_bytes(found.machine.cards[card].memory_mib * 2**20)
-            lines.append(f"card {card}, {_who(process)}: peak {format_bytes(peak)} of {size}{torch_counters(process, card)}")
+            lines.append(f"card {card}, {who}: peak {format_bytes(peak)} of {size}{torch_counters(process, card)}")
             lines += [f"  {phase:12} {format_bytes(held)}" for phase, held in _phases(process, card)]
     for card, peak in found.report.card_peak_bytes.items():
         count = sum(card in process.peak_bytes for process in found.report.processes)
         if count > 1:
             lines.append(f"card {card}, its {count} processes together: peak {format_bytes(peak)}")
     return lines or ["No process used a card."]
-
-
-def _who(process: ProcessReport) -> str:
-    rank = None if process.rank is None else f"rank {process.rank}"
-    return ", ".join(word for word in (process.role, rank, f"process {process.pid}") if word)
 
 
 def _by_card(found: Rehearsed) -> list[ProcessReport]:
@@ -161,23 +152,22 @@ def _document(found: Rehearsed, diagnosis: Diagnosis | None) -> dict[str, Any]:
         "exit_code": found.code,
         "gpus": [card.gpu.name for card in found.machine.cards],
         "cards": [{"card": card, "peak_bytes": peak} for card, peak in found.report.card_peak_bytes.items()],
-        "processes": [_row(found, process, card) for process in _by_card(found) for card in process.peak_bytes],
+        "processes": [
+            {
+                "card": card,
+                "rank": process.rank,
+                "role": process.role,
+                "pid": process.pid,
+                "memory_bytes": found.machine.cards[card].memory_mib * 2**20,
+                "peak_bytes": process.peak_bytes[card],
+                "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
+                "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
+                "phase_peak_bytes": dict(_phases(process, card)),
+            }
+            for process in _by_card(found)
+            for card in process.peak_bytes
+        ],
         "error": failure and {"words": failure.words, "place": failure.place},
         "diagnosis": diagnosis and as_document(diagnosis),
         "caveats": [*found.report.sentences(), LIMITATIONS],
-    }
-
-
-def _row(found: Rehearsed, process: ProcessReport, card: int) -> dict[str, Any]:
-    """Return one process on one card."""
-    return {
-        "card": card,
-        "rank": process.rank,
-        "role": process.role,
-        "pid": process.pid,
-        "memory_bytes": found.machine.cards[card].memory_mib * 2**20,
-        "peak_bytes": process.peak_bytes[card],
-        "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
-        "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
-        "phase_peak_bytes": dict(_phases(process, card)),
     }

@@ -11,6 +11,7 @@ from autotune.cli.exit_codes import DONE
 from autotune.cli.formatting import say
 from autotune.cli.options import as_json_option
 from autotune.core.errors import BadInput
+from autotune.core.files import write_output
 
 
 @click.command(name="report", short_help="write the HTML page of an answer")
@@ -27,7 +28,7 @@ def command(folder: str, target: str | None, as_json: bool) -> int:
       autotune report autotune-out
 
     """
-    from autotune.report.html.render import PAGE, read_document, render, write_page
+    from autotune.report.html.render import PAGE, read_document, render
     from autotune.report.output_folder import DOCUMENT
 
     named = Path(folder)
@@ -36,7 +37,7 @@ def command(folder: str, target: str | None, as_json: bool) -> int:
     page = Path(target) if target else source.parent / PAGE
     if page.is_dir():
         raise BadInput(f"--to {page} is a folder.", way_out=f"Name a file in it: --to {page / PAGE}.")
-    write_page(page, render(document))
+    write_output(page, render(document).encode(), way_out="Name another: --to ~/report.html.")
     if as_json:
         print(json.dumps({"schema": 1, "page": str(page)}))
     else:

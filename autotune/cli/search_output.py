@@ -47,14 +47,10 @@ class Terminal:
             say(event.text, sys.stderr)
         elif self._started is not None and self._started.job.mode != "predict":
             if self._progress is None:
-                self._progress = self._measuring(self._started)
+                from autotune.report.progress import Progress  # imported late: an answer from the record needs none
+
+                self._progress = self._open.enter_context(Progress(self._started.job.space))
             self._progress(event)
-
-    def _measuring(self, started: JobStarted) -> Listener:
-        """Start the progress display. Imported late: an answer from the record needs none."""
-        from autotune.report.progress import Progress
-
-        return self._open.enter_context(Progress(started.job.space))
 
     def show(self, event: JobStarted) -> None:
         """Show the parsed job."""

@@ -12,7 +12,7 @@ from autotune.cli.options import as_json_option
 from autotune.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from autotune.catalog import Gpu, KnownModel
+    from autotune.catalog import KnownModel
 
 _AS_JSON = as_json_option("Print one JSON document.")
 
@@ -78,32 +78,27 @@ def gpus(as_json: bool) -> None:
         document = {"schema": 1, "gpus": rows, "here": here, "cpu_memory_bytes": hardware_detection.machine_memory_bytes()}
         click.echo(json.dumps(document, indent=2))
         return
-    table(
-        ["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s", "compute", "seen by", "source"],
-        [_gpu_row(gpu) for gpu in known],
-    )
+
+    def figure(value: float | None) -> str:
+        return "-" if value is None else f"{value:g}"
+
+    shown = [
+        (
+            gpu.name,
+            format_bytes(gpu.memory_bytes),
+            figure(gpu.bandwidth_gb_per_second),
+            figure(gpu.tflops.get("bfloat16")),
+            f"{(gpu.link or '-').removeprefix('infinity-')} {figure(gpu.link_gb_per_second)}",
+            gpu.compute_capability or "-",
+            gpu.seen_by if gpu.probes else "no probes",
+            gpu.source,
+        )
+        for gpu in known
+    ]
+    table(["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s", "compute", "seen by", "source"], shown)
     found = ", ".join(f"{device['name']} ({format_bytes(device['memory_bytes'])})" for device in here) or "no NVIDIA GPU"
     say("\nDense peaks, and one direction of a link. --json adds the other dtypes and all sources.")
     say(f"Here: {found}; a CPU with {format_bytes(hardware_detection.machine_memory_bytes())}, as --gpus cpu or 2xcpu.")
-
-
-def _gpu_row(gpu: Gpu) -> list[str]:
-    link = (gpu.link or "-").removeprefix("infinity-")
-    return [
-        gpu.name,
-        format_bytes(gpu.memory_bytes),
-        _figure(gpu.bandwidth_gb_per_second),
-        _figure(gpu.tflops.get("bfloat16")),
-        f"{link} {_figure(gpu.link_gb_per_second)}",
-        gpu.compute_capability or "-",
-        gpu.seen_by if gpu.probes else "no probes",
-        gpu.source,
-    ]
-
-
-def _figure(value: float | None) -> str:
-    """Format a figure; a dash for unknown."""
-    return "-" if value is None else f"{value:g}"
 
 
 def _short(model: KnownModel) -> str:

@@ -6,8 +6,7 @@ log_reader.py      lines -> exceptions, known messages and echoes -> the decisiv
     host_memory_users.py  victim and largest holder where host memory ran out
     gpu_neighbours.py  other processes on the failing GPU
     diagnosis.py       the result and its JSON
-    log_framework.py   the framework of the log, and its names for the remedies
-    advice_table.py    remedies from the failure table
+    log_framework.py   the framework of the log, and remedies from the failure table under its names
     remedy_changes.py  remedies as values of one configuration
     remedy_effects.py  predicted effect of each remedy
 """
@@ -19,17 +18,15 @@ import itertools
 import re
 from collections.abc import Iterable
 
-from autotune.diagnosis.advice_table import advice_for
 from autotune.diagnosis.diagnosis import SCHEMA, Advice, Diagnosis, as_document
 from autotune.diagnosis.excerpt import Excerpt
-from autotune.diagnosis.log_framework import LogFramework
+from autotune.diagnosis.log_framework import LogFramework, advice_for
 from autotune.diagnosis.log_reader import LogReader
 
 __all__ = ["SCHEMA", "Advice", "Diagnosis", "as_document", "diagnose", "diagnose_lines"]
 
 
-LINES_AT_ONCE = 128
-"""Lines whose words are looked up together: most words of failures are in none of them."""
+LINES_AT_ONCE = 128  # lines whose words are looked up together: most words of failures are in none of them
 
 
 def diagnose(text: str) -> Diagnosis:
@@ -50,13 +47,9 @@ def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
             excerpt.feed(raw)
     found = reader.conclude()
     if excerpt.is_of_steps_without_numbers or not reader.is_of_a_run:
-        found = _more_exact(found, excerpt.diagnosis())
+        quoted = excerpt.diagnosis()  # more exact where the log itself names no cause, or memory without its purpose
+        if quoted is not None and not found.known:
+            found = quoted
+        elif quoted is not None and quoted.is_memory and found.cause == "unknown_memory":
+            found = dataclasses.replace(found, cause=quoted.cause)
     return dataclasses.replace(found, framework=framework.name, remedies=advice_for(found, framework))
-
-
-def _more_exact(found: Diagnosis, quoted: Diagnosis | None) -> Diagnosis:
-    """Return the reading as an excerpt where the log itself names no cause, or memory without its purpose."""
-    if quoted is None or not found.known:
-        return quoted or found
-    purpose = quoted.is_memory and found.cause == "unknown_memory"
-    return dataclasses.replace(found, cause=quoted.cause) if purpose else found

@@ -17,48 +17,30 @@ SCHEMA = 1
 class Advice:
     """Change that helps, with its predicted effect where there is one."""
 
-    change: Mapping[str, str]
-    """Setting under its framework's own name -> direction or new value."""
-
+    change: Mapping[str, str]  # setting under its framework's own name -> direction or new value
     why: str
-    predicted: Mapping[str, Any] | None = None
-    """Predicted effect; None without a configuration, or where nothing can be predicted."""
+    predicted: Mapping[str, Any] | None = None  # None without a configuration, or where nothing can be predicted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """First failure of a log."""
 
-    known: bool
-    """False where the log contains no known failure, or echoes alone."""
-
+    known: bool  # False where the log contains no known failure, or echoes alone
     is_memory: bool | None = None
     """True where memory ran out, None where that is unknown. Memory that another process released
     while vLLM measured it did not run out, although its cause is `gpu_other_process`."""
 
-    cause: str | None = None
-    """Member of `failures.CAUSES`; `none` for a training that finished; None where unknown."""
-
+    cause: str | None = None  # member of `failures.CAUSES`; `none` for a training that finished; None where unknown
     phase: Phase | None = None
     rank: int | None = None
-    evidence: str = ""
-    """Line that decided it."""
-
-    numbers: Numbers = field(default_factory=dict)
-    """Figures of the message, named as in `failures.NUMBERS`."""
-
+    evidence: str = ""  # line that decided it
+    numbers: Numbers = field(default_factory=dict)  # figures of the message, named as in `failures.NUMBERS`
     remedies: tuple[Advice, ...] = ()
-    remarks: tuple[str, ...] = ()
-    """Warnings of the training that are no failures."""
-
-    configured: Mapping[str, Any] | None = None
-    """Prediction for the configuration itself; None where none was given."""
-
-    framework: str | None = None
-    """Framework that the log names; None: trl, or unknown. Remedies have its names."""
-
-    row: str | None = None
-    """Row of the failure table that decided it."""
+    remarks: tuple[str, ...] = ()  # warnings of the training that are no failures
+    configured: Mapping[str, Any] | None = None  # prediction for the configuration itself; None where none was given
+    framework: str | None = None  # that the log names, and whose names the remedies have; None: trl, or unknown
+    row: str | None = None  # row of the failure table that decided it
 
 
 def as_document(diagnosis: Diagnosis) -> dict[str, Any]:

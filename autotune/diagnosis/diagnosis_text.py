@@ -83,12 +83,8 @@ def check_in_words(active: Sequence[ActiveTrap], width: int) -> str:
 
 
 def _verdict(diagnosis: Diagnosis) -> str:
-    where = "".join(
-        [
-            f", on rank {diagnosis.rank}" if diagnosis.rank is not None else "",
-            f", {_PHASES[diagnosis.phase]}" if diagnosis.phase is not None else "",
-        ]
-    )
+    where = f", on rank {diagnosis.rank}" if diagnosis.rank is not None else ""
+    where += f", {_PHASES[diagnosis.phase]}" if diagnosis.phase is not None else ""
     if diagnosis.cause == "none":
         return "no failure: the training finished."
     if not diagnosis.known or diagnosis.cause is None:
@@ -113,8 +109,11 @@ def _advised(advice: Advice) -> str:
     words = f"{change} ({advice.why})"
     if advice.predicted is None:
         return words
-    to = ", ".join(f"{name}={value}" for name, value in advice.predicted["change"].items())
-    return f"{words}. Predicted with {to}: {_figures(advice.predicted)}{_speed(advice.predicted)}"
+    effect = advice.predicted
+    to = ", ".join(f"{name}={value}" for name, value in effect["change"].items())
+    speed = "" if effect["speed_ratio"] is None else f", {effect['speed_ratio']:.2f} times the speed"
+    learning = ", changes what is learned" if effect["changes_what_is_learned"] else speed
+    return f"{words}. Predicted with {to}: {_figures(effect)}{learning}"
 
 
 def _figures(figures: Mapping[str, Any]) -> str:
@@ -123,13 +122,6 @@ def _figures(figures: Mapping[str, Any]) -> str:
     return f"{fits}, {format_bytes(peak['value'])} ({format_bytes(peak['low'])} to {format_bytes(peak['high'])})"
 
 
-def _speed(figures: Mapping[str, Any]) -> str:
-    if figures["changes_what_is_learned"]:
-        return ", changes what is learned"
-    return "" if figures["speed_ratio"] is None else f", {figures['speed_ratio']:.2f} times the speed"
-
-
 def _row(label: str, text: str, width: int) -> str:
-    return textwrap.fill(
-        text, width, initial_indent=label.ljust(_INDENT), subsequent_indent=" " * _INDENT, break_on_hyphens=False
-    )
+    start, indent = label.ljust(_INDENT), " " * _INDENT
+    return textwrap.fill(text, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)

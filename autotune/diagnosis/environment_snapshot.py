@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -38,22 +39,13 @@ print(json.dumps({"packages": packages, "requires": requires, "shm_bytes": shm_b
 """
 
 
-class _Answer(msgspec.Struct):
-    packages: dict[str, str]
-    requires: dict[str, tuple[str, ...]]
-    shm_bytes: int | None
-
-
 def environment_facts(python: Path) -> EnvironmentFacts:
-    """Return the facts about an interpreter, with the variables of this process, which a training
-    started here would inherit."""
+    """Return the facts about an interpreter, with the variables of this process, which a training started here would inherit."""
     try:
         reported = subprocess.run([str(python), "-c", _ASK], capture_output=True, timeout=SECONDS, check=True).stdout
-        answer = msgspec.json.decode(reported.strip().splitlines()[-1], type=_Answer)
+        facts = msgspec.json.decode(reported.strip().splitlines()[-1], type=EnvironmentFacts)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError) as error:
         raise TrainingEnvironmentError(
             f"{python} can't be started as a Python interpreter. Name the training environment's with --python."
         ) from error
-    return EnvironmentFacts(
-        packages=answer.packages, requires=answer.requires, variables=dict(os.environ), shm_bytes=answer.shm_bytes
-    )
+    return replace(facts, variables=dict(os.environ))

@@ -18,11 +18,8 @@ from autotune.failures.table import MEMORY_CAUSES, ROWS
 from autotune.failures.tracebacks import Tracebacks
 
 MOST_LINES = 40
-MOST_CHARACTERS = 2000
-"""Length of a line that is read; a message is shorter."""
-
-CUT_OFF = "(cut off)"
-"""Stands for the exception of a traceback that ends with its frames."""
+MOST_CHARACTERS = 2000  # of a line that are read; a message is shorter
+CUT_OFF = "(cut off)"  # stands for the exception of a traceback that ends with its frames
 
 _QUOTE = re.compile(r"\A(?:> ?|\* )+")
 _CUT_FRAME = re.compile(r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )')
@@ -61,7 +58,10 @@ class Excerpt:
             return None
         texts = [_CUT_FRAME.sub('  File "/', _QUOTE.sub("", raw)[:MOST_CHARACTERS], count=1) for raw in self._lines]
         lines = [read_line(text) for text in texts]
-        frames = _frames(lines)
+        tracebacks = Tracebacks()
+        for position, line in enumerate(lines):
+            list(tracebacks.feed(line, position))
+        frames = tracebacks.frames_cut_off()
         # A line that its logger marked as a warning counts where no other says more.
         loud = [line for line in lines if line.level != "lower"]
         return _named(loud, frames) or _named(lines, frames)
@@ -75,7 +75,9 @@ def _named(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
     if finding is None:
         return None
     if finding.cause == "unknown_memory" and finding.row not in _NAMES_NO_PURPOSE and not frames:
-        finding = replace(finding, cause=cause_of(_statements(lines)) or finding.cause)
+        # Statements and mentioned functions, in the form of frames without a file.
+        statements = [f"?:{found[1]} {text}" for text in texts if (found := _FUNCTION.search(text)) is not None]
+        finding = replace(finding, cause=cause_of(statements) or finding.cause)
     return Diagnosis(
         known=True,
         is_memory=finding.cause in MEMORY_CAUSES and not finding.transient,
@@ -86,17 +88,3 @@ def _named(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
         numbers=dict(finding.numbers),
         row=finding.row,
     )
-
-
-def _statements(lines: Sequence[LogLine]) -> tuple[str, ...]:
-    """Return statements and mentioned functions in the form of frames without a file."""
-    return tuple(f"?:{found[1]} {line.text.strip()}" for line in lines if (found := _FUNCTION.search(line.text)) is not None)
-
-
-def _frames(lines: Sequence[LogLine]) -> tuple[str, ...]:
-    """Return the frames of a traceback without its exception."""
-    tracebacks = Tracebacks()
-    for position, line in enumerate(lines):
-        for _ in tracebacks.feed(line, position):
-            pass
-    return tracebacks.frames_cut_off()

@@ -1,5 +1,4 @@
-"""Other processes on the failing GPU, as far as a log names them: foreign ones, or other roles of the
-same job."""
+"""Other processes on the failing GPU, as far as a log names them: foreign ones, or other roles of the same job."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Sequence
 
 from autotune.core.units import GIB, KIB, MIB, format_bytes
 from autotune.failures.classify import Finding
-from autotune.failures.numbers import NEIGHBOUR, mostly_unlisted
+from autotune.failures.numbers import NEIGHBOUR
 
 _PID = re.compile(r"(?:\x1b\[\d+m)?\(\w[^()]{0,80}\bpid=(\d{1,10})")
 _MOST_PIDS = 4096
@@ -24,10 +23,11 @@ _HOLDS = re.compile(r"Process (\d{1,10}) has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) m
 
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
 MOST_NAMED = 4
+UNSEEN_SHARE = 0.5
+"""Share of the device, neither free nor in torch's list of processes, from which another container is assumed."""
 
 _BEGUN = ("%|", "info", "pid=", "traceback", "loss")
-"""Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes from
-before the run."""
+"""Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes from before the run."""
 
 
 class GpuNeighbours:
@@ -58,21 +58,24 @@ class GpuNeighbours:
         """
         if self._own.issuperset(NEIGHBOUR.findall(evidence)):
             return True
-        return bool(self._own) and phase != "load" and any(_SHARES_GPUS.search(frame) for frame in frames)
+        return bool(self._own) and phase != "load" and any(map(_SHARES_GPUS.search, frames))
 
     def hold_most_unseen(self, finding: Finding, frames: Sequence[str]) -> bool:
         """Return True if processes that torch does not list hold most of a device that no other role
-        of the job shares."""
-        plain = finding.row == "cuda_out_of_memory" and mostly_unlisted(finding.numbers)
-        return plain and not any(_SHARES_GPUS.search(frame) for frame in frames)
+        of the job shares. The driver and its contexts are in no list either."""
+        total, free, own = (finding.numbers.get(name) for name in ("total_bytes", "free_bytes", "process_bytes"))
+        if finding.row != "cuda_out_of_memory" or total is None or free is None or own is None:
+            return False
+        unlisted = total - free - own - finding.numbers.get("others_bytes", 0)
+        return unlisted >= UNSEEN_SHARE * total and not any(map(_SHARES_GPUS.search, frames))
 
     def leave_too_little(self, finding: Finding) -> bool:
-        """Return True if memory that others held before the run is the memory that vLLM lacked at its
-        start."""
+        """Return True if memory that others held before the run is the memory that vLLM lacked at its start."""
         others = sum(held for pid, held in self._earlier.items() if pid not in self._own)
         free, asked = finding.numbers.get("free_bytes"), finding.numbers.get("asked_bytes")
-        started = finding.row == "vllm_reservation" and free is not None and asked is not None
-        return started and others >= GIB and (free or 0) + others >= (asked or 0)
+        if finding.row != "vllm_reservation" or free is None or asked is None:
+            return False
+        return others >= GIB and free + others >= asked
 
     def remarks(self, evidence: str) -> tuple[str, ...]:
         """Return a sentence with the foreign processes on the GPU, as far as the log names them."""

@@ -1,5 +1,4 @@
-"""Endings of logs without a failure message: finished, no number any more, or given up after several
-tries."""
+"""Endings of logs without a failure message: finished, no number any more, or given up after several tries."""
 
 from __future__ import annotations
 
@@ -9,12 +8,10 @@ from collections import deque
 from autotune.failures.log_lines import read_line
 
 STEPS_OF_NO_NUMBERS = 3
-"""Number of consecutive steps without a finite loss or gradient after which training does not recover.
-"""
+"""Number of consecutive steps without a finite loss or gradient after which training does not recover."""
 
 TIMES_CAUGHT = 3
-"""Number of caught out-of-memory errors in the last lines after which they are the reason for the end.
-"""
+"""Number of caught out-of-memory errors in the last lines after which they are the reason for the end."""
 
 _LAST_LINES = 12
 
@@ -64,11 +61,9 @@ class LogEndings:
     """Collector of endings. It receives the lines that contain a word of PROGRESS."""
 
     def __init__(self) -> None:
-        self.finished = ""
-        """Line that reports the end of training, whatever was printed before it."""
+        self.finished = ""  # line that reports the end of training, whatever was printed before it
 
-        self.finished_last = False
-        """True where the last line that counted was such a one, not a step."""
+        self.finished_last = False  # true where the last line that counted was such a one, not a step
 
         self._ended = ""
         self._no_numbers: list[str] = []
@@ -96,7 +91,10 @@ class LogEndings:
     def feed(self, raw: str, position: int) -> bool:
         """Return True for the line of a step, or one that reports the end of training."""
         if _STEP.search(raw) is not None:
-            self._watch_numbers(raw)
+            if _NO_NUMBER.search(raw) is None:
+                self._no_numbers, self._update_left_out = [], False
+            elif len(self._no_numbers) < STEPS_OF_NO_NUMBERS:
+                self._no_numbers.append(raw)
             self._ended, self.finished_last = "", False
             self._caught.clear()
             return True
@@ -126,9 +124,3 @@ class LogEndings:
             return True
         self._spawned.discard(exited[1])
         return not self._spawned
-
-    def _watch_numbers(self, raw: str) -> None:
-        if _NO_NUMBER.search(raw) is None:
-            self._no_numbers, self._update_left_out = [], False
-        elif len(self._no_numbers) < STEPS_OF_NO_NUMBERS:
-            self._no_numbers.append(raw)

@@ -1,14 +1,14 @@
-"""Log files: refused with an alternative where they are no text, and read without holding them in
-memory."""
+"""Log files: refused with an alternative where they are no text, and read without holding them in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from autotune.core.errors import BadInput
 from autotune.core.units import GIB, format_bytes
-from autotune.failures.log_lines import Readable, lines_of
+from autotune.failures.log_lines import lines_of
 
 LARGEST_BYTES = 4 * GIB
 """Size limit. A larger file takes minutes to read, and its last part is enough."""
@@ -22,7 +22,6 @@ _MAGIC = {
     b"PK\x03\x04": "unzip -p",
 }
 _CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\x08\x1b\x0c")
-_MOST_CONTROL = 0.1
 
 
 def lines_of_file(log: str) -> Iterator[str]:
@@ -36,13 +35,12 @@ def lines_of_file(log: str) -> Iterator[str]:
         raise BadInput(f"{log!r} can't be read: {reason}.", way_out="Name a log file, or - to read standard input.") from error
 
 
-def lines_of_stream(stream: Readable, name: str, log: str = "-") -> Iterator[str]:
-    """Yield the lines of an open stream; `name` is used in messages, `log` in the command that they
-    suggest."""
+def lines_of_stream(stream: BinaryIO, name: str, log: str = "-") -> Iterator[str]:
+    """Yield the lines of an open stream; `name` is used in messages, `log` in the command that they suggest."""
     head = stream.read(_HEAD_BYTES)
     _refuse_what_is_no_text(name, log, head)
     empty = True
-    for line in lines_of(_Joined(head, stream)):
+    for line in lines_of(stream, head):
         empty = empty and not line.strip()
         yield line
     if empty:
@@ -83,19 +81,8 @@ def _refuse_what_is_no_text(name: str, log: str, head: bytes) -> None:
             way_out=f"Convert it: iconv -f UTF-16 -t UTF-8 {log} | autotune diagnose -",
         )
     control = len(head) - len(head.translate(None, _CONTROL))
-    if control > _MOST_CONTROL * max(len(head), 1):
+    if control > 0.1 * max(len(head), 1):
         raise BadInput(
             f"{name} is binary: {control} of its first {len(head)} bytes are no text.",
             way_out="Name the file that holds what the training printed.",
         )
-
-
-class _Joined:
-    """Stream that continues after the part already read."""
-
-    def __init__(self, head: bytes, rest: Readable) -> None:
-        self._head, self._rest = head, rest
-
-    def read(self, size: int, /) -> bytes:
-        head, self._head = self._head, b""
-        return head or self._rest.read(size)

@@ -1,22 +1,21 @@
-"""Framework and method whose log is read, and remedies under its own names and flags."""
+"""Framework and method whose log is read, and remedies from the failure table under its own names and flags."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
+import msgspec
+
 from autotune import frameworks
-from autotune.failures.remedies import Remedy
+from autotune.diagnosis.diagnosis import Advice, Diagnosis
+from autotune.failures.remedies import Remedy, remedies_for
 from autotune.frameworks.framework_facts import FrameworkFacts
 from autotune.frameworks.launch_commands import LaunchKind, kind_of, launch_kinds
 
-METHOD = "grpo"
-"""Method that every framework has; the names in question are those of all its methods."""
-
-SOURCE = "trl"
-"""Framework whose names the tables of remedies have."""
+METHOD = "grpo"  # method that every framework has; the names in question are those of all its methods
+SOURCE = "trl"  # framework whose names the tables of remedies have
 
 _ROW_LENGTH = {"max_completion_length": "max_length"}
 """Setting of a generated row -> that of a given row, for methods that generate none."""
@@ -32,32 +31,25 @@ class LogFramework:
     """Collector of the framework that a log names. It receives all lines in blocks; its size does not grow."""
 
     def __init__(self) -> None:
-        self.name: str | None = None
-        """None: TRL, whose names the tables of remedies have, or unknown."""
-
+        self.name: str | None = None  # None: TRL, whose names the tables of remedies have, or unknown
         self._is_former = False  # the log has a flag of an earlier release
         self._methods: dict[str, str] = {}  # framework -> method, by the first words of one
 
     def feed(self, lowered: str) -> None:
         """Receive a block of lines; most have none of the words, so that it is looked at as a whole first."""
-        unknown = [word for words in self._unknown_words() for word in words]
+        unknown = [word for kind in launch_kinds() if self.name is None for word in kind.in_logs]
+        for kind in launch_kinds():
+            if kind.framework not in self._methods:
+                unknown += [word for words in kind.methods_in_logs.values() for word in words]
         if any(map(lowered.__contains__, unknown)) or (self.name is not None and "--" in lowered and not self._is_former):
             for line in lowered.split("\n"):
                 self._feed_line(line)
-
-    def _unknown_words(self) -> Iterator[tuple[str, ...]]:
-        for kind in launch_kinds():
-            if self.name is None:
-                yield kind.in_logs
-            if kind.framework not in self._methods:
-                yield from kind.methods_in_logs.values()
 
     def _feed_line(self, lowered: str) -> None:
         if self.name is None:
             self.name = next((kind.framework for kind in launch_kinds() if any(map(lowered.__contains__, kind.in_logs))), None)
         if self.name is not None and "--" in lowered and not self._is_former:
             self._is_former = any(f"--{former}" in lowered for former in kind_of(self.name).former_flags.values())
-
         for kind in launch_kinds():
             if kind.framework not in self._methods:
                 named = (method for method, words in kind.methods_in_logs.items() if any(map(lowered.__contains__, words)))
@@ -66,39 +58,43 @@ class LogFramework:
     def translated(self, remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
         """Return the remedies under this framework's names, without those that it or its method has no setting for."""
         method = self._methods.get(self.name or SOURCE, METHOD)
-        remedies = tuple(one for one in (_of_method(remedy, method) for remedy in remedies) if one is not None) or remedies
+        remedies = tuple(one for one in (_of_method(remedy, method) for remedy in remedies) if one is not None) or tuple(remedies)
         if self.name is None:
-            return tuple(remedies)
+            return remedies
         kind = kind_of(self.name)
         return tuple(one for one in (self._translated(remedy, kind) for remedy in remedies) if one is not None)
 
     def _translated(self, remedy: Remedy, kind: LaunchKind) -> Remedy | None:
-        names, change = _names(kind.framework), dict[str, str]()
-        for setting, way in remedy.change.items():
-            own = names.get(remedy.elsewhere or setting, setting)
-            if own is None:
-                return None
-            change[self._flag(own, kind) if own in _settings(kind.framework) else own] = kind.remedy_values.get(setting, way)
-        reason = kind.remedy_reasons.get(next(iter(remedy.change)), remedy.why)
-        return dataclasses.replace(remedy, change=change, why=remedy.why_elsewhere or reason)
+        own = _names(kind.framework).get(remedy.elsewhere or remedy.setting, remedy.setting)
+        if own is None:
+            return None
+        if own in _settings(kind.framework):  # its flag, as the log writes them
+            own = kind.former_flags.get(own, own) if self._is_former else own
+            own = own if kind.dotted else f"--{own}"
+        why = remedy.why_elsewhere or kind.remedy_reasons.get(remedy.setting, remedy.why)
+        return msgspec.structs.replace(remedy, setting=own, to=kind.remedy_values.get(remedy.setting, remedy.to), why=why)
 
-    def _flag(self, name: str, kind: LaunchKind) -> str:
-        if self._is_former:
-            name = kind.former_flags.get(name, name)
-        return name if kind.dotted else f"--{name}"
+
+def advice_for(diagnosis: Diagnosis, framework: LogFramework | None = None) -> tuple[Advice, ...]:
+    """Return two or three changes under the framework's names, each bounded by a figure of the message where it has one; none
+    where nothing is known, or nothing failed."""
+    remedies = () if diagnosis.cause is None else remedies_for(diagnosis.cause, diagnosis.row)
+    advice = []
+    for remedy in remedies if framework is None else framework.translated(remedies):
+        bound = diagnosis.numbers.get(remedy.bounded_by or "")
+        limit = "" if bound is None else f", to at most {bound if isinstance(bound, int) else format(bound, '.2f')}"
+        advice.append(Advice(change={remedy.setting: f"{remedy.to}{limit}"}, why=remedy.why))
+    return tuple(advice)
 
 
 def _of_method(remedy: Remedy, method: str) -> Remedy | None:
     """Return the remedy under the method's names, in those of TRL; None if the method lacks the setting."""
-    trainer, all_fields = frameworks.trainer(SOURCE, method), frameworks.trainer(SOURCE, METHOD).fields()
-    change = dict[str, str]()
-    for setting, way in remedy.change.items():
-        own = trainer.canonical.get(setting, setting)
-        own = own if own in trainer.fields() else _ROW_LENGTH.get(setting, setting)
-        if setting in all_fields and own not in trainer.fields():
-            return None
-        change[own] = way
-    return dataclasses.replace(remedy, change=change)
+    trainer, setting = frameworks.trainer(SOURCE, method), remedy.setting
+    own = trainer.canonical.get(setting, setting)
+    own = own if own in trainer.fields() else _ROW_LENGTH.get(setting, setting)
+    if setting in frameworks.trainer(SOURCE, METHOD).fields() and own not in trainer.fields():
+        return None
+    return msgspec.structs.replace(remedy, setting=own)
 
 
 @cache

@@ -27,28 +27,23 @@ from autotune.failures.classify import Finding, classify_line, classify_logged
 from autotune.failures.frames import phase_of
 from autotune.failures.log_lines import LogLine, read_line
 from autotune.failures.numbers import without_neighbours
-from autotune.failures.table import MEMORY_CAUSES, ROWS, warning_in
+from autotune.failures.table import MEMORY_CAUSES, ROWS, FailureRow, warning_in
 from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
 
 STEPS_SURVIVED = 3
-"""Number of steps logged after an error that show that it was handled. Fewer may come from other
-ranks, printed late."""
+"""Number of steps logged after an error that show that it was handled. Fewer may come from other ranks, printed late."""
 
 MOST_REMARKS = 5
+_BY_NAME = {row.name: row for row in ROWS}
 
 
 class _Tier(IntEnum):
     """Information content of a finding, best first."""
 
     ROOT = 0
-    BARE = 1
-    """Known error other than memory, without a traceback: perhaps printed and handled."""
-
-    ECHO = 2
-    """Lost peer: another process probably failed first."""
-
-    WRAPPER = 3
-    """Message that something failed, and no more."""
+    BARE = 1  # known error other than memory, without a traceback: perhaps printed and handled
+    ECHO = 2  # lost peer: another process probably failed first
+    WRAPPER = 3  # message that something failed, and no more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +53,8 @@ class _Found:
     rank: int | None
     finding: Finding
     phase: Phase | None
-    thrown: LoggedException | None = None
-    """Exception with its frames."""
-
-    whole: bool = True
-    """False for an exception whose traceback lacks its header."""
+    thrown: LoggedException | None = None  # with its frames
+    whole: bool = True  # False for an exception whose traceback lacks its header
 
 
 # Only a line with one of these words can begin or end anything: most are settled by this alone.
@@ -94,8 +86,7 @@ _FAULT = re.compile(
     r"|\*\*\* SIG(?:SEGV|ILL|FPE|BUS) received|signal: (?:Segmentation fault|Illegal instruction|Floating point exception)"
     r"|CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|job killed: (?:walltime|cput)|TERM_RUNLIMIT"
 )
-"""Fault or scheduler's kill that ended a process without an exception. Messages of its peers are
-echoes of it."""
+"""Fault or scheduler's kill that ended a process without an exception. Messages of its peers are echoes of it."""
 
 _ABORT = re.compile(
     r"terminate called without an active exception|exitcode: -6\b|exit code: -6\b|\bSIGABRT\b|\bSignal 6\b|\bAborted\b"
@@ -120,8 +111,7 @@ _RANK_IN_WORDS = re.compile(r"\[(?:PG .{0,60} )?Rank (\d{1,6})\]", re.IGNORECASE
 
 
 class LogReader:
-    """Single pass over the lines. It keeps the earliest finding of each tier, so that its size does
-    not grow with the log."""
+    """Single pass over the lines. It keeps the earliest finding of each tier, so that its size does not grow with the log."""
 
     def __init__(self) -> None:
         self._tracebacks = Tracebacks()
@@ -156,8 +146,9 @@ class LogReader:
             self._read(read_line(raw), position)
         if any(map(lowered.__contains__, self._progress)) and self._ends.feed(raw, position):
             self._go_on()
-        if any(map(lowered.__contains__, _REMARKABLE)) and len(self._remarks) < MOST_REMARKS:
-            self._remarks |= {message: None for message in [warning_in(raw)] if message is not None}
+        remarkable = any(map(lowered.__contains__, _REMARKABLE)) and len(self._remarks) < MOST_REMARKS
+        if remarkable and (message := warning_in(raw)) is not None:
+            self._remarks[message] = None
 
     def _read(self, line: LogLine, position: int) -> None:
         self._aborted = self._aborted or _ABORT.search(line.text) is not None
@@ -172,12 +163,14 @@ class LogReader:
         if line.text.lstrip().startswith(_CELLS):
             # A table with generated text, which may contain anything.
             return
-        finding = classify_line(line.text, is_error=line.level == "error")
         if _FAULT.search(line.text) is not None:
             finding = Finding(outcome=Outcome.CRASH, evidence=line.text)
             self._keep(_Found(tier=_Tier.ROOT, position=position, rank=line.rank, finding=finding, phase=None))
-        elif finding is not None:
-            self._keep(_found_in_line(finding, line, position))
+        elif (found := classify_line(line.text, is_error=line.level == "error")) is not None:
+            tier = _tier(found, line.text, has_traceback=False)
+            named = None if line.rank is not None else _RANK_IN_WORDS.search(line.text)
+            rank = line.rank if named is None else int(named[1])
+            self._keep(_Found(tier=tier, position=position, rank=rank, finding=found, phase=_phase_of_row(found)))
 
     def conclude(self) -> Diagnosis:
         for reported in self._tracebacks.flush():
@@ -185,25 +178,36 @@ class LogReader:
         remarks = tuple(self._remarks)
         if not self._found:
             return self._without_failure(remarks)
+        # 1. The best finding, unless the log ended well in spite of it.
         best = self._found[min(self._found)]
         if best.tier >= _Tier.ECHO and _Tier.ROOT in self._survived:
             # Logs of several ranks, concatenated: the first failure is before the steps of the other ranks.
             best = self._survived[_Tier.ROOT]
         caught = self._ends.caught_before(best.position) if best.finding.cause is None else ""
         if caught:
-            return _given_up(caught, remarks)
+            return _at_the_end("unknown_memory", caught, remarks)
         of_the_end = best.tier is _Tier.WRAPPER or _ABORT.search(best.finding.evidence) is not None
         if self._aborted and of_the_end and best.finding.cause is None and self._ends.without_failure:
-            return Diagnosis(
-                known=True, is_memory=False, cause="none", rank=best.rank, evidence=one_line(self._ends.without_failure),
-                remarks=(ABORTED_AT_EXIT, *remarks),
-            )  # fmt: skip
-        best = self._with_neighbours(best)
-        if best.finding.cause == "gpu_other_process":
-            remarks = (*self._neighbours.remarks(best.finding.evidence), *remarks)
-        elif best.finding.cause == "host_ram":
+            well = _at_the_end("none", self._ends.without_failure, (ABORTED_AT_EXIT, *remarks))
+            return dataclasses.replace(well, rank=best.rank)
+        # 2. Its cause, with the processes that held the memory.
+        finding = self._with_neighbours(best)
+        known = finding.cause is not None
+        if finding.cause == "gpu_other_process":
+            remarks = (*self._neighbours.remarks(finding.evidence), *remarks)
+        elif finding.cause == "host_ram":
             remarks = (*self._host_memory.remarks(), *remarks)
-        return _diagnosis(best, best.rank if best.rank is not None else self._first_to_fail, remarks)
+        return Diagnosis(
+            known=known,
+            is_memory=_is_memory(finding) if known else None,
+            cause=finding.cause,
+            phase=best.phase,
+            rank=best.rank if best.rank is not None else self._first_to_fail,
+            evidence=one_line(finding.evidence),
+            numbers=dict(finding.numbers) if known else {},
+            remarks=remarks,
+            row=finding.row if known else None,
+        )
 
     @property
     def is_of_a_run(self) -> bool:
@@ -211,29 +215,27 @@ class LogReader:
         whole = any(found.whole and (tier is _Tier.ROOT or found.thrown is not None) for tier, found in self._found.items())
         return self._has_steps or _Tier.ROOT in self._survived or whole
 
-    def _with_neighbours(self, found: _Found) -> _Found:
-        """Return the finding with the owner of the missing memory: a foreign process, or another role
-        of the job."""
+    def _with_neighbours(self, found: _Found) -> Finding:
+        """Return the finding with the owner of the missing memory: a foreign process, or another role of the job."""
         finding, thrown = found.finding, found.thrown
         frames = () if thrown is None else thrown.frames
         if self._neighbours.leave_too_little(finding) or self._neighbours.hold_most_unseen(finding, frames):
-            return dataclasses.replace(found, finding=dataclasses.replace(finding, cause="gpu_other_process"))
+            return dataclasses.replace(finding, cause="gpu_other_process")
         if finding.cause != "gpu_other_process" or finding.row != "cuda_other_process" or thrown is None:
-            return found
+            return finding
         if not self._neighbours.are_own(finding.evidence, frames, found.phase):
-            return found
+            return finding
         alone = dataclasses.replace(thrown, text=without_neighbours(thrown.text))
         reported = ExceptionChain(position=found.position, rank=found.rank, chain=(alone,), has_traceback=True, is_whole=True)
-        finding = dataclasses.replace(_judge(reported).finding, evidence=finding.evidence, numbers=finding.numbers)
-        return dataclasses.replace(found, finding=finding)
+        return dataclasses.replace(_judge(reported).finding, evidence=finding.evidence, numbers=finding.numbers)
 
     def _without_failure(self, remarks: tuple[str, ...]) -> Diagnosis:
         if line := self._ends.without_numbers:
-            return Diagnosis(known=True, is_memory=False, cause="numeric", evidence=one_line(line), remarks=remarks)
+            return _at_the_end("numeric", line, remarks)
         if line := self._ends.without_failure:
-            return Diagnosis(known=True, is_memory=False, cause="none", evidence=one_line(line), remarks=remarks)
+            return _at_the_end("none", line, remarks)
         if line := self._ends.caught_before(self._last_position):
-            return _given_up(line, remarks)
+            return _at_the_end("unknown_memory", line, remarks)
         return Diagnosis(known=False, evidence=one_line(self._last), remarks=remarks)
 
     def _keep(self, found: _Found) -> None:
@@ -255,8 +257,7 @@ class LogReader:
             self._found = {}
 
     def _in_launchers_summary(self, text: str) -> bool:
-        """Return True inside torchrun's list of failed processes, of which the first to fail alone is
-        of interest."""
+        """Return True inside torchrun's list of failed processes, of which the first to fail alone is of interest."""
         stripped = text.strip()
         if stripped == "Failures:":
             self._section = "others"
@@ -284,34 +285,35 @@ def _judge(reported: ExceptionChain) -> _Found:
     A handled exception may be harmless, such as the import of an optional package. Running out of
     memory never is.
     """
-    judged = [_judge_one(reported, thrown) for thrown in reported.chain]
-    known = [found for found in judged if found.tier is _Tier.ROOT and found.finding.row is not None]
-    known.sort(
-        key=lambda found: (not _is_memory(found.finding), not _says_what_for(found.finding), _known_by_place_alone(found.finding))
-    )
-    if known and not (_known_by_place_alone(known[0].finding) and _began_with_the_user(reported.chain[0], judged[0])):
-        return known[0]
-    return sorted(judged, key=lambda found: found.tier is _Tier.WRAPPER)[0]
-
-
-def _began_with_the_user(first: LoggedException, judged: _Found) -> bool:
-    """Return True if a framework's message is about a fault in the user's own code."""
-    return judged.finding.row is None and bool(first.frames) and _INSTALLED.search(first.frames[-1]) is None
-
-
-def _judge_one(reported: ExceptionChain, thrown: LoggedException) -> _Found:
-    phase = phase_of(thrown.frames)
-    finding = classify_logged(thrown, phase, "cuda")
-    return _Found(
-        tier=_tier(finding, thrown.text, reported.has_traceback),
-        position=reported.position,
-        rank=reported.rank,
-        finding=finding,
+    judged = []
+    for thrown in reported.chain:
+        phase = phase_of(thrown.frames)
+        finding = classify_logged(thrown, phase, "cuda")
+        tier = _tier(finding, thrown.text, reported.has_traceback)
         # Not the finding's phase: a probe without a reported phase is loading, but a log may contain no phase at all.
-        phase=_phase_of_row(finding) or phase,
-        thrown=thrown,
-        whole=reported.is_whole,
-    )
+        phase = _phase_of_row(finding) or phase
+        judged.append(
+            _Found(
+                tier=tier, position=reported.position, rank=reported.rank, finding=finding, phase=phase, thrown=thrown,
+                whole=reported.is_whole,
+            )
+        )  # fmt: skip
+    known = [found for found in judged if found.tier is _Tier.ROOT and found.finding.row is not None]
+    best = min(known, key=lambda found: _weakness(found.finding), default=None)
+    # A framework's message may be about a fault in the user's own code, with which the chain began.
+    first = reported.chain[0]
+    users = judged[0].finding.row is None and bool(first.frames) and _INSTALLED.search(first.frames[-1]) is None
+    if best is not None and not (users and _row(best.finding).raised_at is not None):
+        return best
+    return min(judged, key=lambda found: found.tier is _Tier.WRAPPER)
+
+
+def _weakness(finding: Finding) -> tuple[bool, bool, bool]:
+    """Sort key: memory first; then a message that itself names the memory's purpose, which is more exact than a place in the
+    code; last what was known by its place alone."""
+    row = _row(finding)
+    says_what_for = row.kind == "memory" and row.cause not in (None, "unknown_memory") and row.raised_at is None
+    return not _is_memory(finding), not says_what_for, row.raised_at is not None
 
 
 def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
@@ -320,59 +322,27 @@ def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
         return _Tier.WRAPPER if of_another or not has_traceback else _Tier.ROOT
     if finding.secondary:
         return _Tier.ECHO if finding.cause is not None else _Tier.WRAPPER
-    sure = _is_memory(finding) or any(row.decisive for row in ROWS if row.name == finding.row)
-    return _Tier.ROOT if has_traceback or sure else _Tier.BARE
+    return _Tier.ROOT if has_traceback or _is_memory(finding) or _row(finding).decisive else _Tier.BARE
 
 
-def _found_in_line(finding: Finding, line: LogLine, position: int) -> _Found:
-    rank = _RANK_IN_WORDS.search(line.text)
-    return _Found(
-        tier=_tier(finding, line.text, has_traceback=False),
-        position=position,
-        rank=line.rank if line.rank is not None or rank is None else int(rank[1]),
-        finding=finding,
-        phase=_phase_of_row(finding),
-    )
+def _row(finding: Finding) -> FailureRow:
+    """Return the row that decided a known finding."""
+    return _BY_NAME[finding.row or ""]
 
 
 def _phase_of_row(finding: Finding) -> Phase | None:
-    return next((row.phase for row in ROWS if row.name == finding.row), None)
-
-
-def _known_by_place_alone(finding: Finding) -> bool:
-    """Return True if the row matched by its place: other messages of the same chain count for more."""
-    return any(row.raised_at is not None for row in ROWS if row.name == finding.row)
-
-
-def _says_what_for(finding: Finding) -> bool:
-    """Return True if the message itself names the purpose of the memory, which is more exact than a place in the code."""
-    row = next((row for row in ROWS if row.name == finding.row), None)
-    return row is not None and row.kind == "memory" and row.cause not in (None, "unknown_memory") and row.raised_at is None
+    return None if finding.row is None else _row(finding).phase
 
 
 def _is_memory(finding: Finding) -> bool:
     return finding.cause in MEMORY_CAUSES and not finding.transient
 
 
-def _given_up(line: str, remarks: tuple[str, ...]) -> Diagnosis:
-    """Return the diagnosis of a loop that caught the error itself, so that its place is unknown."""
-    return Diagnosis(known=True, is_memory=True, cause="unknown_memory", evidence=one_line(line), remarks=remarks)
-
-
-def _diagnosis(found: _Found, rank: int | None, remarks: tuple[str, ...]) -> Diagnosis:
-    finding = found.finding
-    known = finding.cause is not None
-    return Diagnosis(
-        known=known,
-        is_memory=_is_memory(finding) if known else None,
-        cause=finding.cause,
-        phase=found.phase,
-        rank=rank,
-        evidence=one_line(finding.evidence),
-        numbers=dict(finding.numbers) if known else {},
-        remarks=remarks,
-        row=finding.row if known else None,
-    )
+def _at_the_end(cause: str, line: str, remarks: tuple[str, ...]) -> Diagnosis:
+    """Return the diagnosis by the last lines: `unknown_memory` where a loop caught the error itself, so that its place is
+    unknown."""
+    is_memory = cause in MEMORY_CAUSES
+    return Diagnosis(known=True, is_memory=is_memory, cause=cause, evidence=one_line(line), remarks=remarks)
 
 
 def one_line(text: str) -> str:

@@ -1,5 +1,4 @@
-"""Remedies as values of one configuration: a direction becomes the values that the search space has in
-it."""
+"""Remedies as values of one configuration: a direction becomes the values that the search space has in it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def changes_of(advice: Advice, space: SearchSpace, candidate: Candidate) -> Iter
         direction, _, bound = way.partition(", to at most ")
         if setting == BATCH_KNOBS[0]:
             yield from _smaller_batches(candidate)
-        elif (knob := _knob(setting, space)) is not None:
+        elif knob := next((one for one in (*space.knobs, *space.remedies) if one.name == setting), None):
             now = candidate.settings.get(knob.name)
             yield from ({setting: value} for value in _values(knob, now, direction, int(bound) if bound else None))
 
@@ -33,10 +32,6 @@ def _smaller_batches(candidate: Candidate) -> Iterator[Change]:
     if isinstance(micro, int) and isinstance(steps, int):
         halves = [size for size in range(micro - 1, 0, -1) if micro % size == 0 and size & (size - 1) == 0]
         yield from ({BATCH_KNOBS[0]: size, BATCH_KNOBS[1]: steps * micro // size} for size in halves)
-
-
-def _knob(setting: str, space: SearchSpace) -> Knob | None:
-    return next((knob for knob in (*space.knobs, *space.remedies) if knob.name == setting), None)
 
 
 def _values(knob: Knob, now: KnobValue, direction: str, bound: int | None) -> list[KnobValue]:

@@ -15,15 +15,14 @@ from typing import Any
 from autotune.core.candidate import Candidate
 from autotune.core.errors import AutotuneError
 from autotune.core.job import Job
-from autotune.core.prediction import Estimate, Prediction
+from autotune.core.prediction import Prediction
 from autotune.core.space import SearchSpace
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.diagnosis.remedy_changes import Change, changes_of
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import PredictionService
 
-SECONDS = 120.0
-"""Time limit for predictions; the remaining remedies get no figure."""
+SECONDS = 120.0  # time limit for predictions; the remaining remedies get no figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +30,14 @@ class Effects:
     """Predictor of the effects of changes to one configuration."""
 
     job: Job
-    space: SearchSpace
-    """Space of possible changes, before the configuration held any value."""
-
+    space: SearchSpace  # possible changes, before the configuration held any value
     trainer: Trainer
     service: PredictionService
-    candidate: Candidate
-    """Configuration that failed."""
-
+    candidate: Candidate  # configuration that failed
     now: Callable[[], float] = time.monotonic
 
     def on(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis with the prediction for the configuration and for each remedy that has
-        one."""
+        """Return the diagnosis with the prediction for the configuration and for each remedy that has one."""
         before = self.service.predict(self.candidate)
         until = self.now() + SECONDS
         remedies = tuple(
@@ -60,7 +54,19 @@ class Effects:
             best = best if after is None else (change, after)
             if after is not None and after.fits:
                 break
-        return None if best is None else self._figures_of(*best, before)
+        if best is None:
+            return None
+        change, after = best
+        learning = self.space.is_learning(change, self.candidate.settings)
+        speeds = before.tokens_per_second, after.tokens_per_second
+        ratio = None if learning or speeds[0] is None or speeds[1] is None else speeds[1].value / speeds[0].value
+        return {
+            "change": dict(change),
+            **_figures(after),
+            "saved_bytes": round(before.peak_memory_bytes.value - after.peak_memory_bytes.value),
+            "speed_ratio": None if ratio is None else round(ratio, 3),
+            "changes_what_is_learned": learning,
+        }
 
     def _after(self, change: Change) -> Prediction | None:
         knobs = self.space.with_remedies({**self.candidate.knobs, **change})
@@ -72,30 +78,12 @@ class Effects:
         except AutotuneError:
             return None  # the other remedies may still be predicted
 
-    def _figures_of(self, change: Change, after: Prediction, before: Prediction) -> Mapping[str, Any]:
-        learning = self.space.is_learning(change, self.candidate.settings)
-        speeds = before.tokens_per_second, after.tokens_per_second
-        ratio = None if learning or speeds[0] is None or speeds[1] is None else speeds[1].value / speeds[0].value
-        saved = before.peak_memory_bytes.value - after.peak_memory_bytes.value
-        return {
-            "change": dict(change),
-            **_figures(after),
-            "saved_bytes": round(saved),
-            "speed_ratio": None if ratio is None else round(ratio, 3),
-            "changes_what_is_learned": learning,
-        }
-
 
 def _figures(prediction: Prediction) -> dict[str, Any]:
     """Return the same fields as `predict --json`."""
+    figures = {name: getattr(prediction, name) for name in ("peak_memory_bytes", "margin_bytes", "tokens_per_second")}
     return {
         "basis": prediction.basis,
         "fits": prediction.fits,
-        "peak_memory_bytes": _row(prediction.peak_memory_bytes),
-        "margin_bytes": _row(prediction.margin_bytes),
-        "tokens_per_second": None if prediction.tokens_per_second is None else _row(prediction.tokens_per_second),
+        **{name: one and {end: round(getattr(one, end)) for end in ("value", "low", "high")} for name, one in figures.items()},
     }
-
-
-def _row(estimate: Estimate) -> dict[str, int]:
-    return {name: round(getattr(estimate, name)) for name in ("value", "low", "high")}

@@ -1,22 +1,21 @@
-"""Classification of a run that failed: an exception, or an exit without one."""
+"""Classification of a run that failed: an exception, an exit without one, or a launched program."""
 
 from __future__ import annotations
 
 import functools
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autotune.core.hardware import DeviceKind
 from autotune.core.measurement import Failure, Outcome, Phase
-from autotune.failures.frames import cause_of
-from autotune.failures.log_lines import read_line
+from autotune.failures.frames import cause_of, phase_of
 from autotune.failures.numbers import Numbers, numbers_of
 from autotune.failures.patterns import read_table
 from autotune.failures.table import QUOTED_ROWS, ROWS, FailureRow
-from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
+from autotune.failures.tracebacks import LoggedException, exceptions_in
 
 FRAGMENTED_SHARE = 0.1
 """Share of the device from which idle reserved memory, enough for the request, counts as
@@ -42,33 +41,26 @@ _LINE_WORDS = (
     "loss is", "norm is", "loss became", "loss was", "insufficient", "command not found", "/usr/bin/env", "container-cli",
     "server socket", "ccl_error", "oneccl", "hccl", "loaded_weight", "attempted to load",
 )  # fmt: skip
-"""Words of which every line that a row matches contains at least one. Most lines are skipped by this
-test."""
+"""Words of which every line that a row matches contains at least one. Most lines are skipped by this test."""
 
 OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that a process does not send to itself: from an operator, a scheduler or the kernel."""
 
-HOST_KILLED = "host_killed"
-"""Row of the messages about a killed process, which do not name a memory limit."""
+HOST_KILLED = "host_killed"  # row of the messages about a killed process, which do not name a memory limit
+
+RowMatch = tuple[FailureRow, re.Match[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedException:
     """Exception as a rank reported it."""
 
-    chain: Sequence[tuple[str, str]]
-    """Type and text of the exception, then of its cause, and so on."""
-
-    frames: Sequence[str] = ()
-    """Frames as `file:function`, innermost last."""
-
+    chain: Sequence[tuple[str, str]]  # type and text of the exception, then of its cause, and so on
+    frames: Sequence[str] = ()  # as `file:function`, innermost last
     phase: Phase | None = None
     device: DeviceKind = "cpu"
-    limit_hit: bool = False
-    """True where the kernel killed a process of the tree for lack of memory meanwhile."""
-
-    printed: str = ""
-    """Output of the probe's processes, which holds the first error when a wrapper was raised."""
+    limit_hit: bool = False  # the kernel killed a process of the tree for lack of memory meanwhile
+    printed: str = ""  # output of the probe's processes, which holds the first error when a wrapper was raised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,25 +83,14 @@ class Finding:
     """Result of the classification."""
 
     outcome: Outcome
-    evidence: str
-    """Line that decided it."""
-
+    evidence: str  # line that decided it
     cause: str | None = None
     phase: Phase | None = None
-    numbers: Numbers = field(default_factory=dict)
-    """Figures of the message; `numbers.NUMBERS` describes them."""
-
-    row: str | None = None
-    """Name of the row that matched."""
-
-    secondary: bool = False
-    """True where another process probably failed first."""
-
-    transient: bool = False
-    """True where the failure is no verdict on the candidate."""
-
-    from_outside: bool = False
-    """True where a signal of another process ended it: no verdict on the candidate either."""
+    numbers: Numbers = field(default_factory=dict)  # figures of the message, described by `numbers.NUMBERS`
+    row: str | None = None  # name of the row that matched
+    secondary: bool = False  # another process probably failed first
+    transient: bool = False  # no verdict on the candidate
+    from_outside: bool = False  # ended by a signal of another process: no verdict on the candidate either
 
 
 def classify_exception(raised: ReportedException) -> Finding:
@@ -121,46 +102,53 @@ def classify_exception(raised: ReportedException) -> Finding:
     if raised.limit_hit and (found is None or found[0].secondary):
         words = "the kernel ended a process of the tree for want of memory"
         if raised.device == "cuda":  # no kernel counts a device's memory: it was the machine's
-            host = Finding(outcome=Outcome.OOM_HOST, evidence=words, cause="host_ram", phase=raised.phase)
-            return replace(host, secondary=found is not None)
-        blamed = _memory(None, words, raised.phase, raised.device, raised.frames, {})
+            blamed = Finding(outcome=Outcome.OOM_HOST, evidence=words, cause="host_ram", phase=raised.phase)
+        else:
+            blamed = _memory(None, words, raised.phase, raised.frames)
         return replace(blamed, secondary=found is not None)
     if found is None:
-        return Finding(
-            outcome=Outcome.CRASH, evidence=_one_line(texts[0] if texts else "no error was reported"), phase=raised.phase
-        )
-    row, match = found
-    return _finding(row, match, raised)
+        evidence = _one_line(texts[0] if texts else "no error was reported")
+        return Finding(outcome=Outcome.CRASH, evidence=evidence, phase=raised.phase)
+    return _finding(found, raised)
 
 
 def classify_logged(thrown: LoggedException, phase: Phase | None, device: DeviceKind) -> Finding:
     """Return the finding of an exception read from a log. The lines behind it are added when the
     exception alone is not decisive."""
+
+    def classified(words: str) -> tuple[Finding, bool]:
+        raised = ReportedException(chain=((kind, words),), frames=thrown.frames, phase=phase, device=device)
+        found = classify_exception(raised)
+        return found, not (found.row is None or found.secondary or found.row in _BY_PLACE)
+
     kind, _, words = thrown.text.partition(": ")
-    found = classify_exception(ReportedException(chain=((kind, words),), frames=thrown.frames, phase=phase, device=device))
-    if not thrown.more or not (found.row is None or found.secondary or found.row in _BY_PLACE):
+    found, is_decisive = classified(words)
+    if is_decisive or not thrown.more:
         return found
-    words = f"{words}\n{thrown.more}"
-    longer = classify_exception(ReportedException(chain=((kind, words),), frames=thrown.frames, phase=phase, device=device))
-    if longer.row is None or longer.secondary or longer.row in _BY_PLACE:
-        return found
+    longer, is_decisive = classified(f"{words}\n{thrown.more}")
     # Behind an echo, only memory counts as its cause: libraries list general remarks there.
-    return found if found.secondary and not longer.outcome.is_out_of_memory else longer
+    return longer if is_decisive and (not found.secondary or longer.outcome.is_out_of_memory) else found
 
 
 def classify_exit(ending: ProcessExit) -> Finding:
     """Return the finding of an exit: the kernel's report comes first, then the last output."""
+    if ending.signal is not None:
+        known = {one.value for one in signal.Signals}  # real-time signals have no name
+        how = f"ended by {signal.Signals(ending.signal).name if ending.signal in known else f'signal {ending.signal}'}"
+    else:
+        how = "ended with no result" if ending.exit is None else f"ended with exit code {ending.exit} and no result"
+    how = f"the process {how}"
     if ending.out_of_memory == "limit":
-        return _memory(None, f"{_how(ending)}: the memory limit was reached", ending.phase, ending.device, (), {})
+        return _memory(None, f"{how}: the memory limit was reached", ending.phase)
     if ending.out_of_memory == "machine" and ending.signal in (None, signal.SIGKILL):
-        evidence = f"{_how(ending)}: the machine ran out of memory"
+        evidence = f"{how}: the machine ran out of memory"
         return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=ending.phase)
     found = _from_print(ending.printed, only_memory=True)
     if found is not None and ending.signal != signal.SIGKILL:
-        return _finding(*found, ReportedException(chain=(), phase=ending.phase, device=ending.device))
+        return _finding(found, ReportedException(chain=(), phase=ending.phase, device=ending.device))
     if ending.signal in OUTSIDE_SIGNALS:
-        return ended_from_outside(_how(ending), ending)
-    return Finding(outcome=Outcome.CRASH, evidence=_how(ending), phase=ending.phase)
+        return ended_from_outside(how, ending)
+    return Finding(outcome=Outcome.CRASH, evidence=how, phase=ending.phase)
 
 
 def ended_from_outside(words: str, ending: ProcessExit) -> Finding:
@@ -170,22 +158,31 @@ def ended_from_outside(words: str, ending: ProcessExit) -> Finding:
     return Finding(outcome=Outcome.INTERRUPTED, evidence=f"{words}, {why}", phase=ending.phase, from_outside=True)
 
 
-def read_log(text: str) -> Finding | None:
-    """Return the first known failure in the log of a run on GPUs, None where there is none."""
-    raised = [thrown for reported in _exceptions_in(text) if reported.has_traceback for thrown in reported.chain]
-    for thrown in raised:
-        found = _first_match([thrown.text], frames=thrown.frames)
-        if found is not None:
-            return _finding(*found, ReportedException(chain=(), frames=thrown.frames, device="cuda"))
-    found = _first_match([text])
-    return None if found is None else _finding(*found, ReportedException(chain=(), device="cuda"))
+def classify_launched(ending: ProcessExit, last_words: str) -> Finding:
+    """Return the finding of a launched program: the kernel's report comes first, then printed exceptions, then the last output.
+
+    The phase is taken from a traceback. Without one it stays unknown; it is not guessed to be the load.
+    """
+    if ending.out_of_memory in ("limit", "machine"):
+        return _placed(classify_exit(ending), ending.phase)
+    first: Finding | None = None
+    for thrown in exceptions_in(ending.printed):
+        found = classify_logged(thrown, ending.phase, ending.device)
+        if found.cause is not None or found.outcome is not Outcome.CRASH:
+            return _placed(found, ending.phase or phase_of(thrown.frames))
+        first = first or found
+    found = classify_exit(ending)
+    if found.outcome.is_out_of_memory or found.from_outside:
+        return _placed(found, ending.phase)
+    return first or replace(found, evidence=f"{found.evidence}; its last words: {last_words}")
 
 
-def _exceptions_in(text: str) -> Iterator[ExceptionChain]:
-    tracebacks = Tracebacks()
-    for position, line in enumerate(text.splitlines()):
-        yield from tracebacks.feed(read_line(line), position)
-    yield from tracebacks.flush()
+def _placed(found: Finding, phase: Phase | None) -> Finding:
+    """Return the finding with its out-of-memory outcome set to the known phase."""
+    if not found.outcome.is_out_of_memory or found.outcome is Outcome.OOM_HOST:
+        return found
+    outcome = Outcome.OOM_UNKNOWN if phase is None else Outcome.out_of_memory_in(phase)
+    return replace(found, outcome=outcome, phase=phase)
 
 
 def classify_line(line: str, *, is_error: bool) -> Finding | None:
@@ -198,7 +195,7 @@ def classify_line(line: str, *, is_error: bool) -> Finding | None:
         return None
     aborted = line.startswith(("terminate called", "  what():"))
     found = _first_match([line], _ERROR_ROWS if is_error or aborted else _LOUD_ROWS)
-    return None if found is None else _finding(*found, ReportedException(chain=(), device="cuda"))
+    return None if found is None else _finding(found, ReportedException(chain=(), device="cuda"))
 
 
 def classify_quoted(exceptions: Sequence[str], lines: Sequence[str], frames: Sequence[str] = ()) -> Finding | None:
@@ -211,13 +208,11 @@ def classify_quoted(exceptions: Sequence[str], lines: Sequence[str], frames: Seq
             texts = exceptions if row.raised_at is not None else (*exceptions, *lines)
             found = _first_match(texts, (row,), frames)
             if found is not None:
-                return _finding(*found, ReportedException(chain=(), frames=frames, device="cuda"))
+                return _finding(found, ReportedException(chain=(), frames=frames, device="cuda"))
     return None
 
 
-def _first_match(
-    texts: Sequence[str], rows: Sequence[FailureRow] = ROWS, frames: Sequence[str] = ()
-) -> tuple[FailureRow, re.Match[str]] | None:
+def _first_match(texts: Sequence[str], rows: Sequence[FailureRow] = ROWS, frames: Sequence[str] = ()) -> RowMatch | None:
     for row in rows:
         for text in texts:
             match = row.search(text, frames)
@@ -226,21 +221,21 @@ def _first_match(
     return None
 
 
-def _from_print(printed: str, *, only_memory: bool) -> tuple[FailureRow, re.Match[str]] | None:
+def _from_print(printed: str, *, only_memory: bool) -> RowMatch | None:
     """Search the output for the failure behind a wrapper. Otherwise memory rows alone count, because
     logs contain many warnings."""
-    rows = [row for row in ROWS if not row.secondary and (row.kind == "memory" or not only_memory)]
-    return _first_match([printed], rows)
+    return _first_match([printed], [row for row in ROWS if not row.secondary and (row.kind == "memory" or not only_memory)])
 
 
-def _finding(row: FailureRow, match: re.Match[str], raised: ReportedException) -> Finding:
-    evidence, phase = _line_around(match), row.phase or raised.phase
+def _finding(found: RowMatch, raised: ReportedException) -> Finding:
+    row, match = found
+    start, end = match.string.rfind("\n", 0, match.start()) + 1, match.string.find("\n", match.end())
+    evidence, phase = _one_line(match.string[start : end if end >= 0 else None]), row.phase or raised.phase
     numbers = numbers_of(match, evidence)
-    on_host = row.kind == "host_memory" or (row.on_host and raised.device == "cuda")
-    if row.kind == "memory" and not on_host:
-        return _memory(row, evidence, phase, raised.device, raised.frames, numbers)
-    if on_host:
+    if row.kind == "host_memory" or (row.on_host and raised.device == "cuda"):
         return Finding(outcome=Outcome.OOM_HOST, evidence=evidence, cause="host_ram", phase=phase, numbers=numbers, row=row.name)
+    if row.kind == "memory":
+        return _memory(row, evidence, phase, raised.frames, numbers)
     return Finding(
         outcome=Outcome.ILLEGAL if row.kind == "illegal" else Outcome.CRASH,
         evidence=evidence,
@@ -254,60 +249,35 @@ def _finding(row: FailureRow, match: re.Match[str], raised: ReportedException) -
 
 
 def _memory(
-    row: FailureRow | None, evidence: str, phase: Phase | None, device: DeviceKind, frames: Sequence[str], numbers: Numbers
+    row: FailureRow | None, evidence: str, phase: Phase | None, frames: Sequence[str] = (), numbers: Numbers | None = None
 ) -> Finding:
-    cause = (row.cause if row else None) or _cause(phase, frames, numbers)
-    if row is not None and row.name == "cuda_other_process":
+    """Return the finding for memory that ran out: its cause is the row's, or follows from frames, figures and phase."""
+    numbers, name = numbers or {}, row.name if row else None
+    idle, asked, total = (numbers.get(figure) for figure in ("idle_bytes", "asked_bytes", "total_bytes"))
+    if name == "cuda_other_process":
         cause = "gpu_other_process"
+    elif row is not None and row.cause:
+        cause = row.cause
+    # A cache that is joined anew at each token leaves its former pieces idle behind: they come with it.
+    elif (needs := cause_of(frames)) != "kv_cache" and idle and asked and total and idle >= max(asked, FRAGMENTED_SHARE * total):
+        cause = "fragmentation"
+    else:
+        cause = needs or _BY_PHASE.get(phase or "", "unknown_memory")
     # Before the first phase is reported, the trainer is under construction: part of the load.
     outcome = Outcome.out_of_memory_in(phase or "load")
-    return Finding(
-        outcome=outcome, evidence=evidence, cause=cause, phase=phase or "load", numbers=numbers, row=row.name if row else None
-    )
-
-
-def _cause(phase: Phase | None, frames: Sequence[str], numbers: Numbers) -> str:
-    idle, asked, total = (numbers.get(name) for name in ("idle_bytes", "asked_bytes", "total_bytes"))
-    needs = cause_of(frames)
-    if needs == "kv_cache":
-        # A cache that is joined anew at each token leaves its former pieces idle behind: they come with it.
-        return needs
-    if idle and asked and total and idle >= max(asked, FRAGMENTED_SHARE * total):
-        return "fragmentation"
-    return needs or _BY_PHASE.get(phase or "", "unknown_memory")
-
-
-def _line_around(match: re.Match[str]) -> str:
-    text = match.string
-    start = text.rfind("\n", 0, match.start()) + 1
-    end = text.find("\n", match.end())
-    return _one_line(text[start : end if end >= 0 else len(text)])
+    return Finding(outcome=outcome, evidence=evidence, cause=cause, phase=phase or "load", numbers=numbers, row=name)
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:600]
 
 
-def _name_of(number: int) -> str:
-    """Return the name of a signal; real-time signals have a number instead."""
-    return signal.Signals(number).name if number in {known.value for known in signal.Signals} else f"signal {number}"
-
-
-def _how(ending: ProcessExit) -> str:
-    if ending.signal is not None:
-        return f"the process was ended by {_name_of(ending.signal)}"
-    if ending.exit is not None:
-        return f"the process ended with exit code {ending.exit} and no result"
-    return "the process ended with no result"
-
-
-IMPORT_CAUSE = "version"
 _IMPORT_ERROR = re.compile(r"\b(?:ModuleNotFoundError|ImportError|PackageNotFoundError)\b")
 
 
 def depends_on_candidate(failure: Failure) -> bool:
-    """Return False for a failure that no other candidate can avoid."""
-    if failure.cause != IMPORT_CAUSE or not _IMPORT_ERROR.search(failure.evidence):
+    """Return False for a failure that no other candidate can avoid: the import of a package that all of them need."""
+    if failure.cause != "version" or not _IMPORT_ERROR.search(failure.evidence):
         return True
     return _optional_packages().search(f"{failure.evidence}\n{failure.excerpt}") is not None
 

@@ -25,15 +25,10 @@ from autotune.core.units import format_bytes
 class EnvironmentFacts:
     """Facts about an interpreter's environment."""
 
-    packages: Mapping[str, str]
-    """Version by canonical package name."""
-
-    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Requirements that each of these packages declares."""
-
+    packages: Mapping[str, str]  # version by canonical package name
+    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that each of these packages declares
     variables: Mapping[str, str] = field(default_factory=dict)
-    shm_bytes: int | None = None
-    """Size of /dev/shm, None where it does not exist or can't be read."""
+    shm_bytes: int | None = None  # size of /dev/shm, None where it does not exist or can't be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +64,13 @@ class _Extra(_Strict, frozen=True):
 
 
 class _When(_Strict, frozen=True):
-    packages: dict[str, str] = {}
-    """Installed packages, each with a range of versions; an empty range is any version."""
-
-    variables: dict[str, str] = {}
-    """Variables that are set, each with a regular expression for its value."""
-
+    packages: dict[str, str] = {}  # installed ones, each with a range of versions; an empty range is any version
+    variables: dict[str, str] = {}  # that are set, each with a regular expression for its value
     unset: tuple[str, ...] = ()
-    goes_with: _GoesWith | None = None
-    """Pair of packages; the condition holds where they do not belong together."""
-
+    goes_with: _GoesWith | None = None  # holds where two packages do not belong together
     one_is_cpu_build: tuple[str, str] | None = None
     outside_extra: _Extra | None = None
-    broken_requirement_of: tuple[str, ...] = ()
-    """Packages; the condition holds where a requirement of one of them is not met."""
-
+    broken_requirement_of: tuple[str, ...] = ()  # holds where a requirement of one of these packages is not met
     shm_below_bytes: int | None = None
 
 
@@ -109,35 +96,34 @@ def traps() -> tuple[_Trap, ...]:
     return msgspec.yaml.decode(text, type=_TrapsFile).traps
 
 
-def active_traps(surroundings: EnvironmentFacts) -> tuple[ActiveTrap, ...]:
-    """Return the traps that apply."""
-    found = ((trap, _holds(trap.when, surroundings)) for trap in traps())
-    return tuple(
-        ActiveTrap(name=trap.name, says=trap.says.format_map(words), helps=trap.helps, sources=trap.sources)
-        for trap, words in found
-        if words is not None
-    )
-
-
-def _holds(when: _When, around: EnvironmentFacts) -> dict[str, str] | None:
-    """Return the values for the trap's message if every part of the condition holds, else None."""
-    words = {name.replace("-", "_"): version for name, version in around.packages.items()}
-    for part in _parts(when, around):
-        if part is None:
-            return None
-        words |= part
-    return words
+def active_traps(around: EnvironmentFacts) -> tuple[ActiveTrap, ...]:
+    """Return the traps of which every part of the condition holds, with the values in their messages."""
+    found = []
+    for trap in traps():
+        words = {name.replace("-", "_"): version for name, version in around.packages.items()}
+        for part in _parts(trap.when, around):
+            if part is None:
+                break
+            words |= part
+        else:
+            says = trap.says.format_map(words)
+            found.append(ActiveTrap(name=trap.name, says=says, helps=trap.helps, sources=trap.sources))
+    return tuple(found)
 
 
 def _parts(when: _When, around: EnvironmentFacts) -> Iterator[dict[str, str] | None]:
     """Yield for each part of the condition the values to insert, or None where it does not hold."""
-    yield from (_if(_in_range(around, name, versions)) for name, versions in when.packages.items())
-    yield from (_if(_is_set(around, name, pattern)) for name, pattern in when.variables.items())
+    for name, versions in when.packages.items():
+        there = _version(around, name)
+        yield _if(there is not None and SpecifierSet(versions).contains(_public(there), prereleases=True))
+    for name, pattern in when.variables.items():
+        yield _if(name in around.variables and re.search(pattern, around.variables[name]) is not None)
     yield from (_if(name not in around.variables) for name in when.unset)
     if when.goes_with is not None:
         yield _mismatch(when.goes_with, around)
     if when.one_is_cpu_build is not None:
-        yield _if(_one_is_cpu_build(when.one_is_cpu_build, around))
+        known = [version for name in when.one_is_cpu_build if (version := _version(around, name)) is not None]
+        yield _if(len(known) == 2 and (known[0].local == "cpu") != (known[1].local == "cpu"))
     if when.outside_extra is not None:
         yield _outside(when.outside_extra, around)
     if when.broken_requirement_of:
@@ -159,14 +145,9 @@ def _version(around: EnvironmentFacts, name: str) -> Version | None:
         return None
 
 
-def _in_range(around: EnvironmentFacts, name: str, versions: str) -> bool:
-    version = _version(around, name)
-    # Without its local part: 2.9.1+cu128 is 2.9.1.
-    return version is not None and SpecifierSet(versions).contains(Version(version.public), prereleases=True)
-
-
-def _is_set(around: EnvironmentFacts, name: str, pattern: str) -> bool:
-    return name in around.variables and re.search(pattern, around.variables[name]) is not None
+def _public(version: Version) -> Version:
+    """Return the version without its local part: 2.9.1+cu128 is 2.9.1."""
+    return Version(version.public)
 
 
 def _mismatch(rule: _GoesWith, around: EnvironmentFacts) -> dict[str, str] | None:
@@ -177,36 +158,22 @@ def _mismatch(rule: _GoesWith, around: EnvironmentFacts) -> dict[str, str] | Non
     return None if wanted == of.minor else {"wanted": str(wanted)}
 
 
-def _one_is_cpu_build(names: tuple[str, str], around: EnvironmentFacts) -> bool:
-    versions = [_version(around, name) for name in names]
-    local = [version.local == "cpu" for version in versions if version is not None]
-    return len(local) == 2 and local[0] != local[1]
-
-
 def _outside(rule: _Extra, around: EnvironmentFacts) -> dict[str, str] | None:
     installed = _version(around, rule.package)
+    if installed is None:
+        return None
     for requirement in _requirements(rule.of, around, extra=rule.extra):
-        wanted = requirement.name == rule.package and installed is not None
-        if wanted and not requirement.specifier.contains(_public(installed), prereleases=True):
+        if requirement.name == rule.package and not requirement.specifier.contains(_public(installed), prereleases=True):
             return {"wanted": f"{requirement.name} {requirement.specifier}"}
     return None
 
 
 def _broken(name: str, around: EnvironmentFacts) -> Iterator[str]:
     for requirement in _requirements(name, around):
-        there = _version(around, requirement.name)
-        if there is not None and not _satisfied(requirement, there):
-            wanted = f"{requirement.name}{requirement.specifier}"
-            yield f"{name} {around.packages[canonicalize_name(name)]} requires {wanted}, and {there} is installed"
-
-
-def _satisfied(requirement: Requirement, there: Version) -> bool:
-    return any(requirement.specifier.contains(version, prereleases=True) for version in (there, _public(there)))
-
-
-def _public(version: Version | None) -> Version:
-    assert version is not None
-    return Version(version.public)
+        there, allowed = _version(around, requirement.name), requirement.specifier
+        if there is not None and not any(allowed.contains(version, prereleases=True) for version in (there, _public(there))):
+            installed = around.packages[canonicalize_name(name)]
+            yield f"{name} {installed} requires {requirement.name}{allowed}, and {there} is installed"
 
 
 def _requirements(name: str, around: EnvironmentFacts, extra: str = "") -> Iterator[Requirement]:

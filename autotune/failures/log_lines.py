@@ -5,24 +5,18 @@ Logs are large, so they are read once, in blocks. The middle of a line without a
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import BinaryIO, Literal
 
 LONGEST_LINE = 2**15
-"""Bytes that are kept of a longer line, half of them from its end: launchers print the exit code last.
-"""
+"""Bytes that are kept of a longer line, half of them from its end: launchers print the exit code last."""
 
 BLOCK = 2**20
 
 Level = Literal["error", "lower"]
-
-
-class Readable(Protocol):
-    """Binary stream open for reading."""
-
-    def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,28 +24,20 @@ class LogLine:
     """Line without its prefixes."""
 
     text: str
-    source: str
-    """Process that printed it, according to its prefixes. Lines of one source belong together."""
-
+    source: str  # process that printed it, according to its prefixes; lines of one source belong together
     rank: int | None = None
-    level: Level | None = None
-    """Level of its logger: an error or something lower; None for printed text."""
+    level: Level | None = None  # of its logger: an error or something lower; None for printed text
 
 
-def lines_of(stream: Readable) -> Iterator[str]:
-    r"""Yield text lines of bounded length, ended by \n, \r or both. Undecodable bytes are replaced."""
-    for line in _bounded(iter(lambda: stream.read(BLOCK), b"")):
-        yield line.decode("utf-8", errors="replace")
-
-
-def _bounded(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def lines_of(stream: BinaryIO, head: bytes = b"") -> Iterator[str]:
+    r"""Yield text lines of bounded length, ended by \n, \r or both. Undecodable bytes are replaced. `head` was read before."""
     half, pending = LONGEST_LINE // 2, b""
-    for block in blocks:
+    for block in itertools.chain([head], iter(lambda: stream.read(BLOCK), b"")):
         # A progress bar is redrawn by \r: each drawing is a line, and what is printed over it is one of its own.
-        *whole, rest = (pending + block).replace(b"\r", b"\n").split(b"\n")
-        yield from (line if len(line) <= LONGEST_LINE else line[:half] + line[-half:] for line in whole)
-        pending = rest if len(rest) <= LONGEST_LINE else rest[:half] + rest[-half:]
-    yield pending
+        lines = (pending + block).replace(b"\r", b"\n").split(b"\n")
+        *whole, pending = (line if len(line) <= LONGEST_LINE else line[:half] + line[-half:] for line in lines)
+        yield from (line.decode("utf-8", errors="replace") for line in whole)
+    yield pending.decode("utf-8", errors="replace")
 
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
@@ -59,13 +45,6 @@ _BAR = re.compile(r"[^|\n]{0,80}?\d{1,3}%\|[^|\n]{0,200}\| ?[\d.kMG]+/[\d.kMG]+ 
 """Progress bar with the text of another process behind it in the same line."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-def without_colours(text: str) -> str:
-    """Return the text without control sequences of a terminal."""
-    return _UNPRINTABLE.sub("", _COLOUR.sub("", text))
-
-
 _LEVELS = r"ERROR|CRITICAL|FATAL|WARNING|WARN|INFO|DEBUG"
 _PREFIXES = tuple(
     re.compile(pattern)
@@ -94,35 +73,28 @@ _PREFIXES = tuple(
         rf"\[?(?P<named>{_LEVELS})(?:\|[^\]\s]{{1,160}}\]|:[\w.]{{1,80}}\]|\]|:)(?: \d\d-\d\d-\d\d \d\d:\d\d:\d\d,?| >>)? ?",
     )
 )
+_RANK_OF_ACTOR = re.compile(r"\brank=(\d{1,6})\b|\AWorker\w*_TP(\d{1,6}) ")
 _MOST_PREFIXES = 6
 _SOURCES = ("actor", "rank", "task", "process", "container", "service")
 
 
 def read_line(raw: str) -> LogLine:
     """Return a line without its prefixes; the indentation behind them stays."""
-    text, rank, level, source = _BAR.sub("", without_colours(raw), count=1), None, None, ""
+    text, source = _BAR.sub("", _UNPRINTABLE.sub("", _COLOUR.sub("", raw)), count=1), ""
+    rank: int | None = None
+    level: Level | None = None
     for _ in range(_MOST_PREFIXES):
         match = next((match for pattern in _PREFIXES if (match := pattern.match(text)) and match.end()), None)
         if match is None:
             break
         reported = {name: value for name, value in match.groupdict().items() if value is not None}
         text = text[match.end() :]
-        level = _level(reported) or level
-        named = (
-            reported.get("rank") or reported.get("task") or reported.get("process") or _rank_of_actor(reported.get("actor", ""))
-        )
+        word = next((reported[name] for name in ("level", "logged", "named", "letter", "ray") if name in reported), None)
+        if word is not None:
+            level = "error" if word[0] in "EFC" else "lower"
+        named = reported.get("rank") or reported.get("task") or reported.get("process")
+        if named is None and (actor := _RANK_OF_ACTOR.search(reported.get("actor", ""))) is not None:
+            named = actor[1] or actor[2]
         rank = int(named) if named is not None and rank is None else rank
         source += next((reported[name] for name in _SOURCES if name in reported), "")
     return LogLine(text=text, source=source, rank=rank, level=level)
-
-
-def _level(reported: dict[str, str]) -> Level | None:
-    word = next((reported[name] for name in ("level", "logged", "named", "letter", "ray") if name in reported), None)
-    if word is None:
-        return None
-    return "error" if word[0] in "EFC" else "lower"
-
-
-def _rank_of_actor(actor: str) -> str | None:
-    match = re.search(r"\brank=(\d{1,6})\b|\AWorker\w*_TP(\d{1,6}) ", actor)
-    return match[1] or match[2] if match else None

@@ -31,8 +31,7 @@ NUMBERS: Mapping[str, str] = {
 
 _BYTES = ("asked", "free", "total")
 _COUNTS = {"length": "longest_length", "length2": "longest_length", "wanted": "asked_length", "sequences": "asked_sequences"}
-"""Group names and figures. A group name must be unique in a pattern, hence the second name of a
-length."""
+"""Group names and figures. A group name must be unique in a pattern, hence the second name of a length."""
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"(\d+(?:\.\d+)?) ([KMGT]?i?B|bytes)"
@@ -44,10 +43,6 @@ _TORCH: Mapping[str, re.Pattern[str]] = {
 }
 _RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch")
 """Form before torch 2.1, which reports no idle memory."""
-
-UNSEEN_SHARE = 0.5
-"""Share of the device, neither free nor in torch's list of processes, from which another container is
-assumed. The driver and its contexts are in no list either, so that a large share alone counts."""
 
 NEIGHBOUR = re.compile(r" ?Process (\d{1,10}) has [\d.]+ \w+ memory in use\.")
 """Entry in torch's list of other processes on the GPU."""
@@ -69,29 +64,12 @@ def numbers_of(match: re.Match[str], reported: str) -> dict[str, int | float]:
     if waited is not None:
         found["timeout_seconds"] = int(waited) / 1000
     if groups.get("share") is not None:
-        found |= _shares(float(groups["share"]), found)
+        found["asked_share"] = float(groups["share"])
+        if found.get("total_bytes"):
+            found["free_share"] = found["free_bytes"] / found["total_bytes"]
     if "ried to allocate" in reported:
         found |= _of_torch(reported)
     return found
-
-
-MAX_BYTES = 2.0**63
-"""Limit of figures, which broken logs have with hundreds of digits."""
-
-
-def mostly_unlisted(numbers: Numbers) -> bool:
-    """Return True if most of the device is in use by processes that torch does not list."""
-    total, free, own = (numbers.get(name) for name in ("total_bytes", "free_bytes", "process_bytes"))
-    if total is None or free is None or own is None:
-        return False
-    return total - free - own - numbers.get("others_bytes", 0) >= UNSEEN_SHARE * total
-
-
-def _shares(share: float, found: Mapping[str, int | float]) -> dict[str, int | float]:
-    shares: dict[str, int | float] = {"asked_share": share}
-    if found.get("total_bytes"):
-        shares["free_share"] = found["free_bytes"] / found["total_bytes"]
-    return shares
 
 
 def _of_torch(reported: str) -> dict[str, int | float]:
@@ -112,7 +90,8 @@ def _of_torch(reported: str) -> dict[str, int | float]:
 
 
 def _bytes(figure: str, unit: str) -> int:
-    return int(min(float(figure) * _UNITS.get(unit[0].upper(), 1), MAX_BYTES))
+    """Return a figure of bounded size: broken logs have some of hundreds of digits."""
+    return int(min(float(figure) * _UNITS.get(unit[0].upper(), 1), 2.0**63))
 
 
 def without_neighbours(text: str) -> str:

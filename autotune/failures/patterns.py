@@ -14,8 +14,7 @@ from typing import TypeVar
 
 import msgspec.yaml
 
-Pattern = str | list[str]
-"""Pattern as a table writes it."""
+Pattern = str | list[str]  # pattern as a table writes it
 
 Decoded = TypeVar("Decoded")
 

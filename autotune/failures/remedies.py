@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -12,58 +11,29 @@ from autotune.failures.patterns import read_table
 DIRECTIONS = ("raise", "lower", "on", "off")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remedy:
-    """Change."""
+class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Change of one setting."""
 
-    change: Mapping[str, str]
-    """Setting -> direction (`raise`, `lower`, `on`, `off`) or new value."""
-
+    setting: str = msgspec.field(name="set")
+    to: str  # direction (`raise`, `lower`, `on`, `off`) or new value
     why: str
-    bounded_by: str | None = None
-    """Number of the message that the setting must not exceed, where the message has it."""
-
-    elsewhere: str | None = None
-    """Setting of other frameworks in its place, and `why_elsewhere` its reason; None: the same."""
-
-    why_elsewhere: str | None = None
-
-
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    set: str
-    to: str
-    why: str
-    bounded_by: str | None = None
-    elsewhere: str | None = None
-    why_elsewhere: str | None = None
+    bounded_by: str | None = None  # number of the message that the setting must not exceed, where the message has it
+    elsewhere: str | None = None  # setting of other frameworks in its place, None: the same
+    why_elsewhere: str | None = None  # its reason
 
 
 class _RemedyTable(msgspec.Struct, forbid_unknown_fields=True):
-    shared: dict[str, _Entry]
-    """Remedies that several causes have in common, by name."""
-
-    by_cause: dict[str, list[str | _Entry]]
-    by_row: dict[str, list[str | _Entry]]
+    shared: dict[str, Remedy]  # remedies that several causes have in common, by name
+    by_cause: dict[str, list[str | Remedy]]
+    by_row: dict[str, list[str | Remedy]]
 
 
-def _read() -> tuple[Mapping[str, tuple[Remedy, ...]], Mapping[str, tuple[Remedy, ...]]]:
+def _read() -> list[dict[str, tuple[Remedy, ...]]]:
     table = read_table("remedies", _RemedyTable)
-
-    def remedies(entries: list[str | _Entry]) -> tuple[Remedy, ...]:
-        found = [table.shared[entry] if isinstance(entry, str) else entry for entry in entries]
-        return tuple(
-            Remedy(
-                change={entry.set: entry.to},
-                why=entry.why,
-                bounded_by=entry.bounded_by,
-                elsewhere=entry.elsewhere,
-                why_elsewhere=entry.why_elsewhere,
-            )
-            for entry in found
-        )
-
-    by_cause = {cause: remedies(entries) for cause, entries in table.by_cause.items()}
-    return by_cause, {row: remedies(entries) for row, entries in table.by_row.items()}
+    return [
+        {key: tuple(table.shared[one] if isinstance(one, str) else one for one in listed) for key, listed in remedies.items()}
+        for remedies in (table.by_cause, table.by_row)
+    ]
 
 
 BY_CAUSE, BY_ROW = _read()
@@ -78,7 +48,6 @@ def directions_after(cause: str, row: str | None = None) -> Mapping[str, str]:
     """Return the direction in which each setting must move after this failure; the first remedy of a setting counts."""
     found: dict[str, str] = {}
     for remedy in remedies_for(cause, row):
-        for setting, direction in remedy.change.items():
-            if direction in DIRECTIONS:
-                found.setdefault(setting, direction)
+        if remedy.to in DIRECTIONS:
+            found.setdefault(remedy.setting, remedy.to)
     return found

@@ -33,8 +33,7 @@ OTHER_CAUSES = (
 )  # fmt: skip
 CAUSES = MEMORY_CAUSES + OTHER_CAUSES
 
-TABLES = ("memory", "refusals", "others", "checks", "files")
-"""Tables in the order in which they are searched."""
+TABLES = ("memory", "refusals", "others", "checks", "files")  # tables in the order in which they are searched
 
 Kind = Literal["memory", "host_memory", "illegal", "transient", "other"]
 """memory: out of device memory in the current phase. host_memory: out of the machine's memory. illegal: never tried again.
@@ -48,48 +47,28 @@ printed; or an exception that was raised."""
 class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Known text."""
 
-    name: str
-    """Name of its recorded samples in the tests."""
-
-    pattern: str
-    """Regular expression for `Type: text` of an exception, or for a line."""
-
+    name: str  # also of its recorded samples in the tests
+    pattern: str  # regular expression for `Type: text` of an exception, or for a line
     kind: Kind
-    cause: str | None = None
-    """None: derived from the frames and the phase."""
-
-    phase: Phase | None = None
-    """Phase in which alone this text is printed; None: any phase."""
-
-    secondary: bool = False
-    """True for the message of a process that failed because another one had failed."""
-
+    cause: str | None = None  # None: derived from the frames and the phase
+    phase: Phase | None = None  # in which alone this text is printed; None: any phase
+    secondary: bool = False  # message of a process that failed because another one had failed
     read_in: ReadIn = "exception"
-
-    raised_at: str | None = None
-    """Regular expression for the frame `file:function statement`, where many failures share the words."""
-
-    innermost_frames: int = 4
-    """Number of innermost frames in which `raised_at` is searched for."""
-
-    decisive: bool = False
-    """True where such a line names the first failure even if a traceback with less information follows."""
-
-    on_host: bool = False
-    """True where a process on a GPU prints it about the machine's memory."""
+    raised_at: str | None = None  # regular expression for `file:function statement`, where many failures share the words
+    innermost_frames: int = 4  # in which `raised_at` is searched for
+    decisive: bool = False  # names the first failure even if a traceback with less information follows
+    on_host: bool = False  # a process on a GPU prints it about the machine's memory
 
     def search(self, text: str, frames: Sequence[str] = ()) -> re.Match[str] | None:
         """Return the match of the row in the text, None where it does not apply."""
-        if self.raised_at is not None and not self._is_at(frames, self.raised_at):
-            return None
+        if self.raised_at is not None:
+            if self.kind in ("illegal", "other") and self.cause != "network" and any(map(_REWARDS.search, frames)):
+                return None
+            # The caller that requests a missing attribute is at fault, not the code that looks it up.
+            callers = [frame for frame in frames if not _LOOKUP.search(frame)]
+            if not any(map(_compiled(self.raised_at).search, callers[-self.innermost_frames :])):
+                return None
         return _compiled(self.pattern).search(text)
-
-    def _is_at(self, frames: Sequence[str], raised_at: str) -> bool:
-        if self.kind in ("illegal", "other") and self.cause != "network" and any(_REWARDS.search(frame) for frame in frames):
-            return False
-        # The caller that requests a missing attribute is at fault, not the code that looks it up.
-        callers = [frame for frame in frames if not _LOOKUP.search(frame)]
-        return any(_compiled(raised_at).search(frame) for frame in callers[-self.innermost_frames :])
 
 
 _REWARDS = re.compile(
@@ -116,11 +95,9 @@ def _read(*tables: str) -> tuple[FailureRow, ...]:
     return msgspec.convert(entries, tuple[FailureRow, ...])
 
 
-ROWS = _read(*TABLES)
-"""Whole table in its order."""
+ROWS = _read(*TABLES)  # whole table in its order
 
-QUOTED_ROWS = _read("excerpts")
-"""Rows of short excerpts, behind the others."""
+QUOTED_ROWS = _read("excerpts")  # rows of short excerpts, behind the others
 
 
 class KnownWarning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,8 +105,7 @@ class KnownWarning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     name: str
     pattern: str
-    says: str
-    """Meaning for the run."""
+    says: str  # meaning for the run
 
 
 KNOWN_WARNINGS = read_table("warnings", tuple[KnownWarning, ...])

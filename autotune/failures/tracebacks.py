@@ -7,26 +7,20 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from autotune.failures.log_lines import LogLine
+from autotune.failures.log_lines import LogLine, read_line
 
 HEADER = "Traceback (most recent call last)"
-MOST_FRAMES = 80
-"""Number of innermost frames that are kept."""
-
-MOST_SOURCES = 4096
-"""Number of processes that are distinguished."""
-
+MOST_FRAMES = 80  # innermost frames that are kept
+MOST_SOURCES = 4096  # processes that are distinguished
 _MOST_TEXT = 4096
-_MOST_NOISE = 40
-"""Number of foreign lines inside a traceback after which it is dropped."""
+_MOST_NOISE = 40  # foreign lines inside a traceback after which it is dropped
 
 _FRAME = re.compile(r'[\s>]*File "([^"]{1,1000})", line \d+, in (\S{1,200})')
 _FRAME_IN_NOTEBOOK = re.compile(r"(?:File )?(/\S{1,1000}?\.py)(?::\d+, in | in )([\w.<>]{1,200})")
 _FRAME_IN_BOX = re.compile(r"[│|] (\S{1,1000}?):\d+ in (\S{1,200})")
 _FRAMES = (_FRAME, _FRAME_IN_NOTEBOOK, _FRAME_IN_BOX)
 _BOX = ("│", "╭", "╰")
-_MOST_WRAPPED = 20
-"""Number of lines over which the exception of a box is wrapped at most."""
+_MOST_WRAPPED = 20  # lines over which the exception of a box is wrapped at most
 _THROWN = re.compile(r"(?:(?:[A-Za-z_]\w{0,80}\.){1,12}[A-Za-z_]|[A-Z])\w{0,120}(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
 _ALONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}\w{0,120}(?:Error|Exception|LimitForeseen)(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
@@ -52,28 +46,19 @@ class LoggedException:
     """Exception: its text and its frames."""
 
     text: str
-    frames: tuple[str, ...] = ()
-    """Frames as `file:function source line`, innermost last."""
-
-    more: str = ""
-    """Lines directly behind the exception, which may belong to its text, since further lines of a
-    message are not indented."""
+    frames: tuple[str, ...] = ()  # as `file:function source line`, innermost last
+    more: str = ""  # lines directly behind it, which may belong to its text: a message's further lines are not indented
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExceptionChain:
     """Chain of exceptions that one process printed."""
 
-    position: int
-    """Number of its first line."""
-
+    position: int  # number of its first line
     rank: int | None
-    chain: tuple[LoggedException, ...]
-    """Exceptions in the order of printing, the earliest first."""
-
+    chain: tuple[LoggedException, ...]  # in the order of printing, the earliest first
     has_traceback: bool
-    is_whole: bool
-    """True for a traceback with its header."""
+    is_whole: bool  # a traceback with its header
 
 
 @dataclass(kw_only=True)
@@ -82,27 +67,19 @@ class _Open:
 
     position: int
     rank: int | None
-    mark: str = ""
-    """Text before the header, such as a container's name; removed from the next lines too."""
-
+    mark: str = ""  # text before the header, such as a container's name; removed from the next lines too
     chain: list[LoggedException] = field(default_factory=list)
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
     text: str = ""
     has_header: bool = True
-    remote: str = ""
-    """Ray's header of a remote exception, whose traceback comes next."""
-
+    remote: str = ""  # Ray's header of a remote exception, whose traceback comes next
     harmless: bool = False
-    boxed: bool = False
-    """True for a traceback drawn as a box, behind which the exception's text is wrapped."""
-
+    boxed: bool = False  # drawn as a box, behind which the exception's text is wrapped
     in_frames: bool = True
     noise: int = 0
     wrapped: int = 0
     more: list[str] = field(default_factory=list)
-    in_more: bool = False
-    """True where the last line was added to `more`."""
-
+    in_more: bool = False  # the last line was added to `more`
     complete: bool = False
 
     def close_exception(self) -> None:
@@ -121,9 +98,15 @@ class _Open:
         return _NO_MORE.match(text) is None and _ALONE.match(text) is None
 
 
+def exceptions_in(printed: str) -> list[LoggedException]:
+    """Return the exceptions of all tracebacks in a text."""
+    tracebacks = Tracebacks()
+    reported = [one for position, line in enumerate(printed.splitlines()) for one in tracebacks.feed(read_line(line), position)]
+    return [thrown for one in (*reported, *tracebacks.flush()) if one.has_traceback for thrown in one.chain]
+
+
 class Tracebacks:
-    """Assembler of tracebacks. It receives lines in order and yields each exception when it is
-    complete."""
+    """Assembler of tracebacks. It receives lines in order and yields each exception when it is complete."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
@@ -224,8 +207,7 @@ class Tracebacks:
                 yield from self._end(line.source)
 
     def _alone(self, line: LogLine, position: int) -> Iterator[ExceptionChain]:
-        """Yield an exception whose traceback is missing: logs are cut, and some loggers print the last
-        line alone."""
+        """Yield an exception whose traceback is missing: logs are cut, and some loggers print the last line alone."""
         text = line.text.strip()
         if _FRAME.match(line.text) is not None and len(self._open) < MOST_SOURCES:
             # A log that was cut in the middle of a traceback.

@@ -17,9 +17,9 @@ from autotune.failures.classify import (
     ReportedException,
     classify_exception,
     classify_exit,
+    classify_launched,
     ended_from_outside,
 )
-from autotune.failures.launched_exit import classify_launched
 from autotune.probe.command_exchange import CommandReply
 from autotune.probe.message_validation import RankResult, RankSpeed, rank_result
 from autotune.worker.protocol import LOST, Message

@@ -1,5 +1,4 @@
-"""JSON documents: recommendation.json of `autotune run`, measured or predicted, and `predict
---json`."""
+"""JSON documents: recommendation.json of `autotune run`, measured or predicted, and `predict --json`."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from autotune.core.answer import (
     plain,
     setting_text,
     without_result,
-)
+)  # fmt: skip
 from autotune.core.candidate import Candidate
 from autotune.core.interference import Disturbance, describe_interference
 from autotune.core.job import Job
@@ -38,16 +37,13 @@ from autotune.report.file_section import script_section
 def relative_spread(speed: Speed | None, answer: Recommendation) -> float | None:
     """Return the relative half width of a speed's 95 % interval, the spread between runs included;
     without it (answers of earlier versions) that of the cycles."""
-    if _is_predicted(answer):
+    if speed is None or _is_predicted(answer):
         return None
-    if speed is None or answer.run_spread is None:
-        return speed.spread if speed else None
-    return answer.run_spread.half_width(speed)
+    return speed.spread if answer.run_spread is None else answer.run_spread.half_width(speed)
 
 
 def describe_advantage(answer: Recommendation) -> str | None:
-    """Return one sentence about the recommendation's speed and the baseline's; None without a
-    comparison."""
+    """Return one sentence about the recommendation's speed and the baseline's; None without a comparison."""
     found = answer.advantage
     if found is None or _is_predicted(answer):
         return None
@@ -57,12 +53,6 @@ def describe_advantage(answer: Recommendation) -> str | None:
     if found.why == "within the noise":
         return f"No measurable difference: the fastest other candidate had {size}. The baseline is kept."
     return f"The baseline is kept: the fastest other candidate had {size}, but was not confirmed. Go on with --resume."
-
-
-def advantage_row(answer: Recommendation) -> dict[str, Any] | None:
-    """Return the comparison for recommendation.json."""
-    found = answer.advantage
-    return None if found is None or _is_predicted(answer) else {**plain(found), "says": describe_advantage(answer)}
 
 
 def _is_predicted(answer: Recommendation) -> bool:
@@ -83,35 +73,27 @@ def document(
     """Return recommendation.json. `commands` belong to a measured or emulated answer, `confirm_with`
     to an emulated or predicted one."""
     if isinstance(answer, Recommendation):
-        own, basis = (
-            _measured_fields(job, answer, commands, confirm_with),
-            "emulated" if job.task.hardware.emulated else "measured",
-        )
-        winner = None if answer.winner is None else _measured_winner(job, answer, answer.winner)
-        runner_ups = [trial_row(one) for one in answer.runner_ups]
+        own = _measured_fields(job, answer, commands, confirm_with)
     else:
-        own, basis = _predicted_fields(answer, confirm_with), "predicted"
-        winner = None if answer.winner is None else _predicted_winner(job, answer.winner)
-        runner_ups = [predicted_row(one) for one in answer.runner_ups]
-    if winner is not None and answer.winner is not None:
-        learning = {change.name: change.recommended for change in answer.changes if change.effect == "learning"}
-        winner = {
-            "knobs": dict(answer.winner.candidate.knobs),
-            "settings": dict(answer.winner.candidate.settings),
-            "changed_learning_knobs": learning,
-            "relaxed": dict(answer.relaxed),
-            **winner,
-            "limit_bytes": job.memory_limit_bytes,
-            "files": list(files),
-        }
+        own = _predicted_fields(answer, confirm_with)
+    best, figures = answer.winner, own.pop("winner")
     return {
         "schema": SCHEMA,
         "status": own.pop("status"),
-        "basis": basis,
-        "recommendation": winner,
+        "basis": own.pop("basis"),
+        "recommendation": best
+        and {
+            "knobs": dict(best.candidate.knobs),
+            "settings": dict(best.candidate.settings),
+            "changed_learning_knobs": {one.name: one.recommended for one in answer.changes if one.effect == "learning"},
+            "relaxed": dict(answer.relaxed),
+            **figures,
+            "limit_bytes": job.memory_limit_bytes,
+            "files": list(files),
+        },
         "baseline": own.pop("baseline"),
         "changes": [plain(change) for change in answer.changes],
-        "runner_ups": runner_ups,
+        "runner_ups": own.pop("runner_ups"),
         "ways_to_fit": [_way_row(way) for way in answer.ways_to_fit],
         **own,
         "file": file,
@@ -123,12 +105,36 @@ def document(
 
 
 def _measured_fields(job: Job, answer: Recommendation, commands: Mapping[str, str], confirm_with: str) -> dict[str, Any]:
+    """Return the fields of a measured or emulated answer; `winner`: the figures of its recommendation."""
     baseline, miss, source = answer.baseline, nearest_miss(answer), answer.from_record
     over = None if miss is None or miss.verdict.margin_bytes is None else max(0, -miss.verdict.margin_bytes) or None
+    proof, says = answer.winner and (answer.certificate or answer.winner), describe_advantage(answer)
+    reported = (one.measurement.versions for one in (answer.certificate, answer.winner, baseline, *answer.trials) if one)
+    ended = "failed" if failed_without_memory(answer) else "undecided" if has_no_results(answer) else None
     return {
-        "status": _measured_status(answer),
+        "status": "interrupted" if answer.interrupted else ended or ("ok" if answer.winner else "nothing_fits"),
+        "basis": "emulated" if job.task.hardware.emulated else "measured",
+        "winner": proof
+        and {
+            "basis": proof.measurement.basis,
+            "tokens_per_second": speeds(proof.measurement),
+            "spread": {name: relative_spread(getattr(proof.measurement, name), answer) for name in ("worst", "typical")},
+            "peak_memory_bytes": proof.measurement.memory.peak_bytes,
+            "phase_peak_bytes": dict(proof.measurement.memory.phase_peak_bytes),
+            "certificate": certificate_row(job, answer.certificate),
+        },
         "baseline": baseline and {**trial_row(baseline), "tokens_per_second": rate(baseline.measurement.ranking_speed)},
-        "trade_offs": [_measured_trade_off(answer, trial) for trial in answer.trade_offs],
+        "runner_ups": [trial_row(one) for one in answer.runner_ups],
+        "trade_offs": [
+            {
+                "change": differing_knobs(answer.winner, one),
+                "basis": one.measurement.basis,
+                "tokens_per_second": rate(one.measurement.ranking_speed),
+                "peak_memory_bytes": one.measurement.memory.peak_bytes,
+                "outcome": str(one.measurement.outcome),
+            }
+            for one in answer.trade_offs
+        ],
         "nearest_miss": miss and {**trial_row(miss), "over_bytes": over},
         "refuted": [trial_row(trial) for trial in answer.refuted],
         "counts": plain(answer.counts),
@@ -144,29 +150,41 @@ def _measured_fields(job: Job, answer: Recommendation, commands: Mapping[str, st
         "resume_with": commands.get("go on") if answer.interrupted else None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "study": {"storage": without_password(job.storage), "name": job.study_name},
-        "soaks": [soak_row(one) for one in answer.soaks],
-        "disturbance": _disturbance(answer.disturbance),
-        "advantage": advantage_row(answer),
+        "soaks": [_soak_row(one) for one in answer.soaks],
+        "disturbance": answer.disturbance and _disturbance_row(answer.disturbance),
+        "advantage": says and {**plain(answer.advantage), "says": says},
         "run_spread": plain(answer.run_spread),
         "gpu_seconds": round(answer.probe_seconds, 2) if job.task.hardware.kind == "cuda" else None,
         "probe_seconds": round(answer.probe_seconds, 2),
         "seconds_per_candidate": _seconds_per_candidate(answer),
-        "versions": _measured_versions(answer),
+        "versions": dict(next(filter(None, reported), {})),
     }
 
 
 def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
+    """Return the fields of a predicted answer; `winner`: the figures of its recommendation."""
     unmeasured = dict.fromkeys(("implied", "probed", "out_of_memory", "failed", "loads"), 0)
-    counts = {"candidates": answer.candidates, "predicted": answer.predicted, "screened": answer.screened, **unmeasured}
-    infeasible = answer.screened == answer.candidates
-    winner = answer.winner
+    winner, unfit = answer.winner, "nothing_fits" if answer.screened == answer.candidates else "undecided"
     return {
-        "status": "ok" if winner else "nothing_fits" if infeasible else "undecided",
+        "status": "ok" if winner else unfit,
+        "basis": "predicted",
+        "winner": winner
+        and {
+            "basis": "predicted",
+            "tokens_per_second": {
+                "worst": middle(winner.prediction.tokens_per_second),
+                "typical": middle(winner.prediction.tokens_per_second_at_lengths),
+            },
+            "peak_memory_bytes": middle(winner.prediction.peak_memory_bytes),
+            "prediction": prediction_row(winner.prediction),
+            "certificate": None,
+        },
         "baseline": answer.baseline and predicted_row(answer.baseline),
+        "runner_ups": [predicted_row(one) for one in answer.runner_ups],
         "trade_offs": [{"change": differing_knobs(winner, one), **predicted_row(one)} for one in answer.trade_offs],
         "undecided": answer.undecided and predicted_row(answer.undecided),
         "nearest_miss": answer.nearest_miss and predicted_row(answer.nearest_miss),
-        "counts": counts,
+        "counts": {"candidates": answer.candidates, "predicted": answer.predicted, "screened": answer.screened, **unmeasured},
         "proven": "budget spent" if winner else "not proven infeasible",
         "stopped_by": "budget" if answer.ended_by_budget else None,
         "confirm_with": confirm_with,
@@ -177,15 +195,9 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
 
 
 def prediction_document(
-    job: Job,
-    candidate: Candidate,
-    prediction: Prediction,
-    ways: Sequence[WayToFit],
-    *,
-    unknown: Sequence[FactVariant] = (),
+    job: Job, candidate: Candidate, prediction: Prediction, ways: Sequence[WayToFit], *, unknown: Sequence[FactVariant] = ()
 ) -> dict[str, Any]:
-    """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown
-    facts."""
+    """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown facts."""
     return {
         "schema": SCHEMA,
         **prediction_row(prediction),
@@ -203,33 +215,6 @@ def _way_row(way: WayToFit) -> dict[str, Any]:
         "margin_bytes": interval(way.prediction.margin_bytes),
         "peak_memory_bytes": interval(way.prediction.peak_memory_bytes),
         "speed_ratio": None if way.speed_ratio is None else round(way.speed_ratio, 3),
-    }
-
-
-def _measured_winner(job: Job, answer: Recommendation, winner: Trial) -> dict[str, Any]:
-    measured = (answer.certificate or winner).measurement
-    by_length = (("worst", measured.worst), ("typical", measured.typical))
-    return {
-        "basis": measured.basis,
-        "tokens_per_second": speeds(measured),
-        "spread": {name: relative_spread(speed, answer) for name, speed in by_length},
-        "peak_memory_bytes": measured.memory.peak_bytes,
-        "phase_peak_bytes": dict(measured.memory.phase_peak_bytes),
-        "certificate": certificate_row(job, answer.certificate),
-    }
-
-
-def _predicted_winner(job: Job, winner: PredictedCandidate) -> dict[str, Any]:
-    prediction = winner.prediction
-    return {
-        "basis": "predicted",
-        "tokens_per_second": {
-            "worst": middle(prediction.tokens_per_second),
-            "typical": middle(prediction.tokens_per_second_at_lengths),
-        },
-        "peak_memory_bytes": middle(prediction.peak_memory_bytes),
-        "prediction": prediction_row(prediction),
-        "certificate": None,
     }
 
 
@@ -251,40 +236,9 @@ def caveats_of(answer: Recommendation) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(caveat for trial in trials for caveat in trial.measurement.caveats), *lost]))
 
 
-def _measured_trade_off(answer: Recommendation, trial: Trial) -> dict[str, Any]:
-    return {
-        "change": differing_knobs(answer.winner, trial),
-        "basis": trial.measurement.basis,
-        "tokens_per_second": rate(trial.measurement.ranking_speed),
-        "peak_memory_bytes": trial.measurement.memory.peak_bytes,
-        "outcome": str(trial.measurement.outcome),
-    }
-
-
-def _measured_status(answer: Recommendation) -> str:
-    if answer.interrupted:
-        return "interrupted"
-    if failed_without_memory(answer):
-        return "failed"
-    if has_no_results(answer):
-        return "undecided"
-    return "ok" if answer.winner else "nothing_fits"
-
-
-def learning_difference(job: Job, one: Candidate, other: Candidate) -> dict[str, Any]:
-    """Return the learning knobs in which `one` differs from `other`, with the values of `one`."""
-    names = [knob.name for knob in job.space.learning_knobs(other.settings)]
-    return {name: one.knobs.get(name) for name in names if one.knobs.get(name) != other.knobs.get(name)}
-
-
 def failed_without_memory(answer: Recommendation) -> bool:
-    """Return True if no probe or confirmation lacked memory, and others failed: the answer is a
-    failure, not "nothing fits"."""
-    lacked = any(
-        trial.measurement.outcome.is_out_of_memory or (trial.measurement.outcome is Outcome.OK and not trial.verdict.fits)
-        for trial in answer.trials
-    )
-    return answer.winner is None and bool(_results(answer)) and not lacked
+    """Return True if no probe or confirmation lacked memory, and others failed: the answer is a failure, not "nothing fits"."""
+    return answer.winner is None and bool(_results(answer)) and not any(_lacked_memory(trial) for trial in answer.trials)
 
 
 def has_no_results(answer: Recommendation) -> bool:
@@ -296,27 +250,26 @@ def _results(answer: Recommendation) -> list[Measurement]:
     return [trial.measurement for trial in answer.trials if trial.measurement.outcome is not Outcome.INTERRUPTED]
 
 
+def _lacked_memory(trial: Trial) -> bool:
+    outcome = trial.measurement.outcome
+    return outcome.is_out_of_memory or (outcome is Outcome.OK and not trial.verdict.fits)
+
+
 def nearest_miss(answer: Recommendation) -> Trial | None:
     """Return the trial closest to fitting; None if one fits or no peak is known."""
-    missed = [trial for trial in answer.trials if _lacked_memory(trial)]
-    return None if answer.winner or not missed else max(missed, key=_progress)
+
+    def progress(trial: Trial) -> tuple[int, int, int]:
+        """Sort key: optimizer steps, then the phase reached, then the lower peak."""
+        phase = trial.measurement.failure.phase if trial.measurement.failure else None
+        reached = len(PHASES) if phase is None else PHASES.index(phase)
+        return trial.measurement.optimizer_steps, reached, -(trial.measurement.memory.peak_bytes or 0)
+
+    lacked = [trial for trial in answer.trials if _lacked_memory(trial) and not trial.verdict.fits]
+    missed = [trial for trial in lacked if trial.measurement.memory.peak_bytes is not None]
+    return None if answer.winner else max(missed, key=progress, default=None)
 
 
-def _lacked_memory(trial: Trial) -> bool:
-    outcome, peak = trial.measurement.outcome, trial.measurement.memory.peak_bytes
-    return peak is not None and not trial.verdict.fits and (outcome.is_out_of_memory or outcome is Outcome.OK)
-
-
-def _progress(trial: Trial) -> tuple[int, int, int]:
-    """Sort key: optimizer steps, then the phase reached, then the lower peak."""
-    phase = trial.measurement.failure.phase if trial.measurement.failure else None
-    reached = len(PHASES) if phase is None else PHASES.index(phase)
-    return trial.measurement.optimizer_steps, reached, -(trial.measurement.memory.peak_bytes or 0)
-
-
-def _disturbance(found: Disturbance | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
+def _disturbance_row(found: Disturbance) -> dict[str, Any]:
     return {
         "beside": found.beside,
         "tokens_per_second_beside": round(found.tokens_per_second_beside, 2),
@@ -329,7 +282,7 @@ def _disturbance(found: Disturbance | None) -> dict[str, Any] | None:
     }
 
 
-def soak_row(soak: Soak) -> dict[str, Any]:
+def _soak_row(soak: Soak) -> dict[str, Any]:
     """Return a long run with the trend of its memory."""
     growth = soak.growth
     return {
@@ -353,13 +306,6 @@ def _seconds_per_candidate(answer: Recommendation) -> dict[str, float | None]:
     return {
         name: round(statistics.median(one.total_seconds for one in group), 3) if group else None for name, group in groups.items()
     }
-
-
-def _measured_versions(answer: Recommendation) -> dict[str, str]:
-    for trial in (answer.certificate, answer.winner, answer.baseline, *answer.trials):
-        if trial is not None and trial.measurement.versions:
-            return dict(trial.measurement.versions)
-    return {}
 
 
 def _lengths_row(lengths: TokenLengths | None) -> dict[str, Any] | None:

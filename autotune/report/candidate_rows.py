@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.core.answer import PredictedCandidate, Trial
 from autotune.core.measurement import Measurement, Speed
-from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
+from autotune.core.prediction import Estimate, Prediction
 
 LISTED = (
     "peak_memory_bytes", "tokens_per_second", "tokens_per_second_at_lengths", "fits", "peak_memory_bytes_at_lengths",
@@ -24,7 +24,11 @@ FITS_IN_WORDS = {True: "fits", False: "does not fit", None: "can't be decided"}
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return a measured or emulated candidate."""
     measured, failure, expected = trial.measurement, trial.measurement.failure, trial.expected
-    worst = measured.worst
+    worst, cost = measured.worst, measured.cost
+    seconds = {
+        "total": cost.total_seconds, "load": cost.load_seconds, "setup": cost.setup_seconds, "loop": cost.loop_seconds,
+        "device": cost.device_seconds, "borrowed": worst.borrowed_seconds if worst else None,
+    }  # fmt: skip
     return {
         "trial": trial.number,
         "knobs": dict(trial.candidate.knobs),
@@ -38,7 +42,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "cause": failure.cause if failure else None,
         "evidence": failure.evidence if failure else "",
         "excerpt": failure.excerpt if failure else "",
-        "seconds": _cost(measured),
+        "seconds": {name: round(value, 3) for name, value in seconds.items() if value is not None},
         "phase_peak_bytes": dict(measured.memory.phase_peak_bytes),
         "phase_seconds": dict(worst.phase_seconds) if worst else {},
         "timed_cycles": len(worst.cycle_seconds) if worst else 0,
@@ -48,15 +52,6 @@ def trial_row(trial: Trial) -> dict[str, Any]:
             "tokens_per_second": interval(expected.tokens_per_second, 2),
         },
     }
-
-
-def _cost(measurement: Measurement) -> dict[str, float]:
-    cost, worst = measurement.cost, measurement.worst
-    seconds = {
-        "total": cost.total_seconds, "load": cost.load_seconds, "setup": cost.setup_seconds, "loop": cost.loop_seconds,
-        "device": cost.device_seconds, "borrowed": worst.borrowed_seconds if worst else None,
-    }  # fmt: skip
-    return {name: round(value, 3) for name, value in seconds.items() if value is not None}
 
 
 def speeds(measurement: Measurement) -> dict[str, float | None]:
@@ -83,6 +78,7 @@ def predicted_row(one: PredictedCandidate) -> dict[str, Any]:
 
 def prediction_row(prediction: Prediction) -> dict[str, Any]:
     """Return a whole prediction."""
+    engine = prediction.engine
     return {
         "basis": prediction.basis,
         "fits": prediction.fits,
@@ -96,34 +92,28 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
         "torch_peak_allocated_bytes": interval(prediction.torch_peak_allocated_bytes),
         "torch_peak_reserved_bytes": interval(prediction.torch_peak_reserved_bytes),
         "host_memory_bytes": interval(prediction.host_memory_bytes),
-        "phases": [_phase_row(phase) for phase in prediction.phases],
+        "phases": [
+            {
+                "name": phase.name,
+                "peak_bytes": interval(phase.peak_bytes),
+                "seconds": interval(phase.seconds, 3),
+                "breakdown": [{"name": name, "bytes": size} for name, size in phase.parts.items()],
+            }
+            for phase in prediction.phases
+        ],
         "breakdown": [{"name": name, "bytes": size} for name, size in prediction.breakdown.items()],
-        "engine": _engine_row(prediction.engine),
+        "engine": engine
+        and {
+            "kv_cache_bytes": interval(engine.kv_cache_bytes),
+            "kv_cache_tokens": engine.kv_cache_tokens,
+            "concurrency": round(engine.concurrency, 2),
+            "longest_length": engine.longest_length,
+        },
         "tokens_per_second": interval(prediction.tokens_per_second, 3),
         "tokens_per_second_at_lengths": interval(prediction.tokens_per_second_at_lengths, 3),
         "effective": dict(prediction.effective),
         "assumptions": list(prediction.assumptions),
         "versions": dict(prediction.versions),
-    }
-
-
-def _phase_row(phase: PhasePrediction) -> dict[str, Any]:
-    return {
-        "name": phase.name,
-        "peak_bytes": interval(phase.peak_bytes),
-        "seconds": interval(phase.seconds, 3),
-        "breakdown": [{"name": name, "bytes": size} for name, size in phase.parts.items()],
-    }
-
-
-def _engine_row(engine: EngineFit | None) -> dict[str, Any] | None:
-    if engine is None:
-        return None
-    return {
-        "kv_cache_bytes": interval(engine.kv_cache_bytes),
-        "kv_cache_tokens": engine.kv_cache_tokens,
-        "concurrency": round(engine.concurrency, 2),
-        "longest_length": engine.longest_length,
     }
 
 

@@ -106,10 +106,6 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
         both = self.tokens_per_second
         return both.worst if isinstance(both, SpeedsRow) else both
 
-    @property
-    def out_of_memory(self) -> bool:
-        return (self.outcome or "").startswith("oom_")
-
 
 class TradeOffRow(msgspec.Struct, frozen=True, kw_only=True):
     """Candidate with other learning knobs."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.core.measurement import Measurement, Outcome
+from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.units import format_bytes
 from autotune.report.line_wrapping import print_line
@@ -14,45 +14,37 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def check_rows(prediction: Prediction, emulated: Measurement) -> list[dict[str, Any]]:
-    """Return the figures that both have: predicted and emulated bytes, and the difference as a share
-    of the emulated ones."""
-    return [
-        {"name": name, "predicted_bytes": round(ours), "emulated_bytes": round(theirs), "difference": round(ours / theirs - 1, 6)}
-        for name, ours, theirs in _pairs(prediction, emulated)
-        if theirs
-    ]
-
-
-def _pairs(prediction: Prediction, emulated: Measurement) -> Iterator[tuple[str, float, float | None]]:
-    memory = emulated.memory.on_first(prediction.training_devices)
-    for phase in prediction.phases:
-        yield f"{phase.name}", phase.peak_bytes.value, memory.phase_peak_bytes.get(phase.name)
-    yield "peak", prediction.peak_memory_bytes.value, memory.peak_bytes
-    yield "torch allocated", prediction.torch_peak_allocated_bytes.value, memory.torch_allocated_bytes
-    yield "torch reserved", prediction.torch_peak_reserved_bytes.value, memory.torch_reserved_bytes
-
-
 def check_document(prediction: Prediction, emulated: Measurement) -> dict[str, Any]:
-    """Return the part `check` of `predict --json`."""
+    """Return the part `check` of `predict --json`; a difference is a share of the emulated bytes."""
+    memory = emulated.memory.on_first(prediction.training_devices)
+    pairs: list[tuple[str, float, float | None]] = [
+        *((phase.name, phase.peak_bytes.value, memory.phase_peak_bytes.get(phase.name)) for phase in prediction.phases),
+        ("peak", prediction.peak_memory_bytes.value, memory.peak_bytes),
+        ("torch allocated", prediction.torch_peak_allocated_bytes.value, memory.torch_allocated_bytes),
+        ("torch reserved", prediction.torch_peak_reserved_bytes.value, memory.torch_reserved_bytes),
+    ]
     return {
         "basis": "emulated",
         "outcome": emulated.outcome.value,
         "evidence": emulated.failure.evidence if emulated.failure else None,
-        "rows": check_rows(prediction, emulated),
+        "rows": [
+            {"name": name, "predicted_bytes": round(one), "emulated_bytes": round(other), "difference": round(one / other - 1, 6)}
+            for name, one, other in pairs
+            if other
+        ],
         "caveats": list(emulated.caveats),
     }
 
 
-def show_check(console: Console, prediction: Prediction, emulated: Measurement) -> None:
+def show_check(console: Console, check: Mapping[str, Any]) -> None:
     """Print the table, or the error that ended the emulated run, and what narrows its meaning."""
     console.print()
-    if emulated.outcome is not Outcome.OK:
-        evidence = f": {emulated.failure.evidence}" if emulated.failure and emulated.failure.evidence else ""
-        print_line(console, f"emulated {emulated.outcome.value}{evidence}")
+    if check["outcome"] != "ok":
+        evidence = f": {check['evidence']}" if check["evidence"] else ""
+        print_line(console, f"emulated {check['outcome']}{evidence}")
     console.print(f"{'':16}{'predicted':>14}{'emulated':>14}{'difference':>12}", highlight=False)
-    for row in check_rows(prediction, emulated):
+    for row in check["rows"]:
         ours, theirs = format_bytes(row["predicted_bytes"]), format_bytes(row["emulated_bytes"])
         console.print(f"{row['name']:16}{ours:>14}{theirs:>14}{row['difference']:>+12.1%}", highlight=False)
-    for caveat in emulated.caveats:
+    for caveat in check["caveats"]:
         print_line(console, f"note     {caveat}")

@@ -1,5 +1,4 @@
-"""Row lengths of the user's dataset, and the loss at a limit on each percentile: as lines and as
-JSON."""
+"""Row lengths of the user's dataset, and the loss at a limit on each percentile: as lines and as JSON."""
 
 from __future__ import annotations
 

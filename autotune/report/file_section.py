@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import Recommendation, setting_text
 from autotune.core.candidate import Candidate
-from autotune.core.files import TO_BE_RUN, write_atomically
+from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.job import Job
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.launch_edit import changed_script, changes_of, difference
 from autotune.frameworks.trl.output_files import YAML_NAME, written_settings
 from autotune.frameworks.trl.script_files import PATCH_NAME, advice_for, how_to_apply
-from autotune.report.output_folder import Writer, annotate
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:
-    """Return the document's section about the script; None without one. A patch needs a confirmed
-    winner."""
+    """Return the document's section about the script; None without one. A patch needs a confirmed winner."""
     script = job.task.workload.script
     if script is None:
         return None
@@ -67,20 +64,16 @@ def show_script(console: Console, job: Job, answer: Recommendation) -> None:
         console.print(f"Rewards were not called: add the time of {', '.join(script.look.rewards)} to every cycle.")
 
 
-class FinalFiles:
-    """Files of the winner, and what they hold beyond the user's own."""
-
-    def __init__(self, job: Job, trainer: Trainer, candidate: Candidate | None, head: Sequence[str] = ()) -> None:
-        self.section: dict[str, Any] | None = None
-        self.writer: Writer | None = None if candidate is None else partial(self._write, job, trainer, candidate, head)
-
-    def _write(self, job: Job, trainer: Trainer, candidate: Candidate, head: Sequence[str], *folders: Path) -> list[Path]:
-        files = annotate(trainer.write_files(candidate, job.task, *folders), head)
-        self.section = file_section(job, files)
-        return [*files, *_launch_files(job, trainer, candidate, folders[0])]
-
-
-CHANGES = "changes.diff"
+def write_files(
+    job: Job, trainer: Trainer, candidate: Candidate, head: Sequence[str], *folders: Path
+) -> tuple[list[Path], dict[str, Any] | None]:
+    """Write the winner's files, with `head` as comments in the recommended YAML file; return them, and the document's section
+    about the user's own file."""
+    files = trainer.write_files(candidate, job.task, *folders)
+    for file in files:
+        if file.stem == "recommended" and file.suffix in (".yaml", ".yml"):
+            file.write_text(comments(head) + file.read_text(encoding="utf-8"), encoding="utf-8")
+    return [*files, *_launch_files(job, trainer, candidate, folders[0])], _file_section(job, files)
 
 
 def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path) -> list[Path]:
@@ -94,13 +87,13 @@ def _launch_files(job: Job, trainer: Trainer, candidate: Candidate, folder: Path
     changes = changes_of(workload.stated, workload.defaults, {**searched, **candidate.knobs}, trainer.fields())
     files, edits = unshare(launch, changes, candidate.settings, folder)
     changed = changed_script(launch, changes, edits)
-    script, patch = folder / f"changed-{Path(launch.path).name}", folder / CHANGES
+    script, patch = folder / f"changed-{Path(launch.path).name}", folder / "changes.diff"
     write_atomically(script, changed.encode(), mode=TO_BE_RUN)
     patch.write_text(difference(launch, changed), encoding="utf-8")
     return [script, patch, *files]
 
 
-def file_section(job: Job, files: Sequence[Path]) -> dict[str, Any] | None:
+def _file_section(job: Job, files: Sequence[Path]) -> dict[str, Any] | None:
     """Return the document's section about the user's file; None without one."""
     workload = job.task.workload
     written = next((file for file in files if file.name == YAML_NAME), None)

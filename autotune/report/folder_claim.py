@@ -18,8 +18,6 @@ from autotune.core.errors import BadInput
 CLAIM = ".running"
 """File name of the claim. The kernel releases its lock however the run ends."""
 
-MAX_CLAIM_BYTES = 4096
-
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """Run that works in a folder."""
@@ -40,27 +38,25 @@ def claimed_folder(out: Path) -> Iterator[None]:
 
     On exit the claim is removed, and so are the folders created here, if they are still empty.
     """
-    created = _create(out)
-    try:
-        descriptor = _lock(out / CLAIM, out)
-        try:
-            yield
-        finally:
-            _release(out / CLAIM, descriptor)
-    finally:
-        for folder in created:
-            with contextlib.suppress(OSError):  # not empty, or deleted
-                folder.rmdir()
-
-
-def _create(out: Path) -> list[Path]:
-    """Create the folder with its parents; return those that did not exist, deepest first."""
     missing = [folder for folder in (out.absolute(), *out.absolute().parents) if not folder.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(out, error) from error
-    return missing
+    claim = out / CLAIM
+    try:
+        descriptor = _lock(claim, out)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                if _is_same(claim, descriptor):
+                    claim.unlink()
+            os.close(descriptor)
+    finally:
+        for folder in missing:  # deepest first
+            with contextlib.suppress(OSError):  # not empty, or deleted
+                folder.rmdir()
 
 
 def _lock(file: Path, out: Path) -> int:
@@ -87,13 +83,6 @@ def _lock(file: Path, out: Path) -> int:
     return descriptor
 
 
-def _release(file: Path, descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        if _is_same(file, descriptor):
-            file.unlink()
-    os.close(descriptor)
-
-
 def _is_same(file: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(file.stat(), os.fstat(descriptor))
@@ -103,7 +92,7 @@ def _is_same(file: Path, descriptor: int) -> bool:
 
 def _busy(out: Path, descriptor: int) -> BadInput:
     try:
-        owner = msgspec.json.decode(os.pread(descriptor, MAX_CLAIM_BYTES, 0), type=Owner)
+        owner = msgspec.json.decode(os.pread(descriptor, 4096, 0), type=Owner)
         whose = f"process {owner.pid} on {owner.host}, since {owner.since}"
     except (OSError, msgspec.MsgspecError):
         whose = "another run"

@@ -1,9 +1,8 @@
-"""Terminal output of predictions: verdict, memory bars against the limit, speed, and ways to
-fit."""
+"""Terminal output of predictions: verdict, memory bars against the limit, speed, and ways to fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import Forecast, PredictedCandidate, WayToFit, setting_text
@@ -25,8 +24,7 @@ WIDEST_BAR = 56
 LABEL = 14
 FIGURE = 11
 
-SURE, UNSURE, LIMIT = "█", "░", "│"
-"""Bar characters: expected need, upper end of the interval, limit."""
+SURE, UNSURE, LIMIT = "█", "░", "│"  # bar characters: expected need, upper end of the interval, limit
 
 
 def show_prediction(
@@ -39,45 +37,61 @@ def show_prediction(
     notes: Sequence[str] = (),
 ) -> None:
     """Print the verdict of one candidate, then its memory by phase and part."""
-    workload = job.task.workload
-    model = workload.model
-    console.print(f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {job.task.hardware}")
+    named = ("trl", "transformers", "peft", "torch")
+    versions = " ".join(f"{name} {prediction.versions[name]}" for name in named if name in prediction.versions)
+    basis = f"traced from the training step of {versions}"
+    if prediction.basis == "generic":
+        basis = f"a plain Hugging Face step replaces the framework's own ({versions})"
+    console.print(describe_job(job))
     print_line(console, f"settings {_knobs(candidate.knobs)}")
-    print_line(console, f"basis    predicted, nothing was measured; {_basis(prediction)}")
+    print_line(console, f"basis    predicted, nothing was measured; {basis}")
     for taken in dict.fromkeys((*assumed, *prediction.assumptions)):
         print_line(console, f"assumed  {taken}")
-    for note in (*data_lines(job.data), *(f"note     {note}" for note in notes)):
-        print_line(console, note)
+    show_notes(console, job, notes)
     console.print()
     _show_figures(console, prediction)
 
 
+def describe_job(job: Job) -> str:
+    workload = job.task.workload
+    model = workload.model
+    return f"{workload.method} of {model.name} ({model.origin}) with {workload.framework}, on {job.task.hardware}"
+
+
+def show_notes(console: Console, job: Job, notes: Sequence[str]) -> None:
+    """Print the lengths of the user's rows, and the notes."""
+    for line in (*data_lines(job.data), *(f"note     {note}" for note in notes)):
+        print_line(console, line)
+
+
 def show_forecast(console: Console, job: Job, answer: Forecast, described: Mapping[str, Any], *, confirm_with: str) -> None:
-    """Print the predicted recommendation, or the reason that there is none, and the command that
-    measures it."""
+    """Print the predicted recommendation, or the reason that there is none, and the command that measures it."""
     console.print("Predicted, nothing was measured.")
-    if answer.winner is None:
-        _show_no_winner(console, answer)
-    else:
+    if answer.winner is not None:
         _show_winner(console, answer, answer.winner)
+    else:
+        surely = answer.screened == answer.candidates
+        console.print("Nothing fits." if surely else "Nothing surely fits; measure to decide about the undecided candidates.")
+        if answer.nearest_miss is not None:
+            console.print(f"Nearest miss: {_knobs(answer.nearest_miss.candidate.knobs)}")
+            console.print()
+            _show_verdict(console, answer.nearest_miss.prediction)
+            _show_picture(console, answer.nearest_miss.prediction)
+        show_ways_of_baseline(console, answer.ways_to_fit)
     if answer.undecided is not None:
         rate = _rate(answer.undecided.prediction.tokens_per_second)
         console.print(f"Possibly better, fit undecided ({rate}): {_knobs(answer.undecided.candidate.knobs)}")
     files = (described["recommendation"] or {}).get("files") or []
     if files:
         console.print(f"Written: {', '.join(files)}")
-    console.print(_coverage(answer))
-    console.print(f"To confirm it, where the hardware is: {confirm_with}")
-
-
-def _coverage(answer: Forecast) -> str:
-    spent = f"in {answer.elapsed_seconds:.0f} s, {answer.screened:,} of them cannot fit. None was run."
-    if not answer.ended_by_budget:
-        return f"{answer.candidates:,} candidates predicted {spent}"
-    return (
-        f"--budget ended it: {answer.predicted:,} of {answer.candidates:,} candidates predicted {spent} "
+    spent = f"candidates predicted in {answer.elapsed_seconds:.0f} s, {answer.screened:,} of them cannot fit. None was run."
+    console.print(
+        f"--budget ended it: {answer.predicted:,} of {answer.candidates:,} {spent} "
         "This is the best of these; a longer --budget covers the others."
+        if answer.ended_by_budget
+        else f"{answer.candidates:,} {spent}"
     )
+    console.print(f"To confirm it, where the hardware is: {confirm_with}")
 
 
 def _show_winner(console: Console, answer: Forecast, winner: PredictedCandidate) -> None:
@@ -98,84 +112,61 @@ def _show_winner(console: Console, answer: Forecast, winner: PredictedCandidate)
             console.print(f"{label}    {_summary(other.prediction)}: {_knobs(differing_knobs(winner, other))}")
 
 
-def _show_no_winner(console: Console, answer: Forecast) -> None:
-    surely = answer.screened == answer.candidates
-    console.print("Nothing fits." if surely else "Nothing surely fits; measure to decide about the undecided candidates.")
-    if answer.nearest_miss is not None:
-        console.print(f"Nearest miss: {_knobs(answer.nearest_miss.candidate.knobs)}")
-        console.print()
-        _show_verdict(console, answer.nearest_miss.prediction)
-        _show_picture(console, answer.nearest_miss.prediction)
-    show_ways_of_baseline(console, answer.ways_to_fit)
-
-
 def _show_figures(console: Console, prediction: Prediction) -> None:
     _show_verdict(console, prediction)
     _show_picture(console, prediction)
     _show_speed(console, prediction)
-    _show_engine(console, prediction)
+    if (engine := prediction.engine) is not None:
+        cache = f"engine   KV cache {_span(engine.kv_cache_bytes)}: {engine.kv_cache_tokens:,} tokens,"
+        print_line(console, f"{cache} {engine.concurrency:.1f} sequences of the longest length at a time")
 
 
 def _show_verdict(console: Console, prediction: Prediction) -> None:
-    margin, limit = prediction.margin_bytes, format_bytes(prediction.limit_bytes)
-    peak = _span(prediction.peak_memory_bytes)
+    margin, limit, peak = prediction.margin_bytes, format_bytes(prediction.limit_bytes), _span(prediction.peak_memory_bytes)
     if prediction.failure is not None:
         console.print(f"does not fit: it would stop with: {prediction.failure}")
     if prediction.fits:
         console.print(f"fits: {peak} of {limit}; {format_bytes(margin.value)} left, at least {format_bytes(margin.low)}")
-    elif prediction.fits is False and prediction.failure is None:
-        console.print(
-            f"does not fit: {peak} of {limit}; {format_bytes(-margin.value)} too much, at least {format_bytes(-margin.high)}"
-        )
     elif prediction.fits is None:
         console.print(f"can't be decided: {peak} of {limit}")
         for fact in prediction.depends_on:
             console.print(f"  depends on {fact}")
+    elif prediction.failure is None:
+        lacks = f"{format_bytes(-margin.value)} too much, at least {format_bytes(-margin.high)}"
+        console.print(f"does not fit: {peak} of {limit}; {lacks}")
     shorter = prediction.peak_memory_bytes_at_lengths
     if shorter is not None:
         console.print(f"At the lengths given: {FITS_IN_WORDS[prediction.fits_at_lengths]}, {_span(shorter)}.")
-    phase = prediction.peak_phase
-    if phase is not None:
-        counted = prediction.torch_peak_reserved_bytes
-        beyond = (
-            "it counts offloaded memory" if counted.value > prediction.peak_memory_bytes.value else "the rest is outside torch"
-        )
-        allocated = _span(prediction.torch_peak_allocated_bytes)
-        console.print(
-            f"The peak is in phase {phase.name}. torch itself: {allocated} allocated, {_span(counted)} reserved; {beyond}."
-        )
+    if (phase := prediction.peak_phase) is not None:
+        counted, allocated = prediction.torch_peak_reserved_bytes, _span(prediction.torch_peak_allocated_bytes)
+        offloaded = counted.value > prediction.peak_memory_bytes.value
+        beyond = "it counts offloaded memory" if offloaded else "the rest is outside torch"
+        torch = f"torch itself: {allocated} allocated, {_span(counted)} reserved; {beyond}."
+        console.print(f"The peak is in phase {phase.name}. {torch}")
     console.print()
 
 
 def _show_picture(console: Console, prediction: Prediction) -> None:
     """Print phases and parts as bars on one scale, with the limit."""
-    top = max(prediction.limit_bytes, *(phase.peak_bytes.high for phase in prediction.phases), prediction.peak_memory_bytes.high)
+    limit, peak = prediction.limit_bytes, prediction.peak_phase
+    top = max(limit, *(phase.peak_bytes.high for phase in prediction.phases), prediction.peak_memory_bytes.high)
     label = max(LABEL, *(len(name) + 1 for name in prediction.breakdown)) if prediction.breakdown else LABEL
     width = max(10, min(WIDEST_BAR, console.width - label - FIGURE - 4))
-    console.print(f"by phase, against the limit of {format_bytes(prediction.limit_bytes)}", soft_wrap=True)
+
+    def show_bar(name: str, size: Estimate) -> None:
+        value, high, mark = (round(count / top * width) for count in (size.value, size.high, limit))
+        bar = list((SURE * value).ljust(high, UNSURE).ljust(width + 1))
+        bar[min(mark, width)] = LIMIT
+        console.print(f"  {name:<{label}}{''.join(bar)} {f'{size.value / GIB:.2f} GiB':>{FIGURE}}", soft_wrap=True)
+
+    console.print(f"by phase, against the limit of {format_bytes(limit)}", soft_wrap=True)
     for phase in prediction.phases:
-        console.print(_line(phase.name, phase.peak_bytes, top, width, prediction.limit_bytes, label), soft_wrap=True)
-    peak = prediction.peak_phase
+        show_bar(phase.name, phase.peak_bytes)
     console.print(f"by part, at the peak{f' ({peak.name})' if peak else ''}", soft_wrap=True)
     for name, size in sorted(prediction.breakdown.items(), key=lambda part: -part[1]):
         if size:
-            console.print(
-                _line(name.replace("_", " "), Estimate.exactly(size), top, width, prediction.limit_bytes, label), soft_wrap=True
-            )
+            show_bar(name.replace("_", " "), Estimate.exactly(size))
     console.print()
-
-
-def _line(label: str, size: Estimate, top: float, width: int, limit: int, widest: int) -> str:
-    def cells(count: float) -> int:
-        return round(count / top * width)
-
-    bar = list((SURE * cells(size.value)).ljust(cells(size.high), UNSURE).ljust(width + 1))
-    bar[min(cells(limit), width)] = LIMIT
-    return f"  {label:<{widest}}{''.join(bar)} {_gib(size.value):>{FIGURE}}"
-
-
-def _gib(count: float) -> str:
-    return f"{count / GIB:.2f} GiB"
 
 
 def _show_speed(console: Console, prediction: Prediction) -> None:
@@ -188,38 +179,20 @@ def _show_speed(console: Console, prediction: Prediction) -> None:
     if prediction.tokens_per_second_at_lengths is not None:
         shares = _shares(prediction.seconds_at_lengths)
         print_line(console, f"         {_rate(prediction.tokens_per_second_at_lengths)} at the lengths given; {shares}")
-    _show_pipeline(console, prediction)
-
-
-def _show_pipeline(console: Console, prediction: Prediction) -> None:
-    """Print both sides of a run whose engines have GPUs of their own."""
-    times = prediction.pipeline
-    if times is None:
-        return
-    sides = " and ".join(
-        f"{name} {one.value:,.1f} s ({one.low:,.1f} to {one.high:,.1f})"
-        for name, one in (("generation", times.generation), ("training", times.training))
-    )
-    rollout = next((phase.seconds.value for phase in prediction.phases if phase.name == "rollout" and phase.seconds), 0.0)
-    waits = f"training waits {rollout:,.1f} s for completions" if rollout >= 0.1 else "the engines wait for training"
-    print_line(console, f"pipeline {sides} per batch, on GPUs of their own; {waits}")
+    if (times := prediction.pipeline) is not None:  # engines on GPUs of their own
+        sides = " and ".join(
+            f"{name} {one.value:,.1f} s ({one.low:,.1f} to {one.high:,.1f})"
+            for name, one in (("generation", times.generation), ("training", times.training))
+        )
+        waited = longest["rollout"].value if "rollout" in longest else 0.0
+        waits = f"training waits {waited:,.1f} s for completions" if waited >= 0.1 else "the engines wait for training"
+        print_line(console, f"pipeline {sides} per batch, on GPUs of their own; {waits}")
 
 
 def _shares(seconds: Mapping[Phase, Estimate]) -> str:
     total = sum(spent.value for spent in seconds.values())
-    return ", ".join(
-        f"{name} {spent.value / total:.0%}" for name, spent in seconds.items() if total and spent.value / total >= 0.005
-    )
-
-
-def _show_engine(console: Console, prediction: Prediction) -> None:
-    engine = prediction.engine
-    if engine is not None:
-        print_line(
-            console,
-            f"engine   KV cache {_span(engine.kv_cache_bytes)}: {engine.kv_cache_tokens:,} tokens,"
-            f" {engine.concurrency:.1f} sequences of the longest length at a time",
-        )
+    shares = {name: spent.value / total for name, spent in seconds.items()} if total else {}
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
 def show_ways(console: Console, ways: Sequence[WayToFit]) -> None:
@@ -240,32 +213,17 @@ def show_ways_of_baseline(console: Console, ways: Sequence[WayToFit]) -> None:
 
 def _list_ways(console: Console, ways: Sequence[WayToFit], flag: str) -> None:
     for way in ways:
+        margin = way.prediction.margin_bytes
+        speed = "" if way.speed_ratio is None else f", {way.speed_ratio:.2f} times the speed"
+        learning = ", changes what is learned" if way.learning else ""
         console.print(f"  {as_flags(way.change, flag)}")
-        console.print(f"      {', '.join(_consequences(way))}")
-
-
-def _consequences(way: WayToFit) -> Iterator[str]:
-    margin = way.prediction.margin_bytes
-    yield f"leaves {format_bytes(margin.value)} free, at least {format_bytes(margin.low)}"
-    if way.speed_ratio is not None:
-        yield f"{way.speed_ratio:.2f} times the speed"
-    if way.learning:
-        yield "changes what is learned"
+        console.print(f"      leaves {format_bytes(margin.value)} free, at least {format_bytes(margin.low)}{speed}{learning}")
 
 
 def _summary(prediction: Prediction) -> str:
     verdict = {True: "fits", False: "does not fit", None: "may fit"}[prediction.fits]
     why = f" (it would stop with: {prediction.failure})" if prediction.failure else ""
     return f"{verdict}, {_span(prediction.peak_memory_bytes)}, {_rate(prediction.ranking_rate)}{why}"
-
-
-def _basis(prediction: Prediction) -> str:
-    versions = " ".join(
-        f"{name} {prediction.versions[name]}" for name in ("trl", "transformers", "peft", "torch") if name in prediction.versions
-    )
-    if prediction.basis == "generic":
-        return f"a plain Hugging Face step replaces the framework's own ({versions})"
-    return f"traced from the training step of {versions}"
 
 
 def _span(estimate: Estimate) -> str:

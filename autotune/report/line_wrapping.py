@@ -1,5 +1,4 @@
-"""Line wrapping at a terminal, with continuation lines indented below the text, not below its
-label."""
+"""Line wrapping at a terminal, with continuation lines indented below the text, not below its label."""
 
 from __future__ import annotations
 
@@ -19,13 +18,9 @@ def print_line(console: Console, text: str) -> None:
     if console.soft_wrap or len(text) <= console.width:
         console.print(text)
         return
-    indent = " " * _indent(text)
-    console.print(textwrap.fill(text, console.width, subsequent_indent=indent, break_on_hyphens=False), soft_wrap=True)
-
-
-def _indent(text: str) -> int:
     label = _LABEL.match(text)
-    return LABEL_COLUMNS if label and label.end() == LABEL_COLUMNS else len(text) - len(text.lstrip()) + 4
+    columns = LABEL_COLUMNS if label and label.end() == LABEL_COLUMNS else len(text) - len(text.lstrip()) + 4
+    console.print(textwrap.fill(text, console.width, subsequent_indent=" " * columns, break_on_hyphens=False), soft_wrap=True)
 
 
 def shorten(text: str, max_length: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,25 @@ import msgspec
 from autotune.core.answer import Recommendation
 from autotune.core.errors import BadInput
 from autotune.core.events import BestChanged, Event, Listener, Note
-from autotune.core.files import comments
 from autotune.core.job import Job
 from autotune.core.units import MIB, format_bytes
 from autotune.report.certificate import certificate_lines
 from autotune.report.folder_claim import unwritable
 from autotune.report.html.render import PAGE
 
-MIN_FREE_BYTES = 32 * MIB
-"""Free space required before the search; a filtered dataset may take more."""
+MIN_FREE_BYTES = 32 * MIB  # free space required before the search; a filtered dataset may take more
 
 DOCUMENT = "recommendation.json"
-RECOMMENDED = "recommended"
 
 Writer = Callable[[Path, Path], list[Path]]
-"""Write files into a folder, with paths below the second one, to which they are moved; returns the
-files written."""
+"""Write files into a folder, with paths below the second one, to which they are moved; returns the files written."""
 
 
 def check_folder(out: Path) -> None:
     """Check that `--out` is writable and has space, without a trace in it."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file.", way_out="Give a folder: --out autotune-out.")
-    base = _nearest_existing(out)
+    base = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     try:
         free = shutil.disk_usage(base).free
         with tempfile.TemporaryFile(dir=base) as trial:
@@ -50,7 +46,7 @@ def check_folder(out: Path) -> None:
 
 
 def publish(
-    out: Path, writer: Writer | None, describe: Callable[[list[str]], Mapping[str, Any]], page: Callable[[Mapping[str, Any]], str]
+    out: Path, writer: Writer, describe: Callable[[list[str]], Mapping[str, Any]], page: Callable[[Mapping[str, Any]], str]
 ) -> dict[str, Any]:
     """Write the trainer's files, the page and recommendation.json into `out`, each whole; returns
     the document.
@@ -63,13 +59,15 @@ def publish(
     # Absolute, because trainers return absolute paths.
     staging = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.resolve()))
     try:
-        files = writer(staging, out.resolve()) if writer else []
-        names = [str(file.resolve().relative_to(staging)) for file in files]
+        names = [str(file.resolve().relative_to(staging)) for file in writer(staging, out.resolve())]
         described = dict(describe([str(out / name) for name in names]))
         (staging / DOCUMENT).write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=2) + b"\n")
         (staging / PAGE).write_text(page(described), encoding="utf-8")
         for name in [*dict.fromkeys(Path(name).parts[0] for name in names), PAGE, DOCUMENT]:
-            _move_in(staging / name, out / name)
+            target = out / name
+            if target.is_dir() and not target.is_symlink():  # an older folder, which a rename cannot replace unless it is empty
+                shutil.rmtree(target)
+            (staging / name).replace(target)
     except OSError as error:
         raise BadInput(
             f"The results can't be written into {out}: {error.strerror}.",
@@ -80,33 +78,7 @@ def publish(
     return described
 
 
-def annotate(files: list[Path], lines: Sequence[str]) -> list[Path]:
-    """Insert these lines as comments at the head of the recommended YAML file."""
-    for file in files:
-        if file.stem == RECOMMENDED and file.suffix in (".yaml", ".yml"):
-            file.write_text(comments(lines) + file.read_text(encoding="utf-8"), encoding="utf-8")
-    return files
-
-
-def _move_in(source: Path, target: Path) -> None:
-    """Rename; an older folder of the same name is deleted first, because rename cannot replace a
-    non-empty one."""
-    if target.is_dir() and not target.is_symlink():
-        shutil.rmtree(target)
-    source.replace(target)
-
-
-def _nearest_existing(out: Path) -> Path:
-    base = out.absolute()
-    while not base.exists():
-        base = base.parent
-    return base
-
-
-Write = Callable[[Job, Recommendation], object]
-
-
-def best_so_far_listener(listener: Listener, write: Write) -> Listener:
+def best_so_far_listener(listener: Listener, write: Callable[[Job, Recommendation], object]) -> Listener:
     """Wrap the listener to write every new best into the output folder. A failed write is
     reported and tried again at the end: a full disk must not end the search."""
 
@@ -124,8 +96,7 @@ def best_so_far_listener(listener: Listener, write: Write) -> Listener:
 
 
 def head_lines(job: Job, answer: Recommendation) -> tuple[str, ...]:
-    """Return the header of the recommended configuration: its certificate, or the evidence so
-    far."""
+    """Return the header of the recommended configuration: its certificate, or the evidence so far."""
     winner = answer.winner
     if answer.certificate is not None or winner is None or not answer.interrupted:
         return tuple(certificate_lines(job, answer.certificate))

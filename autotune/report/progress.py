@@ -28,14 +28,12 @@ class Progress:
 
         self._moving = tuple(knob.name for knob in space.knobs if len(knob.choices) > 1)
         where = stream or sys.stderr
-        # No markup or highlight: knob values are data. Whole lines in a pipe, wrapped ones on a
-        # terminal.
+        # No markup or highlight: knob values are data. Whole lines in a pipe, wrapped ones on a terminal.
         self._console: Console = Console(file=where, markup=False, highlight=False, emoji=False, soft_wrap=not where.isatty())
         self._live: Live | None = None
         self._probes = 0
         self._line = ""
-        self._running: dict[int, int] = {}
-        """Running trials -> probe number on this display."""
+        self._running: dict[int, int] = {}  # running trials -> probe number on this display
         self._best = ""
         self._deadline: float | None = None
 
@@ -55,44 +53,33 @@ class Progress:
     def __call__(self, event: Event) -> None:
         match event:
             case CandidatesPruned():
-                self._search_begins(event)
+                self._set_deadline(event.budget_seconds)
+                resumed = f"; {event.resumed_trials} already measured" if event.resumed_trials else ""
+                budget = format_seconds(event.budget_seconds)
+                self._print(f"{event.candidates} candidates{resumed}; at most {event.max_probes} probes in {budget}.")
             case ProbeStarted():
-                self._started(event)
+                self._set_deadline(event.seconds_left)
+                self._probes += 1
+                self._running[event.number] = self._probes
+                load = ", loading first" if event.loads else ""
+                self._line = f"probe {self._probes} ({event.purpose}{load}): {self._short(event.candidate)}"
+                if self._live is None:
+                    self._print(f"{self._line} [{_left(event.seconds_left)}]")
             case ProbeEnded():
-                self._ended(event)
+                self._set_deadline(event.seconds_left)
+                self._best = f"best so far {_speed(event.best)}" if event.best else "nothing fits yet"
+                candidate = f"   {self._short(event.trial.candidate)}" if self._live is not None else ""
+                several = len(self._running) > 1
+                name = self._running.pop(event.trial.number, None)
+                which = f"probe {name}: " if several and name is not None else ""
+                self._print(f"  {which}{_outcome(event.trial)}{candidate}")
+                self._line = f"{len(self._running)} probes at a time" if self._running else ""
             case Note(text=text):
                 self._print(text)
 
-    def _search_begins(self, event: CandidatesPruned) -> None:
-        self._set_deadline(event.budget_seconds)
-        resumed = f"; {event.resumed_trials} already measured" if event.resumed_trials else ""
-        budget = format_seconds(event.budget_seconds)
-        self._print(f"{event.candidates} candidates{resumed}; at most {event.max_probes} probes in {budget}.")
-
-    def _started(self, event: ProbeStarted) -> None:
-        self._set_deadline(event.seconds_left)
-        self._probes += 1
-        self._running[event.number] = self._probes
-        load = ", loading first" if event.loads else ""
-        self._line = f"probe {self._probes} ({event.purpose}{load}): {self._short(event.candidate)}"
-        if self._live is None:
-            self._print(f"{self._line} [{_left(event.seconds_left)}]")
-
-    def _ended(self, event: ProbeEnded) -> None:
-        self._set_deadline(event.seconds_left)
-        self._best = f"best so far {_speed(event.best)}" if event.best else "nothing fits yet"
-        candidate = f"   {self._short(event.trial.candidate)}" if self._live is not None else ""
-        several = len(self._running) > 1
-        name = self._running.pop(event.trial.number, None)
-        which = f"probe {name}: " if several and name is not None else ""
-        self._print(f"  {which}{_outcome(event.trial)}{candidate}")
-        self._line = f"{len(self._running)} probes at a time" if self._running else ""
-
     def _short(self, candidate: Candidate) -> str:
-        return (
-            " ".join(f"{name}={setting_text(value)}" for name, value in candidate.knobs.items() if name in self._moving)
-            or "the only candidate"
-        )
+        moving = (f"{name}={setting_text(value)}" for name, value in candidate.knobs.items() if name in self._moving)
+        return " ".join(moving) or "the only candidate"
 
     def _print(self, text: str) -> None:
         print_line(self._console, text)

@@ -20,8 +20,7 @@ from autotune.report.html.render import PAGE
 from autotune.report.output_folder import DOCUMENT
 
 PROJECT = "autotune"
-MAX_PARAMETER_CHARACTERS = 500
-"""Bound of a configuration value: MLflow's, the smallest of the three."""
+MAX_PARAMETER_CHARACTERS = 500  # bound of a configuration value: MLflow's, the smallest of the three
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ def test_every_translated_setting_is_one_of_the_frameworks(kind: LaunchKind) -> 
 
 
 def test_every_translation_belongs_to_a_remedy() -> None:
-    settings = {name for table in (BY_CAUSE, BY_ROW) for found in table.values() for one in found for name in one.change}
+    settings = {one.setting for table in (BY_CAUSE, BY_ROW) for found in table.values() for one in found}
     elsewhere = {one.elsewhere for table in (BY_CAUSE, BY_ROW) for found in table.values() for one in found}
     for kind in launch_kinds():
         named = {*kind.remedies, *kind.remedy_values, *kind.remedy_reasons}

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.measurement import Outcome
-from autotune.failures.classify import ReportedException, classify_exception, classify_line, read_log
+from autotune.failures.classify import ReportedException, classify_exception, classify_line
 from autotune.failures.table import warning_in
+from tests.failures.test_table import read_log
 
 NEVER_OUT_OF_MEMORY = [
     ("AssertionError: Error in memory profiling. Initial free memory 30.3 GiB, current free memory 31 GiB.", "gpu_other_process"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.measurement import Outcome
-from autotune.failures.classify import ProcessExit
-from autotune.failures.launched_exit import classify_launched
+from autotune.failures.classify import ProcessExit, classify_launched
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/me/train.py", line 9, in <module>

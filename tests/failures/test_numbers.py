@@ -6,9 +6,8 @@ import pytest
 
 from autotune.core.units import GIB, MIB
 from autotune.failures import numbers
-from autotune.failures.classify import read_log
 from autotune.failures.numbers import NUMBERS
-from tests.failures.test_table import NAMES, sample
+from tests.failures.test_table import NAMES, read_log, sample
 
 
 def gib(figure: float) -> int:

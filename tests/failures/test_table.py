@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from autotune.core.measurement import Outcome, Phase
-from autotune.failures.classify import ProcessExit, ReportedException, classify_exception, classify_exit, read_log
+from autotune.failures.classify import (
+    Finding,
+    ProcessExit,
+    ReportedException,
+    _finding,
+    _first_match,
+    classify_exception,
+    classify_exit,
+)
 from autotune.failures.table import CAUSES, ROWS
+from autotune.failures.tracebacks import exceptions_in
 
 SAMPLES = Path(__file__).parent / "samples"
 NAMES = sorted(file.stem for file in SAMPLES.iterdir())
@@ -31,6 +40,16 @@ def sample(name: str) -> str:
 def raised(name: str, phase: Phase | None = "backward", **more: object) -> ReportedException:
     kind, _, text = sample(name).partition(": ")
     return ReportedException(chain=((kind, text),), phase=phase, device="cuda", **more)  # type: ignore[arg-type]
+
+
+def read_log(text: str) -> Finding | None:
+    """Return the first known failure in the log of a run on GPUs, None where there is none."""
+    for thrown in exceptions_in(text):
+        found = _first_match([thrown.text], frames=thrown.frames)
+        if found is not None:
+            return _finding(found, ReportedException(chain=(), frames=thrown.frames, device="cuda"))
+    found = _first_match([text])
+    return None if found is None else _finding(found, ReportedException(chain=(), device="cuda"))
 
 
 def test_each_row_has_a_sample_and_each_sample_a_row() -> None:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from autotune.core.measurement import PHASES
-from autotune.report.candidate_types import CandidateRow, PredictionRow
 from autotune.report.document_types import AnswerDocument
-from autotune.report.html.charts import COLOURS, GIB, Drawing, absent, gib, laid_out, moving_knobs, named
+from autotune.report.html.charts import COLOURS, GIB, Drawing, absent, gib, labelled, laid_out, moving_knobs, named
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -24,74 +25,34 @@ class ComparedCandidate:
 
     label: str
     says: str
-    measured: Mapping[str, float]
-    """Measured peak by phase; may be empty."""
-
-    parts: Mapping[str, Mapping[str, float]]
-    """Predicted bytes by phase and part; may be empty."""
+    measured: Mapping[str, float]  # peak by phase; may be empty
+    parts: Mapping[str, Mapping[str, float]]  # predicted bytes by phase and part; may be empty
 
 
 def memory_by_phase(answer: AnswerDocument) -> Drawing:
-    shown = [one for one in compared(answer) if one.measured or one.parts]
+    """Draw the recommendation, the baseline and the next best."""
+    names, shown = moving_knobs(answer), []
+    for label, row in labelled(msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_RUNNER_UPS])):
+        phases = row.prediction.phases if row.prediction else ()
+        parts = {phase.name: {part.name: part.bytes for part in phase.breakdown} for phase in phases if phase.breakdown}
+        if row.phase_peak_bytes or parts:
+            says = named(row.knobs, names)
+            shown.append(ComparedCandidate(label=label, says=says, measured=row.phase_peak_bytes, parts=parts))
     if not shown:
         return absent(NAME, TITLE, "Nothing was measured or predicted by phase.")
+    reading = ["Coloured bars are predicted, part by part."] if any(one.parts for one in shown) else []
+    if any(one.measured for one in shown):
+        bars = f"Bars are {answer.basis} peaks. Without a prediction the parts are unknown."
+        reading.append(f"Black-rimmed marks are {answer.basis} peaks." if reading else bars)
+    measured = f"{'measured' if answer.predicted else answer.basis} peak GiB"
     return Drawing(
         id=NAME,
         title=TITLE,
-        says=_reading(shown, answer.basis),
+        says=" ".join([*reading, "The dashed line is the limit."]),
         figure=_figure(answer, shown),
-        headers=(
-            "candidate",
-            "phase",
-            f"{'measured' if answer.predicted else answer.basis} peak GiB",
-            "predicted peak GiB",
-            "predicted parts GiB",
-        ),
+        headers=("candidate", "phase", measured, "predicted peak GiB", "predicted parts GiB"),
         rows=tuple(_rows(shown)),
     )
-
-
-def compared(answer: AnswerDocument) -> list[ComparedCandidate]:
-    """Return the recommendation, the baseline and the next best."""
-    names = moving_knobs(answer)
-    best = answer.recommendation
-    shown = []
-    if best is not None:
-        shown.append(
-            ComparedCandidate(
-                label="recommended", says=named(best.knobs, names), measured=best.phase_peak_bytes, parts=_parts(best.prediction)
-            )
-        )
-    if answer.baseline is not None:
-        shown.append(_shown("baseline", answer.baseline, names))
-    for number, row in enumerate(answer.runner_ups[:MAX_RUNNER_UPS], start=1):
-        shown.append(_shown(f"runner-up {number}", row, names))
-    return shown
-
-
-def _shown(label: str, row: CandidateRow, names: Sequence[str]) -> ComparedCandidate:
-    return ComparedCandidate(
-        label=label, says=named(row.knobs, names), measured=row.phase_peak_bytes, parts=_parts(row.prediction)
-    )
-
-
-def _parts(predicted: PredictionRow | None) -> dict[str, dict[str, float]]:
-    if predicted is None:
-        return {}
-    return {phase.name: {part.name: part.bytes for part in phase.breakdown} for phase in predicted.phases if phase.breakdown}
-
-
-def _reading(shown: Sequence[ComparedCandidate], basis: str) -> str:
-    words = []
-    if any(one.parts for one in shown):
-        words.append("Coloured bars are predicted, part by part.")
-    if any(one.measured for one in shown):
-        words.append(
-            f"Black-rimmed marks are {basis} peaks."
-            if words
-            else f"Bars are {basis} peaks. Without a prediction the parts are unknown."
-        )
-    return " ".join([*words, "The dashed line is the limit."])
 
 
 def _figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -> Figure:

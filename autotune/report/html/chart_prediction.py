@@ -25,30 +25,21 @@ READINGS: tuple[Reading, ...] = (
 def predicted_against_measured(answer: AnswerDocument) -> Drawing:
     rows = [row for row in answer.probes if row.prediction is not None and row.outcome == "ok"]
     if not rows:
-        why = (
-            "Nothing was measured yet." if answer.predicted else "No measured candidate was predicted: predictions are for GPUs."
-        )
-        return absent(NAME, TITLE, why)
+        unpredicted = "No measured candidate was predicted: predictions are for GPUs."
+        return absent(NAME, TITLE, "Nothing was measured yet." if answer.predicted else unpredicted)
     names = moving_knobs(answer)
+    table = []
+    for row in rows:
+        predicted = row.prediction or PredictionRow()
+        peak, speed = (one.value if one else None for one in (predicted.peak_memory_bytes, predicted.tokens_per_second))
+        table.append((named(row.knobs, names), gib(peak), gib(row.peak_memory_bytes), rate(speed), rate(row.rate_at_longest)))
     return Drawing(
         id=NAME,
         title=TITLE if not answer.emulated else "Predicted against emulated",
         says="At the longest lengths. On the line, both agree. Bars are the predictions' own intervals.",
         figure=_figure(rows, answer.basis),
         headers=("candidate", "predicted peak GiB", f"{answer.basis} peak GiB", "predicted tokens/s", f"{answer.basis} tokens/s"),
-        rows=tuple(_row(row, named(row.knobs, names)) for row in rows),
-    )
-
-
-def _row(row: CandidateRow, name: str) -> tuple[str, ...]:
-    predicted = row.prediction or PredictionRow()
-    peak, speed = predicted.peak_memory_bytes, predicted.tokens_per_second
-    return (
-        name,
-        gib(peak.value if peak else None),
-        gib(row.peak_memory_bytes),
-        rate(speed.value if speed else None),
-        rate(row.rate_at_longest),
+        rows=tuple(table),
     )
 
 

@@ -1,5 +1,4 @@
-"""Chart of tokens per second against memory: every candidate, the limit, and the Pareto
-frontier."""
+"""Chart of tokens per second against memory: every candidate, the limit, and the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ RECOMMENDED = "recommended"
 
 
 def speed_against_memory(answer: AnswerDocument) -> Drawing:
-    """Draw fitting candidates left of the limit, and failed ones, which have no speed, in a
-    strip below."""
+    """Draw fitting candidates left of the limit, and failed ones, which have no speed, in a strip below."""
     rows = _candidates(answer)
     if not any(row.peak_memory_bytes is not None for row in rows):
         return absent(NAME, TITLE, "No candidate was measured or predicted far enough to have a peak.")
@@ -43,27 +41,16 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
 
 def _candidates(answer: AnswerDocument) -> list[CandidateRow]:
     """Return each candidate once; the recommended one with its confirmation's figures."""
-    chosen = _chosen(answer)
-    if answer.trials:
-        return [row for row in answer.probes if not chosen or row.knobs != chosen[0].knobs] + chosen
-    others = [row for row in (answer.baseline, answer.nearest_miss, *answer.runner_ups) if row is not None]
-    return [*chosen, *others]
-
-
-def _chosen(answer: AnswerDocument) -> list[CandidateRow]:
-    best = answer.recommendation
-    if best is None:
-        return []
-    return [
-        CandidateRow(
-            knobs=best.knobs,
-            outcome=RECOMMENDED,
-            basis=answer.basis,
-            fits=True,
-            tokens_per_second=best.tokens_per_second,
-            peak_memory_bytes=best.peak_memory_bytes,
+    best, chosen = answer.recommendation, []
+    if best is not None:
+        speed, peak = best.tokens_per_second, best.peak_memory_bytes
+        row = CandidateRow(
+            knobs=best.knobs, outcome=RECOMMENDED, basis=answer.basis, fits=True, tokens_per_second=speed, peak_memory_bytes=peak
         )
-    ]
+        chosen.append(row)
+    if answer.trials:
+        return [row for row in answer.probes if best is None or row.knobs != best.knobs] + chosen
+    return [*chosen, *(row for row in (answer.baseline, answer.nearest_miss, *answer.runner_ups) if row is not None)]
 
 
 def _figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figure:
@@ -98,6 +85,11 @@ def _points(
     known = [row for row in rows if row.peak_memory_bytes is not None]
     if not known:
         return
+    hover = []
+    for row in known:
+        speed = f"{rate(row.rate)} tokens/s, " if row.rate is not None else ""
+        settings = escape(named(row.knobs, names)).replace(", ", "<br>")
+        hover.append(f"{settings}<br>{speed}{gib(row.peak_memory_bytes)} GiB<br>{escape(row.outcome or row.basis)}")
     figure.add_trace(
         Scatter(
             x=[(row.peak_memory_bytes or 0) / GIB for row in known],
@@ -105,18 +97,12 @@ def _points(
             mode="markers",
             name=label,
             marker={"color": colour, "symbol": symbol, "size": 16 if symbol == "star" else 10},
-            hovertext=[_hover(row, names) for row in known],
+            hovertext=hover,
             hoverinfo="text",
         ),
         row=strip,
         col=1,
     )
-
-
-def _hover(row: CandidateRow, names: Sequence[str]) -> str:
-    speed = f"{rate(row.rate)} tokens/s, " if row.rate is not None else ""
-    settings = escape(named(row.knobs, names)).replace(", ", "<br>")
-    return f"{settings}<br>{speed}{gib(row.peak_memory_bytes)} GiB<br>{escape(row.outcome or row.basis)}"
 
 
 def frontier(rows: Sequence[CandidateRow]) -> list[CandidateRow]:

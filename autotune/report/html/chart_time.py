@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autotune.core.measurement import PHASES
-from autotune.report.candidate_types import CandidateRow
+from autotune.report.candidate_types import CandidateRow, RecommendationRow
 from autotune.report.document_types import AnswerDocument
-from autotune.report.html.charts import COLOURS, PHASE_COLOURS, Drawing, absent, laid_out, moving_knobs, named
+from autotune.report.html.charts import COLOURS, PHASE_COLOURS, Drawing, absent, labelled, laid_out, moving_knobs, named
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 STEPS = (("load", COLOURS[4]), ("setup", COLOURS[5]), ("loop", COLOURS[0]), ("other", "#999999"))
 """Stages of a probe in order of time."""
-
-
-def seconds_by_phase(answer: AnswerDocument) -> Drawing:
-    """Draw one generation cycle of the main candidates."""
-    name, title = "seconds-by-phase", "Seconds of one generation cycle"
-    shown = list(_timed(answer))
-    if not shown:
-        return absent(
-            name,
-            title,
-            "No cycle was timed: predictions have total seconds only." if answer.predicted else "No cycle was timed.",
-        )
-    return Drawing(
-        id=name,
-        title=title,
-        says="Measured wall seconds of the slowest rank, from one rollout to the next, at the longest lengths: the mean of its "
-        "timed cycles. Tokens/s use the median, so a delayed cycle appears here and not there.",
-        figure=_cycle_figure(shown),
-        headers=("candidate", *PHASES, "other", "sum"),
-        rows=tuple(
-            (f"{one.label}: {one.says}", *(f"{one.seconds.get(phase, 0):.2f}" for phase in _COLUMNS), f"{one.sum:.2f}")
-            for one in shown
-        ),
-    )
 
 
 _COLUMNS = (*PHASES, "other")
@@ -51,38 +27,34 @@ class TimedCandidate:
 
     label: str
     says: str
-    seconds: Mapping[str, float]
-    """Seconds of one cycle by phase."""
-
-    @property
-    def sum(self) -> float:
-        return sum(self.seconds.values())
+    seconds: Mapping[str, float]  # of one cycle, by phase
 
 
-def _timed(answer: AnswerDocument) -> Iterator[TimedCandidate]:
-    """Yield the timed candidates, labelled as in the memory chart."""
-    names = moving_knobs(answer)
-    for label, row in (("recommended", _confirmed(answer)), ("baseline", answer.baseline), *_runner_ups(answer)):
-        if row is not None and row.timed_cycles:
-            yield TimedCandidate(label=label, says=named(row.knobs, names), seconds=_per_cycle(row))
-
-
-def _confirmed(answer: AnswerDocument) -> CandidateRow | None:
-    """Return the recommendation with its confirmation's times."""
-    best = answer.recommendation
-    measured = best.confirmed if best is not None else None
-    if best is None or measured is None:
-        return None
-    return CandidateRow(knobs=best.knobs, timed_cycles=int(measured.timed_cycles or 0), phase_seconds=measured.phase_seconds)
-
-
-def _runner_ups(answer: AnswerDocument) -> Iterator[tuple[str, CandidateRow]]:
-    for number, row in enumerate(answer.runner_ups, start=1):
-        yield f"runner-up {number}", row
-
-
-def _per_cycle(row: CandidateRow) -> dict[str, float]:
-    return {phase: seconds / row.timed_cycles for phase, seconds in row.phase_seconds.items() if seconds > 0}
+def seconds_by_phase(answer: AnswerDocument) -> Drawing:
+    """Draw one generation cycle of the main candidates."""
+    name, title, names = "seconds-by-phase", "Seconds of one generation cycle", moving_knobs(answer)
+    shown = []
+    for label, row in labelled(answer):
+        timed = row.confirmed if isinstance(row, RecommendationRow) else row  # of the recommendation, its confirmation
+        if timed is not None and (cycles := int(timed.timed_cycles or 0)):
+            each = {phase: seconds / cycles for phase, seconds in timed.phase_seconds.items() if seconds > 0}
+            shown.append(TimedCandidate(label=label, says=named(row.knobs, names), seconds=each))
+    if not shown:
+        why = "No cycle was timed: predictions have total seconds only." if answer.predicted else "No cycle was timed."
+        return absent(name, title, why)
+    rows = []
+    for one in shown:
+        by_phase = (f"{one.seconds.get(phase, 0):.2f}" for phase in _COLUMNS)
+        rows.append((f"{one.label}: {one.says}", *by_phase, f"{sum(one.seconds.values()):.2f}"))
+    return Drawing(
+        id=name,
+        title=title,
+        says="Measured wall seconds of the slowest rank, from one rollout to the next, at the longest lengths: the mean of its "
+        "timed cycles. Tokens/s use the median, so a delayed cycle appears here and not there.",
+        figure=_cycle_figure(shown),
+        headers=("candidate", *_COLUMNS, "sum"),
+        rows=tuple(rows),
+    )
 
 
 def _cycle_figure(shown: Sequence[TimedCandidate]) -> Figure:
@@ -140,19 +112,18 @@ def _search_figure(rows: Sequence[CandidateRow], names: Sequence[str]) -> Figure
 
     from plotly.graph_objects import Bar, Figure
 
+    spent = []
+    for row in rows:
+        known = {step: row.seconds.get(step, 0.0) for step, _ in STEPS if step != "other"}
+        spent.append({**known, "other": max(0.0, row.seconds.get("total", 0.0) - sum(known.values()))})
     figure = Figure()
     for step, colour in STEPS:
         figure.add_trace(
             Bar(
-                x=[f"{row.trial}" for row in rows], y=[_spent(row)[step] for row in rows], name=step, marker_color=colour,
+                x=[f"{row.trial}" for row in rows], y=[one[step] for one in spent], name=step, marker_color=colour,
                 hovertext=[f"{escape(named(row.knobs, names))}<br>{escape(f'{row.purpose}, {row.outcome}')}" for row in rows],
             )
         )  # fmt: skip
     figure.update_xaxes(title_text="probe", type="category")
     figure.update_yaxes(title_text="seconds")
     return laid_out(figure, height=340, barmode="stack")
-
-
-def _spent(row: CandidateRow) -> dict[str, float]:
-    known = {step: row.seconds.get(step, 0.0) for step, _ in STEPS if step != "other"}
-    return {**known, "other": max(0.0, row.seconds.get("total", 0.0) - sum(known.values()))}

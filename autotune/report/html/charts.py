@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import setting_text
-from autotune.report.candidate_types import CandidateRow
+from autotune.report.candidate_types import CandidateRow, RecommendationRow
 from autotune.report.document_types import AnswerDocument
 
 if TYPE_CHECKING:
@@ -29,11 +29,8 @@ class Drawing:
 
     id: str
     title: str
-    says: str
-    """One sentence on how to read it."""
-
-    figure: Figure | None
-    """None without data; `says` then has the reason."""
+    says: str  # one sentence on how to read it
+    figure: Figure | None  # None without data; `says` then has the reason
 
     headers: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
@@ -65,17 +62,18 @@ def laid_out(figure: Figure, *, height: int, **layout: Any) -> Figure:
 
 def moving_knobs(answer: AnswerDocument) -> tuple[str, ...]:
     """Return the knobs with several values, which name the candidates."""
-    rows = [row.knobs for row in _shown(answer)]
+    shown = (*answer.trials, *answer.runner_ups, answer.baseline, answer.recommendation)
+    rows = [row.knobs for row in shown if row is not None]
     names = dict.fromkeys(name for knobs in rows for name in knobs)
     return tuple(name for name in names if len({str(knobs.get(name, "-")) for knobs in rows}) > 1)
 
 
-def _shown(answer: AnswerDocument) -> Iterable[CandidateRow]:
-    yield from (*answer.trials, *answer.runner_ups)
-    if answer.baseline is not None:
-        yield answer.baseline
-    if answer.recommendation is not None:
-        yield CandidateRow(knobs=answer.recommendation.knobs)
+def labelled(answer: AnswerDocument) -> Iterator[tuple[str, RecommendationRow | CandidateRow]]:
+    """Yield the main candidates with their names on the page."""
+    runner_ups = ((f"runner-up {number}", row) for number, row in enumerate(answer.runner_ups, start=1))
+    for label, row in (("recommended", answer.recommendation), ("baseline", answer.baseline), *runner_ups):
+        if row is not None:
+            yield label, row
 
 
 def named(knobs: Mapping[str, Any], names: Sequence[str]) -> str:

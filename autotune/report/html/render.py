@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from autotune.core.answer import setting_text
-from autotune.core.files import read_json, write_output
+from autotune.core.files import read_json
 from autotune.core.units import MIB, format_bytes, format_seconds
 from autotune.report.document_types import AnswerDocument, read_answer
 from autotune.report.html.chart_memory import memory_by_phase
 from autotune.report.html.chart_prediction import predicted_against_measured
 from autotune.report.html.chart_speed import speed_against_memory
 from autotune.report.html.chart_time import search_time, seconds_by_phase
-from autotune.report.html.charts import Drawing, gib, moving_knobs, named, rate
+from autotune.report.html.charts import gib, moving_knobs, named, rate
 from autotune.report.html.two_peaks import two_peaks
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-
 PAGE = "report.html"
-MAX_DOCUMENT_BYTES = 64 * MIB
-"""Limit of a document to read; one with thousands of trials has a few megabytes."""
+MAX_DOCUMENT_BYTES = 64 * MIB  # limit of a document to read; one with thousands of trials has a few megabytes
 
 _HERE = Path(__file__).parent
 _DRAWN = (speed_against_memory, memory_by_phase, seconds_by_phase, predicted_against_measured, search_time)
@@ -40,12 +35,12 @@ def render(document: Mapping[str, Any]) -> str:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     pages.filters.update(gib=gib, rate=rate, value=setting_text, size=format_bytes, seconds=format_seconds)
-    drawings = drawings_of(answer)
+    drawings = [draw(answer) for draw in _DRAWN]
     names = moving_knobs(answer)
     return pages.get_template("page.html.jinja").render(
         answer=answer,
         drawings=drawings,
-        figures={drawing.id: _figure(drawing) for drawing in drawings if drawing.figure is not None},
+        figures={one.id: _safe_in_script(one.figure.to_json()) for one in drawings if one.figure is not None},
         name=lambda knobs: named(knobs, names),
         names=names,
         peaks=two_peaks(answer),
@@ -56,14 +51,7 @@ def render(document: Mapping[str, Any]) -> str:
     )
 
 
-def drawings_of(answer: AnswerDocument) -> list[Drawing]:
-    """Return every figure in the page's order."""
-    return [draw(answer) for draw in _DRAWN]
-
-
-def _figure(drawing: Drawing) -> str:
-    """Return JSON that is safe inside a script element."""
-    text: str = drawing.figure.to_json() if drawing.figure is not None else "null"
+def _safe_in_script(text: str) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -90,11 +78,8 @@ def _against(answer: AnswerDocument, speed: float | None) -> str:
     if base is None or speed is None:
         return ""
     if base.fits is False or (base.outcome is not None and base.outcome != "ok"):
-        return (
-            "; the baseline does not fit"
-            if base.out_of_memory or base.outcome is None
-            else f"; the baseline ended in {base.outcome}"
-        )
+        unfit = base.outcome is None or base.outcome.startswith("oom_")
+        return "; the baseline does not fit" if unfit else f"; the baseline ended in {base.outcome}"
     if not base.rate or (answer.recommendation and answer.recommendation.changed_learning_knobs):
         return ""
     if answer.advantage is not None and answer.advantage.why != "measurably faster":
@@ -108,15 +93,7 @@ def read_document(source: Path) -> dict[str, Any]:
     return read_json(source, dict[str, Any], largest_bytes=MAX_DOCUMENT_BYTES, way_out=way_out)
 
 
-def write_page(target: Path, page: str) -> None:
-    write_output(target, page.encode(), way_out="Name another: --to ~/report.html.")
-
-
-PANEL_PIXELS = 440
-"""Height limit of optuna-dashboard's panels."""
-
-MAX_RUNNER_UPS = 1
-"""Runner-ups whose bars stay legible at that height; the page has the others."""
+PANEL_PIXELS = 440  # height limit of optuna-dashboard's panels
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -141,17 +118,16 @@ def markdown(document: Mapping[str, Any]) -> str:
 def figures_of(document: Mapping[str, Any]) -> dict[str, str]:
     """Return plotly JSON of every figure with data, by its id, with its title inside."""
     shown, answer = {}, read_answer(document)
-    few = msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_RUNNER_UPS])
-    for drawing in drawings_of(few):
-        if drawing.figure is not None:
-            shown[drawing.id] = _titled(drawing.figure, drawing.title).to_json()
-    return shown
-
-
-def _titled(figure: Figure, title: str) -> Figure:
-    """Put the title on top and the legend below, since panels are narrow and of one height."""
+    few = msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:1])  # whose bars stay legible at that height
+    # The title on top and the legend below, since panels are narrow and of one height.
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}
-    return figure.update_layout(title={"text": title, "x": 0}, margin_t=60, legend=below, height=PANEL_PIXELS)
+    for draw in _DRAWN:
+        drawing = draw(few)
+        if drawing.figure is not None:
+            title = {"text": drawing.title, "x": 0}
+            drawing.figure.update_layout(title=title, margin_t=60, legend=below, height=PANEL_PIXELS)
+            shown[drawing.id] = drawing.figure.to_json()
+    return shown
 
 
 def _row(*cells: str) -> str:
