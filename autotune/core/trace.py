@@ -104,9 +104,14 @@ class Trace:
 
     notes: tuple[str, ...] = ()  # approximations of the trace, for the reader
     high_extra_bytes: int = 0  # possible increase that depends on data (expert imbalance)
+    derived_error_bytes: int = 0  # possible increase of a trace that screening derives from others
     effective: Mapping[str, object] = field(default_factory=dict)  # reported by the trainer
     usage: ModuleUse | None = None  # None: not required by the sharding
     seconds: float = 0.0  # duration of tracing
+
+    @property
+    def possible_extra_bytes(self) -> int:
+        return self.high_extra_bytes + self.derived_error_bytes
 
     @property
     def peak_bytes(self) -> int:

@@ -48,7 +48,7 @@ def _phase(
     tensors = use.requested_bytes + round(other_bytes.value)
     heap = percent("cpu_heap_percent").scaled(tensors)
     touched = tensors - use.largest_bytes  # a buffer can be larger than the part that is written
-    own = Estimate(value=tensors, low=max(0, touched + heap.low), high=tensors + heap.high + trace.high_extra_bytes)
+    own = Estimate(value=tensors, low=max(0, touched + heap.low), high=tensors + heap.high + trace.possible_extra_bytes)
     if trace.basis == "generic":
         error = percent("generic_error_percent").scaled(use.requested_bytes)
         own = Estimate(value=own.value, low=max(0, own.low + error.low), high=own.high + error.high)

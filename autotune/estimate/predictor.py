@@ -106,7 +106,7 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     scene = Scene(
         usage=used,
         basis=given.trace.basis,
-        high_extra_bytes=given.trace.high_extra_bytes,
+        high_extra_bytes=given.trace.possible_extra_bytes,
         context=constant_estimates.context(given.gpu).scaled(composition.processes),
         communication=communication(given.gpu, ranks, communicators(composition)),
         communication_at_engine_start=communication(given.gpu, ranks, communicators_at_engine_start(composition)),
@@ -238,7 +238,7 @@ def _prediction(
         candidate_id=given.candidate_id,
         basis=given.trace.basis,
         fits=fits,
-        depends_on=tuple(deciding(scene, top, room, engine_may_refuse=startup is not None)) if fits is None else (),
+        depends_on=tuple(deciding(scene, top, room, given.trace, engine_may_refuse=startup is not None)) if fits is None else (),
         failure=failure,
         limit_bytes=given.limit_bytes,
         peak_memory_bytes=total,
@@ -289,7 +289,7 @@ def _assumed(given: PredictionInput, peak: Estimate, room: Estimate, startup: st
         yield f"up to {format_bytes(given.trace.high_extra_bytes)} more if tokens concentrate on few experts"
 
 
-def deciding(scene: Scene, top: TimelinePoint, room: Estimate, *, engine_may_refuse: bool) -> Iterator[str]:
+def deciding(scene: Scene, top: TimelinePoint, room: Estimate, trace: Trace, *, engine_may_refuse: bool) -> Iterator[str]:
     """Yield the widest causes of the interval."""
     if engine_may_refuse:
         yield "free memory of the device when the engine starts"
@@ -304,7 +304,7 @@ def deciding(scene: Scene, top: TimelinePoint, room: Estimate, *, engine_may_ref
         ),
         "difference between the generic step and the framework's own": _width(errors) if scene.basis == "generic" else 0.0,
         "memory that the framework's fused kernels save": float(fused),
-        "distribution of tokens over the experts": float(scene.high_extra_bytes),
+        "distribution of tokens over the experts": float(trace.high_extra_bytes),
         "engine memory beyond its share": 0.0 if scene.engine is None else _width(scene.engine.held(top.phase)),
         "memory reserved by the driver": _width(room),
     }
@@ -333,7 +333,7 @@ def _on_cpu(given: PredictionInput) -> Prediction:
     basis = given.trace.basis
     beside = {use.phase: timeline.other_models(others.get(use.phase, {}), basis) for use in used.phases}
     top = max(used.phases, key=lambda use: use.requested_bytes + beside[use.phase].value)
-    own = timeline.around(top.requested_bytes, timeline.error_bytes(top, basis), given.trace.high_extra_bytes)
+    own = timeline.around(top.requested_bytes, timeline.error_bytes(top, basis), given.trace.possible_extra_bytes)
     requested = whole_bytes(own + beside[top.phase])
     return Prediction(
         candidate_id=given.candidate_id,

@@ -110,6 +110,7 @@ def test_screened_peaks_equal_those_of_each_trace(tracer: TracerPool, what: dict
     candidates = space(task, **knobs)
     screened = service.screen(candidates)
     assert set(screened) == {one.id for one in candidates}
+    assert not [text for one in screened.values() for text in one.assumptions if "experts" in text], "a dense model"
     (family,) = service._families.values()
     trainer = frameworks.trainer("trl", task.workload.method)
     seed = random.randrange(10**6)

@@ -120,7 +120,7 @@ class Family:
         for point, own_work, more in zip(points, work, extra, strict=True):
             (sizes,) = self.model.at([point])
             margin = round(residual * int(np.cumsum(self._signs * sizes[self._numbers]).max())) if residual else 0
-            trace = replace(self.sharded.trace, work=own_work, high_extra_bytes=more + margin)
+            trace = replace(self.sharded.trace, work=own_work, high_extra_bytes=more, derived_error_bytes=margin)
             yield point, trace, np.concatenate([sizes, self._added])
 
     def stage(self, sizes: Integers, context: TraceContext) -> StepStage:
