@@ -68,7 +68,7 @@ def test_no_row_of_trls_own_planners_is_fuller(seed: int) -> None:
 
     from trl.experimental.async_grpo.async_grpo_trainer import FixedCountBatcher, TokenBudgetBatcher
 
-    from autotune.worker.trl import finished_rollouts
+    from autotune.worker.trl import async_grpo_method
 
     draw = random.Random(seed)
     prompt, completion, group, ranks = draw.randint(3, 20), draw.randint(5, 40), draw.randint(2, 9), draw.randint(1, 4)
@@ -85,7 +85,7 @@ def test_no_row_of_trls_own_planners_is_fuller(seed: int) -> None:
         def lengths() -> tuple[int, int]:
             return prompt, draw.randint(shortest, completion)
 
-        rollouts = finished_rollouts.rollouts(lengths, lambda number: number // group)
+        rollouts = async_grpo_method.rollouts(lengths, lambda number: number // group)
         names = ("input_ids", "completion_mask", "group_id")
         source = ({name: getattr(one, name) for name in names} for one in itertools.islice(rollouts, 1000))
         planner: Any = (

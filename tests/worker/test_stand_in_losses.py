@@ -147,7 +147,7 @@ def test_offloaded_activations_stay_on_the_device_up_to_a_number() -> None:
     import gc
     import weakref
 
-    from autotune.worker.stand_in.activation_offload import offloaded
+    from autotune.worker.stand_in.step import offloaded
 
     live: list[Any] = []
 

@@ -1,7 +1,6 @@
 """Policy loss of reinforcement learning frameworks: log-probabilities of the labels, then a ratio.
 
-The variants differ in the simultaneous copies of the logits, which decide the peak of large
-vocabularies:
+The variants differ in the simultaneous copies of the logits, which decide the peak of large vocabularies:
 
 - `logprobs`: log-softmax of the logits in float32.
 - `logprobs_plain`: log-softmax in the logits' own precision.
@@ -12,21 +11,20 @@ vocabularies:
 - `logprobs_fused`: the LM head's product and the log-probabilities in one function (`fused_heads.py`); no
   logits are kept.
 
-Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to
-float32 first), `copied` (of a copy of the logits, as when rows are cut out of padded ones), `entropy` (the
-entropy over the same logits: `softmax`, or by torch.compile: `compiled`), `entropy_chunk` (in float32, in
-chunks of this many tokens), `entropy_frozen` (without a gradient), `entropy_widened` (a softmax under autocast,
-which computes it in float32), `each_row` (rows are slices of one packed row, so that each row's gradient has
-the size of all logits), `held` (for an entropy that is only logged: the logits, their log-softmax and a copy of this
-share of it, the completions', stay until the loss is freed), `kernel_package` with `kernel_user` (the module with the
-kernel, and the framework that uses it: where the second is installed and the first is not, `logprobs_kernel` is
-`logprobs_tokens`).
+Options: `completion_alone` (no logits for the tokens before the completion), `widened` (cast to float32 first), `copied` (of a
+copy of the logits, as when rows are cut out of padded ones), `entropy` (the entropy over the same logits: `softmax`, or by
+torch.compile: `compiled`), `entropy_chunk` (in float32, in chunks of this many tokens), `entropy_frozen` (without a gradient),
+`entropy_widened` (a softmax under autocast, which computes it in float32), `each_row` (rows are slices of one packed row, so
+that each row's gradient has the size of all logits), `held` (for an entropy that is only logged: the logits, their log-softmax
+and a copy of this share of it, the completions', stay until the loss is freed), `kernel_package` with `kernel_user` (the
+module with the kernel, and the framework that uses it: where the second is installed and the first is not, `logprobs_kernel`
+is `logprobs_tokens`).
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -42,7 +40,9 @@ def policy_loss(out: Any, labels: Any, loss: str, options: Mapping[str, Any]) ->
         return -torch.exp(logits - logits.detach()).mean()
     if options.get("widened"):
         logits = logits.to(torch.float32)
-    if loss == "logprobs_kernel" and _lacks_kernel(options):
+    package, user = options.get("kernel_package"), options.get("kernel_user")
+    # An environment that has the framework is checked. In any other one, the kernel is assumed.
+    if loss == "logprobs_kernel" and package and user and find_spec(user) and not find_spec(package):
         loss = "logprobs_tokens"
     entropy = _entropy(logits, options)
     if options.get("each_row"):
@@ -64,18 +64,13 @@ def _holding(total: Any, logits: Any, share: float) -> Any:
     return _Held.apply(total, logits, logs, chosen)
 
 
-def _lacks_kernel(options: Mapping[str, Any]) -> bool:
-    """Check an environment that has the framework. In any other one, the kernel is assumed."""
-    package, user = options.get("kernel_package"), options.get("kernel_user")
-    return bool(package and user and importlib.util.find_spec(user) and not importlib.util.find_spec(package))
-
-
 def _entropy(logits: Any, options: Mapping[str, Any]) -> Any:
     if not (kind := options.get("entropy")):
         return None
     with torch.set_grad_enabled(torch.is_grad_enabled() and not options.get("entropy_frozen")):
         if options.get("entropy_widened") and kind == "softmax" and not options.get("entropy_chunk"):
-            return _by_softmax_widened(logits)
+            shares = torch.softmax(logits.float(), dim=-1)
+            return torch.logsumexp(logits.float(), dim=-1) - torch.sum(shares * logits, dim=-1)
         return ENTROPIES[kind](logits, int(options.get("entropy_chunk") or 0))
 
 
@@ -105,11 +100,6 @@ def _by_softmax(logits: Any, chunk: int) -> Any:
         return torch.cat([_by_softmax(part.float(), 0) for part in logits.reshape(-1, logits.shape[-1]).split(chunk)])
     shares = torch.softmax(logits, dim=-1)
     return torch.logsumexp(logits, dim=-1) - torch.sum(shares * logits, dim=-1)
-
-
-def _by_softmax_widened(logits: Any) -> Any:
-    shares = torch.softmax(logits.float(), dim=-1)
-    return torch.logsumexp(logits.float(), dim=-1) - torch.sum(shares * logits, dim=-1)
 
 
 def _by_log_softmax(logits: Any, chunk: int) -> Any:

@@ -19,14 +19,12 @@ PEFT_NAMES = {
 }
 
 
-def build(spec: Mapping[str, Any]) -> Any:
+def build(spec: Mapping[str, Any], attention: str | None, *, device: str = "meta", scores: bool = False) -> Any:
     """Build the base model with the requested number of layers."""
     model_spec, trust = dict(spec["model"]), bool(spec.get("trust_remote_code"))
-    if (model_spec.get("config") or {}).get("auto_map") and not trust:
-        raise Untraceable(f"{model_spec['name']} has code of its own, which is not trusted. Trace it with --trust-remote-code.")
     config = fake_models.config_of(model_spec, model_spec.get("folder") if trust else None, trust_remote_code=trust)
     dtype = getattr(torch, model_spec["dtype"])
-    model = fake_models.build(config, dtype, model_spec.get("attn_implementation"), trust_remote_code=trust)
+    model = fake_models.build(config, dtype, attention, device=device, trust_remote_code=trust, scores=scores)
     model.config._name_or_path = model.name_or_path = model_spec["name"]
     return model
 

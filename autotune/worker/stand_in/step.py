@@ -1,20 +1,21 @@
 """Optimizer steps in the order of Hugging Face's Trainer, around any causal language model.
 
-For frameworks whose trainer cannot be traced: the model's own loss or the log-probabilities of the
-labels, accelerate's mixed precision, torch's clipping and optimizers.
+For frameworks whose trainer cannot be traced: the model's own loss or the log-probabilities of the labels, accelerate's mixed
+precision, torch's clipping and optimizers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from ..tracing import Untraceable, bitsandbytes_optimizers
+from ..tracing import Untraceable, bitsandbytes_optimizers, fsdp2
 from ..tracing.step_annotator import NullAnnotator
-from .activation_offload import offloaded
 from .fused_heads import fuse_head
 from .losses import LOSSES, policy_loss
 
@@ -24,45 +25,51 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw_torch_fused": ("AdamW", {"fused": True}),
     "sgd": ("SGD", {}),
 }
-SPARED = re.compile(r"bias|norm|\bln_")
-"""Names of parameters without weight decay."""
-
+SPARED = re.compile(r"bias|norm|\bln_")  # names of parameters without weight decay
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
+MIN_OFFLOADED_BYTES = 1024
 
 
 class StandInStep:
     """A model with the parts that a trainer adds."""
 
-    def __init__(
-        self, model: Any, settings: Mapping[str, Any], *, annotator: NullAnnotator, device: str, autocasts: bool = True,
-        spares_norms: bool = False,
-    ) -> None:  # fmt: skip
-        """`spares_norms`: norms and biases are a group of their own, without weight decay, as wherever DeepSpeed trains."""
-        self.model, self.settings, self.annotator = model, settings, annotator
+    def __init__(self, model: Any, spec: Mapping[str, Any], annotator: NullAnnotator, after_backward: Callable[[], None]) -> None:
+        settings = spec["settings"]
+        self.model, self.spec, self.settings = model, spec, settings
+        self.annotator, self.after_backward = annotator, after_backward
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.loss = settings.get("loss", "causal_lm")
         if self.loss not in LOSSES:
             raise Untraceable(f"loss={self.loss} is none of {', '.join(LOSSES)}")
         if self.loss == "logprobs_fused":
             fuse_head(model, settings["loss_options"])
-        self.forward = mixed(model, settings, device) if autocasts else model
+        self.forward = mixed(model, settings, spec["device"]) if fsdp2.autocasts(spec) else model
+        # Wherever DeepSpeed trains, norms and biases are a group of their own, without weight decay.
+        spares_norms = str((spec.get("sharding") or {}).get("kind")).startswith("zero")
         self.optimizer = optimizer_for(groups_of(model) if spares_norms else self.trained, settings)
-        self.after_backward: Callable[[], None] = lambda: None
-        # Factory of the rows whose log-probabilities are computed before a step, without gradients.
-        self.scored: Callable[[], Mapping[str, Any]] | None = None
-        self.completion = 0  # completion tokens at the end of each row
 
-    def run(self, batch: Callable[[], Mapping[str, Any]], *, steps: int, micro_steps: int) -> None:
+    def run(self) -> None:
+        spec, settings, annotator = self.spec, self.settings, self.annotator
+        steps = int(spec.get("steps") or 2)
+        micro_steps = spec.get("micro_steps") or min(2, int(settings.get("gradient_accumulation_steps") or 1))
+        batch, scored = batches(spec), batches(spec, settings["score"]) if settings.get("score") else None
         for number in range(steps):
-            self.annotator.begin_step(number, last=number == steps - 1)
-            if self.scored is not None:
-                self._score(self.scored())
+            annotator.begin_step(number, last=number == steps - 1)
+            if scored is not None:  # rows whose log-probabilities are computed before a step, without gradients
+                self._score(scored())
             for _ in range(micro_steps):
                 inputs = batch()  # the previous batch still exists meanwhile, as in a trainer's loop
-                self.annotator.mark_inputs(inputs)
+                annotator.mark_inputs(inputs)
                 self._micro_step(inputs, micro_steps)
-            self.annotator.enter("optimizer")
-            self._update()
+            annotator.enter("optimizer")
+            norm = settings.get("max_grad_norm", 1.0)
+            if norm:
+                torch.nn.utils.clip_grad_norm_(self.trained, norm)
+            self.optimizer.step()
+            annotator.mark_optimizer(self.optimizer)
+            if settings.get("offloads_optimizer"):  # the next step allocates it again
+                self.optimizer.state.clear()
+            self.model.zero_grad()
 
     def _micro_step(self, inputs: Mapping[str, Any], micro_steps: int) -> None:
         self.annotator.enter("forward")
@@ -93,19 +100,26 @@ class StandInStep:
             options |= (self.settings.get("score") or {}).get("loss_options") or {}
         labels = inputs["labels"]
         if options.get("completion_alone"):  # the positions before it have no logits
-            given["logits_to_keep"] = self.completion + 1
-            labels = labels[:, -self.completion - 1 :]
+            completion = int(self.spec["lengths"]["completion"])
+            given["logits_to_keep"] = completion + 1
+            labels = labels[:, -completion - 1 :]
         return policy_loss(self.forward(**given), labels, self.loss, options)
 
-    def _update(self) -> None:
-        norm = self.settings.get("max_grad_norm", 1.0)
-        if norm:
-            torch.nn.utils.clip_grad_norm_(self.trained, norm)
-        self.optimizer.step()
-        self.annotator.mark_optimizer(self.optimizer)
-        if self.settings.get("offloads_optimizer"):  # the next step allocates it again
-            self.optimizer.state.clear()
-        self.model.zero_grad()
+
+def batches(spec: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Callable[[], dict[str, Any]]:
+    """Return a factory of batches at the longest length, or of `other` rows and length."""
+    lengths = spec["lengths"]
+    rows, length = int(spec["settings"]["per_device_train_batch_size"]), int(lengths["prompt"]) + int(lengths["completion"])
+    if other is not None:
+        rows, length = int(other.get("rows") or rows), int(other.get("length") or length)
+
+    def batch() -> dict[str, Any]:
+        made = {name: torch.ones((rows, length), dtype=torch.long) for name in ("input_ids", "labels", "attention_mask")}
+        if lengths.get("padded") and length > 1:  # odd rows are one token shorter
+            made["attention_mask"][1::2, -1] = 0
+        return made
+
+    return batch
 
 
 def mixed(model: Any, settings: Mapping[str, Any], device: str) -> Callable[..., Any]:
@@ -148,3 +162,27 @@ def checkpoint(model: Any, settings: Mapping[str, Any], *, adapted: bool) -> Non
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     if adapted and (options or {}).get("use_reentrant", True):
         model.enable_input_require_grads()
+
+
+def offloaded(in_flight: int | None) -> Any:
+    """Return hooks that keep at most `in_flight` saved activations on the device, the others on the host; None: no hooks.
+
+    Values are not kept: a trace needs sizes alone."""
+    if in_flight is None:
+        return contextlib.nullcontext()
+    copied: deque[Any] = deque(maxlen=in_flight)
+
+    def pack(tensor: Any) -> Any:
+        if isinstance(tensor, torch.nn.Parameter) or tensor.nbytes < MIN_OFFLOADED_BYTES or not tensor.is_floating_point():
+            return tensor
+        copied.append(tensor)
+        return tensor.shape, tensor.dtype, tensor.device
+
+    def unpack(packed: Any) -> Any:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        copied.clear()
+        shape, dtype, device = packed
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

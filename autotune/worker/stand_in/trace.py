@@ -1,9 +1,8 @@
 """Adapter that traces a plain Hugging Face step of any causal language model.
 
-It replaces frameworks whose own step cannot be traced. `worker/tracing` describes the
-specification. Further settings: `loss` (`causal_lm`, or one of `losses`) and its `loss_options`;
-`score` (`rows` and `length` of a pass without gradients before each step, those of the step by
-default); `use_cache`; `patches`, functions as `module:name` that are called with the model on meta
+It replaces frameworks whose own step cannot be traced. `worker/tracing` describes the specification. Further settings: `loss`
+(`causal_lm`, or one of `losses`) and its `loss_options`; `score` (`rows` and `length` of a pass without gradients before each
+step, those of the step by default); `use_cache`; `patches`, functions as `module:name` that are called with the model on meta
 and the specification, for frameworks that replace parts of a model.
 """
 
@@ -11,9 +10,8 @@ from __future__ import annotations
 
 import gc
 import importlib
-import importlib.metadata
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import releases
@@ -40,7 +38,7 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
         importlib.import_module(name)
     for name in ("cuda_choices", "fake_models", "fsdp2", "ledger", "parameter_uses", "step_annotator", "tracker"):
         importlib.import_module(f"..tracing.{name}", __package__)
-    return versions()
+    return releases.versions(PACKAGES)
 
 
 def supported() -> tuple[str, str]:
@@ -70,38 +68,63 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     model, annotator, usage = _trace(spec)
     annotator.high_extra_bytes = experts.extra_bytes(model, annotator, spec, lambda worst: _trace(worst)[1])
-    return document("generic", model, spec, annotator, usage, versions(), began)
+    return document("generic", model, spec, annotator, usage, releases.versions(PACKAGES), began)
 
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the model after its steps, its annotator, and the parameters' uses or None."""
-    from ..tracing import cuda_choices, experts, fake_models, fsdp2, parameter_uses, step_annotator, zero_linear
+    from ..tracing import cuda_choices, fake_models, fsdp2, step_annotator
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
+    from .step import StandInStep
 
     ledger = Ledger()
-    tracker = Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec))
-    annotator = step_annotator.StepAnnotator(ledger, tracker)
+    annotator = step_annotator.StepAnnotator(ledger, Tracker(ledger, workspaces=cuda_choices.workspaces_for(spec)))
     with cuda_choices.as_on_cuda(spec), fsdp2.process_group(spec), fake_models.real_tensor_paths():
         model = prepared(spec)
-        with fake_models.fake_mode_with(tracker, spec["device"]):
-            # From meta to fake tensors, then sharded.
+
+        def steps(after_backward: Callable[[], None]) -> Any:
+            run = StandInStep(model, spec, annotator, after_backward)
+            run.run()
+            return run.optimizer.param_groups
+
+        usage = run_on_fake_tensors(spec, annotator, [model], steps)
+    return model, annotator, usage
+
+
+def run_on_fake_tensors(
+    spec: Mapping[str, Any], annotator: Any, models: Sequence[Any], steps: Callable[[Callable[[], None]], Any]
+) -> Any:
+    """Run steps on models that are on meta, the trained one first. Return the parameters' uses, or None if nothing reads them.
+
+    `steps` gets a function to call after each backward pass, and returns the optimizer's groups."""
+    from ..tracing import experts, fake_models, fsdp2, parameter_uses, zero_linear
+
+    trained, tracker, wanted = models[0], annotator.tracker, parameter_uses.wanted(spec)
+    with fake_models.fake_mode_with(tracker, spec["device"]):
+        # 1. From meta to fake tensors, then sharded.
+        for model in models:
             fake_models.materialise(model)
-            annotator.mark_model(model)
-            model = fsdp2.shard(model, spec, annotator.tracker)
-            annotator.mark_layers(model)
-            log = parameter_uses.of(spec, ledger)
-            if parameter_uses.wanted(spec):
-                log.watch(model, tracker)
-            with (
-                fake_models.errors_as_untraceable(),
-                experts.routed(model, spec),
-                zero_linear.zero3_linear(spec),
-                parameter_uses.frozen_units_hooked(model, spec) as after_backward,
-            ):
-                log.note_groups(step(model, spec, annotator, after_backward).optimizer.param_groups)
-            annotator.stop()
-    return model, annotator, log.as_json() if parameter_uses.wanted(spec) else None
+        annotator.mark_model(trained)
+        for model in reversed(models):  # a reference is sharded when the trainer is made
+            fsdp2.shard(model, spec, tracker, scores=model is not trained)
+        annotator.mark_layers(trained)
+        # 2. The steps.
+        log = parameter_uses.of(spec, annotator.ledger)
+        if wanted:
+            log.watch(trained, tracker)
+        for model in models[1:] if parameter_uses.partitions_models(spec) else ():
+            log.watch(model, tracker, trains=False)
+        with (
+            fake_models.errors_as_untraceable(),
+            experts.routed(trained, spec),
+            zero_linear.zero3_linear(spec),
+            parameter_uses.frozen_units_hooked(trained, spec) as after_backward,
+        ):
+            groups = steps(after_backward)
+        log.note_groups(groups)
+        annotator.stop()
+    return log.as_json() if wanted else None
 
 
 def document(
@@ -133,8 +156,10 @@ def prepared(spec: Mapping[str, Any]) -> Any:
     from . import model as generic_model
     from . import step as generic_step
 
-    settings = spec["settings"]
-    base = generic_model.build(spec)
+    settings, named = spec["settings"], spec["model"]
+    if (named.get("config") or {}).get("auto_map") and not spec.get("trust_remote_code"):
+        raise Untraceable(f"{named['name']} has code of its own, which is not trusted. Trace it with --trust-remote-code.")
+    base = generic_model.build(spec, named.get("attn_implementation"))
     quantised.quantise(base, spec)
     model = generic_model.adapt(base, spec.get("adapter"), widened=settings.get("autocast_adapter_dtype", True))
     generic_step.checkpoint(model, settings, adapted=bool(spec.get("adapter")))
@@ -143,47 +168,3 @@ def prepared(spec: Mapping[str, Any]) -> Any:
         changed = getattr(importlib.import_module(module), name)(model, spec)
         model = model if changed is None else changed
     return model.train()
-
-
-def step(model: Any, spec: Mapping[str, Any], annotator: Any, after_backward: Callable[[], None] = lambda: None) -> Any:
-    """Run the step and return it."""
-    from ..tracing import fsdp2
-    from .step import StandInStep
-
-    settings = spec["settings"]
-    micro_steps = spec.get("micro_steps") or min(2, int(settings.get("gradient_accumulation_steps") or 1))
-    run = StandInStep(
-        model, settings, annotator=annotator, device=spec["device"], autocasts=fsdp2.autocasts(spec),
-        spares_norms=str((spec.get("sharding") or {}).get("kind")).startswith("zero"),
-    )  # fmt: skip
-    run.after_backward, run.completion = after_backward, int(spec["lengths"]["completion"])
-    if settings.get("score"):
-        run.scored = batches(spec, settings["score"])
-    run.run(batches(spec), steps=int(spec.get("steps") or 2), micro_steps=micro_steps)
-    return run
-
-
-def batches(spec: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> Callable[[], dict[str, Any]]:
-    """Return a factory of batches at the longest length, or of `other` rows and length."""
-    import torch
-
-    lengths = spec["lengths"]
-    rows, length = int(spec["settings"]["per_device_train_batch_size"]), int(lengths["prompt"]) + int(lengths["completion"])
-    if other is not None:
-        rows, length = int(other.get("rows") or rows), int(other.get("length") or length)
-
-    def batch() -> dict[str, Any]:
-        made = {name: torch.ones((rows, length), dtype=torch.long) for name in ("input_ids", "labels", "attention_mask")}
-        if lengths.get("padded") and length > 1:  # odd rows are one token shorter
-            made["attention_mask"][1::2, -1] = 0
-        return made
-
-    return batch
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages whose code is traced."""
-    return releases.versions(PACKAGES)
-
-
-__all__ = ["Untraceable", "load", "measure", "release", "supported", "trace", "warm"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -195,16 +195,3 @@ def work(tracker: Tracker) -> list[dict[str, Any]]:
         }
         for phase, kernels in tracker.kernels.items()
     ]
-
-
-Wrapper = Callable[..., Any]
-
-
-def within(watch: NullAnnotator, phase: str, method: Wrapper) -> Wrapper:
-    """Return the method, run in a phase."""
-
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        with watch.inside(phase):
-            return method(*args, **kwargs)
-
-    return inside

@@ -1,7 +1,7 @@
 """Base model: loaded once, given to each candidate as fresh modules around the same tensors.
 
-A trainer changes its model: it patches `forward`, wraps layers with adapters, leaves gradients
-behind. Modules therefore cannot be reused; tensors can, and they are the cost of loading.
+A trainer changes its model: it patches `forward`, wraps layers with adapters, leaves gradients behind. Modules therefore
+cannot be reused; tensors can, and they are the cost of loading.
 """
 
 from __future__ import annotations
@@ -61,43 +61,55 @@ def build(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, tru
     import torch
     from transformers import set_seed
 
-    dtype, config = getattr(torch, model["dtype"]), _config(model, folder, trust_remote_code)
-    place = _place(device)
+    dtype, config, place = getattr(torch, model["dtype"]), _config(model, folder, trust_remote_code), _place(device)
+    model_class, quantisation = auto_class(model, config), _quantisation(model, dtype)
     set_seed(seed)
-    quantisation = _quantisation(model, dtype)
     if model["weights"] == "real":
         quantised = {} if quantisation is None else {"quantization_config": quantisation}
-        made = auto_class(model, config).from_pretrained(
+        made = model_class.from_pretrained(
             str(folder), config=config, dtype=dtype, device_map=place, trust_remote_code=trust_remote_code, **quantised
         )
         return made.train()
     if quantisation is not None:
         if model.get("load_in_8bit"):
             raise ValueError("random weights are made in 4 bits or whole, not in 8 bits: ask for real weights, or load_in_4bit.")
-        made = build_quantised(
-            auto_class(model, config), config, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code
-        )
+        made = build_quantised(model_class, config, quantisation, dtype=dtype, place=place, trust_remote_code=trust_remote_code)
     elif place == "cpu":
-        made = _random(auto_class(model, config), config, dtype, trust_remote_code)
+        made = _random(model_class, config, dtype, trust_remote_code)
     else:
-        made = build_as_loaded(auto_class(model, config), config, dtype, place, trust_remote_code)
+        made = build_as_loaded(model_class, config, dtype, place, trust_remote_code)
     return _named(made, folder).train()
 
 
 def build_sharded(model: Mapping[str, Any], folder: Path, *, device: str, seed: int, trust_remote_code: bool) -> Any:
     """Build a model that a trainer will shard over the ranks, as TRL loads it under this launch.
 
-    Under ZeRO-3 a rank has its shards only; under FSDP one rank's host has the weights. Each
-    trainer needs a new one.
+    Under ZeRO-3 a rank has its shards only; under FSDP one rank's host has the weights. Each trainer needs a new one.
     """
+    import torch
     from transformers import set_seed
+    from transformers.modeling_utils import is_fsdp_enabled
 
     set_seed(seed)
     if model["weights"] == "real":
         return _load_through_trl(model, folder, trust_remote_code=trust_remote_code).train()
     if _quantisation(model, None) is not None:
         raise ValueError("random weights in 4 bits are made whole on every rank: ask for real weights, or sharding=ddp.")
-    return _named(_random_sharded(model, folder, device=device, trust_remote_code=trust_remote_code), folder).train()
+    config, dtype = _config(model, folder, trust_remote_code), getattr(torch, model["dtype"])
+    if is_fsdp_enabled():
+        try:
+            from transformers.initialization import no_init_weights
+        except ImportError:  # older releases
+            from transformers.modeling_utils import no_init_weights
+        with no_init_weights():
+            built = _random(auto_class(model, config), config, dtype, trust_remote_code)
+        built.tie_weights()
+        if torch.distributed.get_rank() == 0:  # the other ranks receive their weights from it, and never touch them before
+            _fill_on_host(built, device)
+    else:  # under ZeRO-3 transformers partitions each layer right after its construction
+        with torch.device(_place(device)):
+            built = _random(auto_class(model, config), config, dtype, trust_remote_code)
+    return _named(built, folder).train()
 
 
 def _place(device: str) -> str:
@@ -136,38 +148,6 @@ def _load_through_trl(model: Mapping[str, Any], folder: Path, *, trust_remote_co
             str(folder), **arguments
         )
     return utils.create_model_from_path(str(folder), **arguments)
-
-
-def _random_sharded(model: Mapping[str, Any], folder: Path, *, device: str, trust_remote_code: bool) -> Any:
-    import torch
-    from transformers.modeling_utils import is_fsdp_enabled
-
-    config = _config(model, folder, trust_remote_code)
-    dtype = getattr(torch, model["dtype"])
-
-    def made() -> Any:
-        return _random(auto_class(model, config), config, dtype, trust_remote_code)
-
-    if not is_fsdp_enabled():  # under ZeRO-3 transformers partitions each layer right after its construction
-        with torch.device(_place(device)):
-            return made()
-    with _without_initialisation():
-        built = made()
-    built.tie_weights()
-    if torch.distributed.get_rank() == 0:  # the other ranks receive their weights from it, and never touch them before
-        _fill_on_host(built, device)
-    return built
-
-
-def _without_initialisation() -> Any:
-    """Return transformers' context that leaves new parameters unwritten."""
-    import transformers.modeling_utils as older
-
-    try:
-        from transformers.initialization import no_init_weights
-    except ImportError:
-        no_init_weights = older.no_init_weights
-    return no_init_weights()
 
 
 def _fill_on_host(model: Any, device: str) -> None:
@@ -223,11 +203,6 @@ def fresh(model: Any, *, attention: str | None = None) -> Any:
     return made
 
 
-def twin(model: Any) -> Any:
-    """Return a second model with its own tensors, as a reference model is."""
-    return copy.deepcopy(model)
-
-
 def is_finite(model: Any) -> bool:
     """Return False if a candidate spoilt the shared weights by a NaN gradient (0 * NaN = NaN), or by merging a NaN."""
     import torch
@@ -242,7 +217,8 @@ def is_finite(model: Any) -> bool:
 def build_as_loaded(model_class: Any, config: Any, dtype: Any, place: str, trust_remote_code: bool) -> Any:
     """Build a random model with the allocations of a loaded checkpoint: each shared tensor once, and no other."""
     model = without_values(model_class, config, dtype, trust_remote_code)
-    if one_rank():  # TRL loads a rank of several into the host's memory and moves it from there
+    # TRL loads a rank of several into the host's memory and moves it from there
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         request_at_once(sum(parameter.nbytes for parameter in model.parameters()), place)
     deviation = float(model.config.initializer_range)
     made: dict[int, Any] = {}
@@ -260,15 +236,8 @@ def without_values(model_class: Any, config: Any, dtype: Any, trust_remote_code:
     return model
 
 
-def one_rank() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) == 1
-
-
 def request_at_once(size: int, place: str) -> None:
-    """Request and free one block for all weights, as transformers does before it loads them.
-
-    Weights are cut from it, without the remainders of blocks of their own.
-    """
+    """Request and free one block, from which weights are cut without remainders, as transformers does before it loads them."""
     import torch
     import transformers.modeling_utils as loading
 
@@ -279,12 +248,19 @@ def request_at_once(size: int, place: str) -> None:
 def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any, place: str, trust_remote_code: bool) -> Any:
     """Build a random model in 4 bits, drawn and quantised layer by layer.
 
-    `quantised` is transformers' BitsAndBytesConfig for a checkpoint. transformers quantises while it
-    reads one. Without it, the same layers of bitsandbytes replace the same modules, so memory and
-    speed are those of the real model. At most one layer is unquantised at a time.
+    `quantised` is transformers' BitsAndBytesConfig for a checkpoint. transformers quantises while it reads one. Without it,
+    the same layers of bitsandbytes replace the same modules, so memory and speed are those of the real model. At most one
+    layer is unquantised at a time.
     """
+    import torch
+    from transformers.quantizers import AutoHfQuantizer
+    from transformers.utils.quantization_config import QuantizationMethod
+
+    # 1. All linear layers except the head, which transformers leaves out, too.
     model = without_values(model_class, config, dtype, trust_remote_code)
-    linears = dict(_quantised_linears(model))
+    head = model.get_output_embeddings() or getattr(model, "score", None)
+    linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear and module is not head}
+    # 2. The weights.
     packed = sum(module.weight.numel() // 2 - module.weight.nbytes for module in linears.values())
     request_at_once(sum(parameter.nbytes for parameter in model.parameters()) + packed, place)
     deviation = float(model.config.initializer_range)
@@ -294,16 +270,12 @@ def build_quantised(model_class: Any, config: Any, quantised: Any, *, dtype: Any
             model.set_submodule(name, _quantised(module, quantised, dtype, place, deviation))
         else:
             _fill(module, made, place, deviation)
-    _mark_as_quantised(model, quantised)
+    # 3. The attributes by which transformers, PEFT and TRL recognise a model loaded in 4 bits.
+    model.config.quantization_config = quantised
+    model.hf_quantizer = AutoHfQuantizer.from_config(quantised, pre_quantized=False)
+    model.is_quantized = model.is_loaded_in_4bit = True
+    model.quantization_method = QuantizationMethod.BITS_AND_BYTES
     return model
-
-
-def _quantised_linears(model: Any) -> list[tuple[str, Any]]:
-    """Return all linear layers except the head, which transformers leaves out, too."""
-    import torch
-
-    head = model.get_output_embeddings() or getattr(model, "score", None)
-    return [(name, module) for name, module in model.named_modules() if type(module) is torch.nn.Linear and module is not head]
 
 
 def _quantised(linear: Any, quantised: Any, dtype: Any, place: str, deviation: float) -> Any:
@@ -341,14 +313,3 @@ def _fill(module: Any, made: dict[int, Any], place: str, deviation: float) -> No
         module._parameters[name] = made[id(parameter)]
     for name, buffer in module._buffers.items():
         module._buffers[name] = buffer.to(place) if buffer is not None else None
-
-
-def _mark_as_quantised(model: Any, quantised: Any) -> None:
-    """Set the attributes by which transformers, PEFT and TRL recognise a model loaded in 4 bits."""
-    from transformers.quantizers import AutoHfQuantizer
-    from transformers.utils.quantization_config import QuantizationMethod
-
-    model.config.quantization_config = quantised
-    model.hf_quantizer = AutoHfQuantizer.from_config(quantised, pre_quantized=False)
-    model.is_quantized = model.is_loaded_in_4bit = True
-    model.quantization_method = QuantizationMethod.BITS_AND_BYTES

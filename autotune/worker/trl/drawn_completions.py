@@ -1,20 +1,19 @@
 """Completions of the lengths that occur: every sequence of a generation ends at a drawn length.
 
-vLLM takes the length of each prompt's completion. transformers generates the whole batch until its
-longest completion ends, as in training: a logits processor makes each row emit the end token at its
-length, and no earlier.
+vLLM takes the length of each prompt's completion. transformers generates the whole batch until its longest completion ends, as
+in training: a logits processor makes each row emit the end token at its length, and no earlier.
 """
 
 from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+# Settings of transformers' own engine, whose requests share one length.
 SAME_FOR_ALL = ("use_transformers_paged", "use_transformers_continuous_batching")
-"""Settings of transformers' own engine, whose requests share one length."""
 
 
 def possible(settings: Mapping[str, Any]) -> bool:
@@ -27,8 +26,8 @@ def possible(settings: Mapping[str, Any]) -> bool:
 class LengthDraws:
     """Lengths of one generation after the other: evenly spaced quantiles in random order.
 
-    Equal prompts get equal lengths: candidates with the same batch are compared on the same draw,
-    and the ranks of one engine, which generate together, agree.
+    Equal prompts get equal lengths: candidates with the same batch are compared on the same draw, and the ranks of one engine,
+    which generate together, agree.
     """
 
     def __init__(self, sample: Sequence[int], seed: int) -> None:
@@ -50,9 +49,30 @@ def ending_at(draws: LengthDraws | None, trainer: Any, model: Any) -> Iterator[N
         yield
         return
     engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None) or getattr(trainer, "llm", None)
+    by_engine: Any = getattr(engine, "generate", None)
+    by_model = model.generate
+
+    def engine_generate(prompts: Sequence[Any], sampling_params: Any, **rest: Any) -> Any:
+        each = []
+        for length in draws.take([_tokens(prompt) for prompt in prompts]):
+            one = sampling_params.clone()
+            one.min_tokens = one.max_tokens = length
+            each.append(one)
+        return by_engine(prompts, sampling_params=each, **rest)
+
+    def model_generate(*args: Any, generation_config: Any, **kwargs: Any) -> Any:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        ends = generation_config.eos_token_id
+        ends = list(ends) if isinstance(ends, list | tuple) else [] if ends is None else [int(ends)]
+        if not ends:
+            raise ValueError("completions of drawn lengths need an end token, and this tokenizer has none.")
+        processor = _EndAt(draws.take(ids.tolist()), ends, prompt=ids.shape[1], longest=generation_config.max_new_tokens)
+        processors = [*(kwargs.pop("logits_processor", None) or ()), processor]
+        return by_model(*args, generation_config=generation_config, logits_processor=processors, **kwargs)
+
     if engine is not None:
-        engine.generate = _by_engine(engine.generate, draws)
-    model.generate = _by_model(model.generate, draws)
+        engine.generate = engine_generate
+    model.generate = model_generate
     try:
         yield
     finally:
@@ -61,35 +81,9 @@ def ending_at(draws: LengthDraws | None, trainer: Any, model: Any) -> Iterator[N
             del engine.generate
 
 
-def _by_engine(original: Callable[..., Any], draws: LengthDraws) -> Callable[..., Any]:
-    def generate(prompts: Sequence[Any], sampling_params: Any, **rest: Any) -> Any:
-        each = []
-        for length in draws.take([_tokens(prompt) for prompt in prompts]):
-            one = sampling_params.clone()
-            one.min_tokens = one.max_tokens = length
-            each.append(one)
-        return original(prompts, sampling_params=each, **rest)
-
-    return generate
-
-
 def _tokens(prompt: Any) -> Any:
     """Return the tokens of a prompt; its images have no text of their own."""
     return prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
-
-
-def _by_model(original: Callable[..., Any], draws: LengthDraws) -> Callable[..., Any]:
-    def generate(*args: Any, generation_config: Any, **kwargs: Any) -> Any:
-        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        ends = generation_config.eos_token_id
-        ends = list(ends) if isinstance(ends, list | tuple) else [] if ends is None else [int(ends)]
-        if not ends:
-            raise ValueError("completions of drawn lengths need an end token, and this tokenizer has none.")
-        processor = _EndAt(draws.take(ids.tolist()), ends, prompt=ids.shape[1], longest=generation_config.max_new_tokens)
-        processors = [*(kwargs.pop("logits_processor", None) or ()), processor]
-        return original(*args, generation_config=generation_config, logits_processor=processors, **kwargs)
-
-    return generate
 
 
 class _EndAt:

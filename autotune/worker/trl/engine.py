@@ -1,7 +1,7 @@
 """vLLM beside the training: one engine for all candidates of a load.
 
-TRL builds an engine in each trainer. A factory replaces the class it uses, and returns the existing
-engine for equal arguments. Other arguments replace the engine.
+TRL builds an engine in each trainer. A factory replaces the class it uses, and returns the existing engine for equal
+arguments. Other arguments replace the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,7 @@ from .. import memory_guard, synthetic
 from . import base_model
 from .seams import GENERATION, GRPO, RLOO
 
-# The engine shares its process with the trainer: it must not bind the trainer's threads to cores,
-# or send usage data.
+# The engine shares its process with the trainer: it must not bind the trainer's threads to cores, or send usage data.
 QUIET: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -61,8 +61,7 @@ def prepare_environment(*, cpu: bool) -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if cpu:
-        # Even in eager mode, vLLM compiles helpers of its sampler: half a minute of C++ compilation
-        # for microseconds.
+        # Even in eager mode, vLLM compiles helpers of its sampler: half a minute of C++ compilation for microseconds.
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
         if "torch._dynamo.config" in sys.modules:
             sys.modules["torch._dynamo.config"].disable = True  # type: ignore[attr-defined]
@@ -82,7 +81,13 @@ class Engines:
         """Replace `LLM` in TRL's generation module by the factory."""
         self._real = getattr(generation.LLM, "real", generation.LLM)
         if self._cpu:
-            keep_plain_linears()
+            import torch
+            import vllm.model_executor.layers.utils as utils
+
+            def plain(layer: Any, remove_weight: bool) -> None:
+                layer.cpu_linear = torch.nn.functional.linear
+
+            utils.dispatch_cpu_unquantized_gemm = plain  # repacked linears lose the loader that weight sync uses
 
         def factory(**arguments: Any) -> Any:
             return self.get(arguments)
@@ -101,41 +106,34 @@ class Engines:
             whole["enforce_eager"] = True
         key = json.dumps({name: str(value) for name, value in sorted(whole.items())})
         if key != self._key:
-            self.close()
+            if self._engine is not None:  # the load froze it, so that the collector has to include frozen objects
+                self._engine = self._key = None
+                gc.unfreeze()
+                gc.collect()
             with self.recorder.inside("load"):
                 self._engine = self._build(whole)
             self._key, self.arguments = key, whole
-        else:
-            abort_unfinished(self._engine)
-            if arguments.get("enable_sleep_mode") and self._engine.llm_engine.is_sleeping():
-                # TRL puts a new engine to sleep at once, which fails for one that sleeps already.
-                self._engine.wake_up()
+            return self._engine
+        # Requests of a failed generation are aborted: the next one would continue them.
+        unfinished = list(getattr(self._engine.llm_engine.output_processor, "request_states", ()))
+        if unfinished:
+            self._engine.llm_engine.abort_request(unfinished)
+        if arguments.get("enable_sleep_mode") and self._engine.llm_engine.is_sleeping():
+            self._engine.wake_up()  # TRL puts a new engine to sleep at once, which fails for one that sleeps already
         return self._engine
 
     def _build(self, arguments: dict[str, Any]) -> Any:
+        from ..tracing.patching import attribute
+
         if self._cpu and self.recorder.limit_bytes is not None:
             use_limit_as_machine(self.recorder.limit_bytes)
-        # vLLM's share refers to the whole device. If a part of the device emulates a smaller card,
-        # it has to refer to that part.
+        # vLLM's share refers to the whole device. On a part of it that emulates a smaller card, it has to refer to that part.
         scale = self.recorder.device.get("engine_share_scale", 1.0)
         if scale != 1.0:
             arguments = {**arguments, "gpu_memory_utilization": arguments["gpu_memory_utilization"] * scale}
-        before, freeze = rendezvous(), gc.freeze
-        # vLLM freezes the heap after its start; the trainer under construction would never be
-        # collected.
-        gc.freeze = lambda: None
-        try:
+        # vLLM freezes the heap after its start: the trainer under construction would never be collected.
+        with attribute(gc, "freeze", lambda: None), ranks_restored():
             return self._real(**arguments)
-        finally:
-            gc.freeze = freeze
-            restore(before)
-
-    def close(self) -> None:
-        """Drop the engine. The load froze it, so the collector has to include frozen objects."""
-        if self._engine is not None:
-            self._engine = self._key = None
-            gc.unfreeze()
-            gc.collect()
 
 
 def write_checkpoint(folder: Path, *, trust_remote_code: bool) -> None:
@@ -149,70 +147,58 @@ def write_checkpoint(folder: Path, *, trust_remote_code: bool) -> None:
     synthetic.write_zero_weights(folder, model)
 
 
-def abort_unfinished(engine: Any) -> None:
-    """Abort the requests of a failed generation, which the next one would continue."""
-    unfinished = list(getattr(engine.llm_engine.output_processor, "request_states", ()))
-    if unfinished:
-        engine.llm_engine.abort_request(unfinished)
+def install(loaded: Any, recorder: Any) -> Any:
+    """Give the load a factory of engines, and return TRL's generation module, which uses it."""
+    cpu = loaded.device == "cpu"
+    prepare_environment(cpu=cpu)
+    generation = with_vllm()
+    loaded.engines = Engines(recorder, cpu=cpu, random_weights=loaded.request["model"]["weights"] == "random")
+    loaded.engines.install(generation)
+    return generation
 
 
-def start(generation: Any, model: Any, tokenizer: Any, request: Mapping[str, Any], *, cpu: bool) -> None:
+def start(loaded: Any, recorder: Any) -> None:
     """Build the engine with TRL's own code, so that the first trainer finds it ready."""
     from accelerate import Accelerator
 
-    engine = request["engine"]
-    before = rendezvous()
-    arguments = {
-        "model": model,
-        "accelerator": Accelerator(cpu=cpu),
-        "is_fsdp_enabled": False,
-        "processing_class": tokenizer,
-        "mode": "colocate",
-        "tensor_parallel_size": engine.get("vllm_tensor_parallel_size") or 1,
-        "gpu_memory_utilization": engine["vllm_gpu_memory_utilization"],
-        "max_model_length": engine["vllm_max_model_length"],
-        "max_num_seqs": engine["max_num_seqs"],
-        "enable_sleep_mode": bool(engine.get("vllm_enable_sleep_mode")),
-        "model_impl": engine.get("vllm_model_impl") or "vllm",
-        "trust_remote_code": bool(request.get("trust_remote_code")),
-    }
+    generation, wanted = install(loaded, recorder), loaded.request["engine"]
     known = inspect.signature(generation.VLLMGeneration.__init__).parameters
-    try:
+    with ranks_restored():
+        arguments = {
+            "model": loaded.model,
+            "accelerator": Accelerator(cpu=loaded.device == "cpu"),
+            "is_fsdp_enabled": False,
+            "processing_class": loaded.tokenizer,
+            "mode": "colocate",
+            "tensor_parallel_size": wanted.get("vllm_tensor_parallel_size") or 1,
+            "gpu_memory_utilization": wanted["vllm_gpu_memory_utilization"],
+            "max_model_length": wanted["vllm_max_model_length"],
+            "max_num_seqs": wanted["max_num_seqs"],
+            "enable_sleep_mode": bool(wanted.get("vllm_enable_sleep_mode")),
+            "model_impl": wanted.get("vllm_model_impl") or "vllm",
+            "trust_remote_code": bool(loaded.request.get("trust_remote_code")),
+        }
         generation.VLLMGeneration(**{name: value for name, value in arguments.items() if name in known})
-    finally:
-        restore(before)
 
 
-def rendezvous() -> dict[str, str | None]:
-    """Return the environment's variables about ranks."""
-    return {name: os.environ.get(name) for name in RENDEZVOUS}
-
-
-def restore(before: Mapping[str, str | None]) -> None:
+@contextmanager
+def ranks_restored() -> Iterator[None]:
     """Undo TRL's variables for a single process: the next trainer would assume several."""
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def keep_plain_linears() -> None:
-    """Keep vLLM's CPU linears unpacked: repacked ones lose the loader that weight sync uses."""
-    import torch
-    import vllm.model_executor.layers.utils as utils
-
-    def plain(layer: Any, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
-
-    utils.dispatch_cpu_unquantized_gemm = plain
+    before = {name: os.environ.get(name) for name in RENDEZVOUS}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def use_limit_as_machine(limit_bytes: int) -> None:
     """Make vLLM's utilisation a share of the probe's limit instead of the machine's memory.
 
-    vLLM reads the limit of the root control group only. Memory is counted as the limit counts it,
-    without library pages.
+    vLLM reads the limit of the root control group only. Memory is counted as the limit counts it, without library pages.
     """
     import vllm.v1.worker.cpu_worker as worker
 

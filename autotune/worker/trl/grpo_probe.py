@@ -1,16 +1,15 @@
 """Adapter that measures TRL's trainers: one loaded model, a new trainer per candidate.
 
-loaded (state between candidates), trainer_run and methods (one trainer), training_arguments
-(configuration), base_model (fresh modules around shared tensors), engine and vllm_server (vLLM),
-hooks (phases and lengths), step_timer, measured_units, rollout_reuse, training_data (prompts and
-rewards), seams (hooked names of TRL).
+loaded (state between candidates), trainer_run and methods (one trainer), training_arguments (configuration), base_model
+(fresh modules around shared tensors), engine and vllm_server (vLLM), hooks (phases and lengths), step_timer, rollout_reuse,
+training_data (prompts and rewards), seams (hooked names of TRL).
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
-import importlib.metadata
 import os
 import platform
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 
 from .. import cuda_before_fork, cuda_recovery, memory_meter, releases
 from . import base_model, drawn_completions, engine, methods, rank_environment, seams, vllm_server
-from .loaded import Loaded, start_engine
+from .loaded import Loaded
 from .seams import supported as supported
 from .training_arguments import ForcedLengths
 
@@ -53,28 +52,22 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
         for name in ("peft", "datasets", "trl.rewards"):
             importlib.import_module(name)
         generation = importlib.import_module(seams.GENERATION)
-        _import_model_code(load)
+        # The architecture's modelling code, which transformers defers to the first use.
+        kind = (load.get("model") or {}).get("config", {}).get("model_type")
+        if kind:
+            name = kind.replace("-", "_")
+            # Under another module name, and for remote code, the load imports it.
+            with warnings.catch_warnings(), contextlib.suppress(ImportError):
+                warnings.simplefilter("ignore")
+                importlib.import_module(f"transformers.models.{name}.modeling_{name}")
         versions = installed(packages)
         seams.check(trainer_class, generation, versions.get("trl", "?"))
         return versions
 
 
 def installed(packages: list[str]) -> dict[str, str]:
-    versions = {name.removesuffix("-cpu"): version for name in packages if (version := releases.version(name)) is not None}
+    versions = {name.removesuffix("-cpu"): version for name, version in releases.versions(packages).items()}
     return {"python": platform.python_version(), **versions}
-
-
-def _import_model_code(load: Mapping[str, Any]) -> None:
-    """Import the architecture's modelling code, which transformers defers to the first use."""
-    kind = (load.get("model") or {}).get("config", {}).get("model_type")
-    if kind:
-        name = kind.replace("-", "_")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-            except ImportError:  # another module name, or remote code: the load will import it
-                return
 
 
 def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] = Loaded) -> Loaded:
@@ -99,7 +92,7 @@ def load(request: Mapping[str, Any], recorder: Any, make: Callable[..., Loaded] 
         if not rank_environment.is_sharded(request):
             loaded.build_model()
             if request.get("engine") is not None:
-                start_engine(loaded, recorder)
+                engine.start(loaded, recorder)
         if server is not None:
             server.wait()
     gc.collect()
@@ -167,45 +160,41 @@ def _measure(loaded: Loaded, request: Mapping[str, Any], recorder: Any, found: d
     lengths, plan = request["lengths"], request["plan"]
     prompt, longest, typical = lengths.get("prompt"), int(lengths["completion"]), lengths.get("typical")
     run_class = loaded.run_class or methods.method_of(loaded.request).run
-    # Speed is compared at typical lengths if they are known: only there may slowness end a run.
+    # 1. The longest lengths. Speed is compared at typical lengths if they are known: only there may slowness end a run.
     stop_below = plan.get("stop_below_tokens_per_second")
     worst = ForcedLengths(prompt=prompt, completion=longest, pad_prompts=True)
     run = run_class(loaded, request, recorder, worst, stop_below=None if typical else stop_below, found=found, worst=True)
     found |= {"worst": run.go(), "loop_seconds": run.loop_seconds, "optimizer_steps": run.steps}
     found["memory"] = run.with_borrowed_peaks(recorder.memory())
     run.remember(found["memory"])
-    if typical and not plan.get("soak_seconds"):
-        usual = _usual_lengths(request, run_class)
-        run = run_class(loaded, request, recorder, usual, stop_below=stop_below, found={}, worst=False)
-        found["typical"] = run.go()
-        run.remember({})
-        found["loop_seconds"] += run.loop_seconds
-
-
-def _usual_lengths(request: Mapping[str, Any], run_class: Any) -> ForcedLengths:
-    """Return the lengths that occur: drawn ones if they are known and can be generated, else their mean."""
-    lengths, own_prompts = request["lengths"], bool(request.get("dataset"))
+    if not typical or plan.get("soak_seconds"):
+        return
+    # 2. The lengths that occur: drawn ones if they are known and can be generated, else their mean.
+    own_prompts = bool(request.get("dataset"))
     each_its_own = run_class.ends_completions and drawn_completions.possible(request["settings"])
     drawn = tuple(lengths.get("drawn") or ()) if each_its_own else ()
-    return ForcedLengths(
-        prompt=lengths.get("prompt"), completion=int(lengths["completion"] if drawn else lengths["typical"]),
-        pad_prompts=not own_prompts, drawn=drawn, drawn_prompts=() if own_prompts else tuple(lengths.get("drawn_prompts") or ()),
+    usual = ForcedLengths(
+        prompt=prompt, completion=longest if drawn else int(typical), pad_prompts=not own_prompts, drawn=drawn,
+        drawn_prompts=() if own_prompts else tuple(lengths.get("drawn_prompts") or ()),
     )  # fmt: skip
+    run = run_class(loaded, request, recorder, usual, stop_below=stop_below, found={}, worst=False)
+    found["typical"] = run.go()
+    run.remember({})
+    found["loop_seconds"] += run.loop_seconds
 
 
 def release(loaded: Loaded | None) -> bool:
     """Free everything except model and engine; rebuild a model with weights that are not finite.
 
-    Return False if this process has to be replaced: a trainer's shards stay behind, or GPU memory
-    did not come back.
+    Return False if this process has to be replaced: a trainer's shards stay behind, or GPU memory did not come back.
     """
     import torch
 
     memory_meter.give_back(torch)
     if loaded is None:
         return True
-    if rank_environment.leaves_memory(loaded.request):
-        return False
+    if (loaded.request.get("launch") or {}).get("sharding") == "zero3":
+        return False  # DeepSpeed leaves about one model's share behind with each trainer
     if loaded.doubtful:
         if loaded.model is not None and not base_model.is_finite(loaded.model):
             loaded.model = None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from .training_arguments import ForcedLengths
 
-# Replacement of a trainer's method: hook(trainer, original, *args, **kwargs), with `original`
-# bound.
+# Replacement of a trainer's method: hook(trainer, original, *args, **kwargs), with `original` bound.
 Hook = Callable[..., Any]
 
 
@@ -19,8 +18,7 @@ Hook = Callable[..., Any]
 class LoopCounts:
     """Counts of one rank in one run."""
 
-    # Completion tokens in the loss so far. A batch with several iterations counts once.
-    loss_tokens: int = 0
+    loss_tokens: int = 0  # completion tokens in the loss so far. A batch with several iterations counts once
     prompt_tokens: int = 0
     shortest_prompt: int | None = None
     longest_prompt: int = 0
@@ -41,6 +39,9 @@ class LoopCounts:
             before = [] if self.shortest_completion is None else [self.shortest_completion]
             self.shortest_completion = min([*completions, *before])
 
+    def count(self, name: str, by: int = 1) -> None:
+        setattr(self, name, (getattr(self, name) or 0) + by)
+
     def add_batch(self, batch: Mapping[str, Any]) -> None:
         """Count a batch of prompts and completions by their masks."""
         completions, prompts = batch["completion_mask"], batch["prompt_mask"]
@@ -52,7 +53,11 @@ class LoopCounts:
     def add_rows(self, inputs: Mapping[str, Any]) -> None:
         """Count a micro-batch of given rows: tokens in the loss, other tokens, lengths."""
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        tokens = int(_in_loss(inputs).sum())
+        if "completion_mask" in inputs:
+            in_loss = inputs["completion_mask"]
+        else:  # labels are shifted by one: a row's first token is never predicted. A reward model scores the whole row
+            in_loss = inputs["labels"][:, 1:] != -100 if "labels" in inputs else inputs["attention_mask"]
+        tokens = int(in_loss.sum())
         self.loss_tokens += tokens
         self.prompt_tokens += max(0, int(ids.numel() if mask is None else mask.sum()) - tokens)
         if mask is None and inputs.get("position_ids") is not None:  # flattened: average length of its rows
@@ -60,14 +65,6 @@ class LoopCounts:
         else:
             lengths = mask.sum(1).tolist() if mask is not None else [ids.shape[1]]
         self.add_lengths(lengths, [])
-
-
-def _in_loss(inputs: Mapping[str, Any]) -> Any:
-    """Return the mask of the tokens in the loss. A reward model's loss depends on the whole row."""
-    if "completion_mask" in inputs:
-        return inputs["completion_mask"]
-    # Labels are shifted by one: the first token of a row is never predicted.
-    return inputs["labels"][:, 1:] != -100 if "labels" in inputs else inputs["attention_mask"]
 
 
 def observed(trainer_class: Any, hooks: Mapping[str, Hook]) -> Any:
@@ -97,20 +94,27 @@ def scoring(recorder: Any) -> Hook:
     def hook(_: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        if torch.is_grad_enabled():
-            return original(*args, **kwargs)
-        with recorder.inside("score"):
+        with nullcontext() if torch.is_grad_enabled() else recorder.inside("score"):
             return original(*args, **kwargs)
 
     return hook
 
 
+def within(recorder: Any, phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method, run in a phase."""
+
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with recorder.inside(phase):
+            return method(*args, **kwargs)
+
+    return inside
+
+
 def fit(ids: list[int], lengths: ForcedLengths) -> list[int]:
     """Return a prompt of exactly the forced or drawn length, or of at most that.
 
-    The end stays: there the chat template starts the model's turn. The padding repeats the prompt's
-    own tokens, so different prompts stay different and an engine's prefix cache finds no additional
-    hits.
+    The end stays: there the chat template starts the model's turn. The padding repeats the prompt's own tokens, so
+    different prompts stay different and an engine's prefix cache finds no additional hits.
     """
     longest = lengths.prompt
     if lengths.drawn_prompts:  # by its tokens: a group has one prompt, and so one length
@@ -145,17 +149,14 @@ def observe(trainer: Any, recorder: Any, seen: LoopCounts) -> None:
         if seen.gradient_norm is None:
             seen.gradient_norm = norm
 
-    def count_sync(*_: Any, **__: Any) -> None:
-        seen.weight_syncs = (seen.weight_syncs or 0) + 1
-
-    accelerator.backward = _inside(recorder, "backward", accelerator.backward)
-    accelerator.clip_grad_norm_ = _inside(recorder, "optimizer", accelerator.clip_grad_norm_)
+    accelerator.backward = within(recorder, "backward", accelerator.backward)
+    accelerator.clip_grad_norm_ = within(recorder, "optimizer", accelerator.clip_grad_norm_)
     wrap(accelerator, "clip_grad_norm_", after=first_norm)
     engine = getattr(trainer, "vllm_generation", None)
     if engine is not None:
         seen.weight_syncs = 0
-        engine.sync_weights = _inside(recorder, "sync", engine.sync_weights)
-        wrap(engine, "sync_weights", after=count_sync)
+        engine.sync_weights = within(recorder, "sync", engine.sync_weights)
+        wrap(engine, "sync_weights", after=lambda *_, **__: seen.count("weight_syncs"))
 
 
 @contextmanager
@@ -166,27 +167,12 @@ def counting_sleep(trainer: Any, seen: LoopCounts) -> Iterator[None]:
         yield
         return
     seen.sleeps = seen.wakes = 0
-
-    def count_sleep(*_: Any, **__: Any) -> None:
-        seen.sleeps = (seen.sleeps or 0) + 1
-
-    def count_wake(_: Any, tags: Any = None, **__: Any) -> None:
-        seen.wakes = (seen.wakes or 0) + int(tags is None or "kv_cache" in tags)
-
-    wrap(engine, "sleep", after=count_sleep)
-    wrap(engine, "wake_up", after=count_wake)
+    wrap(engine, "sleep", after=lambda *_, **__: seen.count("sleeps"))
+    wrap(engine, "wake_up", after=lambda _, tags=None, **__: seen.count("wakes", int(tags is None or "kv_cache" in tags)))
     try:
         yield
     finally:
         del engine.sleep, engine.wake_up
-
-
-def _inside(recorder: Any, phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    def within(*args: Any, **kwargs: Any) -> Any:
-        with recorder.inside(phase):
-            return method(*args, **kwargs)
-
-    return within
 
 
 def watch_progress(model: Any, layers: list[Any], recorder: Any, lengths: ForcedLengths) -> None:

@@ -1,15 +1,19 @@
-"""Images of synthetic rows: the model's own processor without its files, and texts of exact length around the images."""
+"""Rows with images: synthetic ones of exact length, with the model's own processor but without its files, and the longest
+ones of a user's dataset: an image's tokens can't be cut or repeated to a length."""
 
 from __future__ import annotations
 
+import heapq
 import importlib
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import synthetic
+from ..image_measurement import COLUMNS, MAX_ROWS, listed, size_of, undecoded
+from . import training_data
 
-FILL = "a"  # one token of a synthetic tokenizer
+LONGEST = 8
+"""Rows that are repeated: different prompts, so that an engine's prefix cache does not shorten the rollout."""
 
 
 class TooManyImageTokens(ValueError):
@@ -19,9 +23,11 @@ class TooManyImageTokens(ValueError):
 def processor_of(tokenizer: Any, config: Any, images: Mapping[str, Any]) -> Any:
     """Return transformers' processor of this architecture, for texts and images; videos and sound are left out."""
     kind = str(config.model_type)
+    # The class of images in PIL has the shapes of every other one, and needs no torchvision.
+    named = _auto("image_processing_auto").IMAGE_PROCESSOR_MAPPING_NAMES[kind]
     options = dict(images["processor"])
-    image_processor = _class_named(kind, "image_processing", _image_processor_name(kind))(**options)
-    whole: Any = _class_named(kind, "processing", _auto("processing_auto").PROCESSOR_MAPPING_NAMES[kind])
+    image_processor = _class_named(kind, str(named["pil"] if isinstance(named, Mapping) else named[0]))(**options)
+    whole: Any = _class_named(kind, _auto("processing_auto").PROCESSOR_MAPPING_NAMES[kind])
 
     class Processor(whole):  # type: ignore[misc]
         """The processor with tensors that a trace sees, and without parts that no image needs."""
@@ -58,27 +64,11 @@ def processor_of(tokenizer: Any, config: Any, images: Mapping[str, Any]) -> Any:
     return made
 
 
-def processor_for(loaded: Any, images: Mapping[str, Any]) -> Any:
-    """Return the processor of a loaded model: that of its folder, or a synthetic one."""
-    from transformers import AutoConfig, AutoProcessor
-
-    if (loaded.folder / "preprocessor_config.json").is_file():
-        return AutoProcessor.from_pretrained(str(loaded.folder))
-    config = AutoConfig.from_pretrained(str(loaded.folder))
-    return processor_of(loaded.tokenizer, config, images)
-
-
 def _auto(name: str) -> Any:
     return importlib.import_module(f"transformers.models.auto.{name}")
 
 
-def _image_processor_name(kind: str) -> str:
-    """Return the class of images in PIL, whose shapes are those of every other one; it needs no torchvision."""
-    named = _auto("image_processing_auto").IMAGE_PROCESSOR_MAPPING_NAMES[kind]
-    return str(named["pil"] if isinstance(named, Mapping) else named[0])
-
-
-def _class_named(kind: str, module: str, name: str) -> Any:
+def _class_named(kind: str, name: str) -> Any:
     import transformers
 
     found = getattr(transformers, name, None)
@@ -89,37 +79,6 @@ def _class_named(kind: str, module: str, name: str) -> Any:
     )
 
 
-def pictures(images: Mapping[str, Any]) -> list[Any]:
-    """Return the images of one row."""
-    from PIL import Image
-
-    return [Image.new("RGB", (images["width"], images["height"]))] * int(images["count"])
-
-
-def messages(processor: Any, images: Mapping[str, Any], tokens: int, *, generates: bool) -> list[dict[str, Any]]:
-    """Return a user's message that has this length as the trainer renders it, with its images."""
-    blank = [{"type": "image", "image": one} for one in pictures(images)] + [{"type": "text", "text": ""}]
-    rendered = processor.apply_chat_template(
-        [[{"role": "user", "content": blank}]], add_generation_prompt=generates, tokenize=True, return_dict=True
-    )
-    return [{"role": "user", "content": FILL * _rest(tokens, len(rendered["input_ids"][0]))}]
-
-
-def _rest(tokens: int, taken: int) -> int:
-    if tokens < taken:
-        raise TooManyImageTokens(f"a row of {tokens} tokens can't hold its images, which take {taken} tokens")
-    return tokens - taken
-
-
-def tokenizer(scratch: Path, vocabulary: int) -> Any:
-    """Return a synthetic tokenizer with tokens of images."""
-    from . import base_model
-
-    folder = scratch / "tokenizer"
-    synthetic.write_model_folder(folder, {"vocab_size": vocabulary, "model_type": "qwen2", "vision_config": {}})
-    return base_model.tokenizer(folder, trust_remote_code=False)
-
-
 def with_ids(model: Any, tokenizer: Any) -> Any:
     """Return the model, which takes the tokenizer's ids for tokens of images."""
     for name, fields in synthetic.IMAGE_TOKEN_IDS.items():
@@ -127,3 +86,64 @@ def with_ids(model: Any, tokenizer: Any) -> Any:
             if hasattr(model.config, field):
                 setattr(model.config, field, tokenizer.convert_tokens_to_ids(synthetic.IMAGE_TOKENS[name]))
     return model
+
+
+def dataset(processor: Any, images: Mapping[str, Any], column: str, tokens: int, rows: int, *, generates: bool) -> Any:
+    """Return equal synthetic rows: a user's message that has this length as the trainer renders it, with its images."""
+    from datasets import Dataset
+    from PIL import Image
+
+    pictures = [Image.new("RGB", (images["width"], images["height"]))] * int(images["count"])
+    blank = [{"type": "image", "image": one} for one in pictures] + [{"type": "text", "text": ""}]
+    rendered = processor.apply_chat_template(
+        [[{"role": "user", "content": blank}]], add_generation_prompt=generates, tokenize=True, return_dict=True
+    )
+    taken = len(rendered["input_ids"][0])
+    if tokens < taken:
+        raise TooManyImageTokens(f"a row of {tokens} tokens can't hold its images, which take {taken} tokens")
+    message = [{"role": "user", "content": "a" * (tokens - taken)}]  # a letter is one token of a synthetic tokenizer
+    return Dataset.from_dict({column: [message] * rows, "images": [pictures] * rows})
+
+
+def longest_rows(source: Any, processor: Any, *, limit: int | None, rows: int, group: int) -> Any:
+    """Return `rows` rows of the user's, the longest first; none is longer than `limit` tokens if any is within it.
+
+    A stream can't be searched: its first rows are returned.
+    """
+    column = next((name for name in COLUMNS if name in (source.column_names or ())), None)
+    if column is None or not hasattr(source, "select"):
+        return training_data.exactly(source, rows=rows, group=group)
+    training_data.refuse_few_rows(source, group)
+    tokens = {index: _tokens(source[index], column, processor) for index in _shortlist(source, column)}
+    within = [index for index, length in tokens.items() if limit is None or length <= limit]
+    order = sorted(within or tokens, key=lambda index: tokens[index], reverse=bool(within))[:LONGEST]
+    return source.select([order[row % len(order)] for row in range(rows)])
+
+
+def _shortlist(source: Any, column: str) -> set[int]:
+    """Return rows with the most pixels, the most images and the longest texts."""
+    sample = range(0, len(source), -(-len(source) // MAX_ROWS))
+    images = undecoded(source.select_columns([column]), column)
+    texts = source.remove_columns([column])
+    sizes = {index: [size_of(image) for image in listed(images[index][column])] for index in sample}
+    ranked: tuple[Callable[[int], int], ...] = (
+        lambda index: sum(width * height for width, height in sizes[index]),
+        lambda index: len(sizes[index]),
+        lambda index: len(str(texts[index])),
+    )
+    return {index for rank in ranked for index in heapq.nlargest(LONGEST, sample, key=rank)}
+
+
+def _tokens(row: Mapping[str, Any], column: str, processor: Any) -> int:
+    """Return the length of a row with its images, as TRL prepares it."""
+    from trl import prepare_multimodal_messages
+
+    images = listed(row[column])
+    said = row.get("prompt") or row.get("messages") or row.get("text") or ""
+    answer = row.get("completion") or []
+    if isinstance(said, str):
+        made = processor(text=[said + (answer if isinstance(answer, str) else "")], images=[images] if images else None)
+    else:
+        messages = [*prepare_multimodal_messages(said, images=images), *prepare_multimodal_messages(answer, images=[])]
+        made = processor.apply_chat_template([messages], tokenize=True, return_dict=True, add_generation_prompt=not answer)
+    return len(made["input_ids"][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +28,7 @@ class Loaded:
     rollout_cache: RolloutCache = field(default_factory=RolloutCache)
     idle_memory: cuda_recovery.IdleMemory | None = None  # on a GPU: memory after the load
     candidates: int = 0  # number of measured candidates
-    # True after a run without proof that the shared weights are still finite.
-    doubtful: bool = False
+    doubtful: bool = False  # true after a run without proof that the shared weights are still finite
 
     @property
     def device(self) -> str:
@@ -49,7 +49,7 @@ class Loaded:
 
     def another(self) -> Any:
         """Return a second model with its own tensors, as a reference model is."""
-        return base_model.twin(self.model) if self.model is not None else self._made(base_model.build_sharded)
+        return copy.deepcopy(self.model) if self.model is not None else self._made(base_model.build_sharded)
 
     def _made(self, build: Callable[..., Any]) -> Any:
         model = {**self.request["model"], "scores": self.request.get("method") == "reward"}
@@ -57,17 +57,3 @@ class Loaded:
             model, self.folder, device=self.device, seed=int(self.request.get("seed", 42)),
             trust_remote_code=bool(self.request.get("trust_remote_code")),
         )  # fmt: skip
-
-
-def install_engines(loaded: Loaded, recorder: Any) -> Any:
-    cpu = loaded.device == "cpu"
-    engine.prepare_environment(cpu=cpu)
-    generation = engine.with_vllm()
-    loaded.engines = engine.Engines(recorder, cpu=cpu, random_weights=loaded.request["model"]["weights"] == "random")
-    loaded.engines.install(generation)
-    return generation
-
-
-def start_engine(loaded: Loaded, recorder: Any) -> None:
-    generation = install_engines(loaded, recorder)
-    engine.start(generation, loaded.model, loaded.tokenizer, loaded.request, cpu=loaded.device == "cpu")

@@ -55,5 +55,10 @@ def trainer_of(request: Mapping[str, Any]) -> Any:
     try:
         return method.run.classes()[1]
     except (ModuleNotFoundError, AttributeError) as error:
-        message = seams.missing_trainer(method.run.names[1], method.run.module, method.oldest, method.newest)
-        raise seams.UnsupportedFramework(message) from error
+        import trl
+
+        trainer, module = method.run.names[1], method.run.module
+        raise seams.UnsupportedFramework(
+            f"TRL {trl.__version__} has no {trainer} in {module}; releases {method.oldest} to {method.newest} have: "
+            f"pip install 'trl=={method.newest}'"
+        ) from error

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import hooks, seams, training_arguments, training_data
+from . import hooks, image_inputs, seams, training_arguments, training_data
 from .traced_method import TracedMethod
 from .trainer_run import TrainerRun
 
@@ -21,31 +21,26 @@ class OfflineRun(TrainerRun):
     Rows are synthetic or repeated, and get the forced length once the trainer has prepared them.
     """
 
-    reuses_rollouts, steps_are_units = False, True
-    columns: Sequence[str] = ("text",)  # columns of a synthetic row
+    reuses_rollouts, rewarded, steps_are_units = False, False, True
+    columns: Sequence[str] = ("text",)  # texts of a synthetic row
+    labelled = False  # true: every second synthetic row is a good one
 
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
 
     def _rows(self, *, rows: int, group: int, seed: int) -> Any:
-        """Return rows of the user's dataset, or synthetic ones."""
         from datasets import Dataset
 
         source = training_data.user_dataset(self.request.get("dataset"))
         if source is not None:
             return self._of_dataset(source, rows=rows, group=group, limit=self._words)
         if self.request.get("images"):
-            return self._rows_with_images(rows, "messages", self._words, generates=False)
-        draw = random.Random(seed)
-
-        def text() -> str:
-            return " ".join(str(draw.randrange(10, 10_000)) for _ in range(self._words))
-
-        return Dataset.from_list([{name: text() for name in self.columns} | self._marks(row) for row in range(rows)])
-
-    def _marks(self, row: int) -> dict[str, Any]:
-        """Columns of a synthetic row beside its texts."""
-        return {}
+            return image_inputs.dataset(self.processing, self.request["images"], "messages", self._words, rows, generates=False)
+        draw, made = random.Random(seed), []
+        for row in range(rows):
+            texts = {name: " ".join(str(draw.randrange(10, 10_000)) for _ in range(self._words)) for name in self.columns}
+            made.append({**texts, "label": row % 2 == 0} if self.labelled else texts)
+        return Dataset.from_list(made)
 
     @property
     def _words(self) -> int:
@@ -56,18 +51,8 @@ class OfflineRun(TrainerRun):
         """Length of each prepared column; `""` is the default."""
         return {"": (self.lengths.prompt or 0) + self.lengths.completion}
 
-    def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
-        adapter = trl.get_peft_config(model_settings)
-        return {
-            "model": model,
-            "args": config,
-            "train_dataset": data,
-            "processing_class": self.processing,
-            "peft_config": adapter,
-        }
-
-    def _exercised(self, timing: Any) -> dict[str, Any]:
-        return {**super()._exercised(timing), "watched": "offline"}
+    def _exercised(self) -> dict[str, Any]:
+        return {**super()._exercised(), "watched": "offline"}
 
     def _hooks(self) -> dict[str, hooks.Hook]:
         scored: set[int] = set()
@@ -142,11 +127,8 @@ class KtoRun(OfflineRun):
     """Single answers, half of them good ones. A second pass scores each prompt with its neighbour's answer."""
 
     module, names = seams.KTO, ("KTOConfig", "KTOTrainer")
-    columns = ("prompt", "completion")
+    columns, labelled = ("prompt", "completion"), True
     _words = 1
-
-    def _marks(self, row: int) -> dict[str, Any]:
-        return {"label": row % 2 == 0}
 
     def _column_lengths(self) -> dict[str, int]:
         return {"": self.lengths.completion, "prompt_ids": self.lengths.prompt or 1}

@@ -107,9 +107,6 @@ class TracedOnlineDpo(TracedMethod):
     def arguments(self, spec: Mapping[str, Any], settings: Mapping[str, Any], reference: Callable[[], Any]) -> dict[str, Any]:
         return {"reward_funcs": rewards(settings), "ref_model": reference()}
 
-    def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
-        return {"prompt": ["a"] * rows}
-
 
 def _padded(torch: Any, rows: Sequence[Sequence[int]], device: Any, *, left: bool) -> tuple[Any, Any]:
     """Return token ids and their mask, each row padded to the longest."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from . import hooks, seams, step_timer
@@ -18,8 +18,7 @@ class _Stopped(Exception):
 class PpoRun(TrainerRun):
     """PPO: policy, reference, critic and reward model, and a `train` that is one long loop.
 
-    The functions that the loop calls from its module are wrapped: generation, scoring, optimizer
-    step.
+    The functions that the loop calls from its module are wrapped: generation, scoring, optimizer step.
     """
 
     module, names = seams.PPO, ("PPOConfig", "PPOTrainer")
@@ -88,11 +87,8 @@ class PpoRun(TrainerRun):
 
     def _hooks(self) -> dict[str, hooks.Hook]:
         def train(trainer: Any, original: Any) -> None:
-            with self._wrapped_loop(trainer):
-                try:
-                    original()
-                except _Stopped:
-                    return
+            with self._wrapped_loop(trainer), suppress(_Stopped):
+                original()
 
         return {"train": train}
 
@@ -111,29 +107,10 @@ class PpoRun(TrainerRun):
         def forward(*args: Any, **kwargs: Any) -> Any:
             return scoring(trainer, plain["forward"], *args, **kwargs)
 
-        @contextmanager
-        def learning(*models: Any) -> Iterator[None]:
-            with accumulate(*models), recorder.inside("forward"):
-                yield
-
-        with ExitStack() as stack:
-            stack.callback(module.update, plain)
-            module.update(get_reward=get_reward, forward=forward, batch_generation=self._generating(plain["batch_generation"]))
-            accelerator.accumulate = learning
-            timer = self.timer
-            hooks.wrap(
-                trainer.optimizer,
-                "step",
-                lambda *_, **__: timer.on_pre_optimizer_step(),
-                lambda *_, **__: timer.on_optimizer_step(),
-            )
-            yield
-
-    def _generating(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def batch_generation(model: Any, queries: Any, rows: int, pad: int, *args: Any, **kwargs: Any) -> Any:
             answers: list[Any] = []  # the turn keeps its return value, and this one has gigabytes of logits
-            with self.recorder.inside("rollout"):
-                self.rollouts.turn(lambda: answers.append(plain(model, queries, rows, pad, *args, **kwargs)))
+            with recorder.inside("rollout"):
+                self.rollouts.turn(lambda: answers.append(plain["batch_generation"](model, queries, rows, pad, *args, **kwargs)))
             answer = answers.pop()
             completions = answer[0][:, queries.shape[1] :]
             # As in the trainer: tokens after the first pad are not learned from.
@@ -141,4 +118,14 @@ class PpoRun(TrainerRun):
             self.seen.add_batch({"prompt_mask": (queries != pad).int(), "completion_mask": before_pad})
             return answer
 
-        return batch_generation
+        @contextmanager
+        def learning(*models: Any) -> Iterator[None]:
+            with accumulate(*models), recorder.inside("forward"):
+                yield
+
+        with ExitStack() as stack:
+            stack.callback(module.update, plain)
+            module.update(get_reward=get_reward, forward=forward, batch_generation=batch_generation)
+            accelerator.accumulate = learning
+            hooks.wrap(trainer.optimizer, "step", self.timer.on_pre_optimizer_step, self.timer.on_optimizer_step)
+            yield

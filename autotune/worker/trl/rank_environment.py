@@ -1,8 +1,7 @@
 """Environment of a rank as `accelerate launch --config_file accelerate.yaml` sets it.
 
-accelerate's own launcher reads the file written for the final run and returns its variables.
-Nothing is translated here, so the measured launch is the recommended one. Only the rendezvous comes
-from the worker.
+accelerate's own launcher reads the file written for the final run and returns its variables. Nothing is translated here, so
+the measured launch is the recommended one. Only the rendezvous comes from the worker.
 """
 
 from __future__ import annotations
@@ -45,11 +44,6 @@ def is_sharded(request: Mapping[str, Any]) -> bool:
     return (request.get("launch") or {}).get("sharding", "none") not in UNSHARDED
 
 
-def leaves_memory(request: Mapping[str, Any]) -> bool:
-    """Return True for ZeRO-3: DeepSpeed leaves about one model's share behind with each trainer."""
-    return (request.get("launch") or {}).get("sharding") == "zero3"
-
-
 def environment_of(configuration: Mapping[str, Any], scratch: Path) -> dict[str, str]:
     """Return the variables that accelerate's launcher changes for this configuration."""
     from accelerate.commands import launch
@@ -60,8 +54,7 @@ def environment_of(configuration: Mapping[str, Any], scratch: Path) -> dict[str,
     port = os.environ.get("MASTER_PORT", "0")
     arguments = launch.launch_command_parser().parse_args(["--config_file", str(file), "--main_process_port", port, "none.py"])
     arguments, found, precision_from_file = launch._validate_launch_command(arguments)
-    # DeepSpeed settings that the file determines, which the trainer then leaves alone; joined as in
-    # the launcher.
+    # DeepSpeed settings that the file determines, which the trainer then leaves alone; joined as in the launcher.
     determined = [*found.deepspeed_config, *(["mixed_precision"] if precision_from_file else [])]
     arguments.deepspeed_fields_from_accelerate_config = ",".join(determined)
     before = dict(os.environ)

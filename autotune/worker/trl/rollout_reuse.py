@@ -1,9 +1,8 @@
 """Reuse of rollouts: completions of one candidate serve others with the same batch.
 
-With the same generation batch and engine, micro-batch, accumulation and checkpointing do not affect
-generation. A later candidate then only trains, on completions of an earlier one, and its result
-includes the seconds measured there. Reuse is reported and never part of a certificate: the longer
-probe of a finalist generates.
+With the same generation batch and engine, micro-batch, accumulation and checkpointing do not affect generation. A later
+candidate then only trains, on completions of an earlier one, and its result includes the seconds measured there. Reuse is
+reported and never part of a certificate: the longer probe of a finalist generates.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ MAX_CACHED = 8  # generation batches in the cache; each has a few megabytes of t
 class CachedRollout:
     """One generation batch and its cost."""
 
-    # Return value of TRL's method: token ids, and their log-probabilities if the engine returned
-    # them.
-    answer: Any
+    answer: Any  # what TRL's method returns: token ids, and their log-probabilities if the engine has them
     seconds: Mapping[str, float]  # median over the generations after the first, by phase
     peak_bytes: Mapping[str, int]  # peak memory of the process, by phase
 
@@ -56,8 +53,7 @@ class Rollouts:
 
     recorder: Any
     source: CachedRollout | None = None  # rollout to reuse; None runs all generations
-    # Generations that run in any case, for their effect on an allocator that keeps its blocks.
-    real_first: int = 0
+    real_first: int = 0  # generations that run in any case, for their effect on an allocator that keeps its blocks
     run: int = 0
     borrowed: int = 0
     borrowed_seconds: dict[str, float] = field(default_factory=dict)

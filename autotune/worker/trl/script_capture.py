@@ -1,8 +1,8 @@
 """Runs the user's script up to the start of training, and captures the arguments of its trainer.
 
-The script is unchanged. While it runs, TRL's trainer classes return a placeholder; the real
-construction waits for a candidate's settings. Any use of the placeholder except callbacks ends the
-script, because only a trainer could serve it. Hence nothing is trained, saved or pushed.
+The script is unchanged. While it runs, TRL's trainer classes return a placeholder; the real construction waits for a
+candidate's settings. Any use of the placeholder except callbacks ends the script, because only a trainer could serve it.
+Hence nothing is trained, saved or pushed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,8 +42,7 @@ class CapturedCall:
 
     file: str
     line: int
-    # First line, last line, first column, column after the last; None below Python 3.11.
-    span: tuple[int, int, int, int] | None = None
+    span: tuple[int, int, int, int] | None = None  # first line, last line, first column, column after the last; None below 3.11
     maker: str | None = None  # class or module of the call if it is not in the user's own file
 
 
@@ -57,8 +58,8 @@ class CapturedConfig:
 
     def settings(self) -> dict[str, Any]:
         """Return the values that differ from the class's defaults, given or assigned later."""
-        names = [field.name for field in dataclasses.fields(self.config) if field.init]
-        return {name: value for name in names if _differs(value := self.now(name), default_of(self.config, name))}
+        defaults = defaults_of(self.config)
+        return {name: value for name, default in defaults.items() if _differs(value := self.now(name), default)}
 
     def now(self, name: str) -> Any:
         return getattr(self.config, name) if name in self.changed else self.raw.get(name)
@@ -79,8 +80,7 @@ class CapturedTrainer:
     given: dict[str, Any]  # arguments that reached TRL's constructor, by parameter
     place: CapturedCall
     configured: CapturedConfig | None
-    # Callbacks added after the construction.
-    callbacks: list[Any] = dataclasses.field(default_factory=list)
+    callbacks: list[Any] = dataclasses.field(default_factory=list)  # added after the construction
     ended_by: str | None = None  # attribute that the script used before training; None for `train`
     train_place: CapturedCall | None = None
     namespace: Any = None  # the script's module: its functions look up their globals there
@@ -93,19 +93,9 @@ class Capture:
         self.trainers: list[CapturedTrainer] = []
         self._configs: dict[int, CapturedConfig] = {}
 
-    def construct(self, trainer_class: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def construct(self, method: str, trainer_class: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Capture a construction, and return the placeholder."""
-        given = self._reaching(trainer_class, method, args, kwargs)
-        config = given.get("args")
-        one = CapturedTrainer(
-            method=method, trainer_class=trainer_class, outer=(args, kwargs), given=given, place=_caller(2),
-            configured=self._configs.get(id(config)) if config is not None else None,
-        )  # fmt: skip
-        self.trainers.append(one)
-        return _Placeholder(one)
-
-    def _reaching(self, trainer_class: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of TRL's constructor, as passed on by the user's subclass."""
+        # 1. The arguments of TRL's constructor, as passed on by the user's subclass.
         base = METHODS[method].run.classes()[1]
         reached: list[dict[str, Any]] = []
         real = base.__init__
@@ -119,19 +109,30 @@ class Capture:
             trainer_class.__init__(object.__new__(trainer_class), *args, **kwargs)
         if not reached:
             raise ScriptFailed("odd_trainer", f"{trainer_class.__name__} never calls {base.__name__}.__init__")
-        return reached[0]
+        # 2. The trainer.
+        given = reached[0]
+        config = given.get("args")
+        one = CapturedTrainer(
+            method=method, trainer_class=trainer_class, outer=(args, kwargs), given=given, place=_caller(),
+            configured=self._configs.get(id(config)) if config is not None else None,
+        )  # fmt: skip
+        self.trainers.append(one)
+        return _Placeholder(one)
 
-    def begin_config(self, config: Any) -> None:
-        """Record a configuration at the start of its construction (outermost call)."""
-        if id(config) in self._configs and self._configs[id(config)].config is config:
-            return
-        raw = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
-        place, expanded = _config_caller()
-        self._configs[id(config)] = CapturedConfig(config=config, raw=raw, place=place, expanded=expanded)
+    def recording(self, complete: Callable[..., None]) -> Callable[..., None]:
+        """Return a `__post_init__` that records the configuration before and after `complete`."""
 
-    def complete_config(self, config: Any) -> None:
-        done = self._configs[id(config)]
-        done.completed = {name: getattr(config, name, None) for name in done.raw}
+        def recorded(config: Any, *args: Any, **kwargs: Any) -> None:
+            known = self._configs.get(id(config))
+            if known is None or known.config is not config:  # the outermost call
+                raw = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+                place, expanded = _config_caller()
+                self._configs[id(config)] = CapturedConfig(config=config, raw=raw, place=place, expanded=expanded)
+            complete(config, *args, **kwargs)
+            done = self._configs[id(config)]
+            done.completed = {name: getattr(config, name, None) for name in done.raw}
+
+        return recorded
 
 
 class _Placeholder:
@@ -149,7 +150,7 @@ class _Placeholder:
     pop_callback = remove_callback
 
     def train(self, *_: Any, **__: Any) -> None:
-        self._captured.train_place = _caller(1)
+        self._captured.train_place = _caller()
         raise CaptureDone
 
     def __getattr__(self, name: str) -> Any:
@@ -168,17 +169,20 @@ def patched(capture: Capture) -> Iterator[None]:
     """Make TRL's trainers return placeholders, and record its configurations. Other trainers are refused."""
     from transformers import Trainer, TrainingArguments
 
+    def refuse(cls: Any, *_: Any, **__: Any) -> Any:  # it would load its model, and train
+        raise ScriptFailed("other_trainer", cls.__name__)
+
     classes = {}
     for method in (name for name, method in METHODS.items() if method.in_scripts):
         with contextlib.suppress(ImportError):  # older releases have no KTO outside of trl.experimental
             classes[method] = METHODS[method].run.classes()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_constructed_by(Trainer, _refuse))
+        stack.enter_context(_constructed_by(Trainer, refuse))
         for method, (_, trainer) in classes.items():
-            stack.enter_context(_constructed_by(trainer, _capturing(method, capture)))
+            stack.enter_context(_constructed_by(trainer, functools.partial(capture.construct, method)))
         for config in (TrainingArguments, *(config for config, _ in classes.values())):
             if "__post_init__" in vars(config):
-                stack.enter_context(attribute(config, "__post_init__", _recording(config.__post_init__, capture)))
+                stack.enter_context(attribute(config, "__post_init__", capture.recording(config.__post_init__)))
         yield
 
 
@@ -189,32 +193,8 @@ def _constructed_by(trainer: Any, construct: Callable[..., Any]) -> Iterator[Non
     try:
         yield
     finally:
-        # A deleted __new__ does not restore that of `object` in CPython: the class needs one of its
-        # own from now on.
+        # A deleted __new__ does not restore that of `object` in CPython: the class needs one of its own from now on.
         trainer.__new__ = lambda cls, *_, **__: object.__new__(cls)
-
-
-def _refuse(cls: Any, *_: Any, **__: Any) -> Any:
-    """Let no other trainer be built: it would load its model, and train."""
-    raise ScriptFailed("other_trainer", cls.__name__)
-
-
-def _capturing(method: str, capture: Capture) -> Callable[..., Any]:
-    def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return capture.construct(cls, method, args, kwargs)
-
-    return construct
-
-
-def _recording(complete: Callable[..., None], capture: Capture) -> Callable[..., None]:
-    """Return a `__post_init__` that records the configuration before and after `complete`."""
-
-    def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
-        capture.begin_config(self)
-        complete(self, *args, **kwargs)
-        capture.complete_config(self)
-
-    return recorded
 
 
 def catch(script: str, arguments: Sequence[str], method: str | None = None) -> CapturedTrainer:
@@ -252,25 +232,17 @@ def _run(script: str, arguments: Sequence[str], capture: Capture) -> types.Modul
     except ScriptFailed:
         raise
     except Exception as error:
-        raise ScriptFailed("crashed", f"{type(error).__name__}: {error}", line=_line_in(error, str(path))) from error
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            lines.append(error.lineno or 0)
+        innermost = lines[-1] if lines else None
+        raise ScriptFailed("crashed", f"{type(error).__name__}: {error}", line=innermost) from error
     return main
 
 
-def _line_in(error: BaseException, file: str) -> int | None:
-    """Return the innermost line of the script in the traceback."""
-    lines, trace = [], error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
-    if isinstance(error, SyntaxError) and error.filename == file:
-        lines.append(error.lineno or 0)
-    return lines[-1] if lines else None
-
-
-def _caller(depth: int) -> CapturedCall:
+def _caller() -> CapturedCall:
     """Return the call by the nearest frame outside this file."""
-    frame: Any = sys._getframe(depth)
+    frame: Any = sys._getframe()
     while frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return _call_of(frame)
@@ -325,12 +297,15 @@ def _expanded(frame: Any, place: CapturedCall) -> tuple[str, ...]:
     return tuple(names)
 
 
-def default_of(config: Any, name: str) -> Any:
-    """Return the class's default; None without one."""
-    field = next(field for field in dataclasses.fields(config) if field.name == name)
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
+def defaults_of(config: Any) -> dict[str, Any]:
+    """Return the defaults of a configuration's arguments; None for those without one."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.init and field.default_factory is not dataclasses.MISSING:
+            found[field.name] = field.default_factory()
+        elif field.init:
+            found[field.name] = None if field.default is dataclasses.MISSING else field.default
+    return found
 
 
 def _differs(one: Any, other: Any) -> bool:

@@ -25,22 +25,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from .. import prompt_measurement
+from ..image_measurement import listed
 from ..tracing.patching import attribute, swapped
 from .engine import without_vllm
 from .methods import METHODS
-from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, default_of
+from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, defaults_of
 
 SPECIAL = ("tools", "rollout_func", "environment_factory")
 LORA = {"r": "lora_r", **{name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}}
 SECRETS = frozenset({"hub_token", "push_to_hub_token"})
 MAX_TOKENISED_ROWS = 2000  # rows that are tokenised to estimate the length of prompts
-PERCENTILES = (50, 90, 95, 99, 100)
 LIBRARIES = ("site-packages", "dist-packages")
 
 
 def main() -> None:
-    # Frameworks and scripts print to stdout: the reply goes to the real one, everything else to
-    # stderr.
+    # Frameworks and scripts print to stdout: the reply goes to the real one, everything else to stderr.
     with os.fdopen(os.dup(1), "w") as real:
         os.dup2(2, 1)
         request = json.load(sys.stdin)
@@ -78,19 +78,21 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
     given, configured = captured.given, captured.configured
     settings = configured.settings() if configured else {}
     plain = _plain_ones(settings)
-    callbacks = (*_listed(given.get("callbacks")), *captured.callbacks)
+    # Without one, the trainer makes a configuration of its own.
+    raw = {n: configured.now(n) for n in configured.raw} if configured else defaults_of(METHODS[captured.method].run.classes()[0])
+    callbacks = (*listed(given.get("callbacks")), *captured.callbacks)
     return {
         "method": captured.method,
         "trainer": captured.trainer_class.__name__,
         "model": _model(given, settings),
         "settings": plain,
         "left": sorted(set(settings) - set(plain) - SECRETS),
-        "raw": _plain_ones({name: configured.now(name) for name in configured.raw} if configured else _defaults(captured.method)),
+        "raw": _plain_ones(raw),
         "changed": sorted(configured.changed) if configured else [],
         "expanded": list(configured.expanded) if configured else [],
         "adapter": _adapter(given),
         "optimizers": any(one is not None for one in given.get("optimizers") or ()),
-        "rewards": [_name(reward) for reward in _listed(given.get("reward_funcs"))],
+        "rewards": [_name(reward) for reward in listed(given.get("reward_funcs"))],
         "callbacks": [one.__name__ if isinstance(one, type) else type(one).__name__ for one in callbacks],
         "special": [name for name in SPECIAL if given.get(name)],
         **_data(captured),
@@ -100,12 +102,6 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
         "ended_by": captured.ended_by,
         "modules": _own_modules(),
     }
-
-
-def _defaults(method: str) -> dict[str, Any]:
-    """Return the defaults of the configuration that the trainer makes for a script without one."""
-    config = METHODS[method].run.classes()[0]
-    return {field.name: default_of(config, field.name) for field in dataclasses.fields(config) if field.init}
 
 
 def _plain_ones(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,8 +156,6 @@ def _data(captured: CapturedTrainer) -> dict[str, Any]:
 
 
 def _prompt_lengths(captured: CapturedTrainer, source: Any) -> dict[str, int] | None:
-    from .. import prompt_measurement
-
     if source is None or captured.method not in ("grpo", "rloo", "async-grpo"):
         return None
     prompts = [row["prompt"] for row in itertools.islice(source, MAX_TOKENISED_ROWS)]
@@ -172,7 +166,7 @@ def _prompt_lengths(captured: CapturedTrainer, source: Any) -> dict[str, int] | 
         tokenizer = prompt_measurement.load_tokenizer({"model": name})
     options = (captured.configured.now("chat_template_kwargs") if captured.configured else None) or {}
     ordered = sorted(prompt_measurement.prompt_lengths(tokenizer, prompts, options))
-    return {str(share): prompt_measurement.percentile(ordered, share) for share in PERCENTILES}
+    return {str(share): prompt_measurement.percentile(ordered, share) for share in prompt_measurement.PERCENTILES}
 
 
 def _own_modules() -> list[str]:
@@ -192,10 +186,6 @@ def _name(reward: Any) -> str:
         return reward
     config = getattr(reward, "config", None)
     return str(getattr(reward, "__name__", None) or getattr(config, "_name_or_path", None) or type(reward).__name__)
-
-
-def _listed(value: Any) -> list[Any]:
-    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _dtype(value: Any) -> str | None:

@@ -1,8 +1,7 @@
 """Adapter for the user's script: a trainer per candidate from the script's own arguments.
 
-The script runs once per load, up to the start of training (`script_capture`); everything it loaded
-stays for the candidates. Lengths, phases and limits are those of `grpo_probe`; only the origin of
-model and data differs.
+The script runs once per load, up to the start of training (`script_capture`); everything it loaded stays for the
+candidates. Lengths, phases and limits are those of `grpo_probe`; only the origin of model and data differs.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from .. import memory_meter
 from ..tracing.patching import attribute
 from . import grpo_probe, methods, rank_environment, training_arguments, training_data
 from .grpo_probe import release as release
@@ -21,7 +19,7 @@ from .grpo_probe import supported as supported
 from .grpo_probe import warm as warm
 from .loaded import Loaded
 from .methods import METHODS
-from .script_capture import CapturedTrainer, catch, default_of
+from .script_capture import CapturedTrainer, catch, defaults_of
 from .trainer_run import TrainerRun
 
 # Two forms of one setting; a configuration accepts one of them.
@@ -80,12 +78,7 @@ def load(request: Mapping[str, Any], recorder: Any) -> Loaded:
     if request["script"]["gives_model"]:
         # A reference model is a copy of the script's, and the trainer fills the engine anyway.
         request = {**request, "model": {**request["model"], "weights": "random"}}
-    loaded = grpo_probe.load(request, recorder, ScriptLoaded)
-    if loaded.device == "cuda":
-        import torch
-
-        memory_meter.give_back(torch)
-    return loaded
+    return grpo_probe.load(request, recorder, ScriptLoaded)
 
 
 def measure(loaded: ScriptLoaded, request: Mapping[str, Any], recorder: Any) -> dict[str, Any]:
@@ -94,19 +87,6 @@ def measure(loaded: ScriptLoaded, request: Mapping[str, Any], recorder: Any) -> 
         plan = {**plan, "reuse_rollouts": False}
     # The script's own rows; at typical lengths they are not padded.
     return grpo_probe.measure(loaded, {**request, "plan": plan, "dataset": request.get("dataset") or {"own": True}}, recorder)
-
-
-def skipped_rewards(count: int) -> list[Callable[..., Any]]:
-    """Return as many free synthetic rewards as the script has, with different names."""
-
-    def made(number: int) -> Callable[..., Any]:
-        def skipped(completion_ids: Any, **kwargs: Any) -> list[float]:
-            return training_data.synthetic_reward(completion_ids, **kwargs)
-
-        skipped.__name__ = f"skipped_{number}"
-        return skipped
-
-    return [made(number) for number in range(count)]
 
 
 class ScriptRun(TrainerRun):
@@ -126,19 +106,15 @@ class ScriptRun(TrainerRun):
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the script's settings, overridden by the candidate's."""
         settings, model_settings = training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
-        own = self._own_settings()
+        configured, config, own = self.captured.configured, self.captured.given.get("args"), {}
+        if configured is not None:
+            own = configured.settings()
+        elif config is not None:
+            defaults = defaults_of(config)
+            own = {name: value for name, default in defaults.items() if (value := getattr(config, name)) != default}
         if set(GENERATION_SHAPE) & set(settings):
             own = {name: value for name, value in own.items() if name not in GENERATION_SHAPE}
         return {**own, **settings, **self._evaluation_settings()}, model_settings
-
-    def _own_settings(self) -> dict[str, Any]:
-        configured, config = self.captured.configured, self.captured.given.get("args")
-        if configured is not None:
-            return configured.settings()
-        if config is None:
-            return {}
-        names = [field.name for field in dataclasses.fields(config) if field.init]
-        return {name: value for name in names if (value := getattr(config, name)) != default_of(config, name)}
 
     def _rows(self, *, rows: int, group: int, seed: int) -> Any:
         return self._of_dataset(self.captured.given["train_dataset"], rows=rows, group=group, limit=None)
@@ -150,7 +126,11 @@ class ScriptRun(TrainerRun):
         if "quantization_config" in given:
             ours["quantization_config"] = None  # the model is loaded already
         if given.get("peft_config") is not None:
-            ours["peft_config"] = _with_rank(given["peft_config"], self.loaded.request.get("adapter") or {})
+            ours["peft_config"] = adapter = copy.deepcopy(given["peft_config"])
+            searched = self.loaded.request.get("adapter") or {}
+            for name, own in (("lora_r", "r"), ("lora_alpha", "lora_alpha")):  # another rank, if that is searched
+                if searched.get(name) is not None and getattr(adapter, own, None) not in (None, searched[name]):
+                    setattr(adapter, own, searched[name])
         if "reward_funcs" in given:
             ours["reward_funcs"] = self._rewards(given["reward_funcs"])
         if isinstance(given.get("reward_processing_classes"), list):
@@ -158,13 +138,21 @@ class ScriptRun(TrainerRun):
         return {**ours, **self._injected(config)}
 
     def _rewards(self, given: Any) -> list[Any]:
-        """Return the script's rewards: functions timed, reward models unchanged."""
-        rewards = list(given) if isinstance(given, list | tuple) else [given]
-        if self.loaded.request["script"]["rewards"] == "skip":
-            return skipped_rewards(len(rewards))
+        """Return the script's rewards: functions timed, reward models unchanged. Skipped ones are free and synthetic."""
         import torch
 
-        return [reward if isinstance(reward, str | torch.nn.Module) else self.reward_clock.time(reward) for reward in rewards]
+        made: list[Any] = []
+        for reward in list(given) if isinstance(given, list | tuple) else [given]:
+            if self.loaded.request["script"]["rewards"] == "skip":
+
+                def skipped(completion_ids: Any, **kwargs: Any) -> list[float]:
+                    return training_data.synthetic_reward(completion_ids, **kwargs)
+
+                skipped.__name__ = f"skipped_{len(made)}"  # the trainer's logs need different names
+                made.append(skipped)
+            else:
+                made.append(reward if isinstance(reward, str | torch.nn.Module) else self.reward_clock.time(reward))
+        return made
 
     def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
         """Call the class like the script; TRL's constructor receives the candidate's arguments."""
@@ -178,12 +166,3 @@ class ScriptRun(TrainerRun):
 
         with attribute(base, "__init__", with_ours):
             return trainer_class(*args, **kwargs)
-
-
-def _with_rank(peft_config: Any, adapter: Mapping[str, Any]) -> Any:
-    """Return a copy of the script's adapter, with another rank if that is searched."""
-    made = copy.deepcopy(peft_config)
-    for name, own in (("lora_r", "r"), ("lora_alpha", "lora_alpha")):
-        if adapter.get(name) is not None and getattr(made, own, None) not in (None, adapter[name]):
-            setattr(made, own, adapter[name])
-    return made

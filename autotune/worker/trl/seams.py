@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-OLDEST = "1.0.0"
-NEWEST = "1.16.0"
+OLDEST, NEWEST = "1.0.0", "1.16.0"
 PPO_NEWEST = "1.12.0"  # last release with PPO, an experimental trainer
 ASYNC_OLDEST = "1.16.0"  # first release whose rows are trees of rollouts
 KTO_OLDEST = "1.8.0"  # before, KTO was an experimental trainer with another preparation of its rows
@@ -20,7 +19,9 @@ SFT = "trl.trainer.sft_trainer"
 DPO = "trl.trainer.dpo_trainer"
 KTO = "trl.trainer.kto_trainer"
 REWARD = "trl.trainer.reward_trainer"
-ASYNC_GRPO = "trl.experimental.async_grpo.async_grpo_trainer"
+ASYNC_PACKAGE = "trl.experimental.async_grpo"
+ASYNC_GRPO = f"{ASYNC_PACKAGE}.async_grpo_trainer"
+ASYNC_PACKING = f"{ASYNC_PACKAGE}.packing"
 ONLINE_DPO = "trl.experimental.online_dpo.online_dpo_trainer"
 PPO = "trl.experimental.ppo.ppo_trainer"
 GENERATION = "trl.generation.vllm_generation"
@@ -37,11 +38,16 @@ class Seam(NamedTuple):
     module: str
     name: str  # `function`, or `Class.method`
     why: str
-    # `probe`: required by each probe of the method. `trace`: only by traces. `either`: looked up
-    # where it exists.
-    use: str = "probe"
-    since: str = OLDEST
-    until: str = NEWEST
+    use: str  # `probe`: required by each probe of the method. `trace`: only by traces. `either`: looked up where it exists
+    since: str
+    until: str
+
+
+_SINCE = {KTO: KTO_OLDEST, ASYNC_GRPO: ASYNC_OLDEST, ASYNC_PACKING: ASYNC_OLDEST}
+
+
+def _seam(module: str, name: str, why: str, use: str = "probe", since: str | None = None) -> Seam:
+    return Seam(module, name, why, use, since or _SINCE.get(module, OLDEST), PPO_NEWEST if module == PPO else NEWEST)
 
 
 _ONLINE = {
@@ -74,63 +80,31 @@ _BY_CLASS: Mapping[tuple[str, str], Mapping[str, str]] = {
     },
 }
 
-_SINCE = {KTO: KTO_OLDEST, ASYNC_GRPO: ASYNC_OLDEST}
-
 SEAMS: tuple[Seam, ...] = (
-    *(
-        Seam(module, f"{cls}.{name}", why, since=_SINCE.get(module, OLDEST))
-        for (module, cls), names in _BY_CLASS.items()
-        for name, why in names.items()
-    ),
-    *(
-        Seam(module, f"{cls}.{name}", why, "trace")
-        for module, cls in ((GRPO, "GRPOTrainer"), (RLOO, "RLOOTrainer"))
-        for name, why in _ONLINE_TRACED.items()
-    ),
-    Seam(DPO, "DPOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"),
-    Seam(KTO, "KTOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace", since=KTO_OLDEST),
-    Seam(KTO, "hash_module", "hash of weights that do not exist in a trace", "trace", since=KTO_OLDEST),
-    Seam(PPO, "PPOTrainer.train", "loop whose functions are wrapped", until=PPO_NEWEST),
-    Seam(PPO, "PPOTrainer.null_ref_context", "reference model without a copy", until=PPO_NEWEST),
-    Seam(PPO, "batch_generation", "phase rollout, tokens of a batch", "either", until=PPO_NEWEST),
-    Seam(PPO, "forward", "phase score", "either", until=PPO_NEWEST),
-    Seam(PPO, "get_reward", "phases reward and score", "either", until=PPO_NEWEST),
-    *(
-        Seam(ASYNC_GRPO, name, why, "either", since=ASYNC_OLDEST)
-        for name, why in (
-            (REFERENCE_LOADER, "model in memory"),
-            ("get_peak_flops_per_device", "no name of a GPU in a trace"),
-        )
-    ),
-    Seam(
-        f"{ASYNC_GRPO.rpartition('.')[0]}.packing",
-        "_flash_attn",
-        "no kernel from the hub in a trace",
-        "trace",
-        since=ASYNC_OLDEST,
-    ),
-    Seam(GENERATION, "VLLMGeneration.sync_weights", "phase sync"),
-    Seam(GENERATION, "VLLMClient", "one connection to a server for all trainers", "either"),
-    Seam("trl.import_utils", "is_vllm_available", "no import of vLLM, which takes ten seconds, for loads without it", "either"),
-    *(
-        Seam(
-            module,
-            REFERENCE_LOADER,
-            "reference model as a copy in memory",
-            "either",
-            since=KTO_OLDEST if module == KTO else OLDEST,
-        )
-        for module in REFERENCE_MODULES
-    ),
-    Seam(UTILS, REFERENCE_LOADER, "sharded model loaded by TRL's own function", "either"),
-    Seam(GRPO, "VLLMGeneration", "no engine in a trace", "trace"),
-    Seam(RLOO, "VLLMGeneration", "no engine in a trace", "trace"),
-    Seam(DPO, "hash_module", "hash of weights that do not exist in a trace", "trace"),
-    *(Seam(module, "get_act_offloading_ctx_manager", "no streams in a trace", "either") for module in (SFT, DPO, REWARD)),
-    Seam(KTO, "get_act_offloading_ctx_manager", "no streams in a trace", "either", since=KTO_OLDEST),
-    Seam(UTILS, "_CHUNKED_LOGPROB_CHUNK_SIZE", "vocabulary projected at once; absent if all of it is", "either", since="1.16.0"),
-    Seam("trl.models.utils", "add_hooks", "ZeRO-3's hooks after a rollout: read, not called", "either"),
-    Seam("trl.scripts.vllm_serve", "build_command", "vLLM server without weights on disk", "either", since="1.16.0"),
+    *(_seam(module, f"{cls}.{name}", why) for (module, cls), names in _BY_CLASS.items() for name, why in names.items()),
+    *(_seam(GRPO, f"GRPOTrainer.{name}", why, "trace") for name, why in _ONLINE_TRACED.items()),
+    *(_seam(RLOO, f"RLOOTrainer.{name}", why, "trace") for name, why in _ONLINE_TRACED.items()),
+    _seam(DPO, "DPOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"),
+    _seam(KTO, "KTOTrainer._precompute_ref_logps", "pass over all rows, left out of a trace", "trace"),
+    *(_seam(module, "hash_module", "hash of weights that do not exist in a trace", "trace") for module in (DPO, KTO)),
+    _seam(PPO, "PPOTrainer.train", "loop whose functions are wrapped"),
+    _seam(PPO, "PPOTrainer.null_ref_context", "reference model without a copy"),
+    _seam(PPO, "batch_generation", "phase rollout, tokens of a batch", "either"),
+    _seam(PPO, "forward", "phase score", "either"),
+    _seam(PPO, "get_reward", "phases reward and score", "either"),
+    _seam(ASYNC_GRPO, REFERENCE_LOADER, "model in memory", "either"),
+    _seam(ASYNC_GRPO, "get_peak_flops_per_device", "no name of a GPU in a trace", "either"),
+    _seam(ASYNC_PACKING, "_flash_attn", "no kernel from the hub in a trace", "trace"),
+    _seam(GENERATION, "VLLMGeneration.sync_weights", "phase sync"),
+    _seam(GENERATION, "VLLMClient", "one connection to a server for all trainers", "either"),
+    _seam("trl.import_utils", "is_vllm_available", "no import of vLLM, which takes ten seconds, for loads without it", "either"),
+    *(_seam(module, REFERENCE_LOADER, "reference model as a copy in memory", "either") for module in REFERENCE_MODULES),
+    _seam(UTILS, REFERENCE_LOADER, "sharded model loaded by TRL's own function", "either"),
+    *(_seam(module, "VLLMGeneration", "no engine in a trace", "trace") for module in (GRPO, RLOO)),
+    *(_seam(module, "get_act_offloading_ctx_manager", "no streams in a trace", "either") for module in (SFT, DPO, REWARD, KTO)),
+    _seam(UTILS, "_CHUNKED_LOGPROB_CHUNK_SIZE", "vocabulary projected at once; absent if all of it is", "either", "1.16.0"),
+    _seam("trl.models.utils", "add_hooks", "ZeRO-3's hooks after a rollout: read, not called", "either"),
+    _seam("trl.scripts.vllm_serve", "build_command", "vLLM server without weights on disk", "either", "1.16.0"),
 )
 
 
@@ -141,13 +115,6 @@ class UnsupportedFramework(ImportError):
 def supported() -> tuple[str, str]:
     """Return the oldest and the newest tested release."""
     return OLDEST, NEWEST
-
-
-def missing_trainer(trainer: str, module: str, oldest: str, newest: str) -> str:
-    """Message for a release without this trainer."""
-    import trl
-
-    return f"TRL {trl.__version__} has no {trainer} in {module}; releases {oldest} to {newest} have: pip install 'trl=={newest}'"
 
 
 def check(trainer_class: Any, generation: Any, version: str) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import protocol
 from ..early_stop import out_of_reach
-from .hooks import LoopCounts
-from .rollout_reuse import Rollouts
+from . import trainer_state
+
+if TYPE_CHECKING:
+    from .trainer_run import TrainerRun
 
 UNBOUNDED_UNITS = 10**6  # units of a run that ends by time
 MAX_PROMPT_ROUNDS = 64  # different generation batches before the prompts repeat
+CYCLE_SPREAD = 0.05  # default standard deviation of a cycle's log speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +33,7 @@ class MeasurementPlan:
     """Units of one run."""
 
     unit: Unit
-    # Units left out of the timing: at least one, because the first holds the first optimizer step.
-    warmup: int
+    warmup: int  # units left out of the timing: at least one, because the first holds the first optimizer step
     timed: int
 
     @property
@@ -67,59 +69,26 @@ def measurement_plan(unit: Unit, plan: Mapping[str, Any]) -> MeasurementPlan:
     return MeasurementPlan(unit=unit, warmup=warmup, timed=max(1, int(plan["timed_cycles"]), needed - warmup))
 
 
-CYCLE_SPREAD = 0.05  # Default standard deviation of a cycle's log speed
-
-
-@dataclass(kw_only=True)
-class Timing:
-    """Timed units of one run."""
-
-    seconds: list[float] = field(default_factory=list)
-    loss_tokens: list[int] = field(default_factory=list)
-    phase_seconds: dict[str, float] = field(default_factory=dict)
-    prompt_tokens: int = 0
-    reward_seconds: float = 0.0
-    borrowed_seconds: float = 0.0
-    cut_short: bool = False
-    # Memory in each unit: steps, seconds, peak_bytes, held_bytes.
-    cycles: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedEnd:
-    """Conditions for an early or a timed end of a run."""
-
-    min_steps: int  # optimizer steps before any stop: only then the run is known to fit
-    stop_below: float | None = None  # tokens per second that must stay within reach
-    cycle_spread: float = CYCLE_SPREAD
-    soak_seconds: float | None = None
-
-
 class _Mark(NamedTuple):
-    """State at the start of a unit."""
+    """State at the start or the end of a unit."""
 
     at: float
     phases: dict[str, float]
+    borrowed: dict[str, float]
     loss_tokens: int
     prompt_tokens: int
     reward_seconds: float
-    borrowed: dict[str, float]
 
 
-def step_timer(
-    callback_class: Any,
-    recorder: Any,
-    seen: LoopCounts,
-    plan: MeasurementPlan,
-    end: TimedEnd,
-    *,
-    rollouts: Rollouts,
-    reward_seconds: Callable[[], float],
-    over_ranks: Callable[[float, int], tuple[float, int]],
-    after_first_step: Callable[[], None],
-) -> tuple[Any, Timing]:
-    """Return the callback and its timing. `after_first_step` runs once, with all state present."""
-    timing = Timing()
+def step_timer(callback_class: Any, run: TrainerRun, plan: MeasurementPlan) -> Any:
+    """Return the callback. Its `speed` has the timed units, `cycles` the memory in each one."""
+    recorder, seen, min_steps = run.recorder, run.seen, int(run.plan["optimizer_steps"])
+    soak_seconds, spread = run.plan.get("soak_seconds"), float(run.plan.get("cycle_spread") or CYCLE_SPREAD)
+    speed: dict[str, Any] = {
+        "cycle_seconds": [], "cycle_loss_tokens": [], "prompt_tokens": 0, "phase_seconds": {}, "user_reward_seconds": 0.0,
+        "cut_short": False, "borrowed_seconds": 0.0,
+    }  # fmt: skip
+    cycles: list[dict[str, Any]] = []
 
     class StepTimer(callback_class):  # type: ignore[misc]
         steps = 0
@@ -128,60 +97,69 @@ def step_timer(
             self.rates: list[float] = []
             self.began = time.perf_counter()
             recorder.take_cycle()
-            self._begin_unit()
+            self.mark = self._now()
 
         def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
             recorder.enter("optimizer")
 
         def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
             recorder.leave()
-            if self.steps == 0:  # during warm-up, so its time is not counted
-                after_first_step()
+            if self.steps == 0:  # with all state present, and during warm-up, so its time is not counted
+                run.found["model_bytes"] = trainer_state.model_bytes(run.trainer)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.steps += 1
             if self.steps % plan.unit.optimizer_steps == 0:
                 self._end_unit(control)
-                self._begin_unit()
+                self.mark = self._now()
 
-        def _begin_unit(self) -> None:
-            phases = recorder.seconds()  # waits for the device
-            borrowed = dict(rollouts.borrowed_seconds)
-            counts = (seen.loss_tokens, seen.prompt_tokens, reward_seconds())
-            self.mark = _Mark(time.perf_counter(), phases, *counts, borrowed)
+        def _now(self) -> _Mark:
+            phases, at = recorder.seconds(), time.perf_counter()  # the recorder waits for the device
+            counts = (seen.loss_tokens, seen.prompt_tokens, run.reward_clock.seconds)
+            return _Mark(at, phases, dict(run.rollouts.borrowed_seconds), *counts)
 
         def _end_unit(self, control: Any) -> None:
             # 1. The unit's figures. Seconds of reused generations count as if they had run.
-            phases, before = recorder.seconds(), self.mark
-            borrowed = {name: spent - before.borrowed.get(name, 0.0) for name, spent in rollouts.borrowed_seconds.items()}
-            seconds = time.perf_counter() - before.at + sum(borrowed.values())
-            tokens = seen.loss_tokens - before.loss_tokens
+            before, now = self.mark, self._now()
+            borrowed = {name: spent - before.borrowed.get(name, 0.0) for name, spent in now.borrowed.items()}
+            seconds = now.at - before.at + sum(borrowed.values())
+            tokens = now.loss_tokens - before.loss_tokens
             unit = self.steps // plan.unit.optimizer_steps
-            units = None if end.soak_seconds else plan.units
+            units = None if soak_seconds else plan.units
             recorder.emit({"event": protocol.CYCLE, "done": unit, "of": units, "seconds": seconds, "tokens": tokens})
             since = time.perf_counter() - self.began
-            timing.cycles.append({"steps": self.steps, "seconds": round(since, 4), **recorder.take_cycle()})
+            cycles.append({"steps": self.steps, "seconds": round(since, 4), **recorder.take_cycle()})
             # 2. The timing, after the warm-up.
             if unit <= plan.warmup:
                 return
-            timing.seconds.append(seconds)
-            timing.loss_tokens.append(tokens)
-            timing.prompt_tokens += seen.prompt_tokens - before.prompt_tokens
-            timing.reward_seconds += reward_seconds() - before.reward_seconds
-            timing.borrowed_seconds += sum(borrowed.values())
-            for phase, total in phases.items():
+            speed["cycle_seconds"].append(seconds)
+            speed["cycle_loss_tokens"].append(tokens)
+            speed["prompt_tokens"] += now.prompt_tokens - before.prompt_tokens
+            speed["user_reward_seconds"] += now.reward_seconds - before.reward_seconds
+            speed["borrowed_seconds"] += sum(borrowed.values())
+            for phase, total in now.phases.items():
                 spent = total - before.phases[phase] + borrowed.get(phase, 0.0)
-                timing.phase_seconds[phase] = timing.phase_seconds.get(phase, 0.0) + spent
+                speed["phase_seconds"][phase] = speed["phase_seconds"].get(phase, 0.0) + spent
             # 3. The decision to stop. All ranks use the same figures, so all of them stop, or none.
-            if self.steps < end.min_steps:
+            if self.steps < min_steps:  # until then the run is not known to fit
                 return
-            if end.soak_seconds is not None:
-                soaked, _ = over_ranks(time.perf_counter() - self.began, 0)
-                control.should_training_stop = soaked >= end.soak_seconds
-            elif unit < plan.units and end.stop_below is not None:
-                slowest, together = over_ranks(seconds, tokens)
+            if soak_seconds is not None:
+                soaked, _ = _over_ranks(run.trainer.accelerator, time.perf_counter() - self.began, 0)
+                control.should_training_stop = soaked >= soak_seconds
+            elif unit < plan.units and run.stop_below is not None:
+                slowest, together = _over_ranks(run.trainer.accelerator, seconds, tokens)
                 self.rates.append(together / slowest)
-                if out_of_reach(self.rates, goal=end.stop_below, spread=end.cycle_spread):
-                    timing.cut_short = control.should_training_stop = True
+                if out_of_reach(self.rates, goal=run.stop_below, spread=spread):
+                    speed["cut_short"] = control.should_training_stop = True
 
-    return StepTimer(), timing
+    timer = StepTimer()
+    timer.speed, timer.cycles = speed, cycles
+    return timer
+
+
+def _over_ranks(accelerator: Any, seconds: float, tokens: int) -> tuple[float, int]:
+    """Return the slowest rank's seconds and the sum of all ranks' tokens."""
+    import torch
+
+    figures = accelerator.gather(torch.tensor([[seconds, float(tokens)]], device=accelerator.device))
+    return float(figures[:, 0].max()), int(figures[:, 1].sum())

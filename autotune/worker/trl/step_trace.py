@@ -1,8 +1,8 @@
 """Adapter that traces a step of TRL's own trainers on tensors without memory.
 
-`worker/tracing` describes request and result. The trainer is constructed from the settings around a
-model on meta, its parameters become fake tensors, and its own `train` runs; only generation is left
-out. `run` does the same on real tensors, for counting allocators.
+`worker/tracing` describes request and result. The trainer is constructed from the settings around a model on meta, its
+parameters become fake tensors, and its own `train` runs; only generation is left out. `run` does the same on real tensors,
+for counting allocators.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..stand_in.trace import document
+from ..stand_in.trace import document, run_on_fake_tensors
 from ..stand_in.trace import load as load
 from ..stand_in.trace import release as release
-from . import grpo_probe, seams, trainer_state
+from . import grpo_probe, hooks, methods, seams, trainer_state
 from .seams import supported as supported
 
 
 def warm(load: Mapping[str, Any]) -> dict[str, str]:
     """Import everything that a trace needs."""
     from ..tracing import kernels
-    from . import methods
 
     kernels.install_triton_stub()  # before any library checks for Triton
     versions = grpo_probe.warm({**load, "engine": None, "device": "cpu"})
@@ -61,20 +60,18 @@ def trace(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _forgets_order(spec: Mapping[str, Any]) -> bool:
     """Return True if ZeRO-3 records the order of the modules anew after each rollout: the trainer
     generates with all weights gathered, and this TRL says so to DeepSpeed when it puts the hooks back."""
-    from . import methods
-
     settings, traced = spec["settings"], methods.method_of(spec).traced
     if settings.get("use_vllm") or traced is None or not traced.generates:
         return False
     if settings.get("ds3_gather_for_generation") is False:  # the hooks stay where they are
         return False
-    hooks = getattr(importlib.import_module("trl.models.utils"), "add_hooks", None)
-    return hooks is not None and "_invalidate_trace" in inspect.getsource(hooks)
+    add_hooks = getattr(importlib.import_module("trl.models.utils"), "add_hooks", None)
+    return add_hooks is not None and "_invalidate_trace" in inspect.getsource(add_hooks)
 
 
 def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return the trainer after its steps, its annotator, and the parameters' uses or None."""
-    from ..tracing import cuda_choices, experts, fake_models, fsdp2, liger, parameter_uses, step_annotator, zero_linear
+    from ..tracing import cuda_choices, fake_models, fsdp2, liger, step_annotator
     from ..tracing.ledger import Ledger
     from ..tracing.tracker import Tracker
     from . import trace_build
@@ -93,42 +90,16 @@ def _trace(spec: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     ):
         with fake_models.adapters_on_meta():
             trainer = trace_build.build(spec, annotator, Path(scratch), device="meta")
-        with fake_models.fake_mode_with(tracker, spec["device"]):
-            # From meta to fake tensors, then sharded.
-            for model in models_of(trainer):
-                fake_models.materialise(model)
-            annotator.mark_model(trainer.model)
-            for model in reversed(models_of(trainer)):  # a reference is sharded when the trainer is made
-                fsdp2.shard(model, spec, tracker, scores=model is not trainer.model)
-            annotator.mark_layers(trainer.model)
-            log = parameter_uses.of(spec, ledger)
-            if parameter_uses.wanted(spec):
-                log.watch(trainer.model, tracker)
-            for model in models_of(trainer)[1:] if parameter_uses.partitions_models(spec) else ():
-                log.watch(model, tracker, trains=False)
-            with (
-                fake_models.errors_as_untraceable(),
-                experts.routed(trainer.model, spec),
-                zero_linear.zero3_linear(spec),
-                parameter_uses.frozen_units_hooked(trainer.model, spec) as after_backward,
-            ):
-                _after_each_backward(trainer.accelerator, after_backward)
-                trainer.train()
-            log.note_groups(trainer.optimizer.param_groups)
-            annotator.stop()
+
+        def steps(after_backward: Callable[[], None]) -> Any:
+            hooks.wrap(trainer.accelerator, "backward", after=lambda *_, **__: after_backward())
+            trainer.train()
+            return trainer.optimizer.param_groups
+
+        usage = run_on_fake_tensors(spec, annotator, models_of(trainer), steps)
     for note in liger.notes(spec):
         annotator.note(note)
-    return trainer, annotator, log.as_json() if parameter_uses.wanted(spec) else None
-
-
-def _after_each_backward(accelerator: Any, then: Callable[[], None]) -> None:
-    backward = accelerator.backward
-
-    def backward_and_then(*args: Any, **kwargs: Any) -> None:
-        backward(*args, **kwargs)
-        then()
-
-    accelerator.backward = backward_and_then
+    return trainer, annotator, usage
 
 
 def run(spec: Mapping[str, Any], annotator: Any = None, before: Callable[[Any], None] = lambda trainer: None) -> Any:

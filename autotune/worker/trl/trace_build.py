@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import synthetic
-from ..tracing import Untraceable, fake_models, fsdp2, offloaded_activations, patching, quantised, step_annotator, vision_chunks
+from ..stand_in.model import build as build_model
+from ..tracing import Untraceable, fsdp2, offloaded_activations, patching, quantised, step_annotator, vision_chunks
 from . import base_model, grpo_probe, image_inputs, methods, seams, training_arguments
 from .traced_method import TracedMethod
 from .traced_trainer import TracedLengths, TracePlan, trace_plan, trace_watcher, traced
@@ -53,14 +54,15 @@ def build(spec: Mapping[str, Any], annotator: step_annotator.NullAnnotator, scra
     trainer_class = method.trainer_class(trainer_class, annotator, lengths)
     # 3. The trainer.
     images = spec.get("images")
-    processing = _tokenizer(scratch) if images is None else _processor(scratch, model, images)
+    processing = _processing(scratch, model, images)
+    casting = "autocast" if fsdp2.autocasts(spec) else "wrapper" if fsdp2.wanted(spec) else "engine"
 
     def another() -> Any:
         made = model_of(spec, attention, device)
         return made if images is None else image_inputs.with_ids(made, processing.tokenizer)
 
     with _without_disk_and_engine(methods.method_of(spec).run.module, another):
-        trainer = traced(method, trainer_class, annotator, plan, lengths, casting=_casting(spec), tokenizes=images is not None)(
+        trainer = traced(method, trainer_class, annotator, plan, lengths, casting=casting, tokenizes=images is not None)(
             **{
                 "model": model,
                 "args": arguments,
@@ -96,26 +98,11 @@ def traced_method(spec: Mapping[str, Any]) -> TracedMethod:
     return known[method]
 
 
-def _casting(spec: Mapping[str, Any]) -> str:
-    """Component that casts to the requested precision."""
-    if fsdp2.autocasts(spec):
-        return "autocast"
-    return "wrapper" if fsdp2.wanted(spec) else "engine"
-
-
 def model_of(spec: Mapping[str, Any], attention: str | None, device: str) -> Any:
-    import torch
-
-    model_spec, trust = spec["model"], bool(spec.get("trust_remote_code"))
-    folder = model_spec["folder"] if trust else None
-    config = fake_models.config_of(dict(model_spec), folder, trust_remote_code=trust)
-    dtype = getattr(torch, model_spec["dtype"])
-    scores = traced_method(spec).scores
-    model = fake_models.build(config, dtype, attention, device=device, trust_remote_code=trust, scores=scores)
+    model = build_model(spec, attention, device=device, scores=traced_method(spec).scores)
     if device == "meta":
         quantised.quantise(model, spec)
         vision_chunks.join_pieces(model)
-    model.config._name_or_path = model.name_or_path = model_spec["name"]
     return model
 
 
@@ -137,10 +124,11 @@ def _config(
     config_class: Any, settings: Mapping[str, Any], spec: Mapping[str, Any], lengths: TracedLengths, scratch: Path, *,
     max_steps: int,
 ) -> Any:  # fmt: skip
+    # 1. Arguments.
     known = training_arguments.known_fields(config_class)
     forced = training_arguments.ForcedLengths(prompt=lengths.prompt, completion=lengths.completion, pad_prompts=True)
     arguments = training_arguments.training_arguments(
-        settings, lengths=forced, device="cpu", max_steps=max_steps, seed=42, folder=scratch / "output", known=known
+        config_class, settings, lengths=forced, device="cpu", max_steps=max_steps, seed=42, folder=scratch / "output"
     )
     if "max_completion_length" in known:
         arguments["max_completion_length"] = lengths.completion
@@ -151,11 +139,8 @@ def _config(
         arguments["max_length"] = lengths.prompt + lengths.completion if settings.get("packing") else None
     if "weight_decay" in settings:
         arguments["weight_decay"] = settings["weight_decay"]
-    return _with_ranks(config_class, int((spec.get("sharding") or {}).get("ranks") or 1))(**arguments)
-
-
-def _with_ranks(config_class: Any, ranks: int) -> Any:
-    """Return a subclass for one of `ranks` ranks: a generation batch has all ranks' rows."""
+    # 2. The configuration of one of `ranks` ranks: a generation batch has all ranks' rows.
+    ranks = int((spec.get("sharding") or {}).get("ranks") or 1)
 
     class Config(config_class):  # type: ignore[misc]
         completed = False
@@ -169,7 +154,7 @@ def _with_ranks(config_class: Any, ranks: int) -> Any:
             return super().world_size if self.completed else ranks
 
     Config.__name__ = config_class.__name__
-    return Config
+    return Config(**arguments)
 
 
 def _rows(spec: Mapping[str, Any], arguments: Any, plan: TracePlan, lengths: TracedLengths, processing: Any) -> Any:
@@ -183,23 +168,19 @@ def _rows(spec: Mapping[str, Any], arguments: Any, plan: TracePlan, lengths: Tra
     found = method.image_column(lengths)
     if found is None:
         raise Untraceable(f"images: rows of {spec['method']} have none. Leave --image-size out, or use sft, grpo or rloo")
-    column, tokens = found
     rows = max(rows, getattr(arguments, "generation_batch_size", 0))
-    message = image_inputs.messages(processing, images, tokens, generates=method.generates)
-    return Dataset.from_dict({column: [message] * rows, "images": [image_inputs.pictures(images)] * rows})
+    return image_inputs.dataset(processing, images, *found, rows, generates=method.generates)
 
 
-def _tokenizer(scratch: Path) -> Any:
+def _processing(scratch: Path, model: Any, images: Mapping[str, Any] | None) -> Any:
+    """Return a synthetic tokenizer, or the model's processor with one if rows have images."""
     folder = scratch / "tokenizer"
-    synthetic.write_model_folder(folder, {"vocab_size": TOKENIZER_VOCABULARY, "model_type": "qwen2"})
+    vision: dict[str, Any] = {} if images is None else {"vision_config": {}}
+    synthetic.write_model_folder(folder, {"vocab_size": TOKENIZER_VOCABULARY, "model_type": "qwen2", **vision})
     tokenizer = base_model.tokenizer(folder, trust_remote_code=False)
     tokenizer.batch_decode = lambda rows, **_: [""] * len(rows)  # decoding takes time, and its result is not used
-    return tokenizer
-
-
-def _processor(scratch: Path, model: Any, images: Mapping[str, Any]) -> Any:
-    tokenizer = image_inputs.tokenizer(scratch, TOKENIZER_VOCABULARY)
-    tokenizer.batch_decode = lambda rows, **_: [""] * len(rows)
+    if images is None:
+        return tokenizer
     return image_inputs.processor_of(tokenizer, image_inputs.with_ids(model, tokenizer).config, images)
 
 
@@ -207,10 +188,13 @@ def _processor(scratch: Path, model: Any, images: Mapping[str, Any]) -> Any:
 def _without_disk_and_engine(trainer_module: str, make: Callable[[], Any]) -> Iterator[None]:
     """Replace reads of reference models from disk, and the engine: a trace has neither."""
     module: Any = importlib.import_module(trainer_module)
-    replacements: dict[str, Any] = {seams.REFERENCE_LOADER: lambda *_, **__: make(), "VLLMGeneration": _NoEngine}
-    replacements["hash_module"] = lambda *_: ""  # of weights that do not exist
-    replacements["get_peak_flops_per_device"] = lambda *_: None  # asks the GPU for its name
-    replacements["get_act_offloading_ctx_manager"] = offloaded_activations.for_model
+    replacements: dict[str, Any] = {
+        seams.REFERENCE_LOADER: lambda *_, **__: make(),
+        "VLLMGeneration": _NoEngine,
+        "hash_module": lambda *_: "",  # of weights that do not exist
+        "get_peak_flops_per_device": lambda *_: None,  # asks the GPU for its name
+        "get_act_offloading_ctx_manager": offloaded_activations.for_model,
+    }
     with contextlib.ExitStack() as stack:
         for name in replacements.keys() & vars(module).keys():
             stack.enter_context(patching.swapped(vars(module), name, replacements[name]))

@@ -33,8 +33,8 @@ class TracedMethod:
         """Change the constructed trainer to that of one rank."""
 
     def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
-        """Return the columns of the rows, as the trainer prepares them."""
-        raise NotImplementedError
+        """Return the columns of the rows, as the trainer prepares them; those of a trainer that generates are prompts."""
+        return {"prompt": ["a"] * rows}
 
     def image_column(self, lengths: TracedLengths) -> tuple[str, int] | None:
         """Return the column of the texts beside images, and their tokens; None: no images."""
@@ -58,7 +58,7 @@ class TracedGroups(TracedMethod):
         trainer.num_generations = math.gcd(rows, config.num_generations)  # this rank's part of a group
 
     def columns(self, config: Any, rows: int, lengths: TracedLengths) -> dict[str, Any]:
-        return {"prompt": ["a"] * max(rows, config.generation_batch_size)}
+        return super().columns(config, max(rows, config.generation_batch_size), lengths)
 
     def image_column(self, lengths: TracedLengths) -> tuple[str, int] | None:
         return "prompt", lengths.prompt
@@ -73,9 +73,9 @@ class TracedRloo(TracedGroups):
 
 def rewards(settings: Mapping[str, Any]) -> list[Any]:
     """Return a reward function for each weight."""
+
+    def reward(completions: Any, **_: Any) -> list[float]:
+        return [float(index % 2) for index, _ in enumerate(completions)]
+
     weights = settings.get("reward_weights")
-    return [_reward] * (len(weights) if isinstance(weights, list) and weights else 1)
-
-
-def _reward(completions: Any, **_: Any) -> list[float]:
-    return [float(index % 2) for index, _ in enumerate(completions)]
+    return [reward] * (len(weights) if isinstance(weights, list) and weights else 1)

@@ -6,11 +6,12 @@ The same class runs on fake tensors, with annotations, and on real ones, without
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..tracing.patching import attribute
-from ..tracing.step_annotator import NullAnnotator, within
+from ..tracing.step_annotator import NullAnnotator
+from .hooks import within
 from .traced_method import TracedMethod
 
 # Traced chunks of a batch that is scored in chunks: first, middle and last contain all transitions.
@@ -96,22 +97,22 @@ def traced(
                 self.accelerator.native_amp = False
             if casting == "wrapper":  # FSDP2 casts itself, so accelerate does not wrap the model
                 prepare = self.accelerator.prepare_model
-                self.accelerator.prepare_model = lambda *args, **kwargs: self._without_autocast(prepare, *args, **kwargs)
-            self.accelerator.backward = within(annotator, "backward", self.accelerator.backward)
-            self.accelerator.clip_grad_norm_ = self._clipping(self.accelerator.clip_grad_norm_)
 
-        def _without_autocast(self, prepare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            with attribute(self.accelerator, "native_amp", False):
-                return prepare(*args, **kwargs)
+                def prepare_without_autocast(*args: Any, **kwargs: Any) -> Any:
+                    with attribute(self.accelerator, "native_amp", False):
+                        return prepare(*args, **kwargs)
 
-        def _clipping(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+                self.accelerator.prepare_model = prepare_without_autocast
+            clip = self.accelerator.clip_grad_norm_
+
             def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-                if not self._computes_step():
+                if self._step_number() not in plan.micro_steps:
                     return torch.zeros(())
                 annotator.enter("optimizer")
                 return clip(*args, **kwargs)
 
-            return clip_grad_norm_
+            self.accelerator.clip_grad_norm_ = clip_grad_norm_
+            self.accelerator.backward = within(annotator, "backward", self.accelerator.backward)
 
         # 2. The loop.
 
@@ -122,9 +123,6 @@ def traced(
         def _step_number(self) -> int:
             return max(0, self.seen_micro_steps - 1) // int(self.args.gradient_accumulation_steps)
 
-        def _computes_step(self) -> bool:
-            return self._step_number() in plan.micro_steps
-
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             micro = self.seen_micro_steps % int(self.args.gradient_accumulation_steps)
             self.seen_micro_steps += 1
@@ -132,18 +130,15 @@ def traced(
             if micro == 0 and step in plan.micro_steps:
                 annotator.begin_step(plan.number(step), last=step == max(plan.micro_steps))
             if micro not in plan.micro_steps.get(step, ()):
-                return self._skip_micro_step()
+                if hasattr(self, "_step"):
+                    self._step += 1
+                if step not in plan.micro_steps:
+                    self.accelerator.gradient_state._set_sync_gradients(False)  # no gradients for an optimizer step
+                return torch.zeros((), device=self.accelerator.device)
             annotator.enter("forward")
             loss = super().training_step(model, inputs, *args, **kwargs)
             annotator.mark_gradients(model)
             return loss
-
-        def _skip_micro_step(self) -> Any:
-            if hasattr(self, "_step"):
-                self._step += 1
-            if not self._computes_step():
-                self.accelerator.gradient_state._set_sync_gradients(False)  # no gradients for an optimizer step
-            return torch.zeros((), device=self.accelerator.device)
 
         def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
             inputs = super()._prepare_inputs(*args, **kwargs)

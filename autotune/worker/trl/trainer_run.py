@@ -10,7 +10,8 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from statistics import fmean
 from typing import Any
 
 from ..decoder_layers import layers_of
@@ -19,7 +20,6 @@ from . import (
     engine,
     hooks,
     image_inputs,
-    image_rows,
     rollout_reuse,
     seams,
     step_timer,
@@ -27,11 +27,9 @@ from . import (
     training_arguments,
     training_data,
 )
-from .loaded import Loaded, install_engines
+from .loaded import Loaded
 
 DEFAULT_PROMPT_TOKENS = 64  # length of synthetic prompts if none was requested
-# Observations that are reported as they are.
-COUNTED = ("weight_syncs", "sleeps", "wakes", "checkpoint_saves", "evaluations", "shortest_prompt", "shortest_completion")
 
 
 def finite(number: Any) -> float | None:
@@ -45,8 +43,8 @@ class TrainerRun:
     module, names = seams.GRPO, ("GRPOConfig", "GRPOTrainer")
     reuses_rollouts = True  # false: a rollout belongs to the step that learns from it
     ends_completions = True  # false: the trainer generates all completions to one length
-    # True: each optimizer step equals the one before it, so it is the timed unit.
-    steps_are_units = False
+    rewarded = True  # false: the trainer takes no reward functions
+    steps_are_units = False  # true: each optimizer step equals the one before it, so it is the timed unit
 
     def __init__(
         self, loaded: Loaded, request: Mapping[str, Any], recorder: Any, lengths: training_arguments.ForcedLengths, *,
@@ -69,20 +67,17 @@ class TrainerRun:
         import trl
 
         self.loaded.doubtful = True
-        before = engine.rendezvous()
-        config_class, _ = self._classes()
-        settings, model_settings = self._settings(trl, config_class)
-        try:
+        with engine.ranks_restored():
+            config_class, _ = self._classes()
+            settings, model_settings = self._settings(trl, config_class)
             plan = self._measurement_plan(config_class, settings)
             if settings.get("use_vllm"):
                 self._prepare_engine(settings)
-            trainer, timing = self._build(trl, settings, model_settings, plan)
+            trainer = self._build(trl, settings, model_settings, plan)
             try:
-                return self._train(trainer, timing)
+                return self._train(trainer)
             finally:
                 trainer.accelerator.free_memory()
-        finally:
-            engine.restore(before)
 
     # Overridden by other methods, or by a user's script.
 
@@ -92,15 +87,14 @@ class TrainerRun:
     def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the settings of the configuration and those of the model."""
         settings, model_settings = training_arguments.split(self.request["settings"], config_class, trl.ModelConfig)
-        if training_data.rewards_are_synthetic(self.request.get("reward_funcs"), self.request.get("dataset")):
+        if not self.request.get("reward_funcs") and not (self.request.get("dataset") or {}).get("reward_model_name_or_path"):
             settings["reward_weights"] = None  # they belong to the user's own rewards
         return {**settings, **self._evaluation_settings()}, model_settings
 
     def _config(self, config_class: Any, settings: Mapping[str, Any], max_steps: int) -> Any:
         arguments = training_arguments.training_arguments(
-            settings, lengths=self.lengths, device=self.loaded.device, max_steps=max_steps,
+            config_class, settings, lengths=self.lengths, device=self.loaded.device, max_steps=max_steps,
             seed=int(self.request.get("seed", 42)), folder=self.loaded.scratch / "output",
-            known=training_arguments.known_fields(config_class),
         )  # fmt: skip
         if self.loaded.server is not None:
             arguments |= self.loaded.server.arguments()
@@ -125,34 +119,33 @@ class TrainerRun:
         if source is not None:
             return self._of_dataset(source, rows=rows, group=group, limit=self.lengths.prompt)
         if self.request.get("images"):
-            return self._rows_with_images(rows, "prompt", tokens, generates=True)
+            return image_inputs.dataset(self.processing, self.request["images"], "prompt", tokens, rows, generates=True)
         return Dataset.from_list(training_data.synthetic_prompts(rows, self.loaded.tokenizer, tokens, seed))
 
     def _of_dataset(self, source: Any, *, rows: int, group: int, limit: int | None) -> Any:
         """Return the first rows, which get the forced length, or the longest ones if they have images."""
         if self.request.get("images"):
-            return image_rows.longest(source, self.processing, limit=limit, rows=rows, group=group)
+            return image_inputs.longest_rows(source, self.processing, limit=limit, rows=rows, group=group)
         return training_data.exactly(source, rows=rows, group=group)
 
     @functools.cached_property
     def processing(self) -> Any:
-        """Tokenizer of the trainer; the model's processor if rows have images."""
-        images = self.request.get("images")
-        return self.loaded.tokenizer if images is None else image_inputs.processor_for(self.loaded, images)
+        """Tokenizer of the trainer; if rows have images, the model's processor: that of its folder, or a synthetic one."""
+        loaded, images = self.loaded, self.request.get("images")
+        if images is None:
+            return loaded.tokenizer
+        from transformers import AutoConfig, AutoProcessor
 
-    def _rows_with_images(self, rows: int, column: str, tokens: int, *, generates: bool) -> Any:
-        from datasets import Dataset
-
-        images = self.request["images"]
-        message = image_inputs.messages(self.processing, images, tokens, generates=generates)
-        return Dataset.from_dict({column: [message] * rows, "images": [image_inputs.pictures(images)] * rows})
+        if (loaded.folder / "preprocessor_config.json").is_file():
+            return AutoProcessor.from_pretrained(str(loaded.folder))
+        return image_inputs.processor_of(loaded.tokenizer, AutoConfig.from_pretrained(str(loaded.folder)), images)
 
     def _arguments(self, trl: Any, config: Any, model: Any, data: Any, model_settings: Any) -> dict[str, Any]:
         """Return the trainer's arguments, without its callbacks."""
-        rewards = training_data.rewards(self.request.get("reward_funcs"), self.request.get("dataset"), self.reward_clock)
+        rewards = (self.request.get("reward_funcs"), self.request.get("dataset"), self.reward_clock)
         return {
+            **({"reward_funcs": training_data.rewards(*rewards)} if self.rewarded else {}),
             "model": model,
-            "reward_funcs": rewards,
             "args": config,
             "train_dataset": data,
             "processing_class": self.processing,
@@ -222,7 +215,7 @@ class TrainerRun:
             if self.loaded.server is not None:
                 self.loaded.server.share_client(engine.with_vllm())
         elif self.loaded.engines is None:
-            install_engines(self.loaded, self.recorder)
+            engine.install(self.loaded, self.recorder)
         else:
             self.loaded.engines.recorder = self.recorder
 
@@ -235,11 +228,10 @@ class TrainerRun:
             typical=not self.worst, seed=config.seed,
         )  # fmt: skip
         source = self.loaded.rollout_cache.get(self.rollout_key) if self.plan.get("reuse_rollouts") else None
-        # CUDA's allocator keeps blocks of a rollout through the training after it: one runs for its
-        # effect there.
+        # CUDA's allocator keeps blocks of a rollout through the training after it: one runs for its effect there.
         return rollout_reuse.Rollouts(self.recorder, source, real_first=0 if self.loaded.device == "cpu" else 1)
 
-    def _build(self, trl: Any, settings: Mapping[str, Any], model_settings: Mapping[str, Any], plan: Any) -> tuple[Any, Any]:
+    def _build(self, trl: Any, settings: Mapping[str, Any], model_settings: Mapping[str, Any], plan: Any) -> Any:
         import transformers
 
         # 1. Configuration, model and data.
@@ -252,35 +244,28 @@ class TrainerRun:
         arguments = self._arguments(trl, config, model, self._data(config, plan), model_arguments)
         # 2. Timing.
         self.rollouts = self._rollouts(config, settings)
-        end = step_timer.TimedEnd(
-            min_steps=int(self.plan["optimizer_steps"]), stop_below=self.stop_below,
-            cycle_spread=float(self.plan.get("cycle_spread") or step_timer.CYCLE_SPREAD),
-            soak_seconds=self.plan.get("soak_seconds"),
-        )  # fmt: skip
-        self.timer, timing = step_timer.step_timer(
-            transformers.TrainerCallback, recorder, self.seen, plan, end, rollouts=self.rollouts,
-            reward_seconds=lambda: self.reward_clock.seconds, over_ranks=self._over_ranks, after_first_step=self._sum_up_models,
-        )  # fmt: skip
+        self.timer = step_timer.step_timer(transformers.TrainerCallback, self, plan)
         # 3. The trainer.
         observed_class = hooks.observed(trainer_class, self._hooks())
         with _reference_models_in_memory(loaded), self._loading():
             self.trainer = self._construct(observed_class, {**arguments, "callbacks": [self.timer]})
         self.trainer.remove_callback(transformers.PrinterCallback)
         hooks.observe(self.trainer, recorder, self.seen)
-        return self.trainer, timing
+        return self.trainer
 
-    def _train(self, trainer: Any, timing: step_timer.Timing) -> dict[str, Any]:
+    def _train(self, trainer: Any) -> dict[str, Any]:
         import transformers
 
         world = int(os.environ.get("WORLD_SIZE") or 1) if self.recorder.world_size > 1 else 1
         if trainer.accelerator.num_processes != world:
             raise RuntimeError(f"the trainer runs on {trainer.accelerator.num_processes} processes, and was started on {world}.")
-        # The first candidate on an engine built it between seeding and sampling; a second seed
-        # makes all candidates equal.
+        # The first candidate on an engine built it between seeding and sampling; a second seed makes all candidates equal.
         transformers.set_seed(trainer.args.seed + trainer.accelerator.process_index)
+        drawn = self.lengths.drawn
+        draws = drawn_completions.LengthDraws(drawn, int(self.request.get("seed", 42))) if drawn else None
         began = time.perf_counter()
         try:
-            with hooks.counting_sleep(trainer, self.seen), drawn_completions.ending_at(self._draws(), trainer, self.model):
+            with hooks.counting_sleep(trainer, self.seen), drawn_completions.ending_at(draws, trainer, self.model):
                 trainer.train()
                 if self.worst:
                     self._evaluate_and_save(trainer)
@@ -288,20 +273,11 @@ class TrainerRun:
             self.loop_seconds, self.steps = time.perf_counter() - began, self.timer.steps
             self.found |= {"world_size": trainer.accelerator.num_processes, "optimizer_steps": self.steps}
             self.found["effective"] = trainer_state.effective_settings(trainer, self.seen, self.loaded.engines)
-            self.found["exercised"] = self._exercised(timing)
+            self.found["exercised"] = self._exercised()
         self.found["gradient_norm"] = finite(self.seen.gradient_norm)
         self.loaded.doubtful = self.found["gradient_norm"] is None
-        return {
-            "completion_tokens": self.lengths.mean_completion,
-            "drawn": bool(self.lengths.drawn),
-            "cycle_seconds": timing.seconds,
-            "cycle_loss_tokens": timing.loss_tokens,
-            "prompt_tokens": timing.prompt_tokens,
-            "phase_seconds": timing.phase_seconds,
-            "user_reward_seconds": timing.reward_seconds,
-            "cut_short": timing.cut_short,
-            "borrowed_seconds": timing.borrowed_seconds,
-        }
+        mean = round(fmean(drawn)) if drawn else self.lengths.completion
+        return {"completion_tokens": mean, "drawn": bool(drawn), **self.timer.speed}
 
     def with_borrowed_peaks(self, memory: dict[str, Any]) -> dict[str, Any]:
         """Raise the peaks to those of the reused rollout."""
@@ -318,18 +294,23 @@ class TrainerRun:
         if rollout is not None:
             self.loaded.rollout_cache.put(self.rollout_key, rollout)
 
-    def _exercised(self, timing: step_timer.Timing) -> dict[str, Any]:
-        """Return the counts of this run."""
+    def _exercised(self) -> dict[str, Any]:
         seen = self.seen
         return {
             "optimizer_steps": self.steps,
             "generations": self.rollouts.run,
             "borrowed_generations": self.rollouts.borrowed,
-            **{name: getattr(seen, name) for name in COUNTED},
+            "weight_syncs": seen.weight_syncs,
+            "sleeps": seen.sleeps,
+            "wakes": seen.wakes,
+            "checkpoint_saves": seen.checkpoint_saves,
+            "evaluations": seen.evaluations,
+            "shortest_prompt": seen.shortest_prompt,
+            "shortest_completion": seen.shortest_completion,
             "longest_prompt": seen.longest_prompt or None,
             "longest_completion": seen.longest_completion or None,
             "seconds": self.loop_seconds,
-            "cycles": timing.cycles,
+            "cycles": self.timer.cycles,
         }
 
     def _evaluation_settings(self) -> dict[str, Any]:
@@ -354,33 +335,14 @@ class TrainerRun:
                 shutil.rmtree(self.loaded.scratch / "output", ignore_errors=True)
             self.seen.checkpoint_saves += 1
 
-    def _draws(self) -> drawn_completions.LengthDraws | None:
-        drawn = self.lengths.drawn
-        return drawn_completions.LengthDraws(drawn, int(self.request.get("seed", 42))) if drawn else None
-
-    def _sum_up_models(self) -> None:
-        self.found["model_bytes"] = trainer_state.model_bytes(self.trainer)
-
-    def _over_ranks(self, seconds: float, tokens: int) -> tuple[float, int]:
-        """Return the slowest rank's seconds and the sum of all ranks' tokens."""
-        import torch
-
-        accelerator = self.trainer.accelerator
-        figures = accelerator.gather(torch.tensor([[seconds, float(tokens)]], device=accelerator.device))
-        return float(figures[:, 0].max()), int(figures[:, 1].sum())
-
 
 @contextmanager
 def _reference_models_in_memory(loaded: Loaded) -> Iterator[None]:
     """Give trainers a reference model in memory if the folder has no weights."""
-    modules = [sys.modules[name] for name in seams.REFERENCE_MODULES if name in sys.modules]
-    loaders = {module: loader for module in modules if (loader := getattr(module, seams.REFERENCE_LOADER, None)) is not None}
-    if loaded.request["model"]["weights"] == "real":
-        loaders = {}
-    for module in loaders:
-        setattr(module, seams.REFERENCE_LOADER, lambda *_, **__: loaded.another())
-    try:
+    from ..tracing.patching import attribute
+
+    with ExitStack() as stack:
+        for module in (sys.modules.get(name) for name in seams.REFERENCE_MODULES):
+            if loaded.request["model"]["weights"] != "real" and hasattr(module, seams.REFERENCE_LOADER):
+                stack.enter_context(attribute(module, seams.REFERENCE_LOADER, lambda *_, **__: loaded.another()))
         yield
-    finally:
-        for module, loader in loaders.items():
-            setattr(module, seams.REFERENCE_LOADER, loader)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ..model_memory import ModelBytes, sum_up
@@ -20,24 +19,16 @@ OTHER_MODELS = (("critic", "value_model"), ("reference", "ref_model"), ("reward"
 
 def effective_settings(trainer: Any, seen: Any, engines: Any) -> dict[str, Any]:
     """Read the settings from trainer, model and engine, under the framework's names."""
+    # 1. Trainer.
     found = {name: getattr(trainer.args, name) for name in ARGUMENTS if hasattr(trainer.args, name)}
     found |= {name: getattr(trainer, name) for name in ATTRIBUTES if hasattr(trainer, name)}
     found["optim"] = _plain(trainer.args.optim)
     found["optimizer_class"] = type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)).__name__
-    found |= _model_settings(trainer)
-    found |= {"longest_prompt_seen": seen.longest_prompt, "longest_completion_seen": seen.longest_completion}
-    found |= {"world_size": trainer.accelerator.num_processes, "distributed_type": _plain(trainer.accelerator.distributed_type)}
-    found["device"] = str(trainer.accelerator.device)
-    if found.get("use_vllm") and engines is not None and found.get("vllm_mode") != "server":
-        found |= _engine_settings(trainer, engines)
-    return found
-
-
-def _model_settings(trainer: Any) -> dict[str, Any]:
+    # 2. Model.
     model = policy_of(trainer)
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     parameters = list(model.parameters())
-    found = {
+    found |= {
         "dtype": str(next(base.parameters()).dtype).removeprefix("torch."),
         "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
         "attn_implementation": getattr(base.config, "_attn_implementation", None),
@@ -51,6 +42,23 @@ def _model_settings(trainer: Any) -> dict[str, Any]:
         adapter = next(iter(model.peft_config.values()))
         found |= {"lora_r": getattr(adapter, "r", None), "lora_alpha": getattr(adapter, "lora_alpha", None)}
         found["lora_target_modules"] = _plain(getattr(adapter, "target_modules", None))
+    # 3. Run and engine.
+    found |= {"longest_prompt_seen": seen.longest_prompt, "longest_completion_seen": seen.longest_completion}
+    found |= {"world_size": trainer.accelerator.num_processes, "distributed_type": _plain(trainer.accelerator.distributed_type)}
+    found["device"] = str(trainer.accelerator.device)
+    if found.get("use_vllm") and engines is not None and found.get("vllm_mode") != "server":
+        config = trainer.vllm_generation.llm.llm_engine.vllm_config
+        found |= {
+            # The value of the output files, for the requested card, and the share of the device that emulates it.
+            "vllm_gpu_memory_utilization": engines.arguments.get("gpu_memory_utilization"),
+            "engine_share_of_device": config.cache_config.gpu_memory_utilization,
+            "vllm_max_model_length": config.model_config.max_model_len,
+            "vllm_tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "vllm_enable_sleep_mode": bool(engines.arguments.get("enable_sleep_mode")),
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "kv_cache_tokens": (config.cache_config.num_gpu_blocks or 0) * (config.cache_config.block_size or 0) or None,
+            "enforce_eager": config.model_config.enforce_eager,
+        }
     return found
 
 
@@ -69,8 +77,7 @@ def local_numel(parameter: Any) -> int:
 def _engine_settings(trainer: Any, engines: Any) -> dict[str, Any]:
     config = trainer.vllm_generation.llm.llm_engine.vllm_config
     return {
-        # The value of the output files, for the requested card, and the share of the device that
-        # emulates it.
+        # The value of the output files, for the requested card, and the share of the device that emulates it.
         "vllm_gpu_memory_utilization": engines.arguments.get("gpu_memory_utilization"),
         "engine_share_of_device": config.cache_config.gpu_memory_utilization,
         "vllm_max_model_length": config.model_config.max_model_len,
@@ -91,18 +98,12 @@ def _plain(value: Any) -> Any:
 
 def model_bytes(trainer: Any) -> dict[str, int]:
     """Bytes of the trainer's models on this rank, by part: see `model_memory`."""
-    return sum_up(_models(trainer), trainer.accelerator.device.type)
-
-
-def _models(trainer: Any) -> Iterator[ModelBytes]:
-    """Yield the models, the policy last: shared tensors count for the other model."""
     unwrap, optimizer = trainer.accelerator.unwrap_model, trainer.optimizer
     others = [(role, getattr(trainer, name, None)) for role, name in OTHER_MODELS]
     others += [("reward", reward) for reward in getattr(trainer, "reward_funcs", None) or ()]
-    for role, model in others:
-        if hasattr(model, "parameters"):
-            yield ModelBytes(role=role, model=unwrap(model), optimizer=optimizer)
-    yield ModelBytes(role="", model=policy_of(trainer), optimizer=optimizer)
+    models = [ModelBytes(role=role, model=unwrap(one), optimizer=optimizer) for role, one in others if hasattr(one, "parameters")]
+    models.append(ModelBytes(role="", model=policy_of(trainer), optimizer=optimizer))  # last: shared tensors count for the others
+    return sum_up(models, trainer.accelerator.device.type)
 
 
 def policy_of(trainer: Any) -> Any:

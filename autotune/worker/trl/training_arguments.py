@@ -1,7 +1,7 @@
 """Framework configuration from a request's flat settings, named as in `trl grpo --config`.
 
-Settings that would write outside the probe's scratch folder, or change the extent of the loop, are
-overridden here and nowhere else.
+Settings that would write outside the probe's scratch folder, or change the extent of the loop, are overridden here and nowhere
+else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 # No output folder, no hub, no tracker.
@@ -29,17 +28,13 @@ NO_SIDE_EFFECTS: Mapping[str, Any] = {
     "do_eval": False,
 }
 PROBE_OVERRIDES: Mapping[str, Any] = {
-    # A step with rate 0 costs as much as any other, and leaves the weights unchanged for the next
-    # candidate.
-    "learning_rate": 0.0,
+    "learning_rate": 0.0,  # such steps cost as much as any other, and leave the weights unchanged for the next candidate
     "weight_decay": 0.0,
     "lr_scheduler_type": "constant",
     "lr_scheduler_kwargs": None,
     "warmup_steps": 0,
-    # Completions of a forced length are truncated: masking them would leave no token in the loss.
-    "mask_truncated_completions": False,
-    # The trainer gets a model object.
-    "model_init_kwargs": None,
+    "mask_truncated_completions": False,  # completions of a forced length are truncated: no token would be left in the loss
+    "model_init_kwargs": None,  # the trainer gets a model object
     "auto_find_batch_size": False,
 }
 
@@ -57,10 +52,6 @@ class ForcedLengths:
     drawn: tuple[int, ...] = ()  # lengths of which each completion gets one; empty: all have `completion`
     drawn_prompts: tuple[int, ...] = ()  # the same for prompts; empty: as `pad_prompts` says
 
-    @property
-    def mean_completion(self) -> int:
-        return round(fmean(self.drawn)) if self.drawn else self.completion
-
 
 def split(settings: Mapping[str, Any], config_class: Any, model_config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split settings into training and model arguments. A name of neither is an error."""
@@ -75,8 +66,8 @@ def split(settings: Mapping[str, Any], config_class: Any, model_config_class: An
 
 
 def training_arguments(
-    settings: Mapping[str, Any], *, lengths: ForcedLengths, device: str, max_steps: int, seed: int, folder: Path,
-    known: frozenset[str],
+    config_class: Any, settings: Mapping[str, Any], *, lengths: ForcedLengths, device: str, max_steps: int, seed: int,
+    folder: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """Arguments of the framework's config: the candidate's settings, lengths, overrides."""
     arguments = {**settings, **NO_SIDE_EFFECTS, **PROBE_OVERRIDES}
@@ -92,7 +83,7 @@ def training_arguments(
     else:
         forced = {"min_new_tokens": count, "max_new_tokens": count}
     arguments["generation_kwargs"] = {**(settings.get("generation_kwargs") or {}), **forced}
-    return {name: value for name, value in arguments.items() if name in known}
+    return {name: value for name, value in arguments.items() if name in known_fields(config_class)}
 
 
 def model_arguments(settings: Mapping[str, Any], load: Mapping[str, Any], model_config_class: Any) -> dict[str, Any]:

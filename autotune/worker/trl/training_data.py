@@ -55,17 +55,11 @@ def synthetic_reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[
     return [(sum(ids) % 97) / 97 for ids in completion_ids]
 
 
-def rewards_are_synthetic(names: Sequence[str] | None, script: Mapping[str, Any] | None) -> bool:
-    return not names and not (script and script.get("reward_model_name_or_path"))
-
-
 def rewards(names: Sequence[str] | None, script: Mapping[str, Any] | None, clock: RewardClock) -> list[Reward]:
     """Return the user's rewards as `trl grpo` finds them, or a synthetic one."""
-    found: list[Reward] = []
-    if script and script.get("reward_model_name_or_path"):
-        found.append(script["reward_model_name_or_path"])
-    found += [clock.time(_reward(name)) for name in names or ()]
-    return found or [synthetic_reward]
+    model = (script or {}).get("reward_model_name_or_path")
+    functions = [clock.time(_reward(name)) for name in names or ()]
+    return [*([model] if model else []), *functions] or [synthetic_reward]
 
 
 def _reward(name: str) -> Callable[..., Any]:
@@ -86,8 +80,7 @@ def _reward(name: str) -> Callable[..., Any]:
 def exactly(source: Any, *, rows: int, group: int) -> Any:
     """Return the first `rows` rows of a dataset, repeated if it has fewer, so that a run is one epoch without a remainder.
 
-    `group` rows are one generation batch; the real run cannot make a batch from a shorter dataset
-    either.
+    `group` rows are one generation batch; the real run cannot make a batch from a shorter dataset either.
     """
     from datasets import Dataset
 
@@ -142,13 +135,10 @@ def fit_columns(rows: Any, lengths: Mapping[str, int]) -> Any:
     """Give each column of tokens exactly its length: repeat shorter rows, cut longer ones."""
     first = next(iter(rows), None) or {}
     columns = {name: lengths.get(name, lengths.get("")) for name in rows.column_names}
-    wanted = {name: length for name, length in columns.items() if length and _holds_tokens(first.get(name))}
+    holds_tokens = {n for n, value in first.items() if isinstance(value, list) and value and isinstance(value[0], int)}
+    wanted = {name: length for name, length in columns.items() if length and name in holds_tokens}
 
     def fitted(row: Mapping[str, Any]) -> dict[str, list[int]]:
         return {name: (row[name] * -(-length // max(1, len(row[name]))))[:length] for name, length in wanted.items()}
 
     return rows.map(fitted) if wanted else rows
-
-
-def _holds_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], int)

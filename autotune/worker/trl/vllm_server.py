@@ -1,8 +1,7 @@
 """vLLM server on GPUs that the trainer leaves free: started by the first rank, ended with it.
 
-TRL's own script is started, as launch.sh starts it for the final run. The server and the client
-connection that updates its weights stay for all candidates of a load; TRL would open a connection
-per trainer.
+TRL's own script is started, as launch.sh starts it for the final run. The server and the client connection that updates its
+weights stay for all candidates of a load; TRL would open a connection per trainer.
 """
 
 from __future__ import annotations
@@ -71,7 +70,13 @@ class Server:
         def factory(*args: Any, **kwargs: Any) -> Any:
             if self._client is None:
                 self._client = real(*args, **kwargs)
-                self._client.init_communicator = once(self._client.init_communicator)
+                connect = self._client.init_communicator
+
+                def connect_once(*args: Any, **kwargs: Any) -> None:
+                    connect(*args, **kwargs)
+                    self._client.init_communicator = lambda *_, **__: None
+
+                self._client.init_communicator = connect_once
             return self._client
 
         factory.real = real  # type: ignore[attr-defined]
@@ -86,52 +91,36 @@ class Server:
         self.process.wait()
 
 
-def once(method: Any) -> Any:
-    """Return the method with all calls after the first one ignored."""
-    done: list[bool] = []
-
-    def called(*args: Any, **kwargs: Any) -> None:
-        if not done:
-            method(*args, **kwargs)
-            done.append(True)
-
-    return called
-
-
 def start(request: Mapping[str, Any], folder: Path, scratch: Path, recorder: Any) -> Server:
     """Start the server of this load on the last of the visible GPUs."""
-    port, scale = free_port(), recorder.device.get("engine_share_scale", 1.0)
-    words = command(request, folder, port, scale=scale)
+    port = free_port()
+    words = command(request, folder, port, scale=recorder.device.get("engine_share_scale", 1.0))
     return Server(words, scratch / "server.log", port=port, environment=environment(request["server"]))
 
 
 def command(request: Mapping[str, Any], folder: Path, port: int, *, scale: float = 1.0) -> list[str]:
     """Return the command of TRL's script. `scale`: emulated size of the card / real size."""
-    server, parallel = request["server"], request["server"]["tensor_parallel_size"]
+    server, model, parallel = request["server"], request["model"], request["server"]["tensor_parallel_size"]
     replicas = server["gpus"] // parallel
     options = {
         "model": folder, "host": HOST, "port": port, "tensor_parallel_size": parallel,
         **({"data_parallel_size": replicas} if replicas > 1 else {}),
         "gpu_memory_utilization": server["gpu_memory_utilization"] * scale, "max_model_len": server["max_model_length"],
-        "dtype": server.get("dtype") or request["model"]["dtype"],
+        "dtype": server.get("dtype") or model["dtype"],
     }  # fmt: skip
     if server.get("model_impl"):
         options["vllm_model_impl"] = server["model_impl"]
     if request.get("trust_remote_code"):
         options["trust_remote_code"] = True
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "trl.scripts.vllm_serve", *words, *_without_weights(request)]
-
-
-def _without_weights(request: Mapping[str, Any]) -> list[str]:
-    """Options for a server without weights on disk; the trainer pushes its own."""
-    if request["model"]["weights"] == "real":
-        return []
+    words = [sys.executable, "-m", "trl.scripts.vllm_serve", *words]
+    if model["weights"] == "real":
+        return words
     from trl.scripts import vllm_serve
 
     if not hasattr(vllm_serve, "build_command"):
         raise ValueError("this release of TRL starts its vLLM server from weights on disk alone: ask for real weights.")
-    return ["--load-format", "dummy"]
+    return [*words, "--load-format", "dummy"]  # the trainer pushes its own weights
 
 
 def environment(server: Mapping[str, Any]) -> dict[str, str]:
@@ -141,8 +130,7 @@ def environment(server: Mapping[str, Any]) -> dict[str, str]:
 
 
 def without_its_gpus(server: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variable that leaves a rank the GPUs that train: a single process that sees more
-    would use them too."""
+    """Return the variable that leaves a rank the GPUs that train: a single process that sees more would use them too."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[: -int(server["gpus"])])} if visible_gpus() else {}
 
 
