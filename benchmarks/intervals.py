@@ -136,8 +136,10 @@ def spreads(study: Mapping[str, Any], *, confirmed: int) -> Iterator[tuple[Pair,
 
 
 def overlap(spread: RunSpread, one: Speed, other: Speed) -> bool:
-    (low, high), (other_low, other_high) = spread.interval(one), spread.interval(other)
-    return max(low, other_low) <= min(high, other_high)
+    """Return True if the 95 % intervals of two speeds overlap: each from its speed / factor to its speed x factor."""
+    slow, fast = sorted((one, other), key=lambda speed: speed.tokens_per_second)
+    low, high = fast.tokens_per_second / (1 + spread.half_width(fast)), slow.tokens_per_second * (1 + spread.half_width(slow))
+    return low <= high
 
 
 def summary(studies: Sequence[Mapping[str, Any]], *, confirmed: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_an_inspected_script_is_quiet(tmp_path: Path, monkeypatch: pytest.Monkey
     program = tmp_path / "python"
     program.write_text('#!/bin/sh\necho "{\\"wandb\\": \\"$WANDB_MODE\\", \\"uri\\": \\"$MLFLOW_TRACKING_URI\\"}"\n')
     program.chmod(0o755)
-    answer, _ = script_inspection._run("train.py", (), program, hardware("cpu"), None, 60.0)
+    answer, _ = script_inspection._run("train.py", (), program, hardware("cpu"), None)
     assert answer["wandb"] == "disabled" and not answer["uri"].startswith("http")
 
 

@@ -42,7 +42,6 @@ class PredictionInput:
     completions_per_prompt: object = None  # as the framework's setting states them
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     host_bytes: int = 0  # per rank, offloaded
-    notes: tuple[str, ...] = ()
     lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
 
 
@@ -254,7 +253,6 @@ def _prediction(
             *_assumed(given, total, room, startup, retried=retried),
             *given.composition.notes,
             *given.trace.notes,
-            *given.notes,
         ),
         versions=given.trace.versions,
     )
@@ -349,6 +347,6 @@ def _on_cpu(given: PredictionInput) -> Prediction:
         breakdown=max(phases, key=lambda phase: phase.peak_bytes.value).parts,
         engine=None if engine is None else engine.kv,
         effective=given.trace.effective,
-        assumptions=("on a CPU the peak is that of all processes; tensors are one part of it", *given.trace.notes, *given.notes),
+        assumptions=("on a CPU the peak is that of all processes; tensors are one part of it", *given.trace.notes),
         versions=given.trace.versions,
     )
