@@ -179,7 +179,7 @@ def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
 def in_the_database(study: Study) -> Callable[[], float]:
     """Count the CPU seconds of database work from here on: Optuna's writes, and the claims."""
     spent, depth = 0.0, 0
-    retry = study._retry
+    retry = study.retry
     inner = type(retry).__call__
 
     def call(self: Any, asked: Callable[[], Any]) -> Any:
