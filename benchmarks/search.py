@@ -99,6 +99,7 @@ def _write(stem: str, document: dict[str, Any]) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int)
+    parser.add_argument("--slow-seeds", type=int, help="seeds of Optuna's GP, which takes far longer than any other")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="searchers or setups to run")
     parser.add_argument("--raw", type=Path, metavar="FILE", help="keep every study here; what it holds is not run again")
@@ -115,17 +116,20 @@ def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, in
         for where in names(worse=arguments.worse)
         for who in (WORSE_ORDER if arguments.worse else ORDER)
         if _is_wanted(where, who, wanted) and not (arguments.quick and who in SLOW)
-        for seed in range(_seeds(where, who, seeds, arguments.quick))
+        for seed in range(_seeds(where, who, seeds, arguments))
     ]
     if not tasks:
         raise SystemExit("nothing to run: results/search holds no predictions and no tables, or --only names none of them")
     return tasks
 
 
-def _seeds(where: str, who: str, usual: int, quick: bool) -> int:
+def _seeds(where: str, who: str, usual: int, arguments: argparse.Namespace) -> int:
     """Return the number of seeds; more for our search where there are few simulated cases."""
+    if who in SLOW:
+        return arguments.slow_seeds or usual
     simulated = [name for name in names() if not name.startswith("table_")]
-    return usual if quick or who != OURS or where not in simulated else max(usual, math.ceil(FEASIBLE / len(simulated)))
+    more = who == OURS and where in simulated and not arguments.quick
+    return max(usual, math.ceil(FEASIBLE / len(simulated))) if more else usual
 
 
 def _is_wanted(where: str, who: str, wanted: set[str]) -> bool:

@@ -116,7 +116,8 @@ def markdown(document: Mapping[str, Any]) -> str:
     lines = [
         "# The search, held against known optima", "", document["about"], "",
         f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores; {versions}; commit {machine['commit']}.",
-        f"{document['seeds']} seeds, {document['studies']} studies.{_not_run(document['not_run'])}", "", "## Bars", "",
+        f"{document['seeds']} seeds, {document['studies']} studies: the last column counts each searcher's."
+        + _not_run(document["not_run"]), "", "## Bars", "",
         "| bar | value | must be | |", "|---|---|---|---|",
     ]  # fmt: skip
     lines += [

@@ -83,7 +83,8 @@ def test_three_drivers_share_a_study_and_measure_nothing_twice(postgres: Server,
 
 
 def test_a_killed_drivers_candidates_go_to_the_other_and_the_study_resumes(postgres: Server, tmp_path: Path) -> None:
-    first = driver(postgres.url, "killed", tmp_path, "first", seconds=0.4)
+    # So slow that it still measures when the second has started, on a busy machine too.
+    first = driver(postgres.url, "killed", tmp_path, "first", seconds=3.0)
     wait_for_lines(tmp_path / "first.log", 2)
     second = driver(postgres.url, "killed", tmp_path, "second", seconds=0.2)
     wait_for_lines(tmp_path / "second.log", 1)
