@@ -99,7 +99,7 @@ def _search(order: Order, notebook: Notebook) -> None:
     executor.prepare()
     notebook.write(slots=len(executor.slots))
     study = open_study(asked, candidates, loop.baseline_candidate(asked, trainer))
-    study._retry.seconds = order.patience_seconds
+    study.retry.seconds = order.patience_seconds
     visitor = Visitor(Board(Path(order.moment)) if order.address else library) if order.gpus else None
 
     def listen(event: Event) -> None:
