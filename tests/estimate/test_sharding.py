@@ -16,7 +16,7 @@ from autotune.estimate.sharding.flat_parameters import FlatParameters
 from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, GRADIENT, PASS, optimizer_of
 from autotune.estimate.sharding.zero12 import fullest_rank
 from autotune.estimate.trace_context import TraceContext, emptied, insertions, places_in
-from tests.estimate.test_phase_usage import generation
+from tests.estimate.test_trace_context import generation
 
 COUNT = 1000
 """Elements of each parameter, in bfloat16."""
