@@ -14,7 +14,7 @@ from autotune.core.probe_plan import ProbePlan
 from autotune.core.units import format_seconds
 
 SHORT_PROBES, LONG_PROBES = 10, 3
-"""Probes after which a search is near its optimum, and confirmations (benchmarks/results/search-autotune.md)."""
+"""Probes after which a search is near its optimum, and confirmations (benchmarks/results/search.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
