@@ -114,7 +114,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     machine = document["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines = [
-        "# The search, held against known optima", "", document["about"], "",
+        "# The search, compared with known optima", "", document["about"], "",
         f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores; {versions}; commit {machine['commit']}.",
         f"{document['seeds']} seeds, {document['studies']} studies: the last column counts each searcher's."
         + _not_run(document["not_run"]), "", "## Bars", "",
