@@ -74,21 +74,6 @@ def local_numel(parameter: Any) -> int:
     return int(parameter.to_local().numel() if hasattr(parameter, "to_local") else parameter.numel())
 
 
-def _engine_settings(trainer: Any, engines: Any) -> dict[str, Any]:
-    config = trainer.vllm_generation.llm.llm_engine.vllm_config
-    return {
-        # The value of the output files, for the requested card, and the share of the device that emulates it.
-        "vllm_gpu_memory_utilization": engines.arguments.get("gpu_memory_utilization"),
-        "engine_share_of_device": config.cache_config.gpu_memory_utilization,
-        "vllm_max_model_length": config.model_config.max_model_len,
-        "vllm_tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-        "vllm_enable_sleep_mode": bool(engines.arguments.get("enable_sleep_mode")),
-        "max_num_seqs": config.scheduler_config.max_num_seqs,
-        "kv_cache_tokens": (config.cache_config.num_gpu_blocks or 0) * (config.cache_config.block_size or 0) or None,
-        "enforce_eager": config.model_config.enforce_eager,
-    }
-
-
 def _plain(value: Any) -> Any:
     """Convert to JSON types."""
     if isinstance(value, list | tuple | set | frozenset):
