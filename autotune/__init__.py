@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autotune.api import PredictAnswer, RunAnswer, diagnose, predict, run
     from autotune.core.answer import Recommendation
-    from autotune.core.candidate import Candidate
-    from autotune.core.hardware import Hardware
-    from autotune.core.job import Job
+    from autotune.core.job import Hardware, Job, Workload
     from autotune.core.measurement import Measurement, Outcome, Verdict
-    from autotune.core.space import Knob, SearchSpace
-    from autotune.core.workload import Workload
+    from autotune.core.space import Candidate, Knob, SearchSpace
     from autotune.diagnosis import Diagnosis
     from autotune.preflight.check import Preflight, preflight
     from autotune.solver.solution import solve
@@ -29,9 +26,9 @@ __version__ = "0.1.0"
 
 # Public names are imported on first use: `import autotune` and --help load nothing heavy.
 _MODULES = {
-    "Candidate": "core.candidate",
+    "Candidate": "core.space",
     "Diagnosis": "diagnosis",
-    "Hardware": "core.hardware",
+    "Hardware": "core.job",
     "Job": "core.job",
     "Knob": "core.space",
     "Measurement": "core.measurement",
@@ -42,7 +39,7 @@ _MODULES = {
     "RunAnswer": "api",
     "SearchSpace": "core.space",
     "Verdict": "core.measurement",
-    "Workload": "core.workload",
+    "Workload": "core.job",
     "diagnose": "api",
     "predict": "api",
     "preflight": "preflight.check",

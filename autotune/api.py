@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from autotune.core.answer import Forecast, Recommendation, WayToFit
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import BadInput, IllegalConfiguration, StorageLost
 from autotune.core.events import CandidatePredicted, JobStarted, Listener, Note, ignore_events
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
+from autotune.core.space import Candidate, KnobValue
 from autotune.request.flags import Flags, PredictOptions, RequestOptions, RunOptions, flags_of, typed
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
 
 def emulate_flags(flags: Flags) -> Measurement:
     """Probe one configuration on emulated GPUs, for flags that `check_can_emulate` accepted."""
-    from autotune.core.probe_plan import ProbePlan
+    from autotune.core.measurement import ProbePlan
     from autotune.request.job_builder import candidate_of_job
     from autotune.request.prompt_limit import with_longest_prompt
     from autotune.request.request_parser import parse_request

@@ -31,7 +31,7 @@ from emulated_setups import SETUPS, Setup
 
 from autotune.core.answer import plain
 from autotune.core.errors import AutotuneError
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import ProbePlan
 from autotune.emulator.cards import LONGEST_LAG
 from autotune.emulator.reports import RunReport
 from autotune.machine import environment

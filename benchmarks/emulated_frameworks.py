@@ -27,7 +27,7 @@ from empty_model import write_empty_model
 
 from autotune.catalog.model_lookup import find_model
 from autotune.core.answer import plain
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import ProbePlan
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.rehearsal import Rehearsed, rehearse
 from autotune.frameworks.launched_run import OUT, Launch

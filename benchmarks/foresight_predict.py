@@ -12,7 +12,7 @@ from foresight_express import Case
 
 from autotune import catalog
 from autotune.core.composition import Composition, Resident
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.core.prediction import Prediction
 from autotune.core.trace import Trace
 from autotune.core.units import GIB, MIB

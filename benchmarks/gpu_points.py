@@ -13,10 +13,9 @@ from pathlib import Path
 from gpu_record import Record, measured_row, predicted_figures, refused_row
 from gpu_setups import Ladder, Setup
 
-from autotune.core.candidate import Candidate, fingerprint
 from autotune.core.errors import AutotuneError, CannotPredict
-from autotune.core.measurement import Measurement
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Measurement, ProbePlan
+from autotune.core.space import Candidate, fingerprint
 from autotune.prediction.service import predict_candidates
 from autotune.probe.executors.base import Executor
 from autotune.request.flags import Flags

@@ -12,9 +12,9 @@ from typing import Any
 from machine import facts
 
 from autotune.core.answer import plain
-from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, judge
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.space import Candidate
 
 
 class Record:

@@ -18,7 +18,7 @@ from gpu_points import Box, job_of, key_of, measure
 from gpu_record import Record, measured_row
 from gpu_setups import GLOBAL_BATCH, Setup
 
-from autotune.core.candidate import Candidate
+from autotune.core.space import Candidate
 from autotune.request.job_builder import ParsedRequest
 from autotune.search.executor_choice import open_executor
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE

@@ -25,10 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from autotune.core.candidate import Candidate  # noqa: E402
-from autotune.core.measurement import Speed  # noqa: E402
-from autotune.core.probe_plan import ProbePlan  # noqa: E402
-from autotune.core.run_spread import RunSpread, learn_run_spread  # noqa: E402
+from autotune.core.measurement import ProbePlan, Speed  # noqa: E402
+from autotune.core.run_statistics import RunSpread, learn_run_spread  # noqa: E402
+from autotune.core.space import Candidate  # noqa: E402
 from autotune.probe.executors.base import Executor  # noqa: E402
 from autotune.request.flags import Flags  # noqa: E402
 from autotune.request.job_builder import ParsedRequest  # noqa: E402

@@ -27,9 +27,8 @@ from typing import Any
 from machine import facts
 
 from autotune.core.answer import Recommendation
-from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Measurement, ProbePlan
+from autotune.core.space import Candidate
 from autotune.probe.executors.base import Executor, ProbeRunner, Slot
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest

@@ -31,13 +31,11 @@ from scale_page import page
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the made-up machine of the tests
 
-from autotune.core.candidate import Candidate  # noqa: E402
 from autotune.core.events import Event  # noqa: E402
 from autotune.core.files import write_atomically  # noqa: E402
 from autotune.core.job import Job  # noqa: E402
-from autotune.core.measurement import Measurement, Outcome  # noqa: E402
-from autotune.core.probe_plan import ProbePlan  # noqa: E402
-from autotune.core.space import Knob, SearchSpace  # noqa: E402
+from autotune.core.measurement import Measurement, Outcome, ProbePlan  # noqa: E402
+from autotune.core.space import Candidate, Knob, SearchSpace  # noqa: E402
 from autotune.probe.executors.base import Executor  # noqa: E402
 from autotune.search.agenda import RemainingBudget  # noqa: E402
 from autotune.search.loop import SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search  # noqa: E402

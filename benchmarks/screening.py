@@ -27,9 +27,9 @@ from typing import Any
 import machine
 import numpy as np
 
-from autotune.core.candidate import Candidate
 from autotune.core.files import write_atomically
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate import allocator_compiled
 from autotune.estimate.allocator_compiled import EventArrays

@@ -10,12 +10,9 @@ from pathlib import Path
 from autotune import frameworks
 from autotune.catalog import model_lookup
 from autotune.catalog.space_files import read_space
-from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.hardware import Hardware
-from autotune.core.job import Job
-from autotune.core.task import Task
+from autotune.core.job import Hardware, Job, Task, Tuning, Workload
+from autotune.core.space import Candidate, KnobValue
 from autotune.core.units import MIB
-from autotune.core.workload import Tuning, Workload
 from autotune.frameworks.base import Trainer
 from autotune.machine import hardware_detection
 from autotune.search.loop import baseline_candidate, legal_candidates

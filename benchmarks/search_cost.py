@@ -16,10 +16,9 @@ from search_setups import gpu_of
 from search_simulator import Machine, Quirks, Shape, Truth
 
 from autotune.catalog import model_lookup
-from autotune.core.candidate import KnobValue
+from autotune.core.job import Task, Workload
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.task import Task
-from autotune.core.workload import Workload
+from autotune.core.space import KnobValue
 from autotune.search.agenda import RemainingBudget, SearchEnd
 from autotune.search.loop import SHORT_PROBE
 from autotune.search.study import open_study

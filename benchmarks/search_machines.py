@@ -15,9 +15,8 @@ import msgspec
 from search_simulator import Machine as Formulas
 from search_simulator import Truth
 
-from autotune.core.candidate import Candidate
-from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, Speed
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, ProbePlan, Speed
+from autotune.core.space import Candidate
 from autotune.core.units import GIB
 from autotune.search.tiers import tiers_of
 from autotune.worker.early_stop import out_of_reach

@@ -17,9 +17,9 @@ from typing import Any
 
 from search_cases import CASES, Case, Posed, pose
 
-from autotune.core.candidate import Candidate
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
+from autotune.core.space import Candidate
 from autotune.core.units import MIB
 from autotune.prediction.service import open_prediction_service
 

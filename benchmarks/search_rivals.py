@@ -17,9 +17,8 @@ import optuna
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from search_machines import Machine
 
-from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, judge
-from autotune.core.space import SearchSpace
+from autotune.core.space import Candidate, SearchSpace
 from autotune.search.loop import SHORT_PROBE
 from autotune.search.tiers import tiers_of
 

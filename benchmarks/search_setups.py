@@ -22,10 +22,9 @@ from search_simulator import Quirks, Shape
 
 from autotune import catalog
 from autotune.catalog import Gpu
+from autotune.core.job import Model, Task, Workload
 from autotune.core.prediction import Prediction
-from autotune.core.task import Task
 from autotune.core.units import parse_bytes
-from autotune.core.workload import Model, Workload
 from autotune.machine import hardware_detection
 
 RESULTS = Path(__file__).resolve().parent / "results" / "search"

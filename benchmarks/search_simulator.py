@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.catalog import Gpu
-from autotune.core.candidate import Candidate
 from autotune.core.measurement import Phase
+from autotune.core.space import Candidate
 
 GIB, MIB = 2**30, 2**20
 CHUNK = 1024

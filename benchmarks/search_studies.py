@@ -13,8 +13,8 @@ from search_rivals import RIVALS, Arena, Probe, run
 from search_setups import Setup, setup
 
 from autotune.core.answer import Trial
-from autotune.core.candidate import Candidate
 from autotune.core.events import Event, ProbeEnded
+from autotune.core.space import Candidate
 from autotune.search.loop import Clock, run_search
 from autotune.search.search_options import SearchOptions
 from autotune.search.study import Study, open_study

@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 from machine import facts
 
-from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
+from autotune.core.space import Candidate
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request

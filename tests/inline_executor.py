@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import ProbeError
-from autotune.core.measurement import Measurement
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Measurement, ProbePlan
+from autotune.core.space import Candidate
 from autotune.probe.executors.base import Slot
 
 Measure = Callable[[Candidate, ProbePlan], Measurement]

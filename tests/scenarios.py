@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.core.candidate import KnobValue
 from autotune.core.job import Job
 from autotune.core.prediction import Prediction
+from autotune.core.space import KnobValue
 from autotune.estimate.unknown_facts import FactVariant
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import PredictionService, open_tracers

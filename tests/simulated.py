@@ -9,17 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.core.candidate import Candidate, Knobs
 from autotune.core.composition import Composition
 from autotune.core.dataset import PromptLengths
-from autotune.core.hardware import Hardware
-from autotune.core.job import Job
-from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, Speed
+from autotune.core.job import Hardware, Job, Model, Task, Workload
+from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, ProbePlan, Speed
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.space import Knob, SearchSpace
-from autotune.core.task import Task
-from autotune.core.workload import Model, Workload
+from autotune.core.space import Candidate, Knob, Knobs, SearchSpace
 from autotune.frameworks.settings_table import Field
 
 MIB = 2**20

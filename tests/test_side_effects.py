@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.side_effects import KEEP, without_side_effects
+from autotune.core.secrets import KEEP, without_side_effects
 from autotune.emulator.launch import INJECTED
 from autotune.frameworks.trl import script_inspection
 from autotune.machine.hardware_detection import hardware

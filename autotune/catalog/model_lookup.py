@@ -18,8 +18,8 @@ from pathlib import Path
 from autotune import catalog
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.files import read_loose_json, read_text, refuse_special_files
+from autotune.core.job import Model
 from autotune.core.units import MIB
-from autotune.core.workload import Model
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 MAX_CONFIG_BYTES = 16 * MIB

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from autotune.core.candidate import Candidate
+from autotune.core.space import Candidate
 from autotune.core.yaml_document import packaged_table
 
 

@@ -9,12 +9,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.interference import Disturbance
 from autotune.core.measurement import Measurement, Verdict
-from autotune.core.memory_growth import Soak
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.run_spread import RunSpread
+from autotune.core.run_statistics import Disturbance, RunSpread, Soak
+from autotune.core.space import Candidate, KnobValue
 
 Purpose = Literal["baseline", "anchor", "search", "refused", "confirm"]
 """`refused`: probe of a candidate that prediction ruled out, to check the prediction."""

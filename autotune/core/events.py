@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from autotune.core.answer import Purpose, Recommendation, Trial
-from autotune.core.candidate import Candidate
 from autotune.core.job import Job
 from autotune.core.prediction import Prediction
+from autotune.core.space import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -213,3 +213,10 @@ def read_toml(path: Path) -> Mapping[str, Any]:
     except ValueError as error:  # broken TOML, and integers of thousands of digits
         what = (str(error).splitlines() or ["no message"])[0][:200]
         raise BadInput(f"{path}: broken TOML: {what}.", way_out="Mend that line.") from None
+
+
+def read_by_threads(kind: type[T]) -> type[T]:
+    """Register a class with msgspec at import time. msgspec inspects a class on first use and publishes incomplete type
+    information meanwhile: two threads that decode a class for the first time at once cause a segmentation fault."""
+    msgspec.json.Decoder(kind)
+    return kind

@@ -1,4 +1,4 @@
-"""Measurement: measured facts of one probe.
+"""Measurement: measured facts of one probe, and the plan of that probe.
 
 Unmeasured values are None, with the reason in a neighbouring field; never 0 and never infinity.
 """
@@ -16,6 +16,23 @@ from typing import Annotated, Literal
 import msgspec
 
 from autotune.core.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbePlan:
+    """Number of steps and cycles of one probe, and its stop rules."""
+
+    optimizer_steps: int = 2  # minimum: Adam's state appears after the first step
+    warmup_cycles: int = 1  # generation cycles before the timing
+    timed_cycles: int = 3
+    save_checkpoint: bool = False  # save one checkpoint into scratch, to measure its memory
+    evaluate: bool = False  # one batch at the longest lengths, if configured
+    soak_seconds: float | None = None  # run whole cycles for this long instead of `timed_cycles`
+    reuse_rollouts: bool = False  # of an earlier candidate with the same generation batch
+    deadline_seconds: float = 600.0  # wall seconds until the probe is terminated from outside
+    stop_below_tokens_per_second: float | None = None  # stop early if the candidate cannot reach this
+    cycle_spread: float = 0.05  # minimum relative standard deviation, for the stop rule
+
 
 Phase = Literal["load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")

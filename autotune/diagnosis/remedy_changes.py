@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.space import Knob, SearchSpace
+from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 from autotune.diagnosis.diagnosis import Advice
 from autotune.search.advice import BATCH_KNOBS
 

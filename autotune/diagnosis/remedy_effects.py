@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import AutotuneError
 from autotune.core.job import Job
 from autotune.core.prediction import Prediction
-from autotune.core.space import SearchSpace
+from autotune.core.space import Candidate, SearchSpace
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.diagnosis.remedy_changes import Change, changes_of
 from autotune.frameworks.base import Trainer

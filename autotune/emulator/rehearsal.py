@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.errors import BadInput
-from autotune.core.side_effects import without_side_effects
+from autotune.core.secrets import without_side_effects
 from autotune.emulator import launch, reports
 from autotune.emulator.build import build
 from autotune.emulator.cards import EmulatedMachine

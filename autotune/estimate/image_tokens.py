@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from autotune.core.candidate import KnobValue
 from autotune.core.dataset import Images
 from autotune.core.errors import BadInput
 from autotune.core.files import read_loose_json
+from autotune.core.space import KnobValue
 from autotune.estimate.config_fields import Config, number
 
 LARGEST_SIDE = 2**15  # pixels: every processor makes such an image smaller

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from autotune.core.composition import Composition
-from autotune.core.token_lengths import TokenLengths
+from autotune.core.dataset import TokenLengths
 
 MAX_DRAWN = 4096  # rows drawn of a larger generation batch
 

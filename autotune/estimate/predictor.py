@@ -9,9 +9,9 @@ from functools import partial
 
 from autotune.catalog import Gpu
 from autotune.core.composition import Composition, EngineSettings
-from autotune.core.hardware import Hardware
+from autotune.core.dataset import TokenLengths
+from autotune.core.job import Hardware
 from autotune.core.prediction import Estimate, Prediction, highest
-from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
 from autotune.estimate import constant_estimates, cpu_memory, sglang_engine, throughput, timeline, vllm_engine, weight_sync

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
+from autotune.core.space import Candidate, KnobValue
 
 VERDICTS = {True: "fits", None: "may or may not fit", False: "does not fit"}
 

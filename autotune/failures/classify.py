@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from autotune.core.hardware import DeviceKind
+from autotune.core.job import DeviceKind
 from autotune.core.measurement import Failure, Outcome, Phase
 from autotune.failures.frames import cause_of, phase_of
 from autotune.failures.numbers import Numbers, numbers_of

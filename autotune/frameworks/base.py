@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
 from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.space import SearchSpace
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.frameworks.settings_table import Field
 
 Settings = Mapping[str, KnobValue]

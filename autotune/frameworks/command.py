@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from autotune.core.candidate import Candidate, Knobs, KnobValue, fingerprint
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.space import SearchSpace
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace, fingerprint
 from autotune.frameworks.base import as_word
 from autotune.frameworks.launched_run import OUT, Figures, Launch, Launched
 

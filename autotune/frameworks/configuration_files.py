@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
 from autotune.core.files import read_toml
 from autotune.core.shell_script import UNKNOWN, Word
-from autotune.core.user_launch import LaunchScript, SharedSetting, StatedSetting
+from autotune.core.space import KnobValue
+from autotune.core.user_script import LaunchScript, SharedSetting, StatedSetting
 
 ABSENT = "None"  # word for a part that is left out
 FILE_SIGN = "@"

@@ -13,7 +13,7 @@ import msgspec
 
 from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.errors import BadInput, TrainingEnvironmentError
-from autotune.core.task import Task
+from autotune.core.job import Task
 from autotune.frameworks.base import model_path
 
 PROMPTS_TIMEOUT_S, ROWS_TIMEOUT_S = 1800.0, 300.0

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import CannotPredict
 from autotune.core.measurement import Phase
+from autotune.core.space import KnobValue
 from autotune.frameworks.base import Settings, as_word
 from autotune.frameworks.launched_run import Figures, ReportedSettings, Watch
 from autotune.frameworks.settings_table import read_yaml

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
 from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word
-from autotune.core.user_launch import LaunchScript, StatedSetting
+from autotune.core.space import KnobValue
+from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, settings_of
 from autotune.frameworks.settings_table import Field, read_yaml
 

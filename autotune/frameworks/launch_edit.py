@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from autotune.core.candidate import KnobValue
-from autotune.core.user_launch import LaunchScript, StatedSetting
+from autotune.core.space import KnobValue
+from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.frameworks.base import as_word
 from autotune.frameworks.settings_table import Field
 

@@ -14,15 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
 from autotune.core.dataset import RowLengths
 from autotune.core.errors import CannotPredict
 from autotune.core.files import TO_BE_RUN, comment, write_atomically
-from autotune.core.measurement import Phase
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.space import SearchSpace
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import Phase, ProbePlan
+from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.frameworks.base import Settings, Trainer
 from autotune.frameworks.dataset_measurement import row_lengths
 from autotune.frameworks.settings_table import KINDS, Field

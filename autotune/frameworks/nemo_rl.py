@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.core.candidate import KnobValue
 from autotune.core.composition import SplitEngines
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import KnobValue
 from autotune.frameworks.base import Settings
 from autotune.frameworks.served_engines import served
 from autotune.frameworks.stand_in import StandIn

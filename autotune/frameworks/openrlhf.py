@@ -15,9 +15,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.core.candidate import KnobValue
 from autotune.core.composition import SplitEngines
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import KnobValue
 from autotune.frameworks.base import Settings, count_of
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel

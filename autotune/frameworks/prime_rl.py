@@ -19,11 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import SplitEngines
 from autotune.core.files import comments
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate, Knobs, KnobValue
 from autotune.frameworks.base import Settings, model_path
 from autotune.frameworks.configuration_files import ABSENT
 from autotune.frameworks.framework_facts import filled

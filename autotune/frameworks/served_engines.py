@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.core.composition import AtSync, EngineSettings, Overlap, SplitEngines
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.core.units import GIB
 
 LARGE_DEVICE_BYTES = 70 * GIB

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import yaml
 
-from autotune.core.candidate import KnobValue
+from autotune.core.space import KnobValue
 
 KINDS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
 TYPE_NAMES = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a name", "null": "null"}

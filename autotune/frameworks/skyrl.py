@@ -21,8 +21,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Settings, as_word
 from autotune.frameworks.hydra_values import without_references
 from autotune.frameworks.stand_in import StandIn

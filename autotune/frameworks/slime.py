@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import CannotPredict
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import KnobValue
 from autotune.frameworks.base import Settings
 from autotune.frameworks.stand_in import StandIn
 

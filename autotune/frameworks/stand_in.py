@@ -16,12 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.core.candidate import Candidate, Knobs, KnobValue, fingerprint
 from autotune.core.composition import EngineSettings, SplitEngines
 from autotune.core.files import TO_BE_RUN, comments, write_atomically
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.space import SearchSpace
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace, fingerprint
 from autotune.frameworks.base import Settings, as_word, model_path, other_global_batch
 from autotune.frameworks.framework_facts import StepBatch, filled, read_facts, refuse_untraced
 from autotune.frameworks.hydra_values import quoted

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from autotune.core.composition import Composition, Generation, Resident, Role, Sharding, StepShape
+from autotune.core.job import Task
 from autotune.core.measurement import Phase
-from autotune.core.task import Task
 
 STAND_IN = "stand_in.trace"  # worker module that traces the step; it needs no installed framework
 MASTER_AND_MOMENTS = 12  # bytes per weight of DeepSpeed's float32 master copy and Adam's two moments

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from autotune.core.candidate import KnobValue
+from autotune.core.space import KnobValue
 from autotune.frameworks.base import as_word
 
 Lookup = Callable[[str], KnobValue]

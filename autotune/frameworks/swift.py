@@ -17,11 +17,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.composition import EngineSettings, SplitEngines
 from autotune.core.errors import IllegalConfiguration
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks import served_engines
 from autotune.frameworks.base import Settings, as_word, count_of, model_path, share_of
 from autotune.frameworks.launched_run import OUT, SYNTHETIC_ROWS, Launch, ReportedSettings, probe_steps, synthetic_texts

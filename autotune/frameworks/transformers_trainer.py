@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from autotune.core.candidate import Candidate, Knobs, KnobValue
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import Candidate, Knobs, KnobValue
 from autotune.frameworks.base import Settings, as_word, count_of, other_global_batch
 from autotune.frameworks.framework_facts import Untraced, refuse_untraced
 from autotune.frameworks.launched_run import OF_TRANSFORMERS, OUT, Figures, Launched

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.composition import EngineSettings
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Settings, count_of, model_path, share_of
 from autotune.frameworks.launched_run import (
     OUT,

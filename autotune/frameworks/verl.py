@@ -21,9 +21,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.core.candidate import KnobValue
 from autotune.core.composition import SplitEngines
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import KnobValue
 from autotune.core.units import MIB
 from autotune.frameworks.base import Settings
 from autotune.frameworks.stand_in import StandIn

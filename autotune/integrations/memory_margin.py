@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from autotune.core.measurement import CycleMemory
-from autotune.core.memory_growth import WARMUP_CYCLES, MemoryGrowth, growth_of
+from autotune.core.run_statistics import WARMUP_CYCLES, MemoryGrowth, growth_of
 from autotune.core.units import format_bytes
 from autotune.integrations.memory_gauges import GaugeReading
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from autotune.core.candidate import Candidate
 from autotune.core.files import write_atomically
+from autotune.core.space import Candidate
 from autotune.diagnosis import Diagnosis, as_document, diagnose_lines
 from autotune.diagnosis.diagnosis_text import in_words
 from autotune.diagnosis.log_framework import advice_for

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.catalog.space_files import load_space
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import AutotuneError
-from autotune.core.hardware import DeviceKind, Hardware
-from autotune.core.space import SearchSpace
-from autotune.core.task import Task
-from autotune.core.workload import Model, Tuning, Workload
+from autotune.core.job import DeviceKind, Hardware, Model, Task, Tuning, Workload
+from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.frameworks import trainer as trainer_named
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.settings_table import Field

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autotune import catalog
 from autotune.core.errors import BadInput, HardwareNotHere, UnknownName
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.core.units import format_bytes, parse_bytes
 from autotune.machine.devices import VISIBLE, devices_here
 from autotune.machine.nvml import Device

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.candidate import Candidate
 from autotune.core.composition import Composition
 from autotune.core.errors import CannotPredict
-from autotune.core.job import Job
+from autotune.core.job import Job, Task
 from autotune.core.prediction import Prediction
-from autotune.core.task import Task
+from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.occurring_rows import fullest_rows

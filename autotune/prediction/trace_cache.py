@@ -25,7 +25,7 @@ from autotune.core.trace import Trace
 from autotune.core.units import MIB
 
 MAX_FOLDER_BYTES = 512 * MIB  # Beyond it the least recently used traces are deleted
-_DECODER = msgspec.json.Decoder(Trace)  # Made on import, before any thread reads: see `autotune.core.decoding`
+_DECODER = msgspec.json.Decoder(Trace)  # Made on import, before any thread reads: see `read_by_threads`
 
 
 def default_folder() -> Path:

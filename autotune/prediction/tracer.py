@@ -20,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from autotune.core.candidate import fingerprint
 from autotune.core.errors import CannotPredict, ProbeError, TrainingEnvironmentError
+from autotune.core.space import fingerprint
 from autotune.core.trace import Trace
 from autotune.prediction.trace_cache import TraceCache, key_of
 from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES, Spawned, WorkFolder, spawn

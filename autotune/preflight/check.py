@@ -25,11 +25,11 @@ from packaging.version import Version
 from autotune import frameworks
 from autotune.api import RunAnswer, run_flags
 from autotune.core.answer import Trial
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput, ProbeError
 from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeStarted, ignore_events
 from autotune.core.job import Job
 from autotune.core.measurement import judge
+from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 from autotune.estimate import constant_estimates
 from autotune.machine.hardware_detection import gpu_of

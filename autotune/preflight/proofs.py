@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotune.core.answer import Trial
-from autotune.core.candidate import Candidate, fingerprint
 from autotune.core.errors import BadInput
 from autotune.core.job import Job
-from autotune.core.measurement import Outcome
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Outcome, ProbePlan
+from autotune.core.space import Candidate, fingerprint
 from autotune.core.units import format_bytes
 from autotune.frameworks.base import Trainer
 from autotune.machine.file_stamp import stamp

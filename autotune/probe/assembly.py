@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from autotune.core.errors import ProbeError
-from autotune.core.hardware import DeviceKind
+from autotune.core.job import DeviceKind
 from autotune.core.measurement import CycleMemory, Failure, LoopActivity, ModelMemory, Outcome, Phase, Speed
 from autotune.failures.classify import (
     HOST_KILLED,

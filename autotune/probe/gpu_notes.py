@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from autotune.core.errors import ProbeError
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.core.units import format_bytes
 from autotune.machine.devices import VISIBLE
 from autotune.machine.nvml import GpuLost, NvmlNotSupported, named

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from autotune.core.decoding import read_by_threads
+from autotune.core.files import read_by_threads
 from autotune.core.measurement import Count, LoopActivity, ModelMemory, Phase, Seconds, TorchMemory
 from autotune.core.secrets import Secrets
 from autotune.worker import protocol

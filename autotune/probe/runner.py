@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import ProbeError
-from autotune.core.measurement import Cost, DeviceMemory, Measurement, Memory, MemorySample, Outcome
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Cost, DeviceMemory, Measurement, Memory, MemorySample, Outcome, ProbePlan
+from autotune.core.space import Candidate
 from autotune.probe import assembly, device_report
 from autotune.probe.assembly import KernelReport, Peaks, end_of, results_by_rank, results_of, worst
 from autotune.probe.command_exchange import CommandExchange, CommandReply

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import autotune.worker
 from autotune.core.errors import TrainingEnvironmentError
-from autotune.core.side_effects import without_side_effects
+from autotune.core.secrets import without_side_effects
 from autotune.machine.devices import DEVICE_ORDER
 from autotune.probe.output_log import OutputLog
 from autotune.worker.protocol import Wire

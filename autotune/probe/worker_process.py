@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.errors import ProbeError, TrainingEnvironmentError
-from autotune.core.hardware import DeviceKind
+from autotune.core.job import DeviceKind
 from autotune.core.measurement import MemorySample, Phase
 from autotune.core.secrets import Secrets
 from autotune.machine.devices import VISIBLE

@@ -18,14 +18,13 @@ from autotune.core.answer import (
     setting_text,
     without_result,
 )  # fmt: skip
-from autotune.core.candidate import Candidate
-from autotune.core.interference import Disturbance, describe_interference
+from autotune.core.dataset import TokenLengths
 from autotune.core.job import Job
 from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
-from autotune.core.memory_growth import Soak
 from autotune.core.prediction import Prediction
+from autotune.core.run_statistics import Disturbance, Soak, describe_interference
 from autotune.core.secrets import without_password
-from autotune.core.token_lengths import TokenLengths
+from autotune.core.space import Candidate
 from autotune.estimate.unknown_facts import FactVariant
 from autotune.report.candidate_rows import interval, middle, predicted_row, prediction_row, rate, speeds, trial_row
 from autotune.report.certificate import certificate_row

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autotune.core.answer import Trial, plain
-from autotune.core.candidate import KnobValue
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement
+from autotune.core.space import KnobValue
 from autotune.core.units import format_bytes
 
 MIN_STEPS = 3

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import Recommendation, setting_text
-from autotune.core.candidate import Candidate
 from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.job import Job
+from autotune.core.space import Candidate
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.launch_edit import changed_script, changes_of, difference

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import Forecast, PredictedCandidate, WayToFit, setting_text
-from autotune.core.candidate import Candidate
 from autotune.core.job import Job
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.space import Candidate
 from autotune.core.units import GIB, format_bytes
 from autotune.report.answer_document import differing_knobs
 from autotune.report.candidate_rows import FITS_IN_WORDS

@@ -7,9 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from autotune.core.answer import Trial, setting_text
-from autotune.core.candidate import Candidate
 from autotune.core.events import CandidatesPruned, Event, Note, ProbeEnded, ProbeStarted
-from autotune.core.space import SearchSpace
+from autotune.core.space import Candidate, SearchSpace
 from autotune.core.units import format_bytes, format_seconds
 from autotune.report.line_wrapping import print_line, shorten
 

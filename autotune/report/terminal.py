@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import Recommendation, Trial, setting_text
-from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.interference import describe_interference
 from autotune.core.job import Job
 from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
-from autotune.core.memory_growth import describe_soak
+from autotune.core.run_statistics import describe_interference, describe_soak
 from autotune.core.secrets import without_password
-from autotune.core.space import Knob
+from autotune.core.space import Candidate, Knob, KnobValue
 from autotune.core.units import format_bytes, format_seconds
 from autotune.report.answer_document import (
     caveats_of,

@@ -9,11 +9,9 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autotune.core.answer import setting_text
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput, UnknownName
-from autotune.core.hardware import Hardware
-from autotune.core.space import Knob, SearchSpace
-from autotune.core.workload import Tuning
+from autotune.core.job import Hardware, Tuning
+from autotune.core.space import Knob, KnobValue, SearchSpace
 from autotune.core.yaml_document import read_scalar
 from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR
 from autotune.request.flags import Flags, option_name

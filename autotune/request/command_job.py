@@ -6,12 +6,9 @@ import re
 import shutil
 from pathlib import Path
 
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput, HardwareNotHere, TrainingEnvironmentError
-from autotune.core.hardware import Hardware
-from autotune.core.space import Knob, SearchSpace
-from autotune.core.task import Task
-from autotune.core.workload import Model, Workload
+from autotune.core.job import Hardware, Model, Task, Workload
+from autotune.core.space import Knob, KnobValue, SearchSpace
 from autotune.frameworks.command import METHOD, NAME, Command, placeholders
 from autotune.machine import environment, hardware_detection
 from autotune.probe.gpu_notes import gpu_notes

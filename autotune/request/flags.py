@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, get_type_hints
 
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import UnknownName
-from autotune.core.job import ExecutorName, Mode, SamplerName, TrackerName
+from autotune.core.job import ExecutorName, Mode, SamplerName, TrackerName, Tuning, Weights
 from autotune.core.secrets import without_password
+from autotune.core.space import KnobValue
 from autotune.core.user_script import Rewards
-from autotune.core.workload import Tuning, Weights
 
 Name: TypeAlias = str | PathLike[str]
 Values: TypeAlias = Mapping[str, KnobValue] | Sequence[str]

@@ -8,9 +8,7 @@ from dataclasses import replace
 
 from autotune.core.dataset import Images
 from autotune.core.errors import BadInput
-from autotune.core.hardware import Hardware
-from autotune.core.task import Task
-from autotune.core.workload import Model, Workload
+from autotune.core.job import Hardware, Model, Task, Workload
 from autotune.estimate import image_tokens
 from autotune.frameworks.base import Trainer
 from autotune.request.assignments import positive

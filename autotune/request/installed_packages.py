@@ -9,8 +9,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from autotune.core.errors import MissingExtra, TrainingEnvironmentError
-from autotune.core.hardware import Hardware
-from autotune.core.job import Mode
+from autotune.core.job import Hardware, Mode
 from autotune.core.space import SearchSpace
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.stand_in_step import STAND_IN

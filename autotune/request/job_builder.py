@@ -10,17 +10,12 @@ from typing import Any, TypeGuard, cast
 
 from autotune import frameworks
 from autotune.catalog import model_lookup, space_files
-from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.dataset import refuse_unreadable
+from autotune.core.dataset import TokenLengths, refuse_unreadable
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.files import sqlite_url
-from autotune.core.hardware import Hardware
-from autotune.core.job import Job, Mode
-from autotune.core.space import SearchSpace
-from autotune.core.task import Task
-from autotune.core.token_lengths import TokenLengths
+from autotune.core.job import Hardware, Job, Mode, Model, Task, Tuning, Workload
+from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.core.units import parse_seconds
-from autotune.core.workload import Model, Tuning, Workload
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config

@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 
 from autotune import frameworks
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
 from autotune.core.files import read_text
 from autotune.core.shell_script import commands_of
+from autotune.core.space import KnobValue
 from autotune.core.units import MIB
-from autotune.core.user_launch import LaunchScript, StatedSetting
+from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
 from autotune.frameworks.configuration_files import why_unread
 from autotune.frameworks.launch_commands import find_launch, is_known, kind_of, stated_value

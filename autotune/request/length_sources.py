@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from autotune.core.dataset import TokenLengths
 from autotune.core.errors import BadInput
 from autotune.core.files import read_text
-from autotune.core.token_lengths import TokenLengths
 
 LARGEST_BYTES = 256 << 20
 MEAN, LONGEST, CLIPPED = "mean", "longest", "clipped"

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.job import Job
+from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.command import NAME
 from autotune.request.command_job import EXAMPLE, parse_command_request

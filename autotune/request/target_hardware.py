@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from autotune.core.errors import BadInput, HardwareNotHere
-from autotune.core.hardware import Hardware
-from autotune.core.job import Mode
+from autotune.core.job import Hardware, Mode
 from autotune.core.units import format_bytes, parse_bytes
 from autotune.emulator.cards import emulated_machine
 from autotune.frameworks.base import Trainer

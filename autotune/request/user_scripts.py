@@ -7,11 +7,10 @@ from pathlib import Path
 
 from autotune import frameworks
 from autotune.catalog import model_lookup
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware, Model
+from autotune.core.space import KnobValue
 from autotune.core.user_script import ScriptInspection, UserScript
-from autotune.core.workload import Model
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl import async_grpo
 from autotune.frameworks.trl.requests import SIDE_EFFECTS

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core.answer import WayToFit, setting_text
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import CannotPredict, ProbeError
 from autotune.core.job import Job
 from autotune.core.prediction import Prediction
-from autotune.core.space import Knob, SearchSpace
+from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import PredictionService
 from autotune.request.job_builder import ParsedRequest

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.core.answer import Proven, Purpose, Trial
-from autotune.core.candidate import Candidate
 from autotune.core.measurement import Outcome
+from autotune.core.space import Candidate
 from autotune.failures.classify import depends_on_candidate
 from autotune.search.finalists import next_confirmation
 from autotune.search.implications import ran_out

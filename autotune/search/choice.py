@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from autotune.catalog.simplicity import complexity
 from autotune.core.answer import Advantage, AdvantageKind, Trial
-from autotune.core.run_spread import SpeedRatio
+from autotune.core.run_statistics import SpeedRatio
 from autotune.search.trial_view import TrialView
 
 MAX_SPEED_LOSS = 0.03  # Share of speed that a simpler candidate may lose, even where the spread between runs is larger

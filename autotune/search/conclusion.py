@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from autotune.core.answer import Change, Counts, Proven, Recommendation, Trial, without_result
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.job import Job
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, judge
+from autotune.core.space import Candidate, KnobValue
 from autotune.search.choice import choose
 from autotune.search.tiers import learning_values
 from autotune.search.trial_view import TrialView, speed_of

@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.catalog.simplicity import complexity
 from autotune.core.answer import Trial
-from autotune.core.candidate import Candidate
+from autotune.core.space import Candidate
 from autotune.search.choice import as_fast_as, compare
 from autotune.search.surrogate.acquisition import MIN_GAIN
 from autotune.search.surrogate.gaussian_process import expected_improvement

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from autotune.catalog.simplicity import complexity
 from autotune.core.answer import Forecast, PredictedCandidate
-from autotune.core.candidate import Candidate
 from autotune.core.job import Job
+from autotune.core.space import Candidate
 from autotune.prediction.service import PredictionService
 from autotune.search.choice import EQUAL_SPEED_SHARE
 from autotune.search.conclusion import MAX_RUNNER_UPS, changes_between, relaxed_in

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core.answer import Recommendation, Trial
-from autotune.core.candidate import Candidate
 from autotune.core.events import BestChanged, Event, Listener, Note, ProbeEnded
 from autotune.core.files import sqlite_url
 from autotune.core.job import Job
 from autotune.core.measurement import Outcome
 from autotune.core.prediction import Prediction
+from autotune.core.space import Candidate
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import open_prediction_service, predict_candidates
 from autotune.probe.executors.base import Executor

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
 from autotune.catalog.constants import efficiency
+from autotune.core.measurement import ProbePlan
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.probe_plan import ProbePlan
 from autotune.core.units import format_seconds
 
 SHORT_PROBES, LONG_PROBES = 10, 3

@@ -28,11 +28,10 @@ import msgspec
 
 import autotune
 from autotune.core.answer import AnswerSource, Recommendation, Trial, plain
-from autotune.core.candidate import fingerprint
 from autotune.core.events import Event, Listener, ProbeEnded
 from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomically
-from autotune.core.hardware import Hardware
-from autotune.core.job import Job
+from autotune.core.job import Hardware, Job
+from autotune.core.space import fingerprint
 from autotune.emulator.build import sources_fingerprint
 from autotune.machine import hardware_detection
 from autotune.machine.file_stamp import MAX_NAME_LENGTH, stamp

@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from autotune.core.answer import Recommendation
-from autotune.core.candidate import KnobValue
 from autotune.core.dataset import PromptLengths
 from autotune.core.errors import BadInput
 from autotune.core.job import Job
-from autotune.core.space import Knob, SearchSpace
+from autotune.core.space import Knob, KnobValue, SearchSpace
 from autotune.frameworks.base import Trainer
 from autotune.request.prompt_limit import PERCENTILES, PROMPT_KNOB
 

@@ -20,10 +20,9 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
 from autotune.catalog.simplicity import complexity
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import MissingExtra
 from autotune.core.job import SamplerName
-from autotune.core.space import SearchSpace
+from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.search.surrogate.candidate_table import FloatArray, IndexArray
 
 

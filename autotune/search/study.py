@@ -17,10 +17,10 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.core.answer import Expected, Purpose, Trial, plain
-from autotune.core.candidate import Candidate
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Outcome, Phase, Speed, judge
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.space import Candidate
 from autotune.search import trial_records
 from autotune.search.agenda import Agenda, NextProbe, RemainingBudget, SearchEnd, Wait
 from autotune.search.atomic_storage import AtomicRDBStorage, TrialEnd, TrialStart, TrialWriter

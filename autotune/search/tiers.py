@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.space import SearchSpace
+from autotune.core.space import Candidate, KnobValue, SearchSpace
 
 
 @dataclass(frozen=True, kw_only=True)

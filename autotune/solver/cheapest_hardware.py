@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.composition import Composition
 from autotune.core.errors import BadInput
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.space import Candidate, KnobValue
 from autotune.core.yaml_document import Document, read_document
 from autotune.machine import hardware_detection
 

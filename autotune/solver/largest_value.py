@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
 from autotune.core.job import Job
 from autotune.core.prediction import Prediction
+from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 
 Number = int | float

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput, IllegalConfiguration, UnknownName
 from autotune.core.events import JobStarted, Listener, Predicting, ignore_events
 from autotune.core.job import Job
+from autotune.core.space import Candidate
 from autotune.prediction.service import PredictionService, open_prediction_service
 from autotune.report.answer_document import job_row
 from autotune.report.candidate_rows import interval, prediction_row

@@ -19,7 +19,7 @@ from search_rivals import RIVALS, Arena, run  # noqa: E402
 from search_setups import gpu_of  # noqa: E402
 from search_simulator import Machine, Quirks, Shape, Tail  # noqa: E402
 
-from autotune.core.candidate import Candidate  # noqa: E402
+from autotune.core.space import Candidate  # noqa: E402
 from autotune.search.loop import SHORT_PROBE  # noqa: E402
 
 MICRO = "per_device_train_batch_size"

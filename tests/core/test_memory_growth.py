@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.measurement import Cost, CycleMemory, Failure, LoopActivity, Measurement, Memory, Outcome
-from autotune.core.memory_growth import MIN_CYCLES, WARMUP_CYCLES, assess_soak, describe_soak, growth_of
+from autotune.core.run_statistics import MIN_CYCLES, WARMUP_CYCLES, assess_soak, describe_soak, growth_of
 from autotune.core.units import MIB
 
 LIMIT = 1000 * MIB

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from autotune.core.token_lengths import MAX_SAMPLE, TokenLengths
+from autotune.core.dataset import MAX_SAMPLE, TokenLengths
 
 
 def test_a_lognormal_distribution_has_the_mean_and_the_quantile_asked_for() -> None:

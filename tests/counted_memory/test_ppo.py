@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from autotune import frameworks
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware, Model, Task, Workload
 from autotune.core.prediction import Prediction
-from autotune.core.task import Task
 from autotune.core.units import GIB
-from autotune.core.workload import Model, Workload
 from autotune.prediction.service import PredictionService, open_tracers
 from tests.counted_memory import counting
 from tests.counted_memory.cases import SHAPE

@@ -15,8 +15,8 @@ from autotune.probe.executors.local import LocalExecutor
 from autotune.probe.executors.local_slots import local_places
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RankSpan, RunnerSettings
-from autotune.core.candidate import Candidate
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.space import Candidate
+from autotune.core.measurement import ProbePlan
 
 def executor(asked, ranks=1, slots=1):
     here = hardware(asked)

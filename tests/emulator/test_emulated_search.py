@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from autotune.core.answer import Recommendation, Trial
-from autotune.core.hardware import Hardware
-from autotune.core.job import Job
+from autotune.core.job import Hardware, Job
 from autotune.core.measurement import Speed
 from autotune.core.prediction import Estimate
 from autotune.report.answer_document import document

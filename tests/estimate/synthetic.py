@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.catalog import Gpu
 from autotune.core.composition import Composition, EngineSettings, Generation, Resident
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Basis
 from autotune.core.trace import Inventory, Mark, Part, Trace

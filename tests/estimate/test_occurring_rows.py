@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.core.composition import Composition
-from autotune.core.token_lengths import TokenLengths
+from autotune.core.dataset import TokenLengths
 from autotune.estimate.occurring_rows import fullest_rows
 
 COMPLETIONS = TokenLengths.lognormal("test", 300, 600)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.composition import EngineSettings, Resident
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.core.prediction import Prediction
 from autotune.core.units import GIB, MIB
 from autotune.estimate.allocator import AllocatorSettings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.core.composition import EngineSettings, SplitEngines
-from autotune.core.token_lengths import TokenLengths
+from autotune.core.dataset import TokenLengths
 from autotune.estimate import throughput
 from autotune.estimate.throughput import Cycle
 from tests.estimate.test_throughput import composition, config_of, device, trace

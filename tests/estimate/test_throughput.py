@@ -12,8 +12,8 @@ import pytest
 from autotune import catalog
 from autotune.catalog.constants import constants
 from autotune.core.composition import Composition, EngineSettings, Resident
+from autotune.core.dataset import TokenLengths
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
-from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Trace, Work
 from autotune.estimate import throughput
 from autotune.estimate.throughput import cycle_time, drawn_lengths, exchanges, generation, roofline

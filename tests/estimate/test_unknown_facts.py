@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import BadInput
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.space import Candidate, KnobValue
 from autotune.core.units import GIB
 from autotune.estimate.unknown_facts import FactVariant, agreed, worst
 from autotune.request.assignments import ways_of

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.probe.executors.ray import RayExecutor
 from tests.probe.toys import MIB, requests, settings
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import ProbeError
-from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Cost, Measurement, Memory, Outcome, ProbePlan, Speed
+from autotune.core.space import Candidate
 from autotune.probe.executors.base import Executor, ProbeRunner
 from autotune.probe.executors.local_slots import SlotPlace
 from tests.inline_executor import InlineExecutor

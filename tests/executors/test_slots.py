@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.core.errors import BadInput, HardwareNotHere
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.probe.executors.cluster_plan import Node, in_words, plan
 from autotune.probe.executors.local_slots import available_cores, groups_of, listed, local_places, shares_of
 from tests.probe.nvml_playback import Playback

@@ -11,8 +11,8 @@ import msgspec
 import optuna
 import pytest
 
-from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, Outcome
+from autotune.core.space import Candidate
 from autotune.search.storage import open_storage
 from autotune.search.trial_records import CANDIDATE, MEASUREMENT, PURPOSE
 from autotune.search.trial_view import MAX_ATTEMPTS

@@ -15,7 +15,7 @@ from typing import Any
 from autotune.core.errors import AutotuneError, BadInput
 from autotune.core.events import Event, Note, ProbeEnded, ProbeStarted
 from autotune.core.files import write_atomically
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.machine.signals import interruptible
 from autotune.probe.executors.base import Executor
 from autotune.probe.executors.local import LocalExecutor

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.core.candidate import Candidate, Knobs
-from autotune.core.job import Job
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.space import Knob, SearchSpace
-from autotune.core.task import Task
+from autotune.core.job import Job, Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate, Knob, Knobs, SearchSpace
 from tests.faults.adapter import CYCLE_SECONDS
 from tests.simulated import MIB, ToyTrainer, toy_job
 

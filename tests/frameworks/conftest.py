@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 import autotune.worker
-from autotune.core.hardware import Hardware
-from autotune.core.task import Task
-from autotune.core.workload import Model, Workload
+from autotune.core.job import Hardware, Model, Task, Workload
 
 
 def make_task(ranks: int = 1, kind: str = "cpu", **workload: Any) -> Task:

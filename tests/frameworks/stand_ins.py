@@ -11,10 +11,8 @@ from typing import Any
 from autotune import frameworks
 from autotune.catalog import space_files
 from autotune.catalog.model_lookup import find_model
-from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.hardware import Hardware
-from autotune.core.task import Task
-from autotune.core.workload import Workload
+from autotune.core.job import Hardware, Task, Workload
+from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.stated_rules import COMPARED, PLACEHOLDER, StatedRule
 

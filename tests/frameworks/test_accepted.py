@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from autotune.core.candidate import Candidate
-from autotune.core.hardware import Hardware
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Hardware, Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate
 from autotune.frameworks.launched_run import OUT, probe_request
 from autotune.frameworks.stand_in import StandIn
 from autotune.probe.executors.local import LocalExecutor

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from autotune.catalog import space_files
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
 from autotune.frameworks.base import Trainer
 from autotune.probe.executors.local import LocalExecutor
 from autotune.probe.runner import RequestBuilders

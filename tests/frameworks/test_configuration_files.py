@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
+from autotune.core.space import Candidate
 from autotune.report.file_section import _launch_files
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job

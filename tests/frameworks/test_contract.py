@@ -15,12 +15,11 @@ import pytest
 
 from autotune import frameworks
 from autotune.catalog import space_files
-from autotune.core.candidate import Candidate
 from autotune.core.composition import Composition
 from autotune.core.errors import AutotuneError, BadInput, CannotPredict
-from autotune.core.hardware import Hardware
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Hardware, Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.launched_run import Launch, Launched
 from autotune.frameworks.stand_in import StandIn

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from autotune.core.errors import IllegalConfiguration
-from autotune.core.task import Task
+from autotune.core.job import Task
 from autotune.frameworks import trainer
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.installed_defaults import installed_defaults

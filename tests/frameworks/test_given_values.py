@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
+from autotune.core.space import Candidate
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request

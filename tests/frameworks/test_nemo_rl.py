@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.core.errors import CannotPredict
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import ProbePlan
 from autotune.frameworks.launched_run import OUT
 from tests.frameworks.stand_ins import asked, refusal
 from tests.frameworks.test_accepted import LENGTHS, accepted

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import ProbePlan
 from autotune.frameworks.stand_in import StandIn
 from tests.frameworks.stand_ins import asked, refusal
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import ProbePlan
 from autotune.frameworks.launched_run import OUT
 from autotune.prediction.service import open_prediction_service
 from autotune.request.flags import Flags

@@ -9,8 +9,7 @@ import pytest
 
 from autotune import frameworks
 from autotune.core.errors import BadInput
-from autotune.core.task import Task
-from autotune.core.workload import Model
+from autotune.core.job import Model, Task
 from autotune.frameworks.trl.requests import dataset_of
 from autotune.report.dataset_rows import data_lines, data_row
 from autotune.worker.prompt_measurement import load_splits

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.core.errors import CannotPredict
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import ProbePlan
 from tests.frameworks.stand_ins import asked, refusal
 
 REPOSITORY = Path(os.environ.get("AUTOTUNE_FRAMEWORKS") or "absent") / "slime" / "repo"

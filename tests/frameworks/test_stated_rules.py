@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from autotune.core.candidate import KnobValue
+from autotune.core.space import KnobValue
 from autotune.frameworks.stated_rules import StatedRule, texts_that_apply
 from tests.frameworks.stand_ins import names_in
 

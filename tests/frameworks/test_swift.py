@@ -14,10 +14,10 @@ import pytest
 
 from autotune import frameworks
 from autotune.catalog.model_lookup import find_model
-from autotune.core.candidate import Candidate
 from autotune.core.errors import CannotPredict
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate
 from autotune.frameworks.launched_run import OUT
 from autotune.frameworks.swift import Swift
 from autotune.probe.executors.local import LocalExecutor

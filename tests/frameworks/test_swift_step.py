@@ -11,10 +11,10 @@ import pytest
 
 from autotune import frameworks
 from autotune.catalog.model_lookup import find_model
-from autotune.core.candidate import Candidate
 from autotune.core.errors import IllegalConfiguration
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate
 from tests.frameworks.conftest import make_task
 
 MODEL = find_model("Qwen2.5-7B")

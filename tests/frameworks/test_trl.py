@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from autotune.core.dataset import TokenLengths
 from autotune.core.errors import UnknownName
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.token_lengths import TokenLengths
+from autotune.core.measurement import ProbePlan
 from autotune.frameworks import trainer
 from tests.frameworks.conftest import make_task
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autotune import frameworks
-from autotune.core.candidate import Candidate
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import Candidate
 from autotune.core.yaml_document import read_document
 from autotune.frameworks.trl import settings
 from autotune.request.flags import Flags

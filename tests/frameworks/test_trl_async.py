@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Model, Task
+from autotune.core.measurement import ProbePlan
 from autotune.core.units import GIB
-from autotune.core.workload import Model
 from autotune.frameworks import trainer
 from autotune.frameworks.trl.async_grpo import PackedRow, fullest_row
 from tests.frameworks.conftest import make_task

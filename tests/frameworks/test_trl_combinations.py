@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from autotune.catalog.space_files import load_space
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
 from autotune.frameworks import trainer
 from autotune.frameworks.trl import combinations
 from autotune.frameworks.trl.topology import ranks_of

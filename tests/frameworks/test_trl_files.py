@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.core.task import Task
-from autotune.core.workload import Model
+from autotune.core.job import Model, Task
 from autotune.frameworks import trainer
 from autotune.frameworks.dataset_measurement import measure_prompts
 from autotune.frameworks.trl.field_list import fields

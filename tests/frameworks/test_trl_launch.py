@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.core.hardware import Hardware
-from autotune.core.task import Task
+from autotune.core.job import Hardware, Model, Task, Workload
 from autotune.core.units import GIB
-from autotune.core.workload import Model, Workload
 from autotune.estimate.sharding import Sharding
 from autotune.frameworks.trl.accelerate_files import launch_configuration
 from autotune.frameworks.trl.requests import sharding_request

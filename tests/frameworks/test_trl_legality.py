@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.catalog.space_files import load_space
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
 from autotune.core.space import SearchSpace
-from autotune.core.task import Task
 from autotune.frameworks import trainer
 from autotune.frameworks.trl.legality import LOSSES, config_refusals, other_refusals
 from autotune.frameworks.trl.settings import OWN_SETTINGS, settings_of

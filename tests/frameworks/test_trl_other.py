@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from autotune.core.errors import IllegalConfiguration
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.workload import Model
+from autotune.core.job import Model
+from autotune.core.measurement import ProbePlan
 from autotune.frameworks import trainer
 from tests.frameworks.conftest import make_task
 

@@ -9,7 +9,7 @@ import pytest
 
 from autotune import frameworks
 from autotune.core.composition import Composition, Resident
-from autotune.core.task import Task
+from autotune.core.job import Task
 from tests.frameworks.stand_ins import asked, task
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.errors import BadInput, TrainingEnvironmentError
-from autotune.core.workload import Model
+from autotune.core.job import Model
 from autotune.frameworks.dataset_measurement import measure_prompts
 from autotune.worker.prompt_measurement import answer, lengths_of, percentile
 from autotune.worker.synthetic import tiny_config, write_model_folder

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.core.task import Task
+from autotune.core.job import Task
 from autotune.frameworks import trainer
 from tests.frameworks.conftest import make_task
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from autotune import frameworks
-from autotune.core.candidate import Candidate
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate
 from autotune.frameworks.launched_run import OUT, probe_request
 from autotune.frameworks.unsloth import Unsloth
 from autotune.worker.metric_readers import MetricReader

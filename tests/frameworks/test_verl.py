@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.core.errors import CannotPredict
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import ProbePlan
 from autotune.core.units import MIB
 from autotune.frameworks.launched_run import OUT
 from autotune.frameworks.stand_in import StandIn

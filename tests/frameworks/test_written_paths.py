@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from autotune.core.files import comment
-from autotune.core.task import Task
-from autotune.core.workload import Model
+from autotune.core.job import Model, Task
 from autotune.frameworks import trainer
 from autotune.frameworks.hydra_values import quoted
 from autotune.frameworks.trl.script_files import ScriptAdvice, how_to_apply

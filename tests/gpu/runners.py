@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.candidate import Candidate, KnobValue
-from autotune.core.measurement import Measurement
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Measurement, ProbePlan
+from autotune.core.space import Candidate, KnobValue
 from autotune.machine.hardware_detection import gpus_here
 from autotune.probe.executors.local import LocalExecutor
 from autotune.request.flags import Flags

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from autotune.catalog.space_files import load_space
-from autotune.core.candidate import KnobValue
+from autotune.core.space import KnobValue
 from autotune.diagnosis import Diagnosis
 from autotune.diagnosis.log_framework import advice_for
 from autotune.frameworks.trl.trainers import TrlGrpo

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from autotune import frameworks
-from autotune.core.candidate import Candidate
 from autotune.core.errors import CannotPredict
+from autotune.core.job import Model, Task, Workload
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.task import Task
+from autotune.core.space import Candidate
 from autotune.core.units import MIB
-from autotune.core.workload import Model, Workload
 from autotune.estimate.screening import Family, phase_peaks, trace_requests
 from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import PredictionService, predict_candidates

@@ -11,13 +11,10 @@ import pytest
 
 from autotune.catalog.space_files import load_space
 from autotune.core.answer import Trial
-from autotune.core.candidate import Candidate
-from autotune.core.hardware import Hardware
-from autotune.core.job import Job
+from autotune.core.job import Hardware, Job, Model, Task, Workload
 from autotune.core.measurement import Cost, DeviceMemory, Measurement, Memory, Outcome, judge
-from autotune.core.task import Task
+from autotune.core.space import Candidate
 from autotune.core.units import MIB
-from autotune.core.workload import Model, Workload
 from autotune.frameworks.trl.trainers import TrlGrpo
 from autotune.preflight import proofs as room
 from autotune.preflight.check import launcher_bytes, with_room

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.probe.gpu_notes import gpu_notes
 from tests.probe.nvml_playback import Playback
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.errors import ProbeError
-from autotune.core.hardware import DeviceKind
+from autotune.core.job import DeviceKind
 from autotune.machine import cgroups
 from autotune.machine.host_memory import HostMemory, own_counters
 from autotune.probe.assembly import KernelReport, failure_of

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.core.candidate import Candidate
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate
 from autotune.probe.executors.local import LocalExecutor
 from autotune.probe.executors.local_slots import SlotPlace
 from autotune.probe.gpu_set import Gpus

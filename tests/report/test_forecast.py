@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from autotune.core.answer import Change, Forecast, PredictedCandidate, WayToFit
-from autotune.core.candidate import Candidate
 from autotune.core.job import Job
 from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
+from autotune.core.space import Candidate
 from autotune.core.units import GIB
 from autotune.report.answer_document import document as answer_document
 from autotune.report.answer_document import prediction_document

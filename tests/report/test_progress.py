@@ -38,7 +38,7 @@ from autotune.report.progress import Progress
 from autotune.search.loop import legal_candidates
 from autotune.core.measurement import judge
 from tests.simulated import ToyTrainer, Machine, toy_job, toy_space
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import ProbePlan
 question = toy_job(Path("/tmp"), toy_space(), 2**30)
 candidate = legal_candidates(question, ToyTrainer())[0]
 measured = Machine(limit_bytes=2**30).measure(candidate, ProbePlan())

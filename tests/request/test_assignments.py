@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.catalog.space_files import load_space
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput, UnknownName
+from autotune.core.space import KnobValue
 from autotune.request.assignments import check_names, check_values, parse_holds, parse_searches, parse_value
 
 SPACE = load_space("grpo")

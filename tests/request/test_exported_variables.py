@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.catalog.space_files import load_space
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
 from autotune.request.assignments import with_exported
 from autotune.request.flags import Flags
 

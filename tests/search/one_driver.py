@@ -8,11 +8,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
 from autotune.core.events import Event, Note
-from autotune.core.measurement import Measurement
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Measurement, ProbePlan
+from autotune.core.space import Candidate
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
 from tests.inline_executor import InlineExecutor

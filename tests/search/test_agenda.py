@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from autotune.core.answer import Recommendation, Trial
-from autotune.core.candidate import Candidate
 from autotune.core.events import Event, ProbeEnded
 from autotune.core.job import Job
-from autotune.core.measurement import Cost, Measurement
+from autotune.core.measurement import Cost, Measurement, ProbePlan
 from autotune.core.prediction import Prediction
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.space import Knob, SearchSpace
+from autotune.core.space import Candidate, Knob, SearchSpace
 from autotune.search.agenda import RemainingBudget
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.search_options import SearchOptions

@@ -12,12 +12,10 @@ import pytest
 
 from autotune.catalog.simplicity import complexity, criteria
 from autotune.core.answer import Recommendation
-from autotune.core.candidate import Candidate
 from autotune.core.job import Job
-from autotune.core.measurement import Failure, Measurement, Outcome
+from autotune.core.measurement import Failure, Measurement, Outcome, ProbePlan
 from autotune.core.prediction import Prediction
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.space import Knob, SearchSpace
+from autotune.core.space import Candidate, Knob, SearchSpace
 from autotune.search.agenda import RemainingBudget
 from autotune.search.conclusion import conclude
 from autotune.search.forecast_search import forecast

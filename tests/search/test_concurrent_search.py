@@ -12,12 +12,11 @@ import optuna
 import pytest
 
 from autotune.core.answer import Recommendation
-from autotune.core.candidate import Candidate
 from autotune.core.errors import ProbeError, SlotLost
 from autotune.core.events import Event, Note, ProbeEnded, ProbeStarted
 from autotune.core.job import Job
-from autotune.core.measurement import Measurement, Outcome, Speed
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Measurement, Outcome, ProbePlan, Speed
+from autotune.core.space import Candidate
 from autotune.probe.executors.base import Executor
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from autotune.core.answer import Trial
-from autotune.core.candidate import Candidate
 from autotune.core.measurement import DeviceMemory, Failure, Outcome, Phase, judge
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
+from autotune.core.space import Candidate
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.search_options import SearchOptions
 from autotune.search.surrogate.candidate_table import CandidateTable

@@ -10,13 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.core.answer import Forecast
-from autotune.core.candidate import Candidate
 from autotune.core.composition import Composition
 from autotune.core.errors import ProbeError
-from autotune.core.job import Job
+from autotune.core.job import Job, Task
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
-from autotune.core.task import Task
+from autotune.core.space import Candidate
 from autotune.search.advice import Adviser, as_flags
 from autotune.search.forecast_search import forecast
 from autotune.search.loop import baseline_candidate, legal_candidates

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.answer import Trial
-from autotune.core.candidate import Candidate
 from autotune.core.measurement import Failure, Measurement, Outcome, Phase, judge
-from autotune.core.space import Knob
+from autotune.core.space import Candidate, Knob
 from autotune.search.implications import Implied, implications_of
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable

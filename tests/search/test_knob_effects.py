@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.space import Candidate, KnobValue
 from autotune.search.loop import legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray
 from autotune.search.surrogate.gaussian_process import Fit, Kernels, Observations

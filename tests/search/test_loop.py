@@ -11,12 +11,11 @@ import optuna
 import pytest
 
 from autotune.core.answer import Recommendation, without_result
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput, ProbeError, StudyMismatch
 from autotune.core.events import Event, ProbeEnded
 from autotune.core.job import Job
-from autotune.core.measurement import Failure, Measurement, Outcome
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Failure, Measurement, Outcome, ProbePlan
+from autotune.core.space import Candidate
 from autotune.report.answer_document import caveats_of
 from autotune.search.loop import (
     EMULATED_DEADLINE_S,

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from autotune.core.answer import Recommendation
-from autotune.core.hardware import Hardware
-from autotune.core.job import Job
+from autotune.core.job import Hardware, Job
 from autotune.machine import devices
 from autotune.search.record import ANSWERS, MAX_LINE_BYTES, Record, Store, StoredAnswer, circumstances, default_folder
 from tests.report.answers import answered

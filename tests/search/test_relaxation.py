@@ -10,10 +10,9 @@ import pytest
 from autotune.catalog.space_files import load_space
 from autotune.core.dataset import PromptLengths
 from autotune.core.events import Event, Note
-from autotune.core.job import Job
+from autotune.core.job import Job, Task
 from autotune.core.measurement import Outcome
 from autotune.core.space import Knob, SearchSpace
-from autotune.core.task import Task
 from autotune.frameworks.base import Trainer
 from autotune.request.job_builder import ParsedRequest
 from autotune.search.loop import legal_candidates

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from autotune.core.measurement import Speed
-from autotune.core.run_spread import RUN_PER_CYCLE, UNKNOWN_DEVIATION, RunSpread, learn_run_spread
+from autotune.core.run_statistics import RUN_PER_CYCLE, UNKNOWN_DEVIATION, RunSpread, learn_run_spread
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.core.candidate import Candidate
 from autotune.core.events import Event, Note
-from autotune.core.measurement import CycleMemory, LoopActivity, Measurement, Outcome
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import CycleMemory, LoopActivity, Measurement, Outcome, ProbePlan
+from autotune.core.space import Candidate
 from autotune.core.units import MIB
 from autotune.search.soak import soak
 from tests.inline_executor import InlineExecutor

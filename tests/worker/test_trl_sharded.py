@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement, Outcome
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.task import Task
-from autotune.core.workload import Model
+from autotune.core.job import Model, Task
+from autotune.core.measurement import Measurement, Outcome, ProbePlan
+from autotune.core.space import Candidate
 from autotune.frameworks import trainer
 from autotune.probe.executors.local import LocalExecutor
 from autotune.probe.runner import RequestBuilders

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.core.candidate import fingerprint
+from autotune.core.space import fingerprint
 from autotune.estimate.screening.blocks import Point
 from autotune.estimate.screening.survey import micro_step_class
 

@@ -15,9 +15,9 @@ from statistics import fmean
 from autotune.catalog import Gpu
 from autotune.catalog.constants import efficiency
 from autotune.core.composition import Composition
+from autotune.core.dataset import TokenLengths
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction, highest
-from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Inventory, Trace, Work
 from autotune.estimate import model_shape
 from autotune.estimate.throughput import drawn_lengths, exchanges, generation, roofline, split_engines

@@ -12,8 +12,8 @@ from functools import lru_cache
 from statistics import fmean
 
 from autotune.core.composition import Composition, EngineSettings
+from autotune.core.dataset import TokenLengths
 from autotune.core.prediction import EngineFit, Estimate
-from autotune.core.token_lengths import TokenLengths
 from autotune.core.trace import Trace, Work
 from autotune.estimate.throughput import generation
 from autotune.estimate.throughput.cycle_time import CycleTime

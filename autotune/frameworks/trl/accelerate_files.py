@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import BadInput
 from autotune.core.files import read_json
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import Candidate, KnobValue
 from autotune.core.units import MIB
 from autotune.core.yaml_document import read_document
 from autotune.frameworks.trl.topology import DEEPSPEED, FSDP, OFFLOAD_DEVICES, ranks_of, sharding_of

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition, SplitEngines
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import Candidate, Knobs, KnobValue
 from autotune.frameworks.base import count_of, other_global_batch
 from autotune.frameworks.served_engines import SHARE, served
 from autotune.frameworks.trl import combinations

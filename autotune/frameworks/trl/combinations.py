@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from autotune.core.errors import TrainingEnvironmentError
-from autotune.core.task import Task
+from autotune.core.job import Task
 from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.topology import DEEPSPEED, FSDP, OFFLOAD_DEVICES, SHARDINGS, Settings, ranks_of, with_server

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from autotune.core.candidate import KnobValue
+from autotune.core.space import KnobValue
 from autotune.frameworks.trl.field_list import fields
 from autotune.machine import environment
 

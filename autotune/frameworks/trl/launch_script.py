@@ -9,8 +9,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from autotune.core.candidate import Candidate
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import Candidate
 from autotune.frameworks.trl import topology
 from autotune.frameworks.trl.settings import engine_dtype
 from autotune.frameworks.trl.topology import ALLOCATOR, OTHER_ALLOCATOR, ranks_of, server_gpus, server_parallel, with_server

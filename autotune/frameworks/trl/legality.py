@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from autotune.core.task import Task
+from autotune.core.job import Task
 from autotune.frameworks.base import count_of, other_global_batch
 from autotune.frameworks.trl import combinations
 from autotune.frameworks.trl.field_list import fields

@@ -14,10 +14,10 @@ from typing import Literal
 
 import yaml
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
 from autotune.core.files import FOR_EVERYBODY, TO_BE_RUN, comments, write_atomically
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import Candidate
 from autotune.core.yaml_document import read_document
 from autotune.frameworks.base import count_of
 from autotune.frameworks.dataset_measurement import filter_prompts

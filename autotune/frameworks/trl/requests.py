@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from autotune.core.candidate import Candidate
 from autotune.core.dataset import FILE_LOADERS
 from autotune.core.errors import IllegalConfiguration
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import Candidate
 from autotune.frameworks.stand_in_step import gptq_bits
 from autotune.frameworks.transformers_trainer import ddp_options
 from autotune.frameworks.trl import topology

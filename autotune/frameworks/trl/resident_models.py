@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autotune.core.candidate import Candidate
 from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Sharding, SplitEngines
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import Candidate
 from autotune.core.units import GIB
 from autotune.frameworks.base import Settings, count_of, share_of
 from autotune.frameworks.served_engines import served

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.files import comment, comments
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.space import Candidate, KnobValue
 from autotune.core.user_script import UserScript
 from autotune.frameworks.base import as_word
 from autotune.frameworks.trl.accelerate_files import launch_configuration

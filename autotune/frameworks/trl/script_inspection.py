@@ -18,8 +18,8 @@ import msgspec
 
 import autotune.worker
 from autotune.core.errors import BadInput, TrainingEnvironmentError
-from autotune.core.hardware import Hardware
-from autotune.core.side_effects import without_side_effects
+from autotune.core.job import Hardware
+from autotune.core.secrets import without_side_effects
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
 from autotune.frameworks.trl.source_calls import most_calls
 

@@ -11,9 +11,8 @@ from functools import cache
 
 import msgspec
 
-from autotune.core.candidate import Knobs, KnobValue
-from autotune.core.task import Task
-from autotune.core.workload import Workload
+from autotune.core.job import Task, Workload
+from autotune.core.space import Knobs, KnobValue
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import Settings, count_of
 from autotune.frameworks.served_engines import SHARE

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.candidate import KnobValue
+from autotune.core.space import KnobValue
 from autotune.frameworks.launch_edit import unified_diff
 from autotune.frameworks.trl.source_calls import call_at
 

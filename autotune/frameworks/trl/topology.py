@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from autotune.core.candidate import KnobValue
+from autotune.core.space import KnobValue
 from autotune.frameworks.base import count_of
 
 DEEPSPEED: Mapping[str, int] = {"zero1": 1, "zero2": 2, "zero3": 3}  # value of `sharding` -> ZeRO stage

@@ -11,12 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.composition import Composition
 from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.space import SearchSpace
-from autotune.core.task import Task
+from autotune.core.job import Task
+from autotune.core.measurement import ProbePlan
+from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.core.user_script import UserScript
 from autotune.frameworks import stand_in_step
 from autotune.frameworks.base import Settings, Trainer, count_of

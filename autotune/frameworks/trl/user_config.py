@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from autotune.core.candidate import KnobValue
 from autotune.core.errors import BadInput, UnknownName
-from autotune.core.space import SearchSpace
+from autotune.core.space import KnobValue, SearchSpace
 from autotune.core.yaml_document import Document, packaged_table, read_document
 from autotune.frameworks.settings_table import Field
 from autotune.frameworks.trl.accelerate_files import LaunchFile, read_accelerate, read_deepspeed, read_fsdp, shared_rows

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Measurement, ProbePlan
+from autotune.core.space import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)

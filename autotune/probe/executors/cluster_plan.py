@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from autotune.core.decoding import read_by_threads
 from autotune.core.errors import BadInput, HardwareNotHere
-from autotune.core.hardware import Hardware
+from autotune.core.files import read_by_threads
+from autotune.core.job import Hardware
 from autotune.core.measurement import Measurement, Outcome, Speed, highest_by_phase
 from autotune.core.units import format_bytes
 

@@ -12,10 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import SlotLost
-from autotune.core.measurement import Measurement, Outcome
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Measurement, Outcome, ProbePlan
+from autotune.core.space import Candidate
 from autotune.core.units import format_seconds
 from autotune.probe.executors.base import Executor, Slot
 

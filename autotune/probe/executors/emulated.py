@@ -14,10 +14,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from autotune.core.candidate import Candidate
-from autotune.core.hardware import Hardware
-from autotune.core.measurement import Measurement
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.job import Hardware
+from autotune.core.measurement import Measurement, ProbePlan
+from autotune.core.space import Candidate
 from autotune.emulator import launch, reports
 from autotune.emulator.build import build
 from autotune.emulator.cards import emulated_machine

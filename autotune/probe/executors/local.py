@@ -13,7 +13,7 @@ import platform
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from autotune.core.candidate import Candidate
+from autotune.core.space import Candidate
 from autotune.probe.executors.base import ProbeRunner, Slot
 from autotune.probe.executors.local_slots import LocalSlot, SlotPlace
 from autotune.probe.gpu_set import Gpus

@@ -14,9 +14,9 @@ from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput, HardwareNotHere
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
+from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 from autotune.machine import hardware_detection
 from autotune.machine.devices import VISIBLE, devices_of

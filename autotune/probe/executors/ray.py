@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
-from autotune.core.hardware import Hardware
+from autotune.core.job import Hardware
+from autotune.core.space import Candidate
 from autotune.probe.executors.base import Slot
 from autotune.probe.executors.cluster_plan import in_words, plan
 from autotune.probe.executors.ray_cluster import RayCluster, inspect_nodes

@@ -15,11 +15,10 @@ from typing import Any
 import msgspec
 
 import autotune
-from autotune.core.candidate import Candidate
-from autotune.core.decoding import read_by_threads
 from autotune.core.errors import AutotuneError, TrainingEnvironmentError
-from autotune.core.measurement import Measurement
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.files import read_by_threads
+from autotune.core.measurement import Measurement, ProbePlan
+from autotune.core.space import Candidate
 from autotune.machine import hardware_detection
 from autotune.probe.executors.cluster_plan import Node
 from autotune.probe.executors.local_slots import LocalSlot, SlotPlace, available_cores, shares_of

@@ -15,10 +15,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import ProbeError, SlotLost, TrainingEnvironmentError
-from autotune.core.measurement import Measurement, Outcome
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Measurement, Outcome, ProbePlan
+from autotune.core.space import Candidate
 from autotune.probe.executors import ray_node
 from autotune.probe.executors.cluster_plan import Plan, first_line, merged
 from autotune.probe.executors.ray_cluster import ACTOR_VARIABLES, RayCluster

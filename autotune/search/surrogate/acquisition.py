@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from autotune.core.answer import Trial
-from autotune.core.candidate import Knobs
+from autotune.core.space import Knobs
 from autotune.search.search_options import SearchOptions
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates

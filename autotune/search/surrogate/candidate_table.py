@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.core.candidate import Candidate
-from autotune.core.space import Knob, SearchSpace
+from autotune.core.space import Candidate, Knob, SearchSpace
 
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.core.errors import BadInput
-from autotune.core.interference import Disturbance
+from autotune.core.run_statistics import Disturbance
 from autotune.core.units import format_bytes
 from autotune.report.answer_document import document
 from autotune.report.candidate_types import CandidateRow

@@ -17,10 +17,9 @@ from typing import Any
 import optuna
 import pytest
 
-from autotune.core.candidate import Candidate
 from autotune.core.errors import BadInput
-from autotune.core.measurement import Measurement, MemorySample
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.measurement import Measurement, MemorySample, ProbePlan
+from autotune.core.space import Candidate
 from autotune.report.html.render import figures_of
 from autotune.search.dashboard import Extras, application, serve
 from autotune.search.dashboard.guard import may_be_addressed

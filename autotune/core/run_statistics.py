@@ -1,0 +1,273 @@
+"""Statistics of measured runs: spread of speed between runs, interference of concurrent probes, growth of memory.
+
+**Spread.** The cycles of one run share its process, its memory layout and the state of the machine, so their
+scatter does not show how far the next run of the same candidate is off.
+
+    x_ij   log(median tokens per second) of run j of candidate i;  k_i: number of its runs
+    s      median scatter of single cycles, over all runs of the study
+    τ₀     RUN_PER_CYCLE · s, within bounds; ν₀ = PRIOR_FREEDOM
+    τ²     (ν₀ τ₀² + Σ_ij (x_ij - x̄_i)²) / ν,   ν = ν₀ + Σ_i (k_i - 1)
+    interval of a speed v measured in r runs:   v · exp(± t_ν · τ / √r)
+
+The prior's constants are those of the repeated measurements in benchmarks/results, recomputed by
+tests/search/test_run_spread.py.
+
+**Growth.** The trend of a long run is the median of the slopes between all pairs of cycles (Theil 1950, Sen 1968)
+with Sen's distribution-free interval. Single peaks move it little, and no noise distribution is assumed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Literal
+
+from autotune.core.measurement import CycleMemory, Measurement, Outcome, Speed
+from autotune.core.units import MIB, format_bytes, format_seconds
+
+RUN_PER_CYCLE = 2.05
+"""Standard deviation between runs divided by the scatter of single cycles: geometric mean of 1.3, 1.7,
+2.5 and 3.2, in benchmarks/results/demo_sweep.json and search/table_*.json (three runs of each of 130
+candidates, on a CPU with other work on it)."""
+
+UNKNOWN_DEVIATION = 0.05
+"""Standard deviation between runs where no run has two cycles: that of the candidates of
+benchmarks/results/demo_sweep.json, three runs each."""
+
+MIN_DEVIATION, MAX_DEVIATION = 0.005, 0.1  # bounds of the prior standard deviation
+PRIOR_FREEDOM = 4.0  # weight of the prior, in repeated runs: these four ratios are as far apart as such few runs make them
+MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
+"""Standard error of a median of n normal figures, times √n and divided by their median absolute deviation."""
+
+TWO_SIDED, ONE_SIDED = 1.959964, 1.644854
+"""Standard deviations of a normal distribution within which 95 % lie: on both sides, on one side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedRatio:
+    """Speed of one candidate divided by another's. It exceeds `low` with 95 % confidence, and falls
+    below `high` with the same."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpread:
+    """Standard deviation of a candidate's log speed between runs."""
+
+    deviation: float
+    freedom: float  # degrees of freedom, the prior's included
+    repeats: int  # repeated runs that it was learned from; 0: the prior alone
+
+    def half_width(self, speed: Speed) -> float:
+        """Return the relative half width of the 95 % interval of a measured speed."""
+        return math.expm1(self._quantile(TWO_SIDED) * self._error(speed))
+
+    def compare(self, one: Speed, other: Speed) -> SpeedRatio:
+        """Return the ratio of two speeds."""
+        ratio = one.tokens_per_second / other.tokens_per_second
+        factor = math.exp(self._quantile(ONE_SIDED) * math.hypot(self._error(one), self._error(other)))
+        return SpeedRatio(value=ratio, low=ratio / factor, high=ratio * factor)
+
+    def _error(self, speed: Speed) -> float:
+        """Standard error of log speed: a run with unsteady cycles has a larger one. A single slow
+        cycle moves their median little, so the median absolute deviation counts."""
+        logs = [math.log(rate) for rate in speed.rates]
+        middle = statistics.median(logs)
+        within = MEDIAN_ERROR * statistics.median(abs(one - middle) for one in logs) / math.sqrt(len(logs))
+        return max(self.deviation / math.sqrt(speed.runs), within)
+
+    def _quantile(self, z: float) -> float:
+        """Return the quantile of Student's t that belongs to the normal one, by its expansion."""
+        n = self.freedom
+        return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+
+
+def learn_run_spread(runs_by_candidate: Iterable[Sequence[Speed]]) -> RunSpread:
+    """Return the spread from the runs of each candidate; runs that were cut short do not count."""
+    groups = [[run for run in runs if not run.cut_short and run.tokens_per_second > 0] for runs in runs_by_candidate]
+    scatters = [run.scatter for runs in groups for run in runs if run.scatter is not None]
+    prior = RUN_PER_CYCLE * statistics.median(scatters) if scatters else UNKNOWN_DEVIATION
+    prior = min(MAX_DEVIATION, max(MIN_DEVIATION, prior))
+    squares, repeats = 0.0, 0
+    for runs in groups:
+        logs = [math.log(run.tokens_per_second) for run in runs]
+        if len(logs) > 1:
+            mean = statistics.fmean(logs)
+            squares += sum((one - mean) ** 2 for one in logs)
+            repeats += len(logs) - 1
+    freedom = PRIOR_FREEDOM + repeats
+    deviation = math.sqrt((PRIOR_FREEDOM * prior**2 + squares) / freedom)
+    return RunSpread(deviation=deviation, freedom=freedom, repeats=repeats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbance:
+    """Speed of one candidate next to other probes, compared with its speed alone."""
+
+    candidate_id: str
+    beside: int  # other probes on the machine at the same time
+    tokens_per_second_beside: float
+    tokens_per_second_alone: float
+    slower_share: float  # 1 - beside / alone; negative: faster
+    uncertainty: float | None  # two standard errors of `slower_share`; None: too few cycles
+    by_phase: Mapping[str, float] = field(default_factory=dict)  # relative increase in seconds per cycle
+
+    @property
+    def shows(self) -> bool:
+        """Return True if the difference exceeds the scatter of single cycles."""
+        return self.uncertainty is None or abs(self.slower_share) > self.uncertainty
+
+
+def measure_interference(alone: Measurement, beside: Measurement) -> Disturbance | None:
+    """Compare two measurements; None if one has no speed or no probe ran next to the second."""
+    lonely, crowded = alone.worst, beside.worst
+    if lonely is None or crowded is None or not beside.beside:
+        return None
+    whole, by_phase = sum(lonely.phase_seconds.values()), {}
+    for phase, seconds in lonely.phase_seconds.items():  # without phases below 1 % of a cycle
+        if phase in crowded.phase_seconds and seconds > 0.01 * whole:
+            one, other = seconds / len(lonely.cycle_seconds), crowded.phase_seconds[phase] / len(crowded.cycle_seconds)
+            by_phase[phase] = other / one - 1
+    return Disturbance(
+        candidate_id=beside.candidate_id,
+        beside=beside.beside,
+        tokens_per_second_beside=crowded.tokens_per_second,
+        tokens_per_second_alone=lonely.tokens_per_second,
+        slower_share=1 - crowded.tokens_per_second / lonely.tokens_per_second,
+        uncertainty=_uncertainty(lonely, crowded),
+        by_phase=by_phase,
+    )
+
+
+def _uncertainty(lonely: Speed, crowded: Speed) -> float | None:
+    """Return 2 * sqrt(se_alone^2 + se_beside^2) * v_beside / v_alone, se: standard error of the mean log rate."""
+    variances = []
+    for speed in (lonely, crowded):
+        logarithms = [math.log(rate) for rate in speed.rates]
+        count = len(logarithms)
+        if count < 2:
+            return None
+        mean = sum(logarithms) / count
+        variances.append(sum((one - mean) ** 2 for one in logarithms) / (count - 1) / count)
+    return 2 * math.sqrt(sum(variances)) * crowded.tokens_per_second / lonely.tokens_per_second
+
+
+def describe_interference(found: Disturbance) -> str:
+    """Return one sentence for the report; figures of finalists, measured alone, stay valid."""
+    others = f"{found.beside} other{'s' if found.beside > 1 else ''}"
+    direction = "slower" if found.slower_share >= 0 else "faster"
+    error = "" if found.uncertainty is None else f" ± {found.uncertainty:.1%}"
+    size = f"{abs(found.slower_share):.1%}{error} {direction} beside {others} on its machine than alone"
+    doubt = "" if found.shows else ", which is within the scatter of its cycles"
+    return f"Probes ran at the same time: one was {size}{doubt}. The finalists were measured alone."
+
+
+CONFIDENCE = 0.99  # confidence of the interval; high because a false alarm rejects a good candidate
+ALLOCATION_BYTES = 2 * MIB  # smallest growth that counts: allocators take memory in pieces of this size
+MIN_CYCLES = 6  # minimum for a trend: with fewer cycles Sen's interval would span all slopes
+WARMUP_CYCLES = 2  # cycles left out: buffers, caches and the optimizer's state appear in the first ones
+SoakVerdict = Literal["held", "crossed", "would cross", "too short"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryGrowth:
+    """Growth of the peak per optimizer step, with its 99 % interval."""
+
+    bytes_per_step: float
+    low: float
+    high: float
+    steps: int  # optimizer steps of the fit
+
+    @property
+    def is_certain(self) -> bool:
+        """Return True if the interval excludes zero and the growth exceeds one allocation."""
+        return self.low > 0 and self.bytes_per_step * self.steps >= ALLOCATION_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soak:
+    """Long run with its verdict."""
+
+    seconds: float  # training at the longest lengths
+    cycles: tuple[CycleMemory, ...]
+    optimizer_steps: int
+    growth: MemoryGrowth | None  # None: too few cycles
+    projected_steps: int | None  # length of the real run, where configured
+    limit_bytes: int
+    peak_bytes: int | None
+    verdict: SoakVerdict
+    why: str
+
+    @property
+    def holds(self) -> bool:
+        return self.verdict in ("held", "too short")
+
+
+def assess_soak(measurement: Measurement, projected_steps: int | None) -> Soak:
+    """Compare a long run with the limit, and its trend with the projected steps."""
+    ran = measurement.exercised
+    cycles = () if ran is None else ran.cycles
+    growth = growth_of(cycles[WARMUP_CYCLES:])
+    verdict, why = _verdict(measurement, cycles, growth, projected_steps)
+    return Soak(
+        seconds=0.0 if ran is None else ran.seconds, cycles=cycles, optimizer_steps=measurement.optimizer_steps, growth=growth,
+        projected_steps=projected_steps, limit_bytes=measurement.memory.limit_bytes, peak_bytes=measurement.memory.peak_bytes,
+        verdict=verdict, why=why,
+    )  # fmt: skip
+
+
+def _verdict(
+    measurement: Measurement, cycles: Sequence[CycleMemory], growth: MemoryGrowth | None, projected: int | None
+) -> tuple[SoakVerdict, str]:
+    memory = measurement.memory
+    if measurement.outcome is not Outcome.OK or memory.peak_bytes is None or memory.peak_bytes > memory.limit_bytes:
+        evidence = measurement.failure.evidence if measurement.failure else "its peak went over the limit"
+        return "crossed", f"it did not hold ({measurement.outcome}: {evidence})"
+    if growth is None:
+        return "too short", f"{len(cycles)} cycles are too few to tell a trend; soak for longer"
+    interval = f"{_signed(growth.bytes_per_step)} a step ({_signed(growth.low)} to {_signed(growth.high)})"
+    if not growth.is_certain:
+        return "held", f"no growth beyond doubt: {interval}"
+    until = cycles[-1].steps + math.floor((memory.limit_bytes - memory.peak_bytes) / growth.low)
+    trend = f"it grows by {interval}, which reaches the limit after {until} steps at the latest"
+    if projected is None:
+        return "held", f"{trend}; how many steps the run takes is not known"
+    return ("would cross" if until < projected else "held"), f"{trend}; the run takes {projected}"
+
+
+def _signed(count: float) -> str:
+    return ("-" if count < 0 else "") + format_bytes(round(abs(count)))
+
+
+def growth_of(cycles: Sequence[CycleMemory]) -> MemoryGrowth | None:
+    """Fit the trend of the cycles' peaks over optimizer steps; None for too few cycles.
+
+    n cycles give N = n (n - 1) / 2 slopes. Kendall's S has the variance n (n - 1) (2n + 5) / 18,
+    and the interval excludes (N - z * sd(S)) / 2 slopes on each side (Sen 1968, no ties).
+    """
+    if len(cycles) < MIN_CYCLES:
+        return None
+    slopes = sorted(
+        (later.peak_bytes - earlier.peak_bytes) / (later.steps - earlier.steps)
+        for at, earlier in enumerate(cycles)
+        for later in cycles[at + 1 :]
+        if later.steps > earlier.steps
+    )
+    count, pairs = len(cycles), len(slopes)
+    deviation = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    outside = max(0, math.floor((pairs - deviation) / 2))
+    median = (slopes[(pairs - 1) // 2] + slopes[pairs // 2]) / 2
+    steps = cycles[-1].steps - cycles[0].steps
+    return MemoryGrowth(bytes_per_step=median, low=slopes[outside], high=slopes[pairs - 1 - outside], steps=steps)
+
+
+def describe_soak(soak: Soak) -> str:
+    """Return one sentence for the report."""
+    ran = f"{len(soak.cycles)} cycles in {format_seconds(soak.seconds)}, {soak.optimizer_steps} optimizer steps"
+    return f"Soaked for {ran}: {soak.why}."
