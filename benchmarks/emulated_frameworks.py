@@ -29,7 +29,7 @@ from autotune.catalog.model_lookup import find_model
 from autotune.core.answer import plain
 from autotune.core.measurement import ProbePlan
 from autotune.emulator.cards import emulated_machine
-from autotune.emulator.rehearsal import Rehearsed, rehearse
+from autotune.emulator.launch import Rehearsed, rehearse
 from autotune.frameworks.launched_run import OUT, Launch
 from autotune.machine import environment
 from autotune.prediction.service import PredictionService, open_tracers

@@ -20,7 +20,7 @@ from empty_model import write_empty_model
 
 from autotune.catalog.model_lookup import find_model
 from autotune.emulator.cards import emulated_machine
-from autotune.emulator.rehearsal import rehearse
+from autotune.emulator.launch import rehearse
 from autotune.machine import environment
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job

@@ -30,7 +30,7 @@ from foresight_express import Case
 from autotune.catalog.model_lookup import find_model
 from autotune.core.trace import Trace
 from autotune.emulator.cards import emulated_machine
-from autotune.emulator.rehearsal import rehearse
+from autotune.emulator.launch import rehearse
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "fakegpu-rows.json"

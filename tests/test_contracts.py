@@ -18,7 +18,7 @@ import pytest
 from autotune.cli import autotune_command, exit_codes, main, preflight, rehearse, run
 from autotune.diagnosis import as_document, diagnose_lines
 from autotune.emulator.cards import emulated_machine
-from autotune.emulator.rehearsal import CommandFailure, Rehearsed
+from autotune.emulator.launch import CommandFailure, Rehearsed
 from autotune.emulator.reports import ProcessReport, RunReport
 from autotune.preflight.check import Preflight
 from autotune.preflight.proofs import Proof

@@ -18,7 +18,7 @@ from autotune.core.units import format_bytes
 
 if TYPE_CHECKING:
     from autotune.diagnosis import Diagnosis
-    from autotune.emulator.rehearsal import Rehearsed
+    from autotune.emulator.launch import Rehearsed
     from autotune.emulator.reports import ProcessReport
 
 SCHEMA = 1
@@ -53,7 +53,7 @@ def command(words: tuple[str, ...], gpus: str | None, python: str | None, late: 
     # Imported here so that --help answers at once.
     from autotune.diagnosis import diagnose_lines
     from autotune.emulator.cards import LONGEST_LAG, emulated_machine
-    from autotune.emulator.rehearsal import rehearse
+    from autotune.emulator.launch import rehearse
 
     if gpus is None:
         raise BadInput("No GPUs were named.", way_out="Say which are emulated, like --gpus 2xA100-40G.")

@@ -4,14 +4,11 @@ A preloaded library replaces NVIDIA's. It accounts for memory like a driver (cap
 errors, all processes of a machine together) and computes nothing. The host code, from the caching allocator to the
 trainer, is the installed one. Values of small tensors and of integers are kept true (`inject/`).
 
-cards.py            cards from the catalog, and the file that describes them to the library
+    cards.py            cards from the catalog, and the file that describes them to the library
     installation.py     the training environment: its torch, its CUDA libraries, its defects
-    elf.py              names that a shared library defines and needs
-    entry_points.py     names that the library must define
-    judgements.py       generated entry points for which success is a right answer
-    stubs.py            C text of the generated entry points
+    entry_points.py     names that the library must define, and the text of the generated ones
     build.py            compilation, and its cache
-    launch.py           a command on emulated cards, and NVML of these for the process that watches
+    launch.py           commands on emulated cards, and NVML of these for the process that watches
     reports.py          peaks of its processes, and reasons for doubt
     csrc/               the library
     inject/             code inside the training processes

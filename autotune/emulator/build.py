@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from autotune.core.errors import TrainingEnvironmentError
-from autotune.emulator import entry_points, stubs
+from autotune.emulator import entry_points
+from autotune.emulator.entry_points import Stub
 from autotune.emulator.installation import Installation
-from autotune.emulator.stubs import Stub
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "csrc"
@@ -33,6 +33,7 @@ class Built:
 
     folder: Path
     stubs: tuple[Stub, ...]
+    cuda: tuple[int, int]  # of the torch that it is for
 
     @property
     def library(self) -> Path:
@@ -46,7 +47,7 @@ def build(installation: Installation, cache: Path | None = None) -> Built:
     if not (folder / LIST).is_file():
         _build_into(installation, folder)
     listed = json.loads((folder / LIST).read_text())
-    return Built(folder=folder, stubs=tuple(Stub(**one) for one in listed))
+    return Built(folder=folder, stubs=tuple(Stub(**one) for one in listed), cuda=installation.cuda)
 
 
 def written_by_hand() -> frozenset[str]:
@@ -70,8 +71,7 @@ def sources_fingerprint() -> str:
 def _key(installation: Installation) -> str:
     """Return the cache key: the sources, the environment's libraries, the compiler."""
     parts = hashlib.sha256()
-    ours = [*sorted(SOURCES.rglob("*.[ch]")), *(HERE / f"{name}.py" for name in ("entry_points", "judgements", "stubs"))]
-    for path in (*ours, Path(__file__)):
+    for path in (*sorted(SOURCES.rglob("*.[ch]")), Path(entry_points.__file__), Path(__file__)):
         parts.update(path.read_bytes())
     for library in installation.libraries:
         stat = library.stat()
@@ -97,8 +97,8 @@ def _build_into(installation: Installation, folder: Path) -> None:
     try:
         names = entry_points.names_in(installation.libraries, installation.headers)
         outs = entry_points.out_arguments(installation.headers)
-        made = stubs.stubs_for(names, written_by_hand(), outs)
-        (work / "stubs.c").write_text(stubs.c_text(made, outs))
+        made = entry_points.stubs_for(names, written_by_hand(), outs)
+        (work / "stubs.c").write_text(entry_points.c_text(made, outs))
         _compile(compiler, installation, [*sorted(SOURCES.glob("*.c")), work / "stubs.c"], work / LIBRARY)
         for link in _LINKS:
             (work / link).symlink_to(LIBRARY)

@@ -1,20 +1,28 @@
-"""Emulated cards in use: the environment of a command whose processes see them, and NVML for the process that watches."""
+"""Commands whose processes see emulated cards: their environment, and what a whole one left: peaks, and its first error."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
 import os
+import re
 import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from autotune.emulator.build import Built
+from autotune.core.errors import BadInput
+from autotune.core.secrets import without_side_effects
+from autotune.emulator import reports
+from autotune.emulator.build import Built, build
 from autotune.emulator.cards import EmulatedMachine
-from autotune.emulator.installation import Installation
+from autotune.emulator.installation import look
+from autotune.emulator.reports import RunReport
 
 INJECTED = Path(__file__).parent / "inject"
 
@@ -32,86 +40,165 @@ compiles a launcher of quantised kernels at every import; Ray removes preloaded 
 niceness 15, while everything is computed on the host."""
 
 
+KEPT_LINES = 4000
+
+_INNER = ("/torch/", str(INJECTED))  # frames outside the command: torch's, and the emulator's below it
+_PLACE = re.compile(r'\s*(?:\[rank\d+\]:\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (?P<text>.+)")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stand:
-    """Files of a running machine; processes that name the same one share its cards."""
+    """Running machine. Processes with the same folder share its cards."""
 
     folder: Path
+    built: Built
 
     @property
     def reports(self) -> Path:
         return self.folder / "reports"
 
+    def report(self) -> RunReport:
+        """Return the driver's own figures of all processes so far."""
+        return reports.read(self.reports, self.built.stubs)
 
-def set_up(machine: EmulatedMachine, installation: Installation, folder: Path) -> Stand:
+    def environment(self, ours: Mapping[str, str], *, phases: bool = False, stride: int | None = None) -> dict[str, str]:
+        """Return the environment of a command whose processes are to see the emulated cards.
+
+        `stride`: number of tokens for which a decoded one stands (`inject/emulator_hooks.py`).
+        """
+        added = {
+            "LD_PRELOAD": _before(self.built.library, ours.get("LD_PRELOAD")),
+            "LD_LIBRARY_PATH": _before(self.built.folder, ours.get("LD_LIBRARY_PATH")),
+            "PYTHONPATH": _before(INJECTED, ours.get("PYTHONPATH")),
+            "TRITON_LIBCUDA_PATH": str(self.built.folder),
+            # A cluster that already runs is found by these two, and its workers see no emulated card.
+            "RAY_TMPDIR": str(self.folder),
+            "RAY_ADDRESS": "",
+            **self._variables(),
+        }
+        if phases:
+            added["AUTOTUNE_EMULATOR_PHASES"] = "1"
+        if stride is not None:
+            added["AUTOTUNE_EMULATOR_STRIDE"] = str(stride)
+        return {**_DEFAULTS, **ours, **added}
+
+    def _variables(self) -> dict[str, str]:
+        """Return the variables by which the library finds its machine."""
+        return {
+            "AUTOTUNE_EMULATED_MACHINE": str(self.folder / "machine"),
+            "AUTOTUNE_EMULATED_STATE": str(self.folder / "state"),
+            "AUTOTUNE_EMULATOR_REPORT": str(self.reports),
+        }
+
+    def nvml(self) -> ModuleType:
+        """Return nvidia-ml-py's module, bound to these cards, for the process that watches them from outside.
+
+        The module is a copy of its own and so is the library: a process may watch several machines, real ones among them.
+        """
+        original = importlib.util.find_spec("pynvml")
+        assert original is not None and original.origin is not None  # a dependency of autotune
+        spec = importlib.util.spec_from_file_location(f"pynvml of {self.folder.name}", original.origin)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # it looks itself up there
+        spec.loader.exec_module(module)
+        library = self.folder / "libnvidia-ml-watching.so"
+        shutil.copyfile(self.built.library, library)
+        named = self._variables()  # the library reads them once, while it is loaded
+        before = {name: os.environ.get(name) for name in named}
+        os.environ.update(named)
+        try:
+            module.nvmlLib = ctypes.CDLL(str(library))  # type: ignore[attr-defined]
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+        return module
+
+
+def set_up(machine: EmulatedMachine, built: Built, folder: Path) -> Stand:
     """Return a machine in this folder, with nothing on its cards yet."""
-    made = Stand(folder=folder)
+    made = Stand(folder=folder, built=built)
     made.reports.mkdir(parents=True, exist_ok=True)
-    (folder / "machine").write_text(machine.text(installation.cuda))
+    (folder / "machine").write_text(machine.text(built.cuda))
     (folder / "state").unlink(missing_ok=True)
     return made
-
-
-def environment(
-    ours: Mapping[str, str], built: Built, stand: Stand, *, phases: bool = False, stride: int | None = None
-) -> dict[str, str]:
-    """Return the environment of a command whose processes are to see the emulated cards.
-
-    `stride`: number of tokens for which a decoded one stands (`inject/emulator_rollouts.py`).
-    """
-    added = {
-        "LD_PRELOAD": _before(built.library, ours.get("LD_PRELOAD")),
-        "LD_LIBRARY_PATH": _before(built.folder, ours.get("LD_LIBRARY_PATH")),
-        "PYTHONPATH": _before(INJECTED, ours.get("PYTHONPATH")),
-        "TRITON_LIBCUDA_PATH": str(built.folder),
-        # A cluster that already runs is found by these two, and its workers see no emulated card.
-        "RAY_TMPDIR": str(stand.folder),
-        "RAY_ADDRESS": "",
-        **variables(stand),
-    }
-    if phases:
-        added["AUTOTUNE_EMULATOR_PHASES"] = "1"
-    if stride is not None:
-        added["AUTOTUNE_EMULATOR_STRIDE"] = str(stride)
-    return {**_DEFAULTS, **ours, **added}
-
-
-def variables(stand: Stand) -> dict[str, str]:
-    """Return the variables by which the library finds its machine."""
-    return {
-        "AUTOTUNE_EMULATED_MACHINE": str(stand.folder / "machine"),
-        "AUTOTUNE_EMULATED_STATE": str(stand.folder / "state"),
-        "AUTOTUNE_EMULATOR_REPORT": str(stand.reports),
-    }
 
 
 def _before(path: Path, others: str | None) -> str:
     return os.pathsep.join([str(path), *([others] if others else [])])
 
 
-def nvml_of(built: Built, stand: Stand) -> ModuleType:
-    """Return nvidia-ml-py's module, bound to the cards of this stand, for the process that watches them from outside.
+@dataclass(frozen=True, kw_only=True)
+class CommandFailure:
+    """The first error that a command printed."""
 
-    The module is a copy of its own and so is the library: a process may watch several machines, real ones among them.
+    words: str
+    place: str | None  # the innermost frame of its traceback that is no library's of torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsed:
+    """Result of a rehearsal."""
+
+    machine: EmulatedMachine
+    code: int  # the command's exit code; below zero the signal that ended it
+    report: RunReport
+    failure: CommandFailure | None
+    output: tuple[str, ...]  # last lines of the command's output
+
+
+def rehearse(
+    command: Sequence[str], machine: EmulatedMachine, python: Path, show: Callable[[str], object], *, stride: int = 1
+) -> Rehearsed:
+    """Run the command, whose processes use the cards of this machine; `show` receives its output.
+
+    `stride`: number of tokens for which a decoded one stands.
     """
-    original = importlib.util.find_spec("pynvml")
-    assert original is not None and original.origin is not None  # a dependency of autotune
-    spec = importlib.util.spec_from_file_location(f"pynvml of {stand.folder.name}", original.origin)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # it looks itself up there
-    spec.loader.exec_module(module)
-    library = stand.folder / "libnvidia-ml-watching.so"
-    shutil.copyfile(built.library, library)
-    named = variables(stand)  # the library reads them once, while it is loaded
-    before = {name: os.environ.get(name) for name in named}
-    os.environ.update(named)
+    built = build(look(python))
+    last: deque[str] = deque(maxlen=KEPT_LINES)
+    with tempfile.TemporaryDirectory(prefix="autotune-emulated-", ignore_cleanup_errors=True) as folder:
+        stand, ours = set_up(machine, built, Path(folder)), without_side_effects(os.environ, Path(folder))
+        code = _run(command, stand.environment(ours, phases=True, stride=stride if stride > 1 else None), last, show)
+        report = stand.report()
+    failure = first_failure(last) if code else None
+    return Rehearsed(machine=machine, code=code, report=report, failure=failure, output=tuple(last))
+
+
+def _run(command: Sequence[str], environment: dict[str, str], last: deque[str], show: Callable[[str], object]) -> int:
     try:
-        module.nvmlLib = ctypes.CDLL(str(library))  # type: ignore[attr-defined]
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-    return module
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", bufsize=1
+        )
+    except OSError as error:
+        raise BadInput(
+            f"COMMAND {command[0]!r} can't be started: {error.strerror or error}.", way_out="Write it behind the two dashes."
+        ) from error
+    with process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                show(line)
+                last.append(line.rstrip("\n"))
+        except BaseException:
+            process.terminate()  # leaving the block waits for it
+            raise
+    return process.returncode
+
+
+def first_failure(lines: Sequence[str]) -> CommandFailure | None:
+    """Return the first error of the output; later ones mostly result from it."""
+    places: list[str] = []
+    for line in lines:
+        place, error = _PLACE.match(line), _ERROR.match(line)
+        if "Traceback (most recent call last)" in line:
+            places = []
+        elif place is not None:
+            places.append(f"{place['file']}:{place['line']} {place['function']}")
+        elif error is not None:
+            outside = [one for one in places if not any(inner in one for inner in _INNER)]
+            return CommandFailure(words=f"{error['kind']}: {error['text']}", place=next(reversed(outside or places), None))
+    return None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.emulator.stubs import Stub
+from autotune.emulator.entry_points import Stub
 
 CARDS, PHASES, NAME = 16, 32, 32
 MAGIC, VERSION = 0x454D5532, 2

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from autotune.core.errors import TrainingEnvironmentError
-from autotune.emulator import launch, reports
+from autotune.emulator import launch
 from autotune.emulator.build import Built, build
 from autotune.emulator.cards import EmulatedMachine, emulated_machine
-from autotune.emulator.installation import Installation, look
+from autotune.emulator.installation import look
 from autotune.emulator.reports import RunReport
 
 VARIABLE = "AUTOTUNE_CUDA_PYTHON"
@@ -35,12 +35,12 @@ def interpreters() -> list[str]:
 
 
 @functools.cache
-def installed(python: str) -> tuple[Installation, Built]:
+def installed(python: str) -> Built:
     try:
         found = look(Path(python))
     except TrainingEnvironmentError as error:
         pytest.skip(f"{VARIABLE}: {error}")
-    return found, build(found)
+    return build(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,13 @@ class Cards:
     """A machine that stands, for one program after the other."""
 
     python: str
-    built: Built
     stand: launch.Stand
 
     def start(self, program: str, **environment: str) -> subprocess.Popen[str]:
         known = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         return subprocess.Popen(
             [self.python, "-c", textwrap.dedent(program)],
-            env=launch.environment(known, self.built, self.stand, phases=True),
+            env=self.stand.environment(known, phases=True),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -83,21 +82,18 @@ class Cards:
 
     def ended(self, process: subprocess.Popen[str]) -> Ran:
         said, _ = process.communicate()
-        return Ran(code=process.returncode, said=said, report=self.report())
+        return Ran(code=process.returncode, said=said, report=self.stand.report())
 
     def run(self, program: str, **environment: str) -> Ran:
         return self.ended(self.start(program, **environment))
 
-    def report(self) -> RunReport:
-        return reports.read(self.stand.reports, self.built.stubs)
-
 
 @contextmanager
 def cards(python: str, machine: EmulatedMachine | str) -> Iterator[Cards]:
-    installation, built = installed(python)
+    built = installed(python)
     asked = emulated_machine(machine) if isinstance(machine, str) else machine
     with tempfile.TemporaryDirectory(prefix="autotune-emulated-", ignore_cleanup_errors=True) as folder:
-        yield Cards(python=python, built=built, stand=launch.set_up(asked, installation, Path(folder)))
+        yield Cards(python=python, stand=launch.set_up(asked, built, Path(folder)))
 
 
 def run(python: str, machine: EmulatedMachine | str, program: str, **environment: str) -> Ran:

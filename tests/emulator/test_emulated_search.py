@@ -135,13 +135,13 @@ def test_a_torch_without_cuda_is_one_sentence(tmp_path: Path) -> None:
 def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     torch: Any = pytest.importorskip("torch")
     transformers: Any = pytest.importorskip("transformers")
-    from autotune.emulator.inject import emulator_rollouts
+    from autotune.emulator.inject import emulator_hooks
 
     class Model(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
         """The patched methods stay in this class."""
 
-    monkeypatch.setattr(emulator_rollouts, "STRIDE", 8)
-    emulator_rollouts.shorten_transformers(SimpleNamespace(GenerationMixin=Model))  # type: ignore[arg-type]
+    monkeypatch.setattr(emulator_hooks, "STRIDE", 8)
+    emulator_hooks.shorten_transformers(SimpleNamespace(GenerationMixin=Model))  # type: ignore[arg-type]
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = Model(transformers.Qwen2Config(**sizes, num_key_value_heads=2, vocab_size=64))
     held: list[int] = []

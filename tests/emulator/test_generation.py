@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.emulator import build, reports
-from autotune.emulator.entry_points import names_in, out_arguments
-from autotune.emulator.judgements import judged
-from autotune.emulator.stubs import Stub, c_text, stubs_for
+from autotune.emulator.entry_points import Stub, c_text, judged, names_in, out_arguments, stubs_for
 from tests.emulator.installations import elf
 
 HEADER = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.emulator import launch
-from autotune.emulator.build import Built
+from autotune.emulator.build import LIBRARY, Built
 from autotune.emulator.launch import INJECTED, Stand
 
 WORKER = Path(launch.__file__).parents[1] / "worker"
@@ -82,17 +82,19 @@ print(sorted(seen))
     assert start(tmp_path, program).splitlines()[-1] == "['emulator', 'watch']"
 
 
+def stand(tmp_path: Path) -> Stand:
+    return Stand(folder=tmp_path, built=Built(folder=tmp_path / "built", stubs=(), cuda=(13, 0)))
+
+
 def test_a_running_ray_cluster_is_not_joined(tmp_path: Path) -> None:
-    made = launch.environment({"RAY_ADDRESS": "10.0.0.1:6379"}, Built(folder=tmp_path, stubs=()), Stand(folder=tmp_path))
+    made = stand(tmp_path).environment({"RAY_ADDRESS": "10.0.0.1:6379"})
     assert (made["RAY_ADDRESS"], made["RAY_TMPDIR"]) == ("", str(tmp_path))
 
 
 def test_the_users_environment_goes_on_behind_ours(tmp_path: Path) -> None:
-    built = Built(folder=tmp_path / "built", stubs=())
-    stand = Stand(folder=tmp_path)
     ours = {"LD_PRELOAD": "libjemalloc.so", "PYTHONPATH": "/mine", "DS_BUILD_OPS": "1", "HOME": "/home/me"}
-    made = launch.environment(ours, built, stand)
-    assert made["LD_PRELOAD"] == f"{built.library}:libjemalloc.so"
+    made = stand(tmp_path).environment(ours)
+    assert made["LD_PRELOAD"] == f"{tmp_path}/built/{LIBRARY}:libjemalloc.so"
     assert made["PYTHONPATH"] == f"{INJECTED}:/mine"
-    assert (made["DS_BUILD_OPS"], made["HOME"], made["LD_LIBRARY_PATH"]) == ("1", "/home/me", str(built.folder))
+    assert (made["DS_BUILD_OPS"], made["HOME"], made["LD_LIBRARY_PATH"]) == ("1", "/home/me", f"{tmp_path}/built")
     assert "AUTOTUNE_EMULATOR_PHASES" not in made

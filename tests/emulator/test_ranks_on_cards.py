@@ -84,7 +84,7 @@ dist.destroy_process_group()
         assert [one[:5] for one in found] == [common] * 3
         assert [one[5] for one in found] == [3, 6, 9]
         assert found[1][6] == [3, 4]
-        assert stand.report().unjudged == {}
+        assert stand.stand.report().unjudged == {}
 
 
 def test_a_communicator_takes_memory_and_gives_it_back(python: str, tmp_path: Path) -> None:

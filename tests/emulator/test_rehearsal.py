@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.emulator.rehearsal import first_failure
+from autotune.emulator.launch import first_failure
 
 TRAIN = """
 import sys, torch

@@ -38,13 +38,13 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     pytest.importorskip("torch")
-    from autotune.emulator.inject import emulator_rollouts
+    from autotune.emulator.inject import emulator_hooks
 
     class Shortened(Engine):
         """The patched method stays in this class."""
 
-    monkeypatch.setattr(emulator_rollouts, "STRIDE", DECODED)
-    emulator_rollouts.shorten_vllm(SimpleNamespace(LLM=Shortened))  # type: ignore[arg-type]
+    monkeypatch.setattr(emulator_hooks, "STRIDE", DECODED)
+    emulator_hooks.shorten_vllm(SimpleNamespace(LLM=Shortened))  # type: ignore[arg-type]
     return Shortened()
 
 

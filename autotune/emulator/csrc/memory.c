@@ -156,7 +156,7 @@ static void copy_written(char *to, const char *from, size_t size) {
   }
 }
 
-/* For the host's memory, `to` holding zeros: see inject/emulator_pinned.py. */
+/* For the host's memory, `to` holding zeros: see inject/emulator_values.py. */
 ENTRY void emu_copy_written(void *to, const void *from, size_t size) { copy_written(to, from, size); }
 
 /* A large copy from the host is left out: it is weights, whose values nothing computes with, and a card would hold them in the

@@ -84,17 +84,14 @@ def begin() -> None:
             file.write(rank)
     # 2. The hooks by module. Shortened rollouts are inside the phases, whose hooks therefore come later.
     after: dict[str, list[After]] = {"torch": [_keep_values], "deepspeed.ops.op_builder.fused_adam": [_without_compiling]}
-    added: list[dict[str, After]] = []
-    if os.environ.get("AUTOTUNE_TRACKERS") != "1":
-        added.append(importlib.import_module("emulator_hub").AFTER)
-    if os.environ.get("AUTOTUNE_EMULATOR_STRIDE"):
-        added.append(dict.fromkeys(("transformers.generation.utils", "vllm.entrypoints.llm"), _shorten_rollouts))
-    if os.environ.get("AUTOTUNE_EMULATOR_PHASES"):
-        emulator_phases = importlib.import_module("emulator_phases")
-        added += [emulator_phases.AFTER, {"torch": emulator_phases.watch_torch}]
-    for hooks in added:
-        for name, hook in hooks.items():
-            after.setdefault(name, []).append(hook)
+    hooks = importlib.import_module("emulator_hooks")
+    added = [
+        {} if os.environ.get("AUTOTUNE_TRACKERS") == "1" else hooks.HUB,
+        hooks.ROLLOUTS if os.environ.get("AUTOTUNE_EMULATOR_STRIDE") else {},
+        hooks.PHASES if os.environ.get("AUTOTUNE_EMULATOR_PHASES") else {},
+    ]
+    for name, hook in (item for table in added for item in table.items()):
+        after.setdefault(name, []).append(hook)
     sys.meta_path.insert(0, _TorchImportHook(after))
     sys.meta_path.append(_AbsentKernels())
 
@@ -102,10 +99,6 @@ def begin() -> None:
 def _without_compiling(module: ModuleType) -> None:
     """Replace the builder's compilation in `deepspeed.ops.op_builder.fused_adam`."""
     module.FusedAdamBuilder.load = lambda builder, verbose=True: _NoKernels
-
-
-def _shorten_rollouts(module: ModuleType) -> None:
-    importlib.import_module("emulator_rollouts").AFTER[module.__name__](module)
 
 
 def _keep_values(torch: ModuleType) -> None:

@@ -7,12 +7,16 @@ blocks with the bytes of former tensors, and an old id read as a number may be i
 
 Integers and booleans (ids, masks, lengths) decide the code path, so they are computed up to a far
 larger size; larger ones are recorded, and the run reports them at its end.
+
+Pinned memory of the host stays untouched until something is written to it: offloaded optimizers and vLLM's swap space are
+gigabytes per process, in tensors that are zero or were never written. torch would write each of their pages; here such pages
+take no memory. Small tensors are left to torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
+import functools
 import os
 import sys
 from pathlib import Path
@@ -31,8 +35,8 @@ MOST_FOR_SHAPES = 1 << 26  # the same where the shape of a result depends on val
 MOST_ZEROED_ON_THE_HOST = 1 << 24
 LEAST_GIVEN_BACK = 1 << 20  # bytes from which a new result on the host is zeroed without writing to it
 MOST_ALIASES = 20_000
+MOST_PINNED_AND_WRITTEN = 1 << 20  # bytes up to which a pinned tensor is written as usual
 
-emulator_pinned = importlib.import_module("emulator_pinned")
 aten = torch.ops.aten
 COLLECTIVES = {"c10d", "_c10d_functional"}  # namespaces whose payloads the emulated NCCL carries by itself
 ON_THE_CPU_TOO = {"aten", "prims"}
@@ -41,6 +45,10 @@ _BY_VALUE = {
     aten.unique_consecutive.default, aten.repeat_interleave.Tensor, aten.bincount.default, aten.masked_scatter_backward.default,
 }  # fmt: skip
 """The shape of their result depends on values, or they select inside one kernel."""
+
+_PINS = {getattr(aten, name).default for name in ("_pin_memory", "pin_memory") if hasattr(aten, name)}
+_ZEROS = {aten.zeros.default: aten.empty.memory_format, aten.zeros_like.default: aten.empty_like.default}
+"""Operators whose result may be pinned and whole at once, with those that allocate alone."""
 
 _NO_VALUES = ("empty", "new_empty", "record_stream", "resize", "set")
 """Prefixes of operators that compute nothing: they concern a tensor's place."""
@@ -167,8 +175,8 @@ class TrueValues(TorchDispatchMode):  # type: ignore[misc]
                 return function.decompose(*args, **kwargs)
         if facts.is_view or function.namespace in COLLECTIVES:
             return function(*args, **kwargs)
-        if emulator_pinned.concerns(function, kwargs):
-            return emulator_pinned.pinned(function, args, kwargs)
+        if function in _PINS or (function in _ZEROS and kwargs.get("pin_memory")):
+            return _pinned(function, args, kwargs)
         call = _Call(function, facts, args, kwargs)
         return call.answer() if call.is_on_card else function(*args, **kwargs)
 
@@ -281,16 +289,46 @@ class _Call:
         for result in results:
             if _is_on_card(result):
                 if result.is_contiguous():  # whole pages are given back to the host instead of being written
-                    emulator_pinned.library().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
+                    _library().cudaMemset(result.data_ptr(), 0, result.numel() * result.element_size())
                 elif result.numel() <= MOST_FLOATS:
                     alias(result).zero_()
             elif result.device.type != "cpu":  # "meta" has no memory
                 continue
             elif not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK:  # its memory is new, from torch's allocator
                 storage = result.untyped_storage()
-                emulator_pinned.library().emu_give_back(storage.data_ptr(), storage.nbytes())
+                _library().emu_give_back(storage.data_ptr(), storage.nbytes())
             elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
                 result.zero_()
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> Any:
+    """Return the emulator's library, which is preloaded."""
+    loaded = ctypes.CDLL(None)
+    loaded.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    loaded.emu_copy_written.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    loaded.emu_give_back.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return loaded
+
+
+def _pinned(function: Any, args: Any, kwargs: Any) -> Any:
+    """Return the pinned result of one of `_PINS` or `_ZEROS`, with the pages that hold something."""
+    if function not in _PINS:
+        made = _ZEROS[function](*args, **kwargs)
+        return _emptied(made) if made.nbytes > MOST_PINNED_AND_WRITTEN else made.zero_()
+    source = args[0]
+    is_plain = source.device.type == "cpu" and source.layout == torch.strided and source.is_contiguous()
+    if not is_plain or source.nbytes <= MOST_PINNED_AND_WRITTEN:
+        return function(*args, **kwargs)
+    made = _emptied(torch.empty(source.shape, dtype=source.dtype, pin_memory=True))
+    _library().emu_copy_written(made.data_ptr(), source.data_ptr(), source.nbytes)
+    return made
+
+
+def _emptied(tensor: Any) -> Any:
+    """Give the tensor's pages back to the host: they read as zeros. A cached block has bytes of its former tensor."""
+    _library().cudaMemset(tensor.data_ptr(), 0, tensor.nbytes)
+    return tensor
 
 
 def _write_down(kind: str, what: str) -> None:

@@ -17,11 +17,11 @@ from pathlib import Path
 from autotune.core.job import Hardware
 from autotune.core.measurement import Measurement, ProbePlan
 from autotune.core.space import Candidate
-from autotune.emulator import launch, reports
+from autotune.emulator import launch
 from autotune.emulator.build import build
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.installation import look
-from autotune.emulator.reports import RunReport
+from autotune.emulator.reports import LIMITATIONS, RunReport
 from autotune.machine.devices import VISIBLE
 from autotune.probe.ballast import Ballast
 from autotune.probe.executors.base import ProbeRunner
@@ -55,21 +55,18 @@ class EmulatedExecutor(LocalExecutor):
     ) -> None:
         """`saves`: a confirmation writes its checkpoint; that of a whole model would take as much disk as the real one. `lag`:
         see `EmulatedMachine`. `phases`: the driver's own peak of each phase is kept too."""
-        installation = look(settings.python)
-        built = build(installation)
+        built = build(look(settings.python))
         machine = emulated_machine(f"{hardware.count}x{hardware.name}", lag=lag)
         folder = Path(tempfile.mkdtemp(prefix="autotune-emulated-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        stand = launch.set_up(machine, installation, folder)
-        self._reports, self._stubs = stand.reports, built.stubs
-        self._saves = saves
+        self._stand, self._saves = launch.set_up(machine, built, folder), saves
         visible = ",".join(map(str, range(hardware.count)))
-        environment = launch.environment(os.environ, built, stand, phases=phases, stride=stride)
+        environment = self._stand.environment(os.environ, phases=phases, stride=stride)
         added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
         variables = {**added, VISIBLE: visible}
         open_gpus = partial(
             Gpus, hardware.count, settings.limit_bytes, settings.python,
-            library=launch.nvml_of(built, stand), variable=visible, make_ballast=partial(Ballast, variables=variables),
+            library=self._stand.nvml(), variable=visible, make_ballast=partial(Ballast, variables=variables),
         )  # fmt: skip
         super().__init__(
             replace(settings, variables=variables), requests,
@@ -88,14 +85,14 @@ class EmulatedExecutor(LocalExecutor):
 
     def take_report(self) -> RunReport:
         """Return the driver's own figures of all processes since the last call."""
-        found = reports.read(self._reports, self._stubs)
-        for path in self._reports.iterdir():
+        found = self._stand.report()
+        for path in self._stand.reports.iterdir():
             path.unlink(missing_ok=True)
         return found
 
     def marked(self, measurement: Measurement) -> Measurement:
         """Return the measurement as an emulated one, with reasons for doubt."""
-        doubts = (*reports.read(self._reports, self._stubs).sentences(), SPEED_AND_ROLLOUTS, reports.LIMITATIONS)
+        doubts = (*self._stand.report().sentences(), SPEED_AND_ROLLOUTS, LIMITATIONS)
         return replace(measurement, emulated=True, caveats=(*measurement.caveats, *doubts))
 
 
