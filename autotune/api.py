@@ -184,7 +184,7 @@ def diagnose(log: str | PathLike[str] | Iterable[str], **options: Unpack[Request
     found = diagnose_lines(lines_of_file(str(log)) if isinstance(log, str | PathLike) else log)
     if not options.get("config"):
         return found
-    from autotune.diagnosis.remedy_effects import Effects
+    from autotune.diagnosis.remedies import with_effects
     from autotune.machine import hardware_detection
     from autotune.prediction.service import open_prediction_service
     from autotune.request.job_builder import candidate_of_job
@@ -202,10 +202,9 @@ def diagnose(log: str | PathLike[str] | Iterable[str], **options: Unpack[Request
         )
     try:
         request = with_longest_prompt(parse_request(flags.replace(mode="predict")))
-        job, trainer, candidate = request.job, request.trainer, candidate_of_job(request)
-        with contextlib.closing(open_prediction_service(job, trainer)) as service:
-            effects = Effects(job=job, space=request.whole_space, trainer=trainer, service=service, candidate=candidate)
-            return effects.on(found)
+        candidate = candidate_of_job(request)
+        with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
+            return with_effects(found, request, candidate, service)
     except BadInput as error:
         why = f"nothing could be predicted for {flags.config}: {error}"
         return replace(found, remarks=(*found.remarks, why))

@@ -65,7 +65,7 @@ def command(log: str | None, config: str | None, gpus: str | None, check: bool, 
         traps = {} if active is None else {"traps": [dataclasses.asdict(trap) for trap in active]}
         click.echo(json.dumps({**document, **traps}))
     else:
-        from autotune.diagnosis.diagnosis_text import check_in_words, in_words
+        from autotune.diagnosis.diagnosis import check_in_words, in_words
 
         width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
         texts = [] if diagnosis is None else [in_words(diagnosis, width)]
@@ -82,8 +82,7 @@ def _diagnosed(log: str, config: str | None, gpus: str | None, python: str | Non
 
 
 def _checked(python: str | None) -> tuple[ActiveTrap, ...]:
-    from autotune.diagnosis.environment_snapshot import environment_facts
-    from autotune.failures.environment_traps import active_traps
+    from autotune.failures.environment_traps import active_traps, environment_facts
     from autotune.machine import environment
 
     return active_traps(environment_facts(environment.interpreter(python)))

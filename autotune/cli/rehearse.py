@@ -90,7 +90,7 @@ def _status(found: Rehearsed, diagnosis: Diagnosis | None) -> str:
 
 
 def _text(found: Rehearsed, diagnosis: Diagnosis | None) -> str:
-    from autotune.diagnosis.diagnosis_text import in_words
+    from autotune.diagnosis.diagnosis import in_words
     from autotune.emulator.reports import LIMITATIONS
 
     cards = found.machine.cards

@@ -1,14 +1,11 @@
 """Diagnosis of a training log: the first failure, and its remedies.
 
-log_reader.py      lines -> exceptions, known messages and echoes -> the decisive failure
-    log_endings.py     logs without a failure message: finished, not a number, gave up
-    excerpt.py         short texts without a whole traceback: every line may be the message
-    host_memory_users.py  victim and largest holder where host memory ran out
-    gpu_neighbours.py  other processes on the failing GPU
-    diagnosis.py       the result and its JSON
-    log_framework.py   the framework of the log, and remedies from the failure table under its names
-    remedy_changes.py  remedies as values of one configuration
-    remedy_effects.py  predicted effect of each remedy
+log_files.py    file or stream -> lines
+log_reader.py   lines -> exceptions, known messages and echoes -> the decisive failure
+    log_facts.py    endings without a failure message, and the processes that held the memory
+excerpt.py      short texts without a whole traceback: every line may be the message
+remedies.py     remedies under the framework's own names, as values of a configuration, with their predicted effect
+diagnosis.py    the result, as JSON and as text
 """
 
 from __future__ import annotations
@@ -20,8 +17,8 @@ from collections.abc import Iterable
 
 from autotune.diagnosis.diagnosis import SCHEMA, Advice, Diagnosis, as_document
 from autotune.diagnosis.excerpt import Excerpt
-from autotune.diagnosis.log_framework import LogFramework, advice_for
 from autotune.diagnosis.log_reader import LogReader
+from autotune.diagnosis.remedies import LogFramework, advice_for
 
 __all__ = ["SCHEMA", "Advice", "Diagnosis", "as_document", "diagnose", "diagnose_lines"]
 

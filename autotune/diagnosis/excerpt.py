@@ -12,10 +12,8 @@ from dataclasses import replace
 
 from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.failures.classify import classify_quoted
-from autotune.failures.frames import cause_of, phase_of
-from autotune.failures.log_lines import LogLine, read_line
-from autotune.failures.table import MEMORY_CAUSES, ROWS
-from autotune.failures.tracebacks import Tracebacks
+from autotune.failures.table import MEMORY_CAUSES, ROWS, cause_of, phase_of
+from autotune.failures.tracebacks import LogLine, Tracebacks, read_line
 
 MOST_LINES = 40
 MOST_CHARACTERS = 2000  # of a line that are read; a message is shorter

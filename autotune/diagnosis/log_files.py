@@ -1,18 +1,22 @@
-"""Log files: refused with an alternative where they are no text, and read without holding them in memory."""
+"""Log files: refused with an alternative where they are no text, else read once, in blocks, without holding them in memory."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from autotune.core.errors import BadInput
 from autotune.core.units import GIB, format_bytes
-from autotune.failures.log_lines import lines_of
 
 LARGEST_BYTES = 4 * GIB
 """Size limit. A larger file takes minutes to read, and its last part is enough."""
 
+LONGEST_LINE = 2**15
+"""Bytes that are kept of a longer line, half of them from its end: launchers print the exit code last."""
+
+BLOCK = 2**20
 _HEAD_BYTES = 2**16
 _MAGIC = {
     b"\x1f\x8b": "gzip -dc",
@@ -48,6 +52,17 @@ def lines_of_stream(stream: BinaryIO, name: str, log: str = "-") -> Iterator[str
             f"{name} holds no text.",
             way_out="Errors go to standard error: collect both, as in `python train.py > train.log 2>&1`.",
         )
+
+
+def lines_of(stream: BinaryIO, head: bytes = b"") -> Iterator[str]:
+    r"""Yield text lines of bounded length, ended by \n, \r or both. Undecodable bytes are replaced. `head` was read before."""
+    half, pending = LONGEST_LINE // 2, b""
+    for block in itertools.chain([head], iter(lambda: stream.read(BLOCK), b"")):
+        # A progress bar is redrawn by \r: each drawing is a line, and what is printed over it is one of its own.
+        lines = (pending + block).replace(b"\r", b"\n").split(b"\n")
+        *whole, pending = (line if len(line) <= LONGEST_LINE else line[:half] + line[-half:] for line in lines)
+        yield from (line.decode("utf-8", errors="replace") for line in whole)
+    yield pending.decode("utf-8", errors="replace")
 
 
 def _refuse_what_is_no_file(log: str) -> None:

@@ -20,15 +20,11 @@ from enum import IntEnum
 
 from autotune.core.measurement import Outcome, Phase
 from autotune.diagnosis.diagnosis import Diagnosis
-from autotune.diagnosis.gpu_neighbours import GpuNeighbours
-from autotune.diagnosis.host_memory_users import HostMemoryUsers
-from autotune.diagnosis.log_endings import PROGRESS, LogEndings
+from autotune.diagnosis.log_facts import PROGRESS, GpuNeighbours, HostMemoryUsers, LogEndings
 from autotune.failures.classify import Finding, classify_line, classify_logged
-from autotune.failures.frames import phase_of
-from autotune.failures.log_lines import LogLine, read_line
 from autotune.failures.numbers import without_neighbours
-from autotune.failures.table import MEMORY_CAUSES, ROWS, FailureRow, warning_in
-from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
+from autotune.failures.table import MEMORY_CAUSES, ROWS, FailureRow, phase_of, warning_in
+from autotune.failures.tracebacks import ExceptionChain, LoggedException, LogLine, Tracebacks, read_line
 
 STEPS_SURVIVED = 3
 """Number of steps logged after an error that show that it was handled. Fewer may come from other ranks, printed late."""

@@ -11,10 +11,8 @@ from typing import Literal
 
 from autotune.core.job import DeviceKind
 from autotune.core.measurement import Failure, Outcome, Phase
-from autotune.failures.frames import cause_of, phase_of
 from autotune.failures.numbers import Numbers, numbers_of
-from autotune.failures.patterns import read_table
-from autotune.failures.table import QUOTED_ROWS, ROWS, FailureRow
+from autotune.failures.table import QUOTED_ROWS, ROWS, FailureRow, cause_of, phase_of, read_table
 from autotune.failures.tracebacks import LoggedException, exceptions_in
 
 FRAGMENTED_SHARE = 0.1

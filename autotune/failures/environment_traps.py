@@ -1,15 +1,19 @@
 """Known conflicts in an environment, read from traps.yaml and compared with an interpreter.
 
-Versions, requirements and variables are compared; no package is imported or run.
+Versions, requirements, variables and the size of /dev/shm are compared. The interpreter is run to list them; no package is
+imported, so that a broken one can be listed too.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -18,6 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from autotune.core.errors import TrainingEnvironmentError
 from autotune.core.units import format_bytes
 
 
@@ -39,6 +44,41 @@ class ActiveTrap:
     says: str
     helps: str
     sources: tuple[str, ...]
+
+
+SECONDS = 60
+
+_ASK = """
+import importlib.metadata, json, os, re, sys
+packages, requires = {}, {}
+for found in importlib.metadata.distributions():
+    try:
+        name, version = found.metadata["Name"], found.version
+    except Exception:
+        continue
+    if name and version:
+        name = re.sub(r"[-_.]+", "-", name).lower()
+        if name not in packages:
+            packages[name], requires[name] = version, found.requires or []
+try:
+    shm = os.statvfs("/dev/shm")
+    shm_bytes = shm.f_frsize * shm.f_blocks
+except OSError:
+    shm_bytes = None
+print(json.dumps({"packages": packages, "requires": requires, "shm_bytes": shm_bytes}))
+"""
+
+
+def environment_facts(python: Path) -> EnvironmentFacts:
+    """Return the facts about an interpreter, with the variables of this process, which a training started here would inherit."""
+    try:
+        reported = subprocess.run([str(python), "-c", _ASK], capture_output=True, timeout=SECONDS, check=True).stdout
+        facts = msgspec.json.decode(reported.strip().splitlines()[-1], type=EnvironmentFacts)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError) as error:
+        raise TrainingEnvironmentError(
+            f"{python} can't be started as a Python interpreter. Name the training environment's with --python."
+        ) from error
+    return replace(facts, variables=dict(os.environ))
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

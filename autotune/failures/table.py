@@ -1,28 +1,92 @@
-"""Closed table of failure texts. The first row that matches decides, so that the order is part of the table.
+"""Tables of this package: YAML files under tables/, checked when they are decoded.
 
-    tables/memory.yaml     which memory ran out, and what only resembles it
-    tables/refusals.yaml   settings and data that are refused
-    tables/others.yaml     missing, unreachable, broken or waiting parts
-    tables/checks.yaml     checks of a framework, recognised by their place instead of their words
-    tables/files.yaml      files that are absent or unreadable, and classes of exceptions
-    tables/excerpts.yaml   messages quoted without their place: read in short texts alone
-    tables/warnings.yaml   warnings of a training that continues, but loses speed or differs from its configuration
+    memory.yaml      which memory ran out, and what only resembles it
+    refusals.yaml    settings and data that are refused
+    others.yaml      missing, unreachable, broken or waiting parts
+    checks.yaml      checks of a framework, recognised by their place instead of their words
+    files.yaml       files that are absent or unreadable, and classes of exceptions
+    excerpts.yaml    messages quoted without their place: read in short texts alone
+    warnings.yaml    warnings of a training that continues, but loses speed or differs from its configuration
+    frames.yaml      purpose of the memory and phase of the step, by the frames of a traceback
+    remedies.yaml    remedies by cause; nothing is computed here, so no remedy states by how much it helps
+    fragments.yaml, argument_names.yaml    parts of the patterns
 
-A row is searched for in the exception that was raised, at its place in the code; and, where only a failure has such words, in
-every printed line.
+Together the first five are the closed table of failure texts. The first row that matches decides, so that the order is part of
+the table. A row is searched for in the exception that was raised, at its place in the code; and, where only a failure has such
+words, in every printed line.
+
+A pattern in a table is one string or a list of alternatives. Line breaks in it are dropped, alternatives are joined by `|`,
+and `${name}` stands for the fragment of that name in fragments.yaml.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any, Literal, TypeVar
 
 import msgspec
+import msgspec.yaml
 
 from autotune.core.measurement import Phase
-from autotune.failures.patterns import expand, read_table
+
+Pattern = str | list[str]  # pattern as a table writes it
+
+Decoded = TypeVar("Decoded")
+_Word = TypeVar("_Word", bound=str)
+
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
+
+
+class _ArgumentNames(msgspec.Struct, forbid_unknown_fields=True):
+    """Names of settings, separated by blanks."""
+
+    training_arguments: str
+    lora_config: str
+    trainer_configs: dict[str, str]
+
+
+def read_table(name: str, type_: type[Decoded]) -> Decoded:
+    """Return the content of tables/<name>.yaml, checked against the type."""
+    content = resources.files(__package__).joinpath("tables", f"{name}.yaml").read_bytes()
+    return msgspec.yaml.decode(content, type=type_)
+
+
+def expand(pattern: Pattern) -> str:
+    """Return the regular expression of a table's pattern."""
+    return _joined(pattern, _fragments())
+
+
+@functools.cache
+def _fragments() -> Mapping[str, str]:
+    expanded = {"of_another_version": _refused_arguments()}
+    for name, pattern in read_table("fragments", dict[str, Pattern]).items():
+        expanded[name] = _joined(pattern, expanded)  # a fragment may contain earlier ones
+    return expanded
+
+
+def _joined(pattern: Pattern, fragments: Mapping[str, str]) -> str:
+    alternatives = [pattern] if isinstance(pattern, str) else pattern
+    return "|".join(_REFERENCE.sub(lambda found: fragments[found[1]], one.replace("\n", "")) for one in alternatives)
+
+
+def _refused_arguments() -> str:
+    """Return the pattern of Python's refusal of an argument that another version of the same class has."""
+    names = read_table("argument_names", _ArgumentNames)
+    classes = {
+        **{owner: f"{own} {names.training_arguments}" for owner, own in names.trainer_configs.items()},
+        "(?:Seq2Seq)?TrainingArguments": names.training_arguments,
+        "LoraConfig": names.lora_config,
+    }
+    refusals = [
+        rf"\b{owner}\.__init__\(\) got an unexpected keyword argument '(?-i:{'|'.join(map(re.escape, arguments.split()))})'"
+        for owner, arguments in classes.items()
+    ]
+    sampling = r"'(?:guided_decoding|structured_outputs|best_of|use_beam_search)'"
+    return "|".join([*refusals, rf"\A(?:[\w.]+\.)?TypeError: Unexpected keyword argument {sampling}"])
+
 
 MEMORY_CAUSES = (
     "weights", "optimizer", "activations", "logits", "kv_cache", "engine_startup", "weight_sync", "zero_gather", "fragmentation",
@@ -88,16 +152,16 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(_BACKTICK.sub("`?", pattern), re.IGNORECASE | re.DOTALL)
 
 
-def _read(*tables: str) -> tuple[FailureRow, ...]:
+def _read_rows(*tables: str) -> tuple[FailureRow, ...]:
     entries: list[dict[str, Any]] = [entry for table in tables for entry in read_table(table, list[dict[str, Any]])]
     for entry in entries:
         entry.update({key: expand(entry[key]) for key in ("pattern", "raised_at") if key in entry})
     return msgspec.convert(entries, tuple[FailureRow, ...])
 
 
-ROWS = _read(*TABLES)  # whole table in its order
+ROWS = _read_rows(*TABLES)  # whole table in its order
 
-QUOTED_ROWS = _read("excerpts")  # rows of short excerpts, behind the others
+QUOTED_ROWS = _read_rows("excerpts")  # rows of short excerpts, behind the others
 
 
 class KnownWarning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,3 +178,110 @@ KNOWN_WARNINGS = read_table("warnings", tuple[KnownWarning, ...])
 def warning_in(line: str) -> str | None:
     """Return the meaning of the warning in a line, None where there is none."""
     return next((known.says for known in KNOWN_WARNINGS if re.search(known.pattern, line, re.IGNORECASE)), None)
+
+
+class _FrameTable(msgspec.Struct, forbid_unknown_fields=True):
+    """Lists of {meaning: pattern}, searched in their order."""
+
+    hands_over: str
+    saves: str
+    evaluates: str
+    within: list[dict[str, str]]
+    causes: list[dict[str, str]]
+    in_general: list[dict[str, str]]
+    phases: list[dict[Phase, str]]
+    latest: list[dict[Phase, str]]
+    last: list[dict[Phase, str]]
+
+
+def _pairs(rows: list[dict[_Word, str]]) -> tuple[tuple[str, _Word], ...]:
+    return tuple((expand(pattern), word) for row in rows for word, pattern in row.items())
+
+
+_TABLE = read_table("frames", _FrameTable)
+_WITHIN, _CAUSES, _IN_GENERAL = _pairs(_TABLE.within), _pairs(_TABLE.causes), _pairs(_TABLE.in_general)
+_PHASES, _LATEST, _LAST = _pairs(_TABLE.phases), _pairs(_TABLE.latest), _pairs(_TABLE.last)
+_HANDS_OVER, _SAVES, _EVALUATES = expand(_TABLE.hands_over), expand(_TABLE.saves), expand(_TABLE.evaluates)
+
+
+def cause_of(frames: Sequence[str]) -> str | None:
+    """Return the purpose of the memory; the last frame is the innermost.
+
+    The innermost frame that matches decides: every training step passes through the trainer's log-probabilities, and what ran
+    out there may still have been a layer's activations. Some frames cover everything that they call: an engine's profiling run
+    passes through a model's layers too.
+    """
+    hands_over = _any(_HANDS_OVER, frames)
+    cause = _first(frames, _CAUSES)
+    for pattern, word in _WITHIN:
+        # A loader may start an engine too, which has a cache.
+        if _any(pattern, frames) and not (word == "weights" and cause == "kv_cache"):
+            return "weight_sync" if hands_over and word == "weights" else word
+    if hands_over and cause in ("zero_gather", "weights", None):
+        return "weight_sync"
+    if cause == "weight_sync" and not hands_over and _any(r":full_tensor\b", frames) and _any(_SAVES, frames):
+        return "zero_gather"
+    return cause or _first(frames, _IN_GENERAL)
+
+
+def phase_of(frames: Sequence[str]) -> Phase | None:
+    """Return the phase of the step, None where no frame indicates it."""
+    phase = _first(frames, _PHASES) or _first(frames, _LATEST)
+    return phase or (None if _any(_EVALUATES, frames) else _first(frames, _LAST))
+
+
+def _any(pattern: str, frames: Sequence[str]) -> bool:
+    return any(re.search(pattern, frame) for frame in frames)
+
+
+def _first(frames: Sequence[str], table: Sequence[tuple[str, _Word]]) -> _Word | None:
+    for frame in reversed(frames):
+        for pattern, word in table:
+            if re.search(pattern, frame):
+                return word
+    return None
+
+
+DIRECTIONS = ("raise", "lower", "on", "off")
+
+
+class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Change of one setting."""
+
+    setting: str = msgspec.field(name="set")
+    to: str  # direction (`raise`, `lower`, `on`, `off`) or new value
+    why: str
+    bounded_by: str | None = None  # number of the message that the setting must not exceed, where the message has it
+    elsewhere: str | None = None  # setting of other frameworks in its place, None: the same
+    why_elsewhere: str | None = None  # its reason
+
+
+class _RemedyTable(msgspec.Struct, forbid_unknown_fields=True):
+    shared: dict[str, Remedy]  # remedies that several causes have in common, by name
+    by_cause: dict[str, list[str | Remedy]]
+    by_row: dict[str, list[str | Remedy]]
+
+
+def _read_remedies() -> list[dict[str, tuple[Remedy, ...]]]:
+    table = read_table("remedies", _RemedyTable)
+    return [
+        {key: tuple(table.shared[one] if isinstance(one, str) else one for one in listed) for key, listed in remedies.items()}
+        for remedies in (table.by_cause, table.by_row)
+    ]
+
+
+BY_CAUSE, BY_ROW = _read_remedies()
+
+
+def remedies_for(cause: str, row: str | None = None) -> tuple[Remedy, ...]:
+    """Return the remedies of the row, or else those of its cause."""
+    return BY_ROW.get(row or "") or BY_CAUSE[cause]
+
+
+def directions_after(cause: str, row: str | None = None) -> Mapping[str, str]:
+    """Return the direction in which each setting must move after this failure; the first remedy of a setting counts."""
+    found: dict[str, str] = {}
+    for remedy in remedies_for(cause, row):
+        if remedy.to in DIRECTIONS:
+            found.setdefault(remedy.setting, remedy.to)
+    return found

@@ -19,9 +19,8 @@ import yaml
 from autotune.core.files import write_atomically
 from autotune.core.space import Candidate
 from autotune.diagnosis import Diagnosis, as_document, diagnose_lines
-from autotune.diagnosis.diagnosis_text import in_words
-from autotune.diagnosis.log_framework import advice_for
-from autotune.diagnosis.remedy_changes import Change, changes_of
+from autotune.diagnosis.diagnosis import in_words
+from autotune.diagnosis.remedies import Change, advice_for, changes_of
 from autotune.frameworks.trl.output_files import with_changes
 from autotune.integrations.memory_gauges import GaugeReading
 from autotune.integrations.running_trainer import Running

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from autotune.core.answer import WayToFit, setting_text
 from autotune.core.errors import CannotPredict, ProbeError
@@ -17,8 +18,10 @@ from autotune.core.job import Job
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 from autotune.frameworks.base import Trainer
-from autotune.prediction.service import PredictionService
-from autotune.request.job_builder import ParsedRequest
+
+if TYPE_CHECKING:
+    from autotune.prediction.service import PredictionService
+    from autotune.request.job_builder import ParsedRequest
 
 MAX_WAYS = 5
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from autotune.core.answer import Trial
 from autotune.core.measurement import Measurement, Outcome
-from autotune.failures.remedies import directions_after
+from autotune.failures.table import directions_after
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable
 
 ENGINE_CAUSES = frozenset({"kv_cache", "engine_startup"})  # Causes where the rollout engine lacks room for itself

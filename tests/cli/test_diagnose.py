@@ -184,6 +184,6 @@ def test_a_log_that_may_not_be_read(tmp_path: Path) -> None:
 
 
 def test_every_cause_has_words() -> None:
-    from autotune.diagnosis.diagnosis_text import _CAUSES
+    from autotune.diagnosis.diagnosis import _CAUSES
 
     assert set(_CAUSES) == set(CAUSES) - {"none"}

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.diagnosis import Diagnosis, as_document, diagnose, diagnose_lines
-from autotune.failures.log_lines import LONGEST_LINE, lines_of
+from autotune.diagnosis.log_files import LONGEST_LINE, lines_of
 from autotune.failures.table import CAUSES
 from tests.diagnosis.around import FRAMES, NAMES, SHAPES, raised, sample
 

@@ -6,8 +6,8 @@ import pytest
 
 from autotune import frameworks
 from autotune.diagnosis import diagnose
-from autotune.diagnosis.log_framework import METHOD, LogFramework
-from autotune.failures.remedies import BY_CAUSE, BY_ROW
+from autotune.diagnosis.remedies import METHOD, LogFramework
+from autotune.failures.table import BY_CAUSE, BY_ROW
 from autotune.frameworks.launch_commands import LaunchKind, launch_kinds
 
 OUT_OF_MEMORY = (

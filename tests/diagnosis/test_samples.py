@@ -9,8 +9,7 @@ import pytest
 
 from autotune.core.measurement import PHASES
 from autotune.diagnosis import diagnose
-from autotune.failures.remedies import BY_CAUSE, BY_ROW
-from autotune.failures.table import CAUSES, MEMORY_CAUSES
+from autotune.failures.table import BY_CAUSE, BY_ROW, CAUSES, MEMORY_CAUSES
 from tests.diagnosis.around import FORWARD, FRAMES, LATER, NAMES, RANKS, SHAPES, START, in_containers, prefixed, raised, sample
 
 BY_ROW_NAME = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.failures.remedies import BY_CAUSE, BY_ROW, directions_after
-from autotune.failures.table import CAUSES, KNOWN_WARNINGS, MEMORY_CAUSES, ROWS, warning_in
+from autotune.failures.table import BY_CAUSE, BY_ROW, CAUSES, KNOWN_WARNINGS, MEMORY_CAUSES, ROWS, directions_after, warning_in
 
 SHARE = "vllm_gpu_memory_utilization"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.failures.frames import cause_of, phase_of
+from autotune.failures.table import cause_of, phase_of
 
 ORZ, VLLM = "/job/orz/exp_engine/accelerators/inference", "/env/site-packages/vllm/worker"
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.units import MIB
-from autotune.diagnosis.environment_snapshot import environment_facts
-from autotune.failures.environment_traps import EnvironmentFacts, active_traps, traps
+from autotune.failures.environment_traps import EnvironmentFacts, active_traps, environment_facts, traps
 
 Packages = dict[str, str]
 

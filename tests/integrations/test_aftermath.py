@@ -12,7 +12,7 @@ import yaml
 from autotune.catalog.space_files import load_space
 from autotune.core.space import KnobValue
 from autotune.diagnosis import Diagnosis
-from autotune.diagnosis.log_framework import advice_for
+from autotune.diagnosis.remedies import advice_for
 from autotune.frameworks.trl.trainers import TrlGrpo
 from autotune.frameworks.trl.user_config import read_user_config
 from autotune.integrations import oom_report

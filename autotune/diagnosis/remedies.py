@@ -1,18 +1,34 @@
-"""Framework and method whose log is read, and remedies from the failure table under its own names and flags."""
+"""Remedies of a diagnosis: from the failure table, under the names of the framework whose log is read; as values of one
+configuration; and with their predicted effect on memory and speed.
+
+Nothing is measured here, and what can't be predicted stays None.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from autotune import frameworks
+from autotune.core.candidate import Candidate, KnobValue
+from autotune.core.errors import AutotuneError
+from autotune.core.prediction import Prediction
+from autotune.core.space import Knob, SearchSpace
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
-from autotune.failures.remedies import Remedy, remedies_for
+from autotune.failures.table import Remedy, remedies_for
 from autotune.frameworks.framework_facts import FrameworkFacts
 from autotune.frameworks.launch_commands import LaunchKind, kind_of, launch_kinds
+from autotune.search.advice import BATCH_KNOBS
+
+if TYPE_CHECKING:
+    from autotune.prediction.service import PredictionService
+    from autotune.request.job_builder import ParsedRequest
 
 METHOD = "grpo"  # method that every framework has; the names in question are those of all its methods
 SOURCE = "trl"  # framework whose names the tables of remedies have
@@ -110,3 +126,96 @@ def _names(framework: str) -> Mapping[str, str | None]:
 @cache
 def _settings(framework: str) -> frozenset[str]:
     return frozenset(frameworks.trainer(framework, METHOD).fields())
+
+
+Change: TypeAlias = Mapping[str, KnobValue]
+
+_SWITCH: Mapping[str, bool] = {"on": True, "off": False}
+
+
+def changes_of(advice: Advice, space: SearchSpace, candidate: Candidate) -> Iterator[Change]:
+    """Yield the changes from the mildest to the strongest; none for a setting outside the space."""
+    for setting, way in advice.change.items():
+        direction, _, bound = way.partition(", to at most ")
+        if setting == BATCH_KNOBS[0]:
+            yield from _smaller_batches(candidate)
+        elif knob := next((one for one in (*space.knobs, *space.remedies) if one.name == setting), None):
+            now = candidate.settings.get(knob.name)
+            yield from ({setting: value} for value in _values(knob, now, direction, int(bound) if bound else None))
+
+
+def _smaller_batches(candidate: Candidate) -> Iterator[Change]:
+    """Yield smaller micro-batches with more accumulation steps, at the same global batch."""
+    micro, steps = (candidate.settings.get(name) for name in BATCH_KNOBS[:2])
+    if isinstance(micro, int) and isinstance(steps, int):
+        halves = [size for size in range(micro - 1, 0, -1) if micro % size == 0 and size & (size - 1) == 0]
+        yield from ({BATCH_KNOBS[0]: size, BATCH_KNOBS[1]: steps * micro // size} for size in halves)
+
+
+def _values(knob: Knob, now: KnobValue, direction: str, bound: int | None) -> list[KnobValue]:
+    if direction in _SWITCH:
+        return [_SWITCH[direction]] if now is not _SWITCH[direction] else []
+    if direction not in ("raise", "lower"):
+        return [choice for choice in knob.choices if str(choice) == direction and choice != now]
+    if bound is not None:
+        return [bound]
+    numbers = sorted(choice for choice in knob.choices if isinstance(choice, int | float) and not isinstance(choice, bool))
+    if not isinstance(now, int | float):
+        return []
+    return [n for n in numbers if n > now] if direction == "raise" else [n for n in reversed(numbers) if n < now]
+
+
+SECONDS = 120.0  # time limit for predictions; the remaining remedies get no figure
+
+
+def with_effects(diagnosis: Diagnosis, request: ParsedRequest, candidate: Candidate, service: PredictionService) -> Diagnosis:
+    """Return the diagnosis with the prediction for the configuration that failed, and for each remedy that has one."""
+    before, until = service.predict(candidate), time.monotonic() + SECONDS
+
+    def after(change: Change) -> Prediction | None:
+        knobs = request.whole_space.with_remedies({**candidate.knobs, **change})
+        try:
+            other = request.trainer.complete(knobs, request.job.task)
+            if other == candidate or request.trainer.why_illegal(other, request.job.task) is not None:
+                return None
+            return service.predict(other)
+        except AutotuneError:
+            return None  # the other remedies may still be predicted
+
+    def effect(advice: Advice) -> Mapping[str, Any] | None:
+        """Return the effect of the mildest change in this direction that surely fits, or else of the strongest."""
+        best: tuple[Change, Prediction] | None = None
+        for change in changes_of(advice, request.whole_space, candidate):
+            predicted = after(change)
+            best = best if predicted is None else (change, predicted)
+            if predicted is not None and predicted.fits:
+                break
+        if best is None:
+            return None
+        change, predicted = best
+        learning = request.whole_space.is_learning(change, candidate.settings)
+        speeds = before.tokens_per_second, predicted.tokens_per_second
+        ratio = None if learning or speeds[0] is None or speeds[1] is None else speeds[1].value / speeds[0].value
+        return {
+            "change": dict(change),
+            **_figures(predicted),
+            "saved_bytes": round(before.peak_memory_bytes.value - predicted.peak_memory_bytes.value),
+            "speed_ratio": None if ratio is None else round(ratio, 3),
+            "changes_what_is_learned": learning,
+        }
+
+    remedies = tuple(
+        dataclasses.replace(advice, predicted=effect(advice) if time.monotonic() < until else None)
+        for advice in diagnosis.remedies
+    )
+    return dataclasses.replace(diagnosis, remedies=remedies, configured=_figures(before))
+
+
+def _figures(prediction: Prediction) -> dict[str, Any]:
+    """Return the same fields as `predict --json`."""
+    figures = {name: getattr(prediction, name) for name in ("peak_memory_bytes", "margin_bytes", "tokens_per_second")}
+    return {
+        "basis": prediction.basis,
+        "fits": prediction.fits,
+        **{name: one and {end: round(getattr(one, end)) for end in ("value", "low", "high")} for name, one in figures.items()},
+    }

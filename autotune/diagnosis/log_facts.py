@@ -1,0 +1,262 @@
+"""Facts of a log beside its failures: how it ends, and which processes held the memory.
+
+Each collector receives lines and does not grow with the log. Endings: finished, no number any more, or given up after several
+tries. Processes: those on the failing GPU, foreign ones or other roles of the same job; and on the host the one that was ended
+and the one that held most. The kernel and Ray choose a victim by rules of their own. Its death is the symptom; the largest
+holder of memory is the cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+
+from autotune.core.units import GIB, KIB, MIB, format_bytes
+from autotune.failures.classify import Finding
+from autotune.failures.numbers import NEIGHBOUR
+from autotune.failures.tracebacks import read_line
+
+STEPS_OF_NO_NUMBERS = 3
+"""Number of consecutive steps without a finite loss or gradient after which training does not recover."""
+
+TIMES_CAUGHT = 3
+"""Number of caught out-of-memory errors in the last lines after which they are the reason for the end."""
+
+_LAST_LINES = 12
+
+PROGRESS = (
+    "loss", "step:", "train_runtime", "train metrics", "training", "validation metrics", "trainer.fit", "time of running",
+    "spawned with", "exits successfully", "succeeded", "out of memory", "exit code", "trainoutput(", "completed", "episode [",
+    "epoch", "code 0", "status 0", "all processes", "iteration", "grad_norm", "grad norm",
+)  # fmt: skip
+"""Words of which every line that counts here contains one. Most lines are skipped by this test."""
+
+_STEP = re.compile(
+    r"""['"](?:train/|actor/|critic/)?(?:loss|pg_loss|policy_loss|reward)['"]\s*:|\bstep:\d+ - |\biteration +\d+/ *\d+ *\|"""
+)
+_FINISHED = re.compile(
+    r"""\s*\{.{0,2000}['"]train_runtime['"]|\W*train metrics \*+|\W*(?:finished|completed) training\b"""
+    r"""|(?:\W*|\[.{0,160}\] ?)training (?:is |has )?(?:been )?(?:completed?|finished|done)\b(?! with err)"""
+    r"""|\W*TrainOutput\(global_step=|\W*Total training time: ?\d""",
+    re.IGNORECASE,
+)
+_ENDED = re.compile(
+    # Whole bars of epochs and episodes, as OpenRLHF and loops of one's own draw them
+    r"\W*(?:(?:Train(?:ing)? )?(?:Epochs?|Episodes?)(?: ?\[?\d+ ?/ ?\d+\]?)?"
+    r"|Training(?: steps?)?): {1,4}100%\|.{0,120}\b(\d+)/\1 "
+    r"|(?:\W*|.{0,80}\b)(?:exited|finished|ended|completed|returned) with (?:exit )?(?:code|status):? 0\b"
+    r"|\W*(?:exit|return) (?:code|status):? 0\b"
+    r"|\W*(?:State|Status): COMPLETED\b|\W*All processes (?:exited|finished) successfully"
+    # verl, its bar of all steps, which a failure may draw once more; ms-swift; Lightning; Ray's jobs
+    r"|\W*Final validation metrics\W|Training Progress: 100%\||End time of running main: "
+    r"|`?Trainer\.fit`? stopped: `max_\w+=\d+` reached|.{0,60}\bJob '[\w-]+' succeeded\b",
+    re.IGNORECASE,
+)
+_SPAWNED = re.compile(r"process (\d{1,10}) spawned with command")
+_EXITED = re.compile(r"Process (\d{1,10}) exits successfully")
+_MOST_PROCESSES = 4096
+_ENDED_BADLY = re.compile(r"\bexit code:? [1-9]")
+_CAUGHT = re.compile(r"\b(?:CUDA|HIP) out of memory\.?(?: Tried to allocate .{0,2000})?\s*\Z")
+_NO_NUMBER = re.compile(
+    r"""(?:['"](?:[\w/]{0,40}/)?(?:pg_|policy_|actor_)?(?:loss|grad_norm)['"]: ?(?:tensor\()?['"]?|actor/(?:pg_loss|grad_norm):"""
+    r"""|\b(?:lm )?loss(?: \d)?: |\bgrad norm: )nan\b""",
+    re.IGNORECASE,
+)
+_UPDATE_LEFT_OUT = re.compile(r"\bgrad\w*[ _]norm is not finite|\bBad grad_norm detected|\bNan grad norm occurs", re.IGNORECASE)
+"""Messages of trainers that skipped an update because a gradient was not finite."""
+
+
+class LogEndings:
+    """Collector of endings. It receives the lines that contain a word of PROGRESS."""
+
+    def __init__(self) -> None:
+        self.finished = ""  # line that reports the end of training, whatever was printed before it
+
+        self.finished_last = False  # true where the last line that counted was such a one, not a step
+
+        self._ended = ""
+        self._no_numbers: list[str] = []
+        self._update_left_out = False
+        self._caught: deque[tuple[int, str]] = deque(maxlen=TIMES_CAUGHT)
+        self._spawned: set[str] = set()
+        self._launched = False
+
+    @property
+    def without_failure(self) -> str:
+        """Return the line that reports a normal end, empty where something failed."""
+        return self.finished or self._ended
+
+    @property
+    def without_numbers(self) -> str:
+        """Return the first of the final steps without a finite number."""
+        needed = STEPS_OF_NO_NUMBERS - self._update_left_out
+        return self._no_numbers[0] if len(self._no_numbers) >= needed else ""
+
+    def caught_before(self, position: int) -> str:
+        """Return the last caught out-of-memory message if several are directly before this line."""
+        often = len(self._caught) == TIMES_CAUGHT and self._caught[0][0] >= position - _LAST_LINES
+        return self._caught[-1][1] if often else ""
+
+    def feed(self, raw: str, position: int) -> bool:
+        """Return True for the line of a step, or one that reports the end of training."""
+        if _STEP.search(raw) is not None:
+            if _NO_NUMBER.search(raw) is None:
+                self._no_numbers, self._update_left_out = [], False
+            elif len(self._no_numbers) < STEPS_OF_NO_NUMBERS:
+                self._no_numbers.append(raw)
+            self._ended, self.finished_last = "", False
+            self._caught.clear()
+            return True
+        text = read_line(raw).text
+        self._update_left_out |= _UPDATE_LEFT_OUT.search(text) is not None
+        if _FINISHED.match(text) is not None:
+            self.finished, self.finished_last = raw, True
+            return True
+        if _ENDED.match(text) is not None or self._all_exited(text):
+            self._ended = raw
+        elif _ENDED_BADLY.search(text) is not None:
+            self._ended = ""
+        elif _CAUGHT.search(text) is not None:
+            self._caught.append((position, raw))
+        return False
+
+    def _all_exited(self, text: str) -> bool:
+        """Return True once all processes that a launcher started have exited successfully."""
+        if (spawned := _SPAWNED.search(text)) is not None and len(self._spawned) < _MOST_PROCESSES:
+            self._launched = True
+            self._spawned.add(spawned[1])
+        exited = _EXITED.search(text)
+        if exited is None:
+            return False
+        if not self._launched:
+            # A log that begins later than its launcher: a process without another message has exited normally.
+            return True
+        self._spawned.discard(exited[1])
+        return not self._spawned
+
+
+_PID = re.compile(r"(?:\x1b\[\d+m)?\(\w[^()]{0,80}\bpid=(\d{1,10})")
+
+_SHARES_GPUS = re.compile(r"/(?:verl|openrlhf|orz|slime|areal|skyrl(?:_train)?|nemo_rl|open_instruct)/")
+"""Trainers that run several roles of one job on the same GPU, each in a process."""
+
+_LISTED = re.compile(r"^\|\s+\d+\s+\S+\s+\S+\s+(\d{1,10})\s+C(?:\+G)?\s+(\S.*?)\s+(\d{1,8})MiB\s*\|")
+"""Process in the output of nvidia-smi."""
+
+_HOLDS = re.compile(r"Process (\d{1,10}) has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) memory in use")
+"""Process in torch's message."""
+
+_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
+MOST_NAMED = 4
+UNSEEN_SHARE = 0.5
+"""Share of the device, neither free nor in torch's list of processes, from which another container is assumed."""
+
+_BEGUN = ("%|", "info", "pid=", "traceback", "loss")
+"""Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes from before the run."""
+
+
+class GpuNeighbours:
+    """Collector of process numbers. It receives every line; its size does not grow with the log."""
+
+    def __init__(self) -> None:
+        self._own: set[str] = set()
+        self._earlier: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        self._begun = False
+
+    def feed(self, raw: str, lowered: str) -> None:
+        if "pid=" in raw and (pid := _PID.match(raw)) is not None and len(self._own) < _MOST_PROCESSES:
+            self._own.add(pid[1])
+        if self._begun:
+            return
+        if (listed := _LISTED.match(raw)) is not None and len(self._earlier) < _MOST_PROCESSES:
+            self._earlier[listed[1]] = int(listed[3]) * 2**20
+            self._names[listed[1]] = listed[2]
+        self._begun = any(map(lowered.__contains__, _BEGUN)) and "nvidia" not in lowered
+
+    def are_own(self, evidence: str, frames: Sequence[str], phase: str | None) -> bool:
+        """Return True if the listed processes belong to the job: they print into the same log, or
+        share its GPUs as actors.
+
+        Containers number processes anew, so that torch's numbers may be in no line of the log.
+        While the job loads and does not hold its share yet, a foreign process is the better guess.
+        """
+        if self._own.issuperset(NEIGHBOUR.findall(evidence)):
+            return True
+        return bool(self._own) and phase != "load" and any(map(_SHARES_GPUS.search, frames))
+
+    def hold_most_unseen(self, finding: Finding, frames: Sequence[str]) -> bool:
+        """Return True if processes that torch does not list hold most of a device that no other role
+        of the job shares. The driver and its contexts are in no list either."""
+        total, free, own = (finding.numbers.get(name) for name in ("total_bytes", "free_bytes", "process_bytes"))
+        if finding.row != "cuda_out_of_memory" or total is None or free is None or own is None:
+            return False
+        unlisted = total - free - own - finding.numbers.get("others_bytes", 0)
+        return unlisted >= UNSEEN_SHARE * total and not any(map(_SHARES_GPUS.search, frames))
+
+    def leave_too_little(self, finding: Finding) -> bool:
+        """Return True if memory that others held before the run is the memory that vLLM lacked at its start."""
+        others = sum(held for pid, held in self._earlier.items() if pid not in self._own)
+        free, asked = finding.numbers.get("free_bytes"), finding.numbers.get("asked_bytes")
+        if finding.row != "vllm_reservation" or free is None or asked is None:
+            return False
+        return others >= GIB and free + others >= asked
+
+    def remarks(self, evidence: str) -> tuple[str, ...]:
+        """Return a sentence with the foreign processes on the GPU, as far as the log names them."""
+        held = {pid: float(size) * _UNITS[unit] for pid, size, unit in _HOLDS.findall(evidence)}
+        foreign = {pid: size for pid, size in {**self._earlier, **held}.items() if pid not in self._own}
+        if not foreign:
+            return ()
+        largest = sorted(foreign, key=foreign.__getitem__, reverse=True)[:MOST_NAMED]
+        named = ", ".join(f"{pid} ({self._names.get(pid, 'name unknown')}, {format_bytes(foreign[pid])})" for pid in largest)
+        return (f"Processes of others on the GPU: {named}. See `ps -fp {largest[0]}` on that machine.",)
+
+
+_PAGE_BYTES = 4 * KIB
+
+_KILLED = re.compile(r"Killed process (?P<pid>\d{1,10}) \((?P<name>[^)]{1,64})\).{0,120}?anon-rss:(?P<kib>\d{1,15})kB")
+"""Kernel: the victim, with its memory."""
+
+_TASK = re.compile(
+    r"\[\s*(?P<pid>\d{1,10})\]\s+\d{1,10}\s+\d{1,10}\s+\d{1,15}\s+(?P<pages>\d{1,15})\s+(?:\d{1,15}\s+){0,4}\d{1,15}\s+-?\d{1,5}\s+(?P<name>\S.{0,80})"
+)
+"""Kernel: row of its table of tasks, `[pid] uid tgid total_vm rss ... name`."""
+
+_RAY_USER = re.compile(r"^(?P<pid>\d{1,10})\s+(?P<gib>\d{1,6}\.\d{1,3})\s+(?P<name>\S.{0,120})$")
+_RAY_TABLE = re.compile(r"PID\s+MEM\(GB\)\s+COMMAND")
+"""Ray's memory monitor: the header of its ten largest users."""
+
+
+class HostMemoryUsers:
+    """Collector of processes. It receives every line; its size does not grow with the log."""
+
+    def __init__(self) -> None:
+        self._victim: tuple[str, int] | None = None
+        self._held: dict[str, int] = {}
+        self._in_rays_table = False
+
+    def feed(self, text: str) -> None:
+        if self._in_rays_table and (user := _RAY_USER.match(text.strip())) is not None:
+            self._note(user["pid"], user["name"], round(float(user["gib"]) * GIB))
+            return
+        self._in_rays_table = "MEM(GB)" in text and _RAY_TABLE.search(text) is not None
+        if "anon-rss:" in text and self._victim is None and (killed := _KILLED.search(text)) is not None:
+            self._victim = f"process {killed['pid']} ({killed['name']})", int(killed["kib"]) * KIB
+        elif "]" in text and (task := _TASK.search(text)) is not None:
+            self._note(task["pid"], task["name"], int(task["pages"]) * _PAGE_BYTES)
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return one sentence about the victim and one about the largest holder, as far as the log has them."""
+        found = []
+        if self._victim is not None:
+            found.append(f"The kernel ended {self._victim[0]}, which held {format_bytes(self._victim[1])}.")
+        largest = max(self._held, key=self._held.__getitem__, default=None)
+        if largest is not None and (self._victim is None or largest != self._victim[0]):
+            found.append(f"The most host memory was held by {largest}: {format_bytes(self._held[largest])}.")
+        return tuple(found)
+
+    def _note(self, pid: str, name: str, held: int) -> None:
+        if len(self._held) < _MOST_PROCESSES:
+            self._held[f"process {pid} ({name.strip()})"] = held
