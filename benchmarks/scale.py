@@ -37,10 +37,10 @@ from autotune.core.job import Job  # noqa: E402
 from autotune.core.measurement import Measurement, Outcome, ProbePlan  # noqa: E402
 from autotune.core.space import Candidate, Knob, SearchSpace  # noqa: E402
 from autotune.probe.executors.base import Executor  # noqa: E402
+from autotune.search import agenda  # noqa: E402
 from autotune.search.agenda import RemainingBudget  # noqa: E402
 from autotune.search.loop import SHORT_PROBE, Clock, baseline_candidate, legal_candidates, run_search  # noqa: E402
 from autotune.search.study import Study, TrialRequest, open_study  # noqa: E402
-from autotune.search.surrogate import acquisition  # noqa: E402
 from tests.inline_executor import InlineExecutor  # noqa: E402
 from tests.probe.toys import executor, toy  # noqa: E402
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job  # noqa: E402
@@ -138,7 +138,7 @@ def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
     No candidate is dropped for being unlikely to be better, so that the search never ends; its
     probability is computed anyway.
     """
-    acquisition.MIN_CHANCE = 0.0  # type: ignore[misc]
+    agenda.MIN_CHANCE = 0.0  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
         job, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)
         study = study_of(job, trainer)

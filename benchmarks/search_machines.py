@@ -18,7 +18,7 @@ from search_simulator import Truth
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, ProbePlan, Speed
 from autotune.core.space import Candidate
 from autotune.core.units import GIB
-from autotune.search.tiers import tiers_of
+from autotune.search.trial_view import tiers_of
 from autotune.worker.early_stop import out_of_reach
 
 

@@ -20,7 +20,7 @@ from search_machines import Machine
 from autotune.core.measurement import Measurement, judge
 from autotune.core.space import Candidate, SearchSpace
 from autotune.search.loop import SHORT_PROBE
-from autotune.search.tiers import tiers_of
+from autotune.search.trial_view import tiers_of
 
 MICRO = "per_device_train_batch_size"
 GROWN = 0.05

@@ -16,9 +16,9 @@ from autotune.core.answer import Trial
 from autotune.core.events import Event, ProbeEnded
 from autotune.core.space import Candidate
 from autotune.search.loop import Clock, run_search
-from autotune.search.search_options import SearchOptions
 from autotune.search.study import Study, open_study
-from autotune.search.tiers import tiers_of
+from autotune.search.surrogate.estimates import SearchOptions
+from autotune.search.trial_view import tiers_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the executor of the tests
 

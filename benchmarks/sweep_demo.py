@@ -32,7 +32,7 @@ from autotune.request.request_parser import parse_request
 from autotune.search.executor_choice import open_executor
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
-from autotune.search.tiers import learning_values
+from autotune.search.trial_view import learning_values
 
 PLAN = ProbePlan(optimizer_steps=2, warmup_cycles=1, timed_cycles=5)
 

@@ -33,7 +33,7 @@ def command(folder: str, storage: str | None, name: str | None, host: str, port:
     """
     from autotune.report.html.render import figures_of, markdown, read_document
     from autotune.report.output_folder import DOCUMENT
-    from autotune.search.dashboard import Extras, application, serve
+    from autotune.search.dashboard_server import Extras, application, serve
 
     # 1. The answer in the folder, if there is one: its study, and its notes and figures.
     source = Path(folder) / DOCUMENT if Path(folder).is_dir() else Path(folder)

@@ -4,13 +4,13 @@ package that imports optuna.
 pipeline.py         request -> answer: stored answer, search, wider search, soak
 loop.py             keeps every executor slot busy: ask, measure, tell
 study.py            ask and tell on Optuna's storage
-    storage.py, atomic_storage.py, claims.py, database_retry.py    below it
+    storage.py, trial_storage.py, claims.py    below it
 agenda.py           next measurement or end, a pure function of the trials
-    trial_view.py, tiers.py, finalists.py, implications.py          what it decides by
+    trial_view.py   what it decides by
+    sampler.py      candidate of the agenda's pool
 surrogate/          estimates of memory and speed: Gaussian processes over the candidate table
-conclusion.py       trials -> Recommendation; choice.py, the recommended one among those that fit
-relaxation.py, soak.py    may replace the recommendation
+conclusion.py       trials -> Recommendation
 record.py           the user's earlier measurements and answers
 forecast_search.py, advice.py    the answer and the ways to fit by prediction alone
-dashboard/          optuna-dashboard over a study
+dashboard_server.py, dashboard_storage.py    optuna-dashboard over a study
 """

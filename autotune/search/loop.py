@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, field, replace
 
+from autotune.catalog.constants import efficiency
 from autotune.core.answer import Proven, Recommendation
 from autotune.core.errors import BadInput, ProbeError, SlotLost, StorageLost
 from autotune.core.events import CandidatesPruned, Listener, Note, ProbeEnded, ProbeStarted
 from autotune.core.files import describe_full_disk
 from autotune.core.job import Job
-from autotune.core.measurement import Measurement, Outcome, ProbePlan
-from autotune.core.run_statistics import Disturbance, measure_interference
-from autotune.core.space import Candidate
+from autotune.core.measurement import Measurement, Outcome
+from autotune.core.prediction import Estimate, Prediction
+from autotune.core.probe_plan import ProbePlan
+from autotune.core.units import format_seconds
 from autotune.frameworks.base import Trainer
 from autotune.machine.signals import stop_requested, uninterrupted
 from autotune.probe.executors.base import Executor
@@ -88,7 +90,7 @@ class Clock:
 def run_search(job: Job, *, study: Study, executor: Executor, listener: Listener, clock: Clock) -> Recommendation:
     """Measure until no better candidate is possible or the budget is spent, and return the conclusion. That of a search which
     Ctrl-C or a fault of the machine ended is marked as such."""
-    legal = sum(len(tier.candidates) for tier in study.agenda.problem.tiers)
+    legal = sum(len(tier.candidates) for tier in study.problem.tiers)
     listener(
         CandidatesPruned(
             candidates=legal, budget_seconds=clock.budget_seconds, max_probes=job.max_probes, resumed_trials=len(study.trials)
@@ -117,9 +119,9 @@ class Search:
     def __init__(self, job: Job, study: Study, executor: Executor, listener: Listener, clock: Clock) -> None:
         self._job, self._study, self._listener, self._clock = job, study, listener, clock
         self._probes: ConcurrentProbes[TrialRequest | None] = ConcurrentProbes(executor)
-        self._pending: dict[int, TrialRequest] = {}
         self._faults: Counter[int] = Counter()
         self.disturbance: Disturbance | None = None
+        self._recordable = True  # False once the database was lost
         self._budget_ended_probe = False
         """True once the budget ended a probe: any further probe would end the same way."""
 
@@ -132,11 +134,11 @@ class Search:
                     self._process(finished)
                     continue
                 self._study.catch_up()
-                if not self._pending and not self._clock.left:
+                if not self._study.open and not self._clock.left:
                     return "budget spent"  # other drivers are still measuring
             return proven
         except StorageLost:
-            self._pending.clear()  # they can't be recorded any more
+            self._recordable = False
             raise
         finally:
             self._probes.close()
@@ -146,14 +148,13 @@ class Search:
         """Start a probe in every free slot; return the reason of the search's end once nothing is pending."""
         while self._probes.has_room:
             if self._budget_ended_probe:
-                return None if self._pending else "budget spent"
+                return None if self._study.open else "budget spent"
             probes = self._job.max_probes - len(self._study.view.probes)
             request = self._study.ask(RemainingBudget(seconds=self._clock.left, probes=probes, live=self._probes.live))
             if isinstance(request, SearchEnd):
                 return request.proven
             if not isinstance(request, TrialRequest):
                 return None
-            self._pending[request.number] = request
             if request.purpose == "confirm" and self.disturbance is None:
                 self._measure_disturbance()
             loads = self._probes.begin(request, request.candidate, self._plan(request))
@@ -196,22 +197,21 @@ class Search:
             measurement = replace(measurement, outcome=Outcome.INTERRUPTED)
         with uninterrupted():
             trial = self._study.tell(request, measurement)
-            del self._pending[request.number]
         self._listener(ProbeEnded(trial=trial, best=self._study.view.best(), seconds_left=self._clock.left))
         return measurement.outcome
 
     def _return(self, request: TrialRequest, why: str) -> None:
         with uninterrupted():
             self._study.tell_fault(request, why)
-            del self._pending[request.number]
 
     def _record_remaining(self) -> None:
         """Record finished measurements after an interruption; the other candidates are open again."""
         with contextlib.suppress(StorageLost):
-            while self._pending and (finished := self._probes.wait(0.0)) is not None:
+            remaining = self._study.open if self._recordable else {}
+            while remaining and (finished := self._probes.wait(0.0)) is not None:
                 if isinstance(finished.found, Measurement) and finished.ticket is not None:
                     self._tell(finished.ticket, finished.found, finished)
-            for request in list(self._pending.values()):
+            for request in list(remaining.values()):
                 self._return(request, "interrupted")
             self._study.leave()
 
@@ -245,7 +245,7 @@ class Search:
         clock, view = self._clock, self._study.view
         if request.purpose == "confirm":
             return replace(LONG_PROBE, deadline_seconds=min(LONG_PROBE.deadline_seconds, clock.left))
-        pruned = self._study.agenda.options.prune and request.purpose in ("search", "refused")
+        pruned = self._study.problem.surrogate.options.prune and request.purpose in ("search", "refused")
         rivals = view.same_tier_contenders(request.candidate) if pruned else []
         return replace(
             SHORT_PROBE,
@@ -253,3 +253,53 @@ class Search:
             stop_below_tokens_per_second=PRUNE_SHARE * speed_of(rivals[0]) if rivals else None,
             cycle_spread=max(median_scatter(view.completed) or 0.0, SHORT_PROBE.cycle_spread),
         )
+
+
+SHORT_PROBES, LONG_PROBES = 10, 3
+"""Probes after which a search is near its optimum, and confirmations (benchmarks/results/search.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeCost:
+    """Seconds of one short and of one long probe of the median candidate that may fit."""
+
+    short: Estimate
+    long: Estimate
+
+    @property
+    def search_seconds(self) -> float:
+        """Seconds of a search of usual length."""
+        return SHORT_PROBES * self.short.value + LONG_PROBES * self.long.value
+
+    def text(self, budget_seconds: float) -> str:
+        """Return the cost in words, and how many probes the budget pays."""
+        low, middle, high = (format_seconds(each) for each in (self.short.low, self.short.value, self.short.high))
+        probes = max(0, int((budget_seconds - LONG_PROBES * self.long.value) / self.short.value))
+        return (
+            f"A probe is predicted to take {middle} ({low} to {high}); a budget of {format_seconds(budget_seconds)} pays about "
+            f"{probes} of them and {LONG_PROBES} longer ones."
+        )
+
+
+def probe_cost(predictions: Iterable[Prediction], short: ProbePlan, long: ProbePlan) -> ProbeCost | None:
+    """Return the expected cost; None if no speed is predicted."""
+    costs = [
+        ProbeCost(short=_seconds(cycle, short, one), long=_seconds(cycle, long, one))
+        for one in predictions
+        if one.fits is not False and (cycle := _cycle(one)) is not None
+    ]
+    return sorted(costs, key=lambda cost: (astuple(cost.short), astuple(cost.long)))[len(costs) // 2] if costs else None
+
+
+def _cycle(one: Prediction) -> Estimate | None:
+    """Return the seconds of a cycle at the longest lengths, at which probes measure."""
+    known = [phase.seconds for phase in one.phases if phase.seconds is not None]
+    return sum(known, start=Estimate.exactly(0)) if known else None
+
+
+def _seconds(cycle: Estimate, plan: ProbePlan, one: Prediction) -> Estimate:
+    started = efficiency("worker_start_seconds")
+    engine = efficiency("engine_start_seconds") if one.engine is not None else Estimate.exactly(0)
+    total = started + engine + cycle.scaled(plan.warmup_cycles + plan.timed_cycles)
+    limit = plan.deadline_seconds
+    return total.at_most(limit)

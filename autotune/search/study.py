@@ -12,7 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
@@ -20,20 +22,30 @@ from autotune.core.answer import Expected, Purpose, Trial, plain
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Outcome, Phase, Speed, judge
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.space import Candidate
-from autotune.search import trial_records
-from autotune.search.agenda import Agenda, NextProbe, RemainingBudget, SearchEnd, Wait
-from autotune.search.atomic_storage import AtomicRDBStorage, TrialEnd, TrialStart, TrialWriter
+from autotune.search.agenda import NextProbe, RemainingBudget, SearchEnd, Wait, next_step
 from autotune.search.claims import Claims, SharedClaims
-from autotune.search.database_retry import RetryPolicy
-from autotune.search.sampler import PoolSampler, ValueSampler, distributions_of, make_sampler
-from autotune.search.search_options import SearchOptions
-from autotune.search.storage import open_optuna, open_storage, sweep_stale
-from autotune.search.surrogate.acquisition import acquisition_values
-from autotune.search.surrogate.candidate_table import CandidateTable
-from autotune.search.surrogate.estimates import SurrogateModel
-from autotune.search.tiers import tiers_of
-from autotune.search.trial_view import SearchProblem, TrialView
+from autotune.search.sampler import StockSampler, distributions_of, most_valuable, stock_sampler
+from autotune.search.storage import RetryPolicy, open_optuna, open_storage, sweep_stale
+from autotune.search.surrogate.candidate_table import CandidateTable, IndexArray
+from autotune.search.surrogate.estimates import SearchOptions, SurrogateModel
+from autotune.search.trial_storage import (
+    ALL_SCREENED,
+    CANDIDATE,
+    DRIVER,
+    MAX_SCREENED_RECORDS,
+    PURPOSE,
+    WHY,
+    AtomicRDBStorage,
+    TrialEnd,
+    TrialStart,
+    TrialWriter,
+    measured_attributes,
+    read_trial,
+    screened_attributes,
+    screened_ids,
+    trials_of,
+)
+from autotune.search.trial_view import SearchProblem, TrialView, tiers_of
 
 
 def with_predicted_speed(measurement: Measurement, prediction: Prediction | None) -> Measurement:
@@ -76,12 +88,7 @@ class TrialRequest:
     number: int
     purpose: Purpose
     candidate: Candidate
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OpenTrial:
-    request: TrialRequest
-    frozen: FrozenTrial
+    frozen: FrozenTrial  # Its trial in the storage
     claim: str
 
 
@@ -91,52 +98,53 @@ class Study:
     def __init__(
         self,
         writer: TrialWriter,
-        sampler: PoolSampler,
-        agenda: Agenda,
+        problem: SearchProblem,
+        distributions: Mapping[str, BaseDistribution],
+        sampler: StockSampler | None,
         predictions: Mapping[str, Prediction],
         claims: Claims,
         retry: RetryPolicy,
     ) -> None:
         self._writer, self._study = writer, writer.study
-        self._sampler = sampler
-        self._predictions = predictions
-        self._open: dict[int, _OpenTrial] = {}
+        self._distributions, self._sampler, self._predictions = distributions, sampler, predictions
         self._claims, self._claimed_by_others = claims, frozenset[str]()
-        self.retry, self.agenda = retry, agenda
-        self.trials = trial_records.trials_of(self._study)
-        self._screened = trial_records.screened_ids(self._study)
+        self.retry, self.problem = retry, problem
+        self.open: dict[int, TrialRequest] = {}
+        """Requests that are not reported yet, by number."""
+        self.trials = trials_of(self._study)
+        self._screened = screened_ids(self._study)
         self._view: TrialView | None = None
 
     @property
     def view(self) -> TrialView:
         pending = self.pending
         if self._view is None or len(self._view.all) != len(self.trials) or self._view.pending != pending:
-            self._view = TrialView(self.agenda.problem, self.trials, self.agenda.earlier, pending)
+            self._view = TrialView(self.problem, self.trials, pending)
         return self._view
 
     @property
     def pending(self) -> frozenset[str]:
         """Ids of the candidates under measurement, by any driver of the study."""
-        return frozenset(one.request.candidate.id for one in self._open.values()) | self._claimed_by_others
+        return frozenset(one.candidate.id for one in self.open.values()) | self._claimed_by_others
 
     def ask(self, budget: RemainingBudget) -> TrialRequest | Wait | SearchEnd:
         """Return the next candidate to measure, or the reason that there is none. Earlier requests may be pending."""
-        if any(one.request.purpose == "confirm" for one in self._open.values()):
+        if any(one.purpose == "confirm" for one in self.open.values()):
             return Wait()
         while True:
             self.catch_up()
             self._record_screened()
-            step = self.agenda.next(self.view, replace(budget, probes=budget.probes - len(self.pending)))
+            step = next_step(self.view, replace(budget, probes=budget.probes - len(self.pending)))
             if not isinstance(step, NextProbe):
                 return step
-            self._prepare_sampler(step, budget)
-            trial, candidate = self._begin(step.purpose)
+            trial, candidate = self._begin(step.purpose, step.pool, budget.live)
             round_number = f" confirm {len(self.view.rounds.get(candidate.id, ()))}" if step.purpose == "confirm" else ""
             claim = f"{candidate.id}{round_number}"
             if self._claims.take(claim):
                 if not self.catch_up():
-                    request = TrialRequest(number=trial.number, purpose=step.purpose, candidate=candidate)
-                    self._open[trial.number] = _OpenTrial(request=request, frozen=trial, claim=claim)
+                    number, purpose = trial.number, step.purpose
+                    request = TrialRequest(number=number, purpose=purpose, candidate=candidate, frozen=trial, claim=claim)
+                    self.open[number] = request
                     return request
                 self._claims.release(claim)
             # Another driver claimed the candidate first or reported a trial: the agenda decides anew.
@@ -150,10 +158,10 @@ class Study:
         released = self._claims.release_stale()
         self._claimed_by_others = frozenset(what.split()[0] for what in self._claims.others())
         if released:
-            sweep_stale(self._writer, self._claims, self._open)
+            sweep_stale(self._writer, self._claims, self.open)
         known = {trial.number for trial in self.trials}
         finished = (one for one in self._study.get_trials(deepcopy=False) if one.number not in known and one.state.is_finished())
-        new = [trial for frozen in finished if (trial := trial_records.read_trial(frozen)) is not None]
+        new = [trial for frozen in finished if (trial := read_trial(frozen)) is not None]
         self.trials = (*self.trials, *new)
         return bool(new)
 
@@ -161,48 +169,41 @@ class Study:
         """Release all claims; repeated calls are allowed."""
         self._claims.leave()
 
-    def _prepare_sampler(self, step: NextProbe, budget: RemainingBudget) -> None:
-        table, view = self.agenda.problem.table, self.view
-        self._sampler.pool = step.pool
-        if isinstance(self._sampler, ValueSampler):
-            contenders = view.same_tier_contenders(table.candidates[step.pool[0]])
-            leader = view.leader(contenders) if contenders else None
-            self._sampler.acquisition = lambda: acquisition_values(
-                table, view.completed, view.estimates, step.pool, leader, self.agenda.options, budget.live
-            )
-
-    def _begin(self, purpose: Purpose) -> tuple[FrozenTrial, Candidate]:
-        trial = self._writer.begin({trial_records.DRIVER: self._claims.driver} if self._claims.driver else {})
-        candidate, known = self._sampler.select(self._study, trial), self._sampler.distributions
-        params = {name: value for name, value in candidate.knobs.items() if name in known}
+    def _begin(self, purpose: Purpose, pool: IndexArray, live: frozenset[str] = frozenset()) -> tuple[FrozenTrial, Candidate]:
+        """Begin a trial of one candidate of the pool."""
+        trial = self._writer.begin({DRIVER: self._claims.driver} if self._claims.driver else {})
+        if len(pool) == 1:
+            row = pool[0]
+        elif self._sampler is None:
+            row = most_valuable(self.view, pool, live)
+        else:
+            row = self._sampler.choose(self._study, trial, pool)
+        candidate = self.problem.surrogate.table.candidates[row]
+        params = {name: value for name, value in candidate.knobs.items() if name in self._distributions}
         # Written before the measurement, so that a killed driver's trial names its candidate.
-        attributes = {trial_records.CANDIDATE: plain(candidate), trial_records.PURPOSE: purpose}
-        self._writer.enter(trial, TrialStart(params=params, distributions=known, attributes=attributes))
+        attributes = {CANDIDATE: plain(candidate), PURPOSE: purpose}
+        self._writer.enter(trial, TrialStart(params=params, distributions=self._distributions, attributes=attributes))
         return trial, candidate
-
-    def _begin_with(self, candidate: Candidate, purpose: Purpose) -> FrozenTrial:
-        self._sampler.pool = self.agenda.problem.table.indices([candidate])
-        return self._begin(purpose)[0]
 
     def _record_screened(self) -> None:
         """Record the screened candidates nearest to the limit; a sampler learns from them as from one that does not fit."""
-        if len(self._screened) >= trial_records.MAX_SCREENED_RECORDS:
+        if len(self._screened) >= MAX_SCREENED_RECORDS:
             return
-        screened, table = self.view.screened, self.agenda.problem.table
+        screened, table = self.view.screened, self.view.table
         predicted = [name for name in screened if name in self._predictions]
         nearest = sorted(predicted, key=lambda name: self._predictions[name].peak_memory_bytes.low)
-        new = [name for name in nearest[: trial_records.MAX_SCREENED_RECORDS] if name not in self._screened]
+        new = [name for name in nearest[:MAX_SCREENED_RECORDS] if name not in self._screened]
         if new:
-            self._study.set_user_attr(trial_records.ALL_SCREENED, len(screened))
+            self._study.set_user_attr(ALL_SCREENED, len(screened))
         for name in new:
             candidate, prediction = table.candidates[table.index[name]], self._predictions[name]
             violation = max(prediction.peak_memory_bytes.low / prediction.limit_bytes - 1, _MIN_VIOLATION)
             end = TrialEnd(
                 state=TrialState.PRUNED,
-                attributes=trial_records.screened_attributes(candidate, prediction),
+                attributes=screened_attributes(candidate, prediction),
                 violations={_CONSTRAINT: violation},
             )
-            self._writer.end(self._begin_with(candidate, "search"), end)
+            self._writer.end(self._begin("search", np.array([table.index[name]]))[0], end)
             self._screened.add(name)
 
     def tell(self, request: TrialRequest, measurement: Measurement) -> Trial:
@@ -216,31 +217,31 @@ class Study:
             number=request.number, purpose=request.purpose, candidate=request.candidate, measurement=measurement,
             verdict=judge(measurement), expected=expected,
         )  # fmt: skip
-        opened = self._open.pop(request.number)
+        del self.open[request.number]
         try:
-            self._writer.end(opened.frozen, _end(trial))
+            self._writer.end(request.frozen, _end(trial))
         except UpdateFinishedTrialError:
             # After a long silence another driver swept this trial. The measurement counts all the same.
-            again = self._begin_with(request.candidate, request.purpose)
+            again, _ = self._begin(request.purpose, self.view.table.indices([request.candidate]))
             trial = replace(trial, number=again.number)
             self._writer.end(again, _end(trial))
-        self._claims.release(opened.claim)  # only after the trial is visible to other drivers
+        self._claims.release(request.claim)  # only after the trial is visible to other drivers
         self.trials = (*self.trials, trial)
         return trial
 
     def tell_fault(self, request: TrialRequest, reason: str) -> None:
         """Record a fault of the machine; the candidate stays open."""
-        opened = self._open.pop(request.number)
+        del self.open[request.number]
         with suppress(UpdateFinishedTrialError):  # swept by another driver
-            self._give_up(opened.frozen, reason)
-        self._claims.release(opened.claim)
+            self._give_up(request.frozen, reason)
+        self._claims.release(request.claim)
 
     def _give_up(self, trial: FrozenTrial, why: str) -> None:
-        self._writer.end(trial, TrialEnd(state=TrialState.FAIL, attributes={trial_records.WHY: why}))
+        self._writer.end(trial, TrialEnd(state=TrialState.FAIL, attributes={WHY: why}))
 
 
 def _end(trial: Trial) -> TrialEnd:
-    attributes, speed = trial_records.measured_attributes(trial), trial.measurement.ranking_speed
+    attributes, speed = measured_attributes(trial), trial.measurement.ranking_speed
     if trial.measurement.outcome is Outcome.INTERRUPTED:
         return TrialEnd(state=TrialState.FAIL, attributes=attributes)
     fits = trial.verdict.fits and speed is not None
@@ -287,11 +288,14 @@ def open_study(
     sweep_stale(writer, claims)
     table = CandidateTable(job.space, [*candidates, *([baseline] if baseline else [])])
     distributions = distributions_of(job.space, baseline)
-    sampler = make_sampler(job.sampler, distributions, table.candidates, job.task.workload.seed)
-    surrogate = SurrogateModel(table, predictions, limit_bytes=job.memory_limit_bytes, options=options)
-    problem = SearchProblem(table, tiers_of(job.space, candidates), surrogate, baseline)
     # A resumed study's own trials are in the user's store as well.
-    own = {(one.candidate.id, one.measurement.cost) for one in trial_records.trials_of(study)}
-    others = tuple(one for one in earlier if (one.candidate.id, one.measurement.cost) not in own)
-    agenda = Agenda(problem=problem, options=options, uses_surrogate=job.sampler == "value", earlier=others)
-    return Study(writer, sampler, agenda, predictions, claims, retry)
+    own = {(one.candidate.id, one.measurement.cost) for one in trials_of(study)}
+    problem = SearchProblem(
+        tiers=tiers_of(job.space, candidates),
+        surrogate=SurrogateModel(table, predictions, limit_bytes=job.memory_limit_bytes, options=options),
+        baseline=baseline,
+        uses_surrogate=job.sampler == "value",
+        earlier=tuple(one for one in earlier if (one.candidate.id, one.measurement.cost) not in own),
+    )
+    sampler = stock_sampler(job.sampler, distributions, table.candidates, job.task.workload.seed)
+    return Study(writer, problem, distributions, sampler, predictions, claims, retry)

@@ -1,22 +1,62 @@
-"""View of the trials so far, with the queries of the agenda."""
+"""View of the trials so far, with the queries of the agenda.
+
+Tiers are groups of candidates with equal learning knobs, most preferred first. Tokens per second are compared within a tier.
+Between tiers the space's declared order decides: the knob that relaxes first varies fastest, so the first tier that fits
+preserves the most protected knobs.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from autotune.core.answer import Trial
+from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.measurement import Outcome, Speed, highest_by_phase, judge
-from autotune.core.run_statistics import RunSpread, learn_run_spread
-from autotune.core.space import Candidate
-from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable, FloatArray, IndexArray
+from autotune.core.run_spread import RunSpread, learn_run_spread
+from autotune.core.space import SearchSpace
+from autotune.search.surrogate.candidate_table import BoolArray, FloatArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates, SurrogateModel
-from autotune.search.tiers import Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier:
+    """All candidates with the same learning knobs."""
+
+    learning: dict[str, KnobValue]  # Common values of the learning knobs
+    candidates: tuple[Candidate, ...]
+
+
+def tiers_of(space: SearchSpace, candidates: Iterable[Candidate]) -> tuple[Tier, ...]:
+    """Group the candidates, most preferred tier first; a space for throughput alone is a single tier."""
+    if space.objective == "throughput":
+        return (Tier(learning={}, candidates=tuple(candidates)),)
+    groups: dict[tuple[int, ...], list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(_rank(space, candidate), []).append(candidate)
+    return tuple(
+        Tier(learning=learning_values(space, members[0]), candidates=tuple(members)) for _, members in sorted(groups.items())
+    )
+
+
+def learning_values(space: SearchSpace, candidate: Candidate) -> dict[str, KnobValue]:
+    """Return the candidate's learning knobs, which identify its tier."""
+    knobs = space.learning_knobs(candidate.settings)
+    return {knob.name: candidate.knobs[knob.name] for knob in knobs if knob.name in candidate.knobs}
+
+
+def _rank(space: SearchSpace, candidate: Candidate) -> tuple[int, ...]:
+    """Return each learning knob's position in its preference order, the most protected knob first."""
+    learning = space.learning_knobs(candidate.settings)
+    never_relaxed = [knob for knob in learning if knob.name not in space.relax]
+    relaxed = sorted((knob for knob in learning if knob.name in space.relax), key=lambda knob: -space.relax.index(knob.name))
+    ordered = (knob for knob in [*never_relaxed, *relaxed] if knob.name in candidate.knobs)
+    return tuple(knob.choices.index(candidate.knobs[knob.name]) for knob in ordered)
 
 
 def pooled(confirmations: Sequence[Trial]) -> Trial:
@@ -87,28 +127,33 @@ def _given_up(trials: Iterable[Trial]) -> set[int]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SearchProblem:
-    """Fixed part of a study: the candidates, their tiers, the surrogate model and the baseline."""
+    """Fixed part of a study."""
 
-    def __init__(
-        self, table: CandidateTable, tiers: Sequence[Tier], surrogate: SurrogateModel, baseline: Candidate | None
-    ) -> None:
-        self.table, self.tiers, self.surrogate, self.baseline = table, tuple(tiers), surrogate, baseline
-        self.indices = [table.indices(tier.candidates) for tier in tiers]
-        self.tier_number = {one.id: number for number, tier in enumerate(tiers) for one in tier.candidates}
+    tiers: tuple[Tier, ...]
+    surrogate: SurrogateModel
+    baseline: Candidate | None
+    uses_surrogate: bool = True  # False for Optuna's own samplers, which choose within the tier by themselves
+    earlier: tuple[Trial, ...] = ()
+    """Trials of other studies on the same model, versions and hardware: evidence, not counted as measured here."""
+
+    @cached_property
+    def indices(self) -> list[IndexArray]:
+        """Rows of each tier's candidates."""
+        return [self.surrogate.table.indices(tier.candidates) for tier in self.tiers]
+
+    @cached_property
+    def tier_number(self) -> dict[str, int]:
+        return {one.id: number for number, tier in enumerate(self.tiers) for one in tier.candidates}
 
 
 class TrialView:
     """State derived from the recorded trials alone, so that a resumed study continues identically."""
 
-    def __init__(
-        self,
-        problem: SearchProblem,
-        trials: Sequence[Trial],
-        earlier: Sequence[Trial] = (),
-        pending: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, problem: SearchProblem, trials: Sequence[Trial], pending: frozenset[str] = frozenset()) -> None:
         """`pending`: ids of candidates under measurement, which no other driver starts."""
+        self.problem, self.table = problem, problem.surrogate.table
         self.tiers, self.baseline = problem.tiers, problem.baseline
         self.all = tuple(trials)
         given_up = _given_up(trials)
@@ -124,33 +169,32 @@ class TrialView:
         self.measured: Mapping[str, Trial] = {trial.candidate.id: trial for trial in self.probes}
         # A confirmation's speed must not reopen a finished search; a confirmation that ran out of memory may.
         informative = [trial for trial in self.completed if trial.purpose != "confirm" or not trial.verdict.fits]
-        self._observed = [*earlier, *informative]
+        self._observed = [*problem.earlier, *informative]
         self.pending = pending
-        self._problem = problem
         self._contenders: dict[int, list[Trial]] = {}
 
     @cached_property
     def estimates(self) -> Estimates:
         """Surrogate estimates, computed on first use: they take most of a driver's time."""
-        return self._problem.surrogate.estimate(self._observed, self.pending)
+        return self.problem.surrogate.estimate(self._observed, self.pending)
 
     @cached_property
     def _measured(self) -> BoolArray:
-        return self._problem.table.mask(self.measured)
+        return self.table.mask(self.measured)
 
     @cached_property
     def _implied(self) -> BoolArray:
-        return np.asarray(self._problem.surrogate.implied(self._observed).impossible & ~self._measured)
+        return np.asarray(self.problem.surrogate.implied(self._observed).impossible & ~self._measured)
 
     @cached_property
     def _refused(self) -> BoolArray:
-        if not self._problem.surrogate.screens:
+        if not self.problem.surrogate.screens:
             return np.zeros_like(self._measured)
         return np.asarray(self.estimates.refused & ~self._measured & ~self._implied)
 
     @cached_property
     def _pending(self) -> BoolArray:
-        return self._problem.table.mask(self.pending)
+        return self.table.mask(self.pending)
 
     @cached_property
     def _open(self) -> BoolArray:
@@ -167,7 +211,7 @@ class TrialView:
         return self._ids(self._refused)
 
     def is_open(self, candidate: Candidate) -> bool:
-        return bool(self._open[self._problem.table.index[candidate.id]])
+        return bool(self._open[self.table.index[candidate.id]])
 
     def open_in(self, tier: Tier) -> IndexArray:
         return self._in_tier(tier, self._open)
@@ -178,7 +222,7 @@ class TrialView:
     def probed_in(self, tier: Tier) -> list[Trial]:
         """Return the tier's trials in order of measurement."""
         number = self._number(tier)
-        return [trial for trial in self.probes if self._problem.tier_number.get(trial.candidate.id) == number]
+        return [trial for trial in self.probes if self.problem.tier_number.get(trial.candidate.id) == number]
 
     def contenders(self, tier: Tier) -> list[Trial]:
         """Return the tier's trials that fit and that no confirmation refuted, fastest first."""
@@ -204,19 +248,19 @@ class TrialView:
 
     def leader(self, contenders: Iterable[Trial]) -> int:
         """Return the row with the highest estimated speed, which a single lucky probe moves little."""
-        rows = (self._problem.table.index[trial.candidate.id] for trial in contenders)
+        rows = (self.table.index[trial.candidate.id] for trial in contenders)
         return max(rows, key=lambda row: float(self.estimates.speed.mean[row]))
 
     def same_tier_contenders(self, candidate: Candidate) -> list[Trial]:
         """Return the contenders of this candidate's tier, fastest first."""
-        number = self._problem.tier_number.get(candidate.id)
+        number = self.problem.tier_number.get(candidate.id)
         return [] if number is None else self.contenders(self.tiers[number])
 
     def fitting_baseline(self) -> Trial | None:
         """Return the baseline's probe if it fits, was requested, and has the learning knobs of the tier of choice: else its speed
         is not comparable."""
         tier, baseline = self.tier_of_choice(), self.baseline
-        if tier is None or baseline is None or baseline.id not in self._problem.tier_number:
+        if tier is None or baseline is None or baseline.id not in self.problem.tier_number:
             return None
         if (trial := self.measured.get(baseline.id)) is None:
             return None
@@ -225,7 +269,7 @@ class TrialView:
 
     def lead_over(self, trials: Sequence[Trial], leader: int) -> tuple[FloatArray, FloatArray]:
         """Return mean and standard deviation of log(speed / leader's speed) of these trials' candidates."""
-        rows = self._problem.table.indices(trial.candidate for trial in trials)
+        rows = self.table.indices(trial.candidate for trial in trials)
         mean, deviation = self.estimates.speed.lead_over(leader)
         return mean[rows], deviation[rows]
 
@@ -250,8 +294,8 @@ class TrialView:
         return next(number for number, one in enumerate(self.tiers) if one is tier)
 
     def _in_tier(self, tier: Tier, mask: BoolArray) -> IndexArray:
-        rows = self._problem.indices[self._number(tier)]
+        rows = self.problem.indices[self._number(tier)]
         return rows[mask[rows]]
 
     def _ids(self, mask: BoolArray) -> frozenset[str]:
-        return frozenset(self._problem.table.candidates[row].id for row in np.flatnonzero(mask))
+        return frozenset(self.table.candidates[row].id for row in np.flatnonzero(mask))

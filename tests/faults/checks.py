@@ -14,7 +14,7 @@ import pytest
 from autotune.core.measurement import Measurement, Outcome
 from autotune.core.space import Candidate
 from autotune.search.storage import open_storage
-from autotune.search.trial_records import CANDIDATE, MEASUREMENT, PURPOSE
+from autotune.search.trial_storage import CANDIDATE, MEASUREMENT, PURPOSE
 from autotune.search.trial_view import MAX_ATTEMPTS
 from tests.faults.machine import speed_of
 from tests.faults.scene import Scene

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from autotune.search.surrogate.acquisition import promising
+from autotune.search.agenda import promising
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import Posterior
 

@@ -16,8 +16,8 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, Knob, SearchSpace
 from autotune.search.agenda import RemainingBudget
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
-from autotune.search.search_options import SearchOptions
 from autotune.search.study import TrialRequest, open_study
+from autotune.search.surrogate.estimates import SearchOptions
 from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
 
@@ -132,12 +132,12 @@ def test_a_resumed_studys_own_trials_count_once(tmp_path: Path) -> None:
     first, probes = search(job, machine)
     candidates, baseline = legal_candidates(job, TRAINER), baseline_candidate(job, TRAINER)
     resumed = open_study(replace(job, resume=True), candidates, baseline, earlier=first.trials)
-    assert len(resumed.trials) == len(probes) and resumed.agenda.earlier == ()
+    assert len(resumed.trials) == len(probes) and resumed.problem.earlier == ()
     of_others = tuple(
         replace(one, measurement=replace(one.measurement, cost=Cost(total_seconds=0.123, load_seconds=0.0)))
         for one in first.trials
     )
-    assert open_study(replace(job, resume=True), candidates, baseline, earlier=of_others).agenda.earlier == of_others
+    assert open_study(replace(job, resume=True), candidates, baseline, earlier=of_others).problem.earlier == of_others
 
 
 def test_a_complete_search_and_an_interrupted_one_are_marked(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
 
 from autotune.search.agenda import RemainingBudget
-from autotune.search.atomic_storage import AtomicRDBStorage, TrialEnd, TrialStart, TrialWriter
 from autotune.search.loop import SHORT_PROBE, baseline_candidate, legal_candidates
 from autotune.search.storage import IN_MEMORY, open_storage
 from autotune.search.study import TrialRequest, open_study
+from autotune.search.trial_storage import AtomicRDBStorage, TrialEnd, TrialStart, TrialWriter
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
 DISTRIBUTIONS: dict[str, BaseDistribution] = {

@@ -15,9 +15,8 @@ from autotune.core.measurement import DeviceMemory, Failure, Outcome, Phase, jud
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
 from autotune.core.space import Candidate
 from autotune.search.loop import SHORT_PROBE, legal_candidates
-from autotune.search.search_options import SearchOptions
 from autotune.search.surrogate.candidate_table import CandidateTable
-from autotune.search.surrogate.estimates import SurrogateModel
+from autotune.search.surrogate.estimates import SearchOptions, SurrogateModel
 from autotune.search.surrogate.memory_model import MemoryModel, minimum_need
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from autotune.core.answer import Trial
 from autotune.core.measurement import Failure, Measurement, Outcome, Phase, judge
-from autotune.core.space import Candidate, Knob
-from autotune.search.implications import Implied, implications_of
+from autotune.core.space import Knob
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable
+from autotune.search.surrogate.memory_model import Implied, implications_of
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
 SPACE = toy_space()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.search.loop import legal_candidates
-from autotune.search.tiers import tiers_of
+from autotune.search.trial_view import tiers_of
 from tests.simulated import ToyTrainer, toy_job, toy_space
 
 SPACE = toy_space()

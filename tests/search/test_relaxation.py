@@ -16,8 +16,7 @@ from autotune.core.space import Knob, SearchSpace
 from autotune.frameworks.base import Trainer
 from autotune.request.job_builder import ParsedRequest
 from autotune.search.loop import legal_candidates
-from autotune.search.pipeline import SearchAnswer, answer
-from autotune.search.relaxation import describe, relaxed
+from autotune.search.pipeline import SearchAnswer, answer, describe_relaxation, relaxed_job
 from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
@@ -48,30 +47,30 @@ def _question(space: SearchSpace, folder: Path = Path("/nowhere")) -> Job:
 
 
 def test_prompts_are_relaxed_at_the_datasets_percentiles() -> None:
-    found = relaxed(_question(_space(max_prompt_length=512)), load_space("grpo"), frozenset(), WithDataset())
+    found = relaxed_job(_question(_space(max_prompt_length=512)), load_space("grpo"), frozenset(), WithDataset())
     assert found is not None
     assert found.job.space["max_prompt_length"].choices == (512, 480, 400, 300)
 
 
 def test_without_a_dataset_values_are_relaxed_by_the_spaces_list_or_by_halves() -> None:
     for held, choices in [(512, (512, 256)), (200, (200, 100, 50))]:
-        found = relaxed(_question(_space(max_prompt_length=held)), load_space("grpo"), frozenset(), ToyTrainer())
+        found = relaxed_job(_question(_space(max_prompt_length=held)), load_space("grpo"), frozenset(), ToyTrainer())
         assert found is not None and found.job.space["max_prompt_length"].choices == choices
 
 
 def test_a_pinned_knob_is_never_relaxed() -> None:
     space = _space(max_prompt_length=512, num_generations=8, max_completion_length=1024)
-    found = relaxed(_question(space), load_space("grpo"), frozenset({"num_generations"}), ToyTrainer())
+    found = relaxed_job(_question(space), load_space("grpo"), frozenset({"num_generations"}), ToyTrainer())
     assert found is not None
     assert found.job.space["num_generations"].choices == (8,)
     assert found.job.space["max_completion_length"].choices == (1024, 512, 256)
-    assert relaxed(_question(space), load_space("grpo"), frozenset(space.relax), ToyTrainer()) is None
+    assert relaxed_job(_question(space), load_space("grpo"), frozenset(space.relax), ToyTrainer()) is None
 
 
 def test_quantisation_comes_last_and_only_then_is_a_knob() -> None:
     space = load_space("grpo")
     assert space.relax[-1] == "load_in_4bit" and "load_in_4bit" not in space
-    found = relaxed(_question(space), space, frozenset(), ToyTrainer())
+    found = relaxed_job(_question(space), space, frozenset(), ToyTrainer())
     assert found is not None and found.job.space["load_in_4bit"].choices == (False, True)
 
 
@@ -144,7 +143,7 @@ def test_rows_that_go_are_counted(tmp_path: Path) -> None:
     trainer.baseline = lambda space, task: ToyTrainer.baseline(trainer, space, task) | {"max_prompt_length": 512}  # type: ignore[method-assign]
     found = _answer(_request(job, trainer, space), Longer(limit_bytes=700 * MIB), []).recommendation
     assert found.relaxed == {"max_prompt_length": 400} and found.rows_left_out == 50
-    assert "50 rows" in describe(found, space)
+    assert "50 rows" in describe_relaxation(found, space)
 
 
 def test_crashes_do_not_relax_learning_knobs(tmp_path: Path) -> None:

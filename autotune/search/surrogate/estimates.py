@@ -1,30 +1,37 @@
 """Estimates of memory, speed and chance of fitting for every candidate, before it is measured.
 
-The prior is the prediction with its interval, or a wide guess where there is none (on a CPU). Every
-measurement updates it. An estimate is never reported as a measurement.
+The prior is the prediction with its interval, or a wide guess where there is none (on a CPU). Every measurement updates it. An
+estimate is never reported as a measurement.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from autotune.core.answer import Trial
 from autotune.core.prediction import Prediction
-from autotune.search.implications import Implications, Implied
-from autotune.search.search_options import SearchOptions
-from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable, FloatArray, IndexArray
-from autotune.search.surrogate.gaussian_process import Kernels, Observations, Posterior, Regression
-from autotune.search.surrogate.memory_model import MemoryModel, interval_width
-from autotune.search.surrogate.throughput_model import NOISE, ThroughputModel
+from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable, FloatArray
+from autotune.search.surrogate.gaussian_process import (
+    Posterior,
+)
+from autotune.search.surrogate.memory_model import Implications, Implied, MemoryModel
+from autotune.search.surrogate.throughput_model import CycleModel, ThroughputModel
 
-MIN_SPEED_WIDTH = 0.15  # Lower bound of a predicted speed's standard deviation, as a share
-UNPREDICTED_SPEED_WIDTH = 0.6  # Standard deviation of an unpredicted speed, around the measured ones
-SPEED_PER_DOUBLING = 0.07  # Without predictions: logarithmic speed gained per doubling of memory
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Switches; all on in normal use."""
+
+    screen: bool = True  # Skip candidates that the corrected prediction rules out
+    imply: bool = True  # Derive from an out-of-memory error that more demanding candidates fail too
+    value_per_second: bool = True  # Divide expected gains by the cost of measuring them
+    calibrate: bool = True  # Update the estimates of all candidates after each measurement
+    prune: bool = True  # Stop a probe early once its candidate cannot become the best
+
+
 MAX_OBSERVATIONS = 32  # Newest measurements that the regression uses, since its time is cubic in their number
 # Pending probes per outcome that may be excluded from the regression for a while: among this many, one more outcome hardly
 # changes the next choice, and a full refit takes as long as the first. Implications are never delayed.
@@ -53,7 +60,7 @@ class SurrogateModel:
         self._implied = Implied(table)
         found = [predictions.get(one.id) for one in table.candidates]
         self._memory = MemoryModel(table, found, limit_bytes)
-        self._speed = ThroughputModel(table, found) if ThroughputModel.has_phase_times(found) else _CycleModel(table, found)
+        self._speed = ThroughputModel(table, found) if ThroughputModel.has_phase_times(found) else CycleModel(table, found)
         self._rejected = np.array(
             [one is not None and one.failure is not None and one.fits is False for one in found], dtype=bool
         )
@@ -83,37 +90,3 @@ class SurrogateModel:
         found = Estimates(need=memory.peak, speed=speed, fits=fits, refused=refused)
         self._last = key, found
         return found
-
-
-class _CycleModel:
-    """Speed by one figure per cycle, where it was not predicted by phase, or not at all."""
-
-    def __init__(self, table: CandidateTable, found: Sequence[Prediction | None]) -> None:
-        self._table = table
-        rates = [None if one is None else one.ranking_rate for one in found]
-        self._known = np.array([rate is not None for rate in rates], dtype=bool)
-        known = [math.log(rate.value) for rate in rates if rate is not None]
-        middle = statistics.fmean(known) if known else 0.0
-        self._prior = np.array([middle if rate is None else math.log(rate.value) for rate in rates])
-        self._prior += np.where(self._known, 0.0, SPEED_PER_DOUBLING * table.steps)
-        width = np.array(
-            [UNPREDICTED_SPEED_WIDTH if rate is None else max(interval_width(rate), MIN_SPEED_WIDTH) for rate in rates]
-        )
-        self._regression = Regression(Kernels(table), width, NOISE)
-
-    def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
-        rates: dict[int, list[float]] = {}
-        for trial in trials:
-            index, speed = self._table.index.get(trial.candidate.id), trial.measurement.ranking_speed
-            if index is not None and speed is not None and speed.tokens_per_second > 0:
-                rates.setdefault(index, []).append(math.log(speed.tokens_per_second))
-        means = {index: statistics.fmean(many) for index, many in rates.items()}
-        prior = self._prior
-        if means and not self._known.all():
-            # Unpredicted speeds are centred on the measured ones.
-            offsets = [rate - prior[index] for index, rate in means.items() if not self._known[index]]
-            prior = np.where(self._known, prior, prior + statistics.fmean(offsets or [0.0]))
-        residual = np.array([rate - prior[index] for index, rate in means.items()])
-        observed = Observations(np.array(list(means), dtype=np.int64), residual, np.zeros(len(means)))
-        found = self._regression.posterior(observed, pending)
-        return replace(found, mean=found.mean + prior, deviation=np.maximum(found.deviation, 1e-3))

@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
-from autotune.search.surrogate.knob_effects import KnobEffect, knob_effects
+from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray, KnobEffect, knob_effects
 
 Shares = tuple[float, float, float, float]
 """Shares of the prior variance: bias of all candidates, single knobs and loads, joint knobs, each candidate's own."""

@@ -43,6 +43,9 @@ NOISE = (0.01, 0.03, 0.07)  # Possible standard deviations between two measureme
 MIN_NOISE_BOUND, NOISE_PER_SCATTER = 0.03, 3.0
 # Standard deviation of a probe that was stopped after one cycle: maybe a disturbance of the machine was all that was slow.
 SINGLE_CYCLE_DEVIATION = math.log(SINGLE_CYCLE_FACTOR)
+MIN_SPEED_WIDTH = 0.15  # Lower bound of a predicted speed's standard deviation, as a share
+UNPREDICTED_SPEED_WIDTH = 0.6  # Standard deviation of an unpredicted speed, around the measured ones
+SPEED_PER_DOUBLING = 0.07  # Without predictions: logarithmic speed gained per doubling of memory
 MIN_PHASE_SHARE = 1e-4  # Share of a cycle below which a phase carries no information
 
 
@@ -150,6 +153,40 @@ class ThroughputModel:
             mean[(loads == loads[index]) & ~measured] = distance
             mean[index] = distance
         return replace(found, mean=mean)
+
+
+class CycleModel:
+    """Speed by one figure per cycle, where it was not predicted by phase, or not at all."""
+
+    def __init__(self, table: CandidateTable, found: Sequence[Prediction | None]) -> None:
+        self._table = table
+        rates = [None if one is None else one.ranking_rate for one in found]
+        self._known = np.array([rate is not None for rate in rates], dtype=bool)
+        known = [math.log(rate.value) for rate in rates if rate is not None]
+        middle = statistics.fmean(known) if known else 0.0
+        self._prior = np.array([middle if rate is None else math.log(rate.value) for rate in rates])
+        self._prior += np.where(self._known, 0.0, SPEED_PER_DOUBLING * table.steps)
+        width = np.array(
+            [UNPREDICTED_SPEED_WIDTH if rate is None else max(interval_width(rate), MIN_SPEED_WIDTH) for rate in rates]
+        )
+        self._regression = Regression(Kernels(table), width, NOISE)
+
+    def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
+        rates: dict[int, list[float]] = {}
+        for trial in trials:
+            index, speed = self._table.index.get(trial.candidate.id), trial.measurement.ranking_speed
+            if index is not None and speed is not None and speed.tokens_per_second > 0:
+                rates.setdefault(index, []).append(math.log(speed.tokens_per_second))
+        means = {index: statistics.fmean(many) for index, many in rates.items()}
+        prior = self._prior
+        if means and not self._known.all():
+            # Unpredicted speeds are centred on the measured ones.
+            offsets = [rate - prior[index] for index, rate in means.items() if not self._known[index]]
+            prior = np.where(self._known, prior, prior + statistics.fmean(offsets or [0.0]))
+        residual = np.array([rate - prior[index] for index, rate in means.items()])
+        observed = Observations(np.array(list(means), dtype=np.int64), residual, np.zeros(len(means)))
+        found = self._regression.posterior(observed, pending)
+        return replace(found, mean=found.mean + prior, deviation=np.maximum(found.deviation, 1e-3))
 
 
 def median_scatter(trials: Iterable[Trial]) -> float | None:

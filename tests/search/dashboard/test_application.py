@@ -21,8 +21,7 @@ from autotune.core.errors import BadInput
 from autotune.core.measurement import Measurement, MemorySample, ProbePlan
 from autotune.core.space import Candidate
 from autotune.report.html.render import figures_of
-from autotune.search.dashboard import Extras, application, serve
-from autotune.search.dashboard.guard import may_be_addressed
+from autotune.search.dashboard_server import Extras, application, may_be_addressed, serve
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
 from tests.browser import needs_browser, tab

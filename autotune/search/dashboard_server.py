@@ -1,7 +1,7 @@
-"""Guard before the dashboard: requests that only read, addressed to a name of this machine.
+"""optuna-dashboard over one study, on a local address.
 
-A page on the web can send requests to a local port, and read the answers once its own name resolves
-to 127.0.0.1. Its requests then carry that name.
+The server answers requests that only read, addressed to a name of this machine. A page on the web can send requests to a local
+port, and read the answers once its own name resolves to 127.0.0.1. Its requests then carry that name.
 """
 
 from __future__ import annotations
@@ -9,14 +9,55 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from wsgiref.simple_server import WSGIServer, make_server
+
+from autotune.core.errors import BadInput, MissingExtra
+from autotune.search.storage import open_storage, the_study_in
 
 READING = frozenset({"GET", "HEAD"})
 READ_ONLY = "The dashboard is read-only."
 _EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
 
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """Parts of the answer beyond the study's own records."""
+
+    note: str = ""  # Note of the study, in Markdown
+    figures: Mapping[str, str] = field(default_factory=dict)  # plotly figures by title, as JSON
+    best_trial: int | None = None  # Number of the recommended trial; None without a recommendation
+
+
+def application(storage_url: str, study_name: str | None, extras: Extras | None = None) -> Any:
+    """Return the WSGI application; BadInput without such a study."""
+    try:
+        import optuna_dashboard
+    except ImportError as missing:
+        raise MissingExtra("`autotune dashboard`", "dashboard") from missing
+    from autotune.search.dashboard_storage import DashboardStorage, RecordedArtifacts
+
+    under = open_storage(storage_url)
+    name = the_study_in(under, study_name, storage_url)
+    return optuna_dashboard.wsgi(DashboardStorage(under, name, extras or Extras()), artifact_store=RecordedArtifacts(under, name))
+
+
+class _ServerOf6(WSGIServer):
+    address_family = socket.AF_INET6
+
+
+def serve(app: Any, host: str, port: int) -> WSGIServer:
+    """Return a guarded server for `serve_forever`; BadInput if the address is unavailable."""
+    try:
+        return make_server(host, port, guarded(app, host), server_class=_ServerOf6 if ":" in host else WSGIServer)
+    except OSError as error:
+        raise BadInput(
+            f"The address {host}:{port} can't be used: {error.strerror}.", way_out="Take another port: --port 0 picks a free one."
+        ) from error
 
 
 def guarded(app: Application, bound: str) -> Application:
