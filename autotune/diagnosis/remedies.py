@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from autotune import frameworks
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.errors import AutotuneError
 from autotune.core.prediction import Prediction
-from autotune.core.space import Knob, SearchSpace
+from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.failures.table import Remedy, remedies_for
 from autotune.frameworks.framework_facts import FrameworkFacts

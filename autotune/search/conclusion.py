@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from autotune.catalog.simplicity import complexity
 from autotune.core.answer import Advantage, AdvantageKind, Change, Counts, Proven, Recommendation, Trial, without_result
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.job import Job
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, judge
-from autotune.core.run_spread import SpeedRatio
+from autotune.core.run_statistics import SpeedRatio
+from autotune.core.space import Candidate, KnobValue
 from autotune.search.trial_view import TrialView, learning_values, speed_of
 
 MAX_RUNNER_UPS = 4

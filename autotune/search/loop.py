@@ -18,9 +18,10 @@ from autotune.core.errors import BadInput, ProbeError, SlotLost, StorageLost
 from autotune.core.events import CandidatesPruned, Listener, Note, ProbeEnded, ProbeStarted
 from autotune.core.files import describe_full_disk
 from autotune.core.job import Job
-from autotune.core.measurement import Measurement, Outcome
+from autotune.core.measurement import Measurement, Outcome, ProbePlan
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.probe_plan import ProbePlan
+from autotune.core.run_statistics import Disturbance, measure_interference
+from autotune.core.space import Candidate
 from autotune.core.units import format_seconds
 from autotune.frameworks.base import Trainer
 from autotune.machine.signals import stop_requested, uninterrupted

@@ -15,17 +15,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core.answer import Recommendation, Trial
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.dataset import PromptLengths
 from autotune.core.errors import BadInput
 from autotune.core.events import BestChanged, Event, Listener, Note, ProbeEnded
 from autotune.core.files import sqlite_url
 from autotune.core.job import Job
-from autotune.core.measurement import Measurement, Outcome, Verdict, judge
-from autotune.core.memory_growth import assess_soak, describe_soak
+from autotune.core.measurement import Measurement, Outcome, ProbePlan, Verdict, judge
 from autotune.core.prediction import Prediction
-from autotune.core.probe_plan import ProbePlan
-from autotune.core.space import Knob, SearchSpace
+from autotune.core.run_statistics import assess_soak, describe_soak
+from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 from autotune.core.units import format_seconds
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import open_prediction_service, predict_candidates

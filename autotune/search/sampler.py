@@ -22,10 +22,9 @@ from optuna.trial import FrozenTrial
 
 from autotune.catalog.simplicity import complexity
 from autotune.core.answer import Trial
-from autotune.core.candidate import Candidate, Knobs, KnobValue
 from autotune.core.errors import MissingExtra
 from autotune.core.job import SamplerName
-from autotune.core.space import SearchSpace
+from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import expected_improvement

@@ -22,6 +22,7 @@ from autotune.core.answer import Expected, Purpose, Trial, plain
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Outcome, Phase, Speed, judge
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.space import Candidate
 from autotune.search.agenda import NextProbe, RemainingBudget, SearchEnd, Wait, next_step
 from autotune.search.claims import Claims, SharedClaims
 from autotune.search.sampler import StockSampler, distributions_of, most_valuable, stock_sampler

@@ -29,9 +29,9 @@ from sqlalchemy import insert, or_, select
 from sqlalchemy.orm import Session
 
 from autotune.core.answer import Expected, Trial, plain
-from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, Outcome, judge
 from autotune.core.prediction import Prediction
+from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 
 CANDIDATE, PURPOSE, EXPECTED, MEASUREMENT, OUTCOME, WHY = "candidate", "purpose", "expected", "measurement", "outcome", "why"

@@ -16,10 +16,9 @@ from functools import cached_property
 import numpy as np
 
 from autotune.core.answer import Trial
-from autotune.core.candidate import Candidate, KnobValue
 from autotune.core.measurement import Outcome, Speed, highest_by_phase, judge
-from autotune.core.run_spread import RunSpread, learn_run_spread
-from autotune.core.space import SearchSpace
+from autotune.core.run_statistics import RunSpread, learn_run_spread
+from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.search.surrogate.candidate_table import BoolArray, FloatArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates, SurrogateModel
 

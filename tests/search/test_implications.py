@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autotune.core.answer import Trial
 from autotune.core.measurement import Failure, Measurement, Outcome, Phase, judge
-from autotune.core.space import Knob
+from autotune.core.space import Candidate, Knob
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable
 from autotune.search.surrogate.memory_model import Implied, implications_of
