@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import machine
 from empty_model import write_empty_model
@@ -30,7 +30,7 @@ from autotune.core.answer import plain
 from autotune.core.measurement import ProbePlan
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.launch import Rehearsed, rehearse
-from autotune.frameworks.launched_run import OUT, Launch
+from autotune.frameworks.launched_run import OUT, Launch, Launched
 from autotune.machine import environment
 from autotune.prediction.service import PredictionService, open_tracers
 from autotune.request.flags import Flags
@@ -140,7 +140,7 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
         folder = Path(name)
         write_empty_model(folder / "model", find_model(MODEL).config)
         request = _request(setup, str(folder / "model"), python)
-        launch = request.trainer.launch(candidate_of_job(request), request.job.task, plan())
+        launch = cast(Launched, request.trainer).launch(candidate_of_job(request), request.job.task, plan())
         figures = asdict(launch.figures)
         lines = line_source(figures, folder)
         prediction = _predicted(request)  # first: it may fail, and takes a minute, not ten

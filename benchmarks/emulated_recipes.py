@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import emulated_frameworks
 from empty_model import write_empty_model
@@ -21,6 +21,7 @@ from empty_model import write_empty_model
 from autotune.catalog.model_lookup import find_model
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.launch import rehearse
+from autotune.frameworks.launched_run import Launched
 from autotune.machine import environment
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
@@ -118,7 +119,7 @@ def rehearsed(framework: str, script: Path, folder: Path, environments: Path, ca
     began, python = time.monotonic(), _prepared(framework, folder, environments)
     model = str(folder / "model")
     request = parse_request(Flags(from_command=str(script), model=model, gpus=cards, python=str(python), mode="predict"))
-    launch = request.trainer.launch(candidate_of_job(request), request.job.task, emulated_frameworks.plan())
+    launch = cast(Launched, request.trainer).launch(candidate_of_job(request), request.job.task, emulated_frameworks.plan())
     lines = line_source(asdict(launch.figures), folder)
     added = tuple(f"{name}={value}" for name, value in FRAMEWORKS[framework].added.items())
     setup = emulated_frameworks.Setup(name=framework, framework=framework, holds=(), added=added)

@@ -133,7 +133,8 @@ def expressed(number: int, row: Mapping[str, Any]) -> Run:
 
 def _text_config(name: str) -> dict[str, Any]:
     """Return the config of the text model alone: vision tower and head for several tokens are not loaded."""
-    text = dict(find_model(name).config["text_config"])
+    text = find_model(name).config["text_config"]
+    assert isinstance(text, Mapping)
     return {**text, "architectures": ["Qwen3_5ForCausalLM"], "use_cache": False}
 
 

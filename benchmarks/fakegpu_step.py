@@ -15,7 +15,7 @@ BLOCK, SCALE_BLOCK = 64, 256
 
 def single_tensor_adamw(model: Any, spec: Any) -> None:
     """Update one parameter after the other (`foreach=False`)."""
-    torch.optim.AdamW = functools.partial(torch.optim.AdamW, foreach=False)  # type: ignore[misc,assignment]
+    torch.optim.AdamW = functools.partial(torch.optim.AdamW, foreach=False)
 
 
 def outputs_kept(model: Any, spec: Any) -> None:

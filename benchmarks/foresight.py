@@ -109,12 +109,12 @@ def follow_all(cases: Iterable[Any], environments: Path, keep: Path | None) -> d
         answered = keep or Path(folder)
         answered.mkdir(parents=True, exist_ok=True)
         jobs: list[Task] = []
-        for name, specifications in wanted.items():
+        for name, own in wanted.items():
             overlay = environments / f"foresight-{BESIDE if name == CURRENT else name}"
             if name != CURRENT and not overlay.is_dir():
-                answers.update({key: {"error": f"no environment {overlay}: make {overlay.name}"} for key in specifications})
+                answers.update({key: {"error": f"no environment {overlay}: make {overlay.name}"} for key in own})
                 continue
-            jobs += _split(name, overlay, specifications)
+            jobs += _split(name, overlay, own)
         _run(jobs, Path(folder), answered)
         for _, _, specifications in jobs:
             for key in specifications:
@@ -136,7 +136,8 @@ def _split(name: str, overlay: Path, specifications: Mapping[str, Any]) -> list[
 
 def _run(jobs: list[Task], folder: Path, answered: Path) -> None:
     """Run a few tasks at a time; a task that hangs is ended, and its rows state that."""
-    waiting, running = list(enumerate(jobs)), []
+    waiting = list(enumerate(jobs))
+    running: list[tuple[subprocess.Popen[bytes], float]] = []
     while waiting or running:
         while waiting and len(running) < PARALLEL:
             number, task = waiting.pop(0)

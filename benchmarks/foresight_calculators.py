@@ -44,7 +44,7 @@ def _closed(case: Case) -> int:
     trained, width = total, float(LOW)
     if row["tuning"] != "full":
         chosen = [module for name, module in linear if name.rpartition(".")[2] in row["target_modules"]]
-        trained = sum(ADAPTER["r"] * (module.in_features + module.out_features) for module in chosen)  # type: ignore[operator]
+        trained = sum(ADAPTER["r"] * (module.in_features + module.out_features) for module in chosen)
         width = LOW / 4 if row["tuning"].startswith("qlora") else LOW
     config = model.config
     activations = ACTIVATION_BYTES * row["length"] * row["micro_batch"] * config.hidden_size * config.num_hidden_layers

@@ -88,16 +88,16 @@ class _Unused(ModuleType):
 
 
 def stand_in_for_a_gpu() -> None:
-    import bitsandbytes.functional as functional
 
     for name in UNUSED:
         sys.modules[name] = _Unused(name)
 
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign,assignment]
-    functional.lib = _Library()
-    functional.get_ptr = lambda tensor: None
-    torch.cuda.is_available = lambda: True  # type: ignore[method-assign]
-    torch.cuda.device_count = lambda: 1  # type: ignore[method-assign]
+    library: Any = importlib.import_module("bitsandbytes.functional")
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self
+    library.lib = _Library()
+    library.get_ptr = lambda tensor: None
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
     for name in (
         "fms_acceleration_foak.framework_plugin_fast_kernels",
         "fms_acceleration_foak.models.granite",
@@ -109,7 +109,7 @@ def stand_in_for_a_gpu() -> None:
         "fms_acceleration_peft.gptqmodel.utils.peft",
     ):
         importlib.import_module(name)
-    torch.cuda.is_available = lambda: False  # type: ignore[method-assign]
+    torch.cuda.is_available = lambda: False
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in ("fms_acceleration_foak", "fms_acceleration_peft"):
             _without_a_gpu(module)

@@ -17,7 +17,7 @@ def full_slices(model: Any, spec: Any) -> None:
     `applySlice` in ATen/TensorIndexing.h compared the length with the slice's end, and an end that
     is not given is the largest integer. Later releases skip such a slice.
     """
-    torch.Tensor.__getitem__ = _piece_by_piece  # type: ignore[method-assign,assignment]
+    torch.Tensor.__getitem__ = _piece_by_piece
 
 
 def _piece_by_piece(tensor: Any, index: Any) -> Any:

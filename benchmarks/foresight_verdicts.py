@@ -18,7 +18,7 @@ import msgspec
 from foresight_express import Case
 
 from autotune import catalog
-from autotune.core.composition import Composition, EngineSettings, Resident
+from autotune.core.composition import Composition, EngineSettings, Generation, Resident, Role, Sharding
 from autotune.core.job import Hardware
 from autotune.core.prediction import Prediction
 from autotune.core.trace import Trace
@@ -74,9 +74,9 @@ class Reading:
     sharded_by: str
     options: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineSettings | None = None
-    generation: str = "server"
+    generation: Generation = "server"
     generation_batch: int = 1
-    beside: tuple[str, ...] = ()
+    beside: tuple[Role, ...] = ()
     trl: bool = False
     """True where TRL's own trainer trains."""
 
@@ -346,18 +346,18 @@ def _prediction(case: VerdictCase, way: Way, trace: Trace) -> Prediction:
 
 def _composition(row: Mapping[str, Any], reading: Reading, spec: Mapping[str, Any]) -> Composition:
     everywhere = tuple(range(reading.ranks))
-    parameters = "parameters" if reading.sharded_by == "zero3" else "none"
+    parameters: Sharding = "parameters" if reading.sharded_by == "zero3" else "none"
     rank = None if row["tuning"] == "full" else row["lora_rank"]
     dtype = spec["model"]["dtype"]
     residents = [
         Resident(
             role="policy", model=reading.model, ranks=everywhere, dtype=dtype, trains=True, adapter_rank=rank, sharding=parameters
         )
-    ]  # type: ignore[arg-type]
+    ]
     for role in reading.beside:
         residents.append(
             Resident(role=role, model=reading.model, ranks=everywhere, dtype=dtype, trains=role == "critic", sharding=parameters)
-        )  # type: ignore[arg-type]
+        )
     if reading.engine is not None:
         residents.append(Resident(role="engine", model=reading.model, ranks=everywhere, dtype=dtype, trains=False))
     return Composition(
@@ -370,7 +370,7 @@ def _composition(row: Mapping[str, Any], reading: Reading, spec: Mapping[str, An
         completion_length=reading.completion,
         checkpointing=spec["settings"]["gradient_checkpointing"],
         optimizer=spec["settings"]["optim"],
-        generation=reading.generation,  # type: ignore[arg-type]
+        generation=reading.generation,
         engine=reading.engine,
         attention=spec["model"]["attn_implementation"],
         sharded_by=reading.sharded_by,

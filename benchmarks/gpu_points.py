@@ -44,7 +44,7 @@ def job_of(setup: Setup, gpus: str, **more: object) -> ParsedRequest:
         hold=(f"num_generations={setup.generations}", *setup.holds), mode="probe",
         out=str(Path(tempfile.gettempdir()) / "bench-gpu"),
     )  # fmt: skip
-    return parse_request(Flags(**{**vars(flags), **more}))  # type: ignore[arg-type]
+    return parse_request(Flags(**{**vars(flags), **more}))
 
 
 def rungs_of(setup: Setup, ladder: Ladder, understood: ParsedRequest) -> list[Candidate]:
@@ -86,7 +86,7 @@ def _climb(setup: Setup, ladder: Ladder, understood: ParsedRequest, executor: Ex
             if box.left <= 0:
                 return
             row = _point(key, setup, candidate, understood, executor, record, box)
-        if row is not None and row["outcome"].startswith("oom_"):
+        if row is not None and str(row["outcome"]).startswith("oom_"):
             return
 
 

@@ -118,4 +118,4 @@ def predicted_figures(prediction: Prediction) -> dict[str, Any]:
 
 
 def _interval(estimate: Estimate | None) -> dict[str, float] | None:
-    return estimate and {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    return None if estimate is None else {"value": estimate.value, "low": estimate.low, "high": estimate.high}

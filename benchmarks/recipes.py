@@ -265,7 +265,7 @@ def main() -> None:
         if arguments.names and recipe.name not in arguments.names:
             continue
         with tempfile.TemporaryDirectory(prefix="recipe-") as folder:
-            row = {"name": recipe.name, "source": recipe.source, "gpus": recipe.gpus}
+            row: dict[str, Any] = {"name": recipe.name, "source": recipe.source, "gpus": recipe.gpus}
             known = rows[recipe.name]["predicted"] if arguments.probe_only and recipe.name in rows else None
             row["predicted"] = known or predicted(recipe, Path(folder))
             launched = recipe.framework in emulated_recipes.FRAMEWORKS

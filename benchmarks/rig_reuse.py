@@ -71,7 +71,7 @@ class Recorded:
     def slots(self) -> tuple[Slot, ...]:
         return self.inner.slots[:1]
 
-    def open(self, candidate: Candidate, slot: int = 0) -> RecordedRig:
+    def open(self, candidate: Candidate, slot: int = 0) -> ProbeRunner:
         return RecordedRig(self.inner.open(candidate, slot), self.probes)
 
     @property
@@ -92,9 +92,8 @@ class RecordedRig:
     inner: ProbeRunner
     probes: list[Probe]
 
-    @property
-    def load_key(self) -> str:
-        return self.inner.load_key
+    def __post_init__(self) -> None:
+        self.load_key = self.inner.load_key
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         measurement = self.inner.measure(candidate, plan)

@@ -13,6 +13,7 @@ down. Writes results/rollout.json and results/rollout.md.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -143,12 +144,17 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, 9), axis=1)
 
 
+def _counted(passes: list[Pass], one: Pass) -> float:
+    passes.append(one)
+    return 0.0
+
+
 def fitted(runs: Sequence[Sequence[Request]], measured: Sequence[np.ndarray], limits: EngineLimits) -> np.ndarray:
     """Least squares of relative errors: seconds of a pass = c0 + c1 · decoding + c2 · context + c3 · prefilled."""
     rows, spent = [], []
     for requests, seconds in zip(runs, measured, strict=True):
         passes: list[Pass] = []
-        simulate(requests, limits, lambda one, passes=passes: float(passes.append(one) or 0))
+        simulate(requests, limits, functools.partial(_counted, passes))
         first = 0
         for one in passes:
             rows.append(features(one))

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import machine
 from scale_page import page
@@ -36,6 +36,7 @@ from autotune.core.files import write_atomically  # noqa: E402
 from autotune.core.job import Job  # noqa: E402
 from autotune.core.measurement import Measurement, Outcome, ProbePlan  # noqa: E402
 from autotune.core.space import Candidate, Knob, SearchSpace  # noqa: E402
+from autotune.frameworks.base import Trainer  # noqa: E402
 from autotune.probe.executors.base import Executor  # noqa: E402
 from autotune.search import agenda  # noqa: E402
 from autotune.search.agenda import RemainingBudget  # noqa: E402
@@ -110,7 +111,8 @@ def made_up(folder: Path, size: int, sampler: str) -> tuple[Job, WideTrainer, Ma
 
 
 def study_of(job: Job, trainer: WideTrainer) -> Study:
-    return open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
+    toy = cast(Trainer, trainer)
+    return open_study(job, legal_candidates(job, toy), baseline_candidate(job, toy))
 
 
 def sleeping(slots: int, probes: int) -> dict[str, object]:
@@ -138,7 +140,7 @@ def driver(slots: int, trials: int, sampler: str) -> dict[str, object]:
     No candidate is dropped for being unlikely to be better, so that the search never ends; its
     probability is computed anyway.
     """
-    agenda.MIN_CHANCE = 0.0  # type: ignore[misc]
+    agenda.MIN_CHANCE = 0.0
     with tempfile.TemporaryDirectory() as folder:
         job, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)
         study = study_of(job, trainer)

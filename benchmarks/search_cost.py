@@ -19,9 +19,9 @@ from autotune.catalog import model_lookup
 from autotune.core.job import Task, Workload
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import KnobValue
-from autotune.search.agenda import RemainingBudget, SearchEnd
+from autotune.search.agenda import RemainingBudget
 from autotune.search.loop import SHORT_PROBE
-from autotune.search.study import open_study
+from autotune.search.study import TrialRequest, open_study
 
 PROBES = 25
 CANDIDATES = 5000
@@ -53,7 +53,7 @@ def five_thousand() -> dict[str, float]:
     for left in range(PROBES, 0, -1):
         began = time.process_time()
         step = study.ask(RemainingBudget(seconds=1e9, probes=left))
-        if isinstance(step, SearchEnd):
+        if not isinstance(step, TrialRequest):
             break
         asking = time.process_time() - began
         measurement = machine.measure(step.candidate, SHORT_PROBE)

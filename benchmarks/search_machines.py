@@ -149,7 +149,7 @@ class Simulated:
     def _memory(self, truth: Truth) -> Memory:
         limit = round(self._formulas.limit_bytes * self._bytes)
         peak = min(limit, round(truth.peak_bytes * self._bytes))
-        phases = {} if truth.cause else {name: round(size * self._bytes) for name, size in truth.peaks.items()}
+        phases = {} if truth.cause else {str(name): round(size * self._bytes) for name, size in truth.peaks.items()}
         return Memory(peak_bytes=peak, limit_bytes=limit, bound_by="simulated", phase_peak_bytes=phases)
 
     def _failed(self, candidate: Candidate, truth: Truth, cost: Cost) -> Measurement:

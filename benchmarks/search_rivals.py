@@ -192,7 +192,7 @@ def _distribution(values: list[str]) -> optuna.distributions.BaseDistribution:
 
 def _apart(wanted: dict[str, object], here: dict[str, float | str]) -> float:
     return sum(
-        abs(value - here[name]) if isinstance(value, float) else float(value != here[name])  # type: ignore[operator]
+        abs(value - float(here[name])) if isinstance(value, float) else float(value != here[name])
         for name, value in wanted.items()
     )
 
@@ -239,7 +239,7 @@ def first_fit(arena: Arena, tier: list[Candidate], first: Candidate, dice: rando
         return all(one.knobs.get(name) == value for name, value in beside.items() if not name.startswith(("use_vllm", "vllm_")))
 
     engines = [one for one in tier if is_small(one) and same(one)]
-    engines.sort(key=lambda one: (not one.settings["use_vllm"], -float(one.knobs.get("vllm_gpu_memory_utilization") or 0)))  # type: ignore[arg-type]
+    engines.sort(key=lambda one: (not one.settings["use_vllm"], -float(one.knobs.get("vllm_gpu_memory_utilization") or 0)))
     chosen = next((one for one in engines if _below(arena.probe(one))), first)
     shape = {name: value for name, value in chosen.knobs.items() if name not in (MICRO, "gradient_accumulation_steps")}
     ladder = [one for one in tier if all(one.knobs.get(name) == value for name, value in shape.items())]

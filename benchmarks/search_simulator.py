@@ -95,7 +95,7 @@ class Truth:
     """True figures of one candidate on one machine."""
 
     peak_bytes: float
-    peaks: Mapping[str, float]
+    peaks: Mapping[Phase, float]
     """Peak by phase."""
 
     phase: Phase
@@ -285,7 +285,7 @@ class _Run:
     def reserved(self) -> float:
         return self.share * self.gpu.memory_bytes
 
-    def peaks(self) -> dict[str, float]:
+    def peaks(self) -> dict[Phase, float]:
         """Return peaks by phase in their order; the allocator's cached bytes between them are the
         fragments' share."""
         base, states = self.base(), self.states()

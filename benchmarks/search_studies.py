@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from search_machines import Machine, Optimum
 from search_rivals import RIVALS, Arena, Probe, run
@@ -199,7 +200,7 @@ class _Watch:
             self.probes.append(Probe(trial.candidate, trial.measurement, trial.verdict.fits, self._machine.now))
 
 
-def _along(what: Setup, probes: Sequence[Probe], optimum: Optimum | None) -> dict[str, object]:
+def _along(what: Setup, probes: Sequence[Probe], optimum: Optimum | None) -> dict[str, Any]:
     """Return the figures read from the probes in their order."""
     shares = [_share(optimum, _incumbent(what, probes[: count + 1])) for count in range(len(probes))]
     reached = next((place for place, share in enumerate(shares) if share >= 0.95), None)

@@ -25,7 +25,7 @@ from machine import facts
 from autotune.core.answer import Recommendation
 from autotune.core.measurement import Measurement, ProbePlan
 from autotune.core.space import Candidate
-from autotune.probe.executors.local import LocalExecutor
+from autotune.probe.executors.base import Executor
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
@@ -116,7 +116,7 @@ def _sweep(
     return table, versions
 
 
-def _measure(executor: LocalExecutor, candidate: Candidate) -> Measurement:
+def _measure(executor: Executor, candidate: Candidate) -> Measurement:
     return executor.open(candidate).measure(candidate, PLAN)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.intervals import CONFIRMED, RESULTS, spreads, summary
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from intervals import CONFIRMED, RESULTS, spreads, summary
 
 
 def study(*ratios: float) -> dict[str, Any]:
