@@ -17,7 +17,8 @@ from autotune.core.prediction import Prediction
 from autotune.core.trace import Trace
 from autotune.core.units import GIB, MIB
 from autotune.estimate import constant_estimates, sharding
-from autotune.estimate.predictor import PredictionInput, predict
+from autotune.estimate.predictor import predict
+from autotune.estimate.trace_context import PredictionInput
 
 
 def compare(case: Case, answer: Mapping[str, Any] | None, beside_mib: float = 0) -> dict[str, Any]:

@@ -24,7 +24,9 @@ from autotune.core.prediction import Prediction
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
 from autotune.estimate import sharding
-from autotune.estimate.predictor import PredictionInput, predict
+from autotune.estimate.predictor import predict
+from autotune.estimate.replay import replay
+from autotune.estimate.trace_context import PredictionInput
 
 MODELS = {
     "/home/u/Projects/Qwen/Qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
@@ -323,12 +325,13 @@ def _prediction(case: VerdictCase, way: Way, trace: Trace) -> Prediction:
     gpu = _gpu(row)
     spec = way.case.specification
     hidden = spec["model"]["config"].get("hidden_size")
-    spread = sharding.worst_rank(
+    ranks = sharding.compared_ranks(
         trace,
         sharding.Sharding.of(
             {"kind": reading.sharded_by, "ranks": reading.ranks, "options": dict(reading.options)}, hidden_size=hidden
         ),
     )
+    spread = max(ranks, key=lambda one: (replay(one.trace).reserved_bytes, one.trace.peak_bytes))
     return predict(
         PredictionInput(
             candidate_id=row["id"],

@@ -16,10 +16,9 @@ capacity. `garbage_collection_threshold` is not modelled.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.core.trace import Trace
 from autotune.core.units import MIB
 
 # c10/cuda/CUDACachingAllocator.cpp has the same constants (kMinBlockSize, kSmallSize ...).
@@ -98,24 +97,39 @@ class Pool:
 
 
 class CachingAllocator:
-    """Serves requests within `capacity_bytes` of driver memory; None: unlimited."""
+    """Serves requests within `capacity_bytes` of driver memory; None: unlimited.
 
-    def __init__(self, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None) -> None:
+    `streams`: allocation -> its stream. torch defers the reuse of a block that another stream may still read
+    (`record_stream`). How far the device is behind depends on the points where the process waits for it: `returns` has
+    the allocation before which each such block is free again.
+    """
+
+    def __init__(
+        self, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None,
+        streams: Mapping[int, int] | None = None, returns: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
         self.settings = settings or AllocatorSettings()
         self.capacity_bytes = capacity_bytes
         self.requested = self.allocated = self.reserved = 0
         self.retries = 0  # cache flushes for want of room: torch's `num_alloc_retries`
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # stream -> (large, small)
         self._in_use: dict[int, tuple[AllocatorBlock, int]] = {}
+        self._streams, self._returns = streams or {}, returns or {}
         self._deferred: dict[int, AllocatorBlock] = {}
+        self._due: dict[int, list[int]] = {}
+        for number, before in self._returns.items():
+            self._due.setdefault(before, []).append(number)
         self._lowest_address = ADDRESS_SPACE_BYTES
         self._max_split = self.settings.max_split_bytes or (1 << 62)
 
-    def malloc(self, number: int, size: int, stream: int = 0) -> None:
-        """Allocate `size` bytes under this number."""
+    def malloc(self, number: int, size: int) -> None:
+        """Allocate `size` bytes under this number, after the blocks that return before it."""
+        for returned in self._due.get(number, ()):
+            self._finish_free(returned)
         if size == 0:
             return  # torch hands out no block for an empty tensor
         rounded = -(-size // MIN_BLOCK) * MIN_BLOCK
+        stream = self._streams.get(number, 0)
         pools = self._pools.get(stream) or self._pools.setdefault(stream, (Pool(small=False), Pool(small=True)))
         pool = pools[rounded <= SMALL_REQUEST]
         block = self._cached(pool, rounded) or self._fresh(pool, rounded)
@@ -127,22 +141,21 @@ class CachingAllocator:
         self.allocated += block.size
 
     def free(self, number: int) -> None:
-        """Return a block to the cache, merged with free neighbours."""
-        if (block := self._remove_from_use(number)) is not None:
-            self._to_cache(block)
-
-    def finish_free(self, number: int) -> None:
-        """Return a deferred block to the cache: the other stream has passed."""
-        if number in self._deferred:
-            self._to_cache(self._deferred.pop(number))
-
-    def _remove_from_use(self, number: int) -> AllocatorBlock | None:
+        """Return a block to the cache, merged with free neighbours; a deferred one later."""
         if number not in self._in_use:
-            return None
+            return
         block, size = self._in_use.pop(number)
         self.requested -= size
         self.allocated -= block.size
-        return block
+        if number in self._returns:
+            self._deferred[number] = block
+        else:
+            self._to_cache(block)
+
+    def _finish_free(self, number: int) -> None:
+        """Return a deferred block to the cache: the other stream has passed."""
+        if number in self._deferred:
+            self._to_cache(self._deferred.pop(number))
 
     def _to_cache(self, block: AllocatorBlock) -> None:
         block.pool.take_in_neighbours(block)
@@ -151,7 +164,7 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Return unused segments (or pages) to the driver, after all streams passed."""
         for number in list(self._deferred):
-            self.finish_free(number)
+            self._finish_free(number)
         for pool in [pool for pools in self._pools.values() for pool in pools]:
             for _, _, block in list(pool.free):
                 if self.settings.expandable_segments:
@@ -281,33 +294,6 @@ class CachingAllocator:
         for neighbour in (middle.before, middle.after):
             if neighbour is not None and neighbour.state == UNMAPPED:
                 _join(middle, neighbour, pool)
-
-
-class StreamAllocator(CachingAllocator):
-    """Allocator of a trace with several streams, behind the interface of a single stream.
-
-    torch defers the reuse of a block that another stream may still read (`record_stream`). How
-    far the device is behind depends on the points where the process waits for it: `trace.returns`
-    holds the allocation before which each such block is free again.
-    """
-
-    def __init__(self, trace: Trace, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None) -> None:
-        super().__init__(settings, capacity_bytes=capacity_bytes)
-        self._streams, self._returns = trace.streams, trace.returns
-        self._due: dict[int, list[int]] = defaultdict(list)
-        for number, before in trace.returns.items():
-            self._due[before].append(number)
-
-    def malloc(self, number: int, size: int, stream: int = 0) -> None:
-        for returned in self._due.get(number, ()):
-            self.finish_free(returned)
-        super().malloc(number, size, self._streams.get(number, stream))
-
-    def free(self, number: int) -> None:
-        if number not in self._returns:
-            super().free(number)
-        elif (block := self._remove_from_use(number)) is not None:
-            self._deferred[number] = block  # another stream may still read it: unusable until `finish_free`
 
 
 def segment_bytes(size: int) -> int:

@@ -46,8 +46,8 @@ class ReplayPeaks(NamedTuple):
 
     peaks: Integers  # per row: requested, allocated, reserved bytes, event of the second; last: snapshot
     reached: Integers  # 1: the row's stretches were reached
-    counters: Integers  # see COUNTERS
-    completed: bool  # False: out of memory
+    retries: int
+    out_of_memory: rules.OutOfMemory | None
 
 
 def available() -> bool:
@@ -84,7 +84,7 @@ ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(6)  # columns of the blocks; B
 # unused block numbers; and from POOLS on, one row per pool: its free blocks by (size, address).
 TOTALS, LENGTHS, SPARE, POOLS = range(4)
 
-COUNTERS = REQUESTED, ALLOCATED, RESERVED, ADDRESSES, RETRIES, SPARES, CAPACITY, REFUSED = range(8)
+REQUESTED, ALLOCATED, RESERVED, ADDRESSES, RETRIES, SPARES, CAPACITY, REFUSED = range(8)
 """Columns of the counters; REFUSED: bytes of the request that found no room."""
 
 INITIAL_BLOCKS = 4096  # setting up more than needed takes longer than the replay itself
@@ -108,7 +108,9 @@ def replay_events(arrays: EventArrays, sizes: Integers, rows: int, capacity: int
         peaks[:, 3] = NONE
         completed = bool(_run(*arrays, sizes, blocks, lists, holder, waiting, peaks, reached))
         if lists[TOTALS, SPARES] >= 0:
-            return ReplayPeaks(peaks, reached, lists[TOTALS, : len(COUNTERS)].copy(), completed)
+            request, reserved, allocated, retries = (int(lists[TOTALS, at]) for at in (REFUSED, RESERVED, ALLOCATED, RETRIES))
+            failure = rules.OutOfMemory(request_bytes=request, reserved_bytes=reserved, allocated_bytes=allocated)
+            return ReplayPeaks(peaks, reached, retries, None if completed else failure)
         most *= 4  # they did not suffice
 
 

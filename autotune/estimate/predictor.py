@@ -3,56 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from autotune.catalog import Gpu
 from autotune.core.composition import Composition, EngineSettings
-from autotune.core.dataset import TokenLengths
-from autotune.core.job import Hardware
-from autotune.core.prediction import Estimate, Prediction, highest
+from autotune.core.measurement import PHASES
+from autotune.core.prediction import Estimate, PhasePrediction, Prediction, highest
 from autotune.core.trace import Trace
 from autotune.core.units import format_bytes
-from autotune.estimate import constant_estimates, cpu_memory, sglang_engine, throughput, timeline, vllm_engine, weight_sync
-from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.constant_estimates import communication, communicators, communicators_at_engine_start, joins_server
+from autotune.estimate import constant_estimates, insertion, sglang_engine, throughput, timeline, vllm_engine
+from autotune.estimate.constant_estimates import (
+    communication,
+    communicators,
+    communicators_at_engine_start,
+    estimate,
+    joins_server,
+    percent,
+)
 from autotune.estimate.other_models import other_model_bytes
+from autotune.estimate.replay import PhaseUse, StepStage, without
 from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, whole_bytes
-from autotune.estimate.trace_context import StepStage, TraceContext, parts_at_engine_start, step_context, without
+from autotune.estimate.trace_context import PredictionInput, parts_at_engine_start, step_context
 from autotune.estimate.vllm_engine import EngineUse
 
 CROWDED = 0.9  # share of the device above which torch empties its cache and retries: figures are less certain
 NAMED_SHARE = 0.2  # share of the interval's width from which on a cause is named
+CPU_PARTS = (*timeline.POLICY_PARTS, *timeline.OTHER_MODEL_PARTS, "kv_cache", "communication", "engine", "processes")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictionInput:
-    """Candidate on one kind of hardware, with everything that decides its memory."""
-
-    candidate_id: str
-    composition: Composition
-    hardware: Hardware
-    gpu: Gpu | None  # catalogue entry of the hardware; None: not in the catalogue, or a CPU
-    limit_bytes: int  # per GPU; on a CPU for all ranks together
-    config: Mapping[str, object]  # the model's config.json
-    trace: Trace  # of the rank with the highest peak, already sharded
-    stage: StepStage | None = None  # the trace in its context, if its sizes differ from the trace's own
-    settings: Mapping[str, object] = field(default_factory=dict)
-    completions_per_prompt: object = None  # as the framework's setting states them
-    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
-    host_bytes: int = 0  # per rank, offloaded
-    lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
-
-
-def predict(given: PredictionInput) -> Prediction:
+def predict(given: PredictionInput, stage: StepStage | None = None) -> Prediction:
     """Return memory and verdict, and speed if the device's is known."""
-    return with_speed(given, memory(given))
+    return with_speed(given, memory(given, stage or stage_of(given)))
 
 
-def memory(given: PredictionInput) -> Prediction:
-    """Return memory and verdict: functions of the composition and the context."""
-    return _on_cpu(given) if given.hardware.kind == "cpu" else _on_gpu(given)
+def stage_of(given: PredictionInput) -> StepStage:
+    """Return the trace in this candidate's context, ready to be replayed."""
+    return StepStage(given.trace, step_context(given))
+
+
+def worst_rank(ranks: Sequence[PredictionInput]) -> tuple[PredictionInput, StepStage]:
+    """Return the rank that reserves most in the candidate's context, which decides where blocks lie, with its step there."""
+    each = [(one, stage_of(one)) for one in ranks]
+    return max(each, key=lambda one: (one[1].usage().reserved_bytes, one[0].trace.peak_bytes)) if len(each) > 1 else each[0]
+
+
+def memory(given: PredictionInput, stage: StepStage) -> Prediction:
+    """Return memory and verdict: functions of the composition and the context. `stage`: the trace in its context, possibly
+    with other sizes than the trace's own."""
+    return _on_cpu(given, stage) if given.hardware.kind == "cpu" else _on_gpu(given, stage)
 
 
 def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
@@ -75,30 +74,12 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 1
 
 
-def stage_of(given: PredictionInput) -> StepStage:
-    """Return the trace in this candidate's context, ready to be replayed."""
-    return given.stage or StepStage(given.trace, trace_context_of(given))
-
-
-def trace_context_of(given: PredictionInput) -> TraceContext:
-    return step_context(
-        given.composition,
-        given.config,
-        gpu=given.gpu,
-        trace=given.trace,
-        settings=given.settings,
-        allocator=given.allocator,
-        on_cpu=given.hardware.kind == "cpu",
-    )
-
-
 # On GPUs.
 
 
-def _on_gpu(given: PredictionInput) -> Prediction:
+def _on_gpu(given: PredictionInput, stage: StepStage) -> Prediction:
     # 1. The trainer and the other models.
-    given = dataclasses.replace(given, stage=stage_of(given))
-    composition, used = given.composition, stage_of(given).usage()
+    composition, used = given.composition, stage.usage()
     if "optimizer" in composition.offloaded_in_rollout and composition.sync_gathers is not None:
         used = without(used, "sync", "optimizer")  # weights are back to be sent, its state is not
     ranks = given.hardware.count if joins_server(composition) else composition.ranks
@@ -116,13 +97,13 @@ def _on_gpu(given: PredictionInput) -> Prediction:
     )
     # 2. The engine, in the memory that is left.
     engine, uncertain = _engine(given, scene)
-    scene = dataclasses.replace(scene, engine=None if engine is None else _share(engine, composition))
+    scene = dataclasses.replace(scene, engine=None if engine is None else EngineShare.of(engine, composition))
     # 3. The phases; under pressure, those of an allocator with this capacity.
     points = timeline.timeline_points(scene)
     room, tight = _room(given), None
     if timeline.peak(points).device_bytes.value > room.value:
-        tight = timeline.squeezed(stage_of(given), scene, room)
-    return _prediction(given, scene, tight or points, engine, uncertain=uncertain, retried=tight is not None)
+        tight = timeline.squeezed(stage, scene, room)
+    return _prediction(given, stage, scene, tight or points, engine, uncertain=uncertain, retried=tight is not None)
 
 
 def _split_engine(given: PredictionInput) -> EngineUse | None:
@@ -133,7 +114,7 @@ def _split_engine(given: PredictionInput) -> EngineUse | None:
     context = constant_estimates.context(given.gpu)
     use = _fitted(given, round(context.value), split.engine, split.dtype)
     room = constant_estimates.offered(given.hardware.memory_bytes, given.gpu).high - context.low - use.reserved_bytes.low
-    failure = weight_sync.receiving_failure(given.composition, given.trace, room)
+    failure = insertion.receiving_failure(given.composition, given.trace, room)
     return use if use.failure or failure is None else dataclasses.replace(use, failure=failure, sure=True)
 
 
@@ -174,34 +155,9 @@ def _fitted(
     )
 
 
-def _share(use: EngineUse, composition: Composition) -> EngineShare:
-    """Split off its temporary activations, which come out of the shared cache."""
-    settings = composition.engine
-    assert settings is not None
-    passing = 0 if settings.apart else use.parts.get("activations", 0)
-    cache = use.parts.get("kv_cache", 0)
-    awake, asleep = use.reserved_bytes, use.asleep_bytes
-    if settings.shares_weights:
-        value, low, high = (max(0.0, end - use.weights_bytes) for end in (awake.value, awake.low, awake.high))
-        awake, asleep = Estimate(value=value, low=low, high=high), Estimate.exactly(0)
-    value = max(0.0, awake.value - passing)
-    standing = loading = Estimate(value=value, low=min(value, awake.low), high=max(value, awake.high - passing))
-    if value >= cache:
-        loading = Estimate(value=value - cache, low=max(0.0, standing.low - cache), high=standing.high - cache)
-    return EngineShare(
-        awake=standing,
-        loading=loading,
-        asleep=asleep,
-        kv_cache_bytes=cache,
-        passing_bytes=passing,
-        sleeps=settings.sleep,
-        wakes_at_once=settings.wakes_at_once,
-        starts_after_load=composition.empties_before_engine,
-    )
-
-
 def _prediction(
     given: PredictionInput,
+    stage: StepStage,
     scene: Scene,
     points: tuple[TimelinePoint, ...],
     engine: EngineUse | None,
@@ -219,7 +175,7 @@ def _prediction(
     fits = False if failure is not None else timeline.verdict(total, room)
     if uncertain and fits is not False:
         fits = None
-    if fits is None and startup is None and timeline.certainly_fits(stage_of(given), scene, points, room):
+    if fits is None and startup is None and timeline.certainly_fits(stage, scene, points, room):
         fits, retried = True, True
         total = Estimate(value=total.value, low=total.low, high=max(total.value, min(total.high, room.high)))
     # 2. torch counts an engine's weights and cache while they have addresses, also offloaded ones.
@@ -244,7 +200,7 @@ def _prediction(
         training_devices=ranks if joins_server(given.composition) else None,
         torch_peak_allocated_bytes=whole_bytes(own_allocated + Estimate.exactly(in_torch)),
         torch_peak_reserved_bytes=whole_bytes(own_reserved + Estimate.exactly(in_torch)),
-        host_memory_bytes=whole_bytes(cpu_memory.processes(1).scaled(ranks) + Estimate.exactly(given.host_bytes * ranks)),
+        host_memory_bytes=whole_bytes(_processes(1).scaled(ranks) + Estimate.exactly(given.host_bytes * ranks)),
         phases=timeline.phase_predictions(scene, points),
         breakdown=top.parts,
         engine=engine.kv if engine is not None else split.kv if split is not None else None,
@@ -320,11 +276,21 @@ def _width(estimate: Estimate) -> float:
 # On CPUs.
 
 
-def _on_cpu(given: PredictionInput) -> Prediction:
-    used = stage_of(given).usage()
+def _on_cpu(given: PredictionInput, stage: StepStage) -> Prediction:
+    """Anonymous and shared memory of all processes together. Nothing is reserved or cached on a CPU. The processes
+    themselves, known only roughly, weigh more than a small model, and an allocation counts only once it is written to:
+    the interval is wide."""
+    used = stage.usage()
     engine = None if given.composition.engine is None else _fitted(given, used.loaded_bytes)
     others = other_model_bytes(given.trace, given.composition, used, given.config)
-    phases = cpu_memory.phases(used, given.trace, given.composition, engine, others)
+    uses = {use.phase: use for use in used.phases}
+    if engine is not None:
+        uses.setdefault("rollout", used.resting)
+    phases = tuple(
+        _phase_on_cpu(given, dataclasses.replace(uses[phase], phase=phase), engine, others.get(phase, {}))
+        for phase in PHASES
+        if phase in uses
+    )
     total = highest(phase.peak_bytes for phase in phases)
     fits = timeline.verdict(total, Estimate.exactly(given.limit_bytes))
     # Per rank, without a caching allocator: requested = allocated = reserved.
@@ -350,3 +316,44 @@ def _on_cpu(given: PredictionInput) -> Prediction:
         assumptions=("on a CPU the peak is that of all processes; tensors are one part of it", *given.trace.notes),
         versions=given.trace.versions,
     )
+
+
+def _processes(ranks: int) -> Estimate:
+    """Bytes of the worker with its imports, which the ranks share, and of each rank's own pages."""
+    return estimate("cpu_process_mib") + estimate("cpu_rank_mib").scaled(ranks)
+
+
+def _phase_on_cpu(given: PredictionInput, use: PhaseUse, engine: EngineUse | None, others: Mapping[str, int]) -> PhasePrediction:
+    """Return the peak of all ranks together. `others`: models outside the step."""
+    ranks, trace = given.composition.ranks, given.trace
+    other_bytes = timeline.other_models(others, trace.basis)
+    # 1. Tensors of one rank.
+    tensors = use.requested_bytes + round(other_bytes.value)
+    heap = percent("cpu_heap_percent").scaled(tensors)
+    touched = tensors - use.largest_bytes  # a buffer can be larger than the part that is written
+    own = Estimate(value=tensors, low=max(0, touched + heap.low), high=tensors + heap.high + trace.possible_extra_bytes)
+    if trace.basis == "generic":
+        error = percent("generic_error_percent").scaled(use.requested_bytes)
+        own = Estimate(value=own.value, low=max(0, own.low + error.low), high=own.high + error.high)
+    error = Estimate(value=0, low=other_bytes.low - other_bytes.value, high=other_bytes.high - other_bytes.value)
+    # 2. All ranks, the engine, the processes.
+    total = (own + error).scaled(ranks) + _processes(ranks)
+    parts: Counter[str] = Counter()
+    for held in (use.parts, others):
+        parts.update({str(name): size * ranks for name, size in held.items()})
+    if engine is not None:
+        engine_bytes = _engine_on_cpu(engine, given.composition).scaled(ranks)
+        total, parts["engine"] = total + engine_bytes, round(engine_bytes.value)
+    parts["processes"] = round(total.value) - sum(parts.values())
+    named = {name: parts[name] for name in CPU_PARTS if parts.get(name)}
+    return PhasePrediction(name=use.phase, peak_bytes=whole_bytes(total), seconds=None, parts=named)
+
+
+def _engine_on_cpu(engine: EngineUse, composition: Composition) -> Estimate:
+    """Bytes of weights and imports, and the part of the cache that is written to."""
+    imports, settings, kv = estimate("cpu_engine_mib"), composition.engine, engine.kv
+    written = 0.0 if kv is None else kv.kv_cache_bytes.value
+    if kv is not None and settings is not None and kv.kv_cache_tokens:
+        written = min(written, written / kv.kv_cache_tokens * settings.max_num_seqs * settings.max_model_length)
+    low = engine.weights_bytes + imports.low
+    return Estimate(value=engine.weights_bytes + imports.value + written, low=low, high=engine.reserved_bytes.high + imports.high)

@@ -1,17 +1,31 @@
-"""Replay of a trace through the allocator: bytes that torch holds at the peak of every phase."""
+"""Replay of a trace through the allocator: bytes that torch holds at the peak of every phase.
+
+A step in its context is replayed twice: as traced, and after a first step of shorter sequences, whose cached
+blocks fit no later request.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Part, Trace
 from autotune.estimate import allocator_compiled
-from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, StreamAllocator
-from autotune.estimate.allocator_compiled import COUNTERS, NONE, RETRIES, EventArrays, Integers, ReplayPeaks
+from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from autotune.estimate.allocator_compiled import NONE, EventArrays, Integers, ReplayPeaks
+from autotune.estimate.insertion import Insertion, inserted
+from autotune.estimate.trace_context import Places, TraceContext, emptied, insertions, loaded_once, places_in, second_cycle
+
+SHORTER_SHARE = 0.85
+"""Length of the first step in the second replay, as a share of the longest: its cached blocks are
+nearly large enough for later requests, and are not."""
+
+BATCH_PARTS: frozenset[Part] = frozenset({"activations", "logits", "workspaces", "inputs"})
+"""Parts whose size depends on the batch's length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +54,131 @@ class Replay:
     @property
     def reserved_bytes(self) -> int:
         return max(held.reserved_bytes for held in self.phases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceUsage:
+    """Peaks of one rank by phase."""
+
+    phases: tuple[PhaseUse, ...]  # in the order of a cycle, each phase once; `load` first
+    resting: PhaseUse  # between two steps, before the next rollout: the state, and the cache left to it
+    loaded_bytes: int  # reserved after loading, before the first step: found by an engine that starts
+    out_of_memory: Phase | None = None  # phase in which a limited memory ran out
+
+    @property
+    def reserved_bytes(self) -> int:
+        return max(use.reserved_bytes for use in self.phases)
+
+    @property
+    def reserved_high_bytes(self) -> int:
+        return max(use.reserved_high_bytes for use in self.phases)
+
+
+class StepStage:
+    """Step in its context, ready to be replayed with its own or other sizes."""
+
+    def __init__(self, trace: Trace, context: TraceContext) -> None:
+        step = loaded_once(trace)
+        self._places = places_in(step)
+        added = _sorted_insertions(self._places, context)
+        whole = inserted(step, added)
+        self._context, self._key = context, _event_key(added, context)
+        self._track = Track(whole, empty_cache_before=frozenset(emptied(whole, context)), resting_before=second_cycle(whole))
+        self._sizes = self._track.sizes
+        # The first step's allocations whose size depends on the batch's length.
+        shrinking = {index for index, part in enumerate(whole.part_names) if part in BATCH_PARTS}
+        spans = [span for mark, span in whole.stretches() if mark.step == 0 and mark.phase != "load"]
+        made = [whole.events[at] - 1 for span in spans for at in span if whole.events[at] > 0]
+        self._shrinking = np.array([number for number in made if whole.parts[number] in shrinking], dtype=np.int64)
+        self._cached: dict[int | None, TraceUsage] = {}
+
+    def at(self, sizes: Integers, context: TraceContext) -> StepStage | None:
+        """Return the same step with these sizes; None if the context has other events."""
+        added = _sorted_insertions(self._places, context)
+        if _event_key(added, context) != self._key:
+            return None
+        other = object.__new__(StepStage)
+        other.__dict__.update(self.__dict__, _context=context, _cached={})
+        other._sizes = np.concatenate([sizes, *(np.array(one.sizes, dtype=np.int64) for one in added)])
+        return other
+
+    def usage(self, capacity_bytes: int | None = None) -> TraceUsage:
+        """Return peaks with unlimited memory, or with this much (then as traced alone)."""
+        if capacity_bytes not in self._cached:
+            if capacity_bytes is not None:
+                found = _as_usage(self._replay(self._sizes, capacity_bytes), {})
+            else:
+                with ThreadPoolExecutor(1) as pool:  # a compiled replay holds no lock: the two run on two cores
+                    later = pool.submit(self._track.reserved, self._shorter_first(), settings=self._context.settings)
+                    found = _as_usage(self._replay(self._sizes, None), later.result())
+            self._cached[capacity_bytes] = found
+        return self._cached[capacity_bytes]
+
+    def cannot_fit(self, capacity_bytes: int) -> bool:
+        """Return True if the requests alone exceed the capacity: no replay is needed."""
+        return capacity_bytes < max(use.requested_bytes for use in self.usage().phases)
+
+    def fits(self, capacity_bytes: int) -> bool:
+        """Return True if the steps run in this much memory, for either first length."""
+        if capacity_bytes >= self.usage().reserved_high_bytes:
+            return True
+        return not self.cannot_fit(capacity_bytes) and all(
+            self._replay(sizes, capacity_bytes).out_of_memory is None for sizes in (self._sizes, self._shorter_first())
+        )
+
+    def _replay(self, sizes: Integers, capacity_bytes: int | None) -> Replay:
+        return self._track.replay(sizes, settings=self._context.settings, capacity_bytes=capacity_bytes)
+
+    def _shorter_first(self) -> Integers:
+        sizes = self._sizes.copy()
+        sizes[self._shrinking] = np.maximum(1, (sizes[self._shrinking] * SHORTER_SHARE).astype(np.int64))
+        return sizes
+
+
+def without(usage: TraceUsage, phase: Phase, part: Part) -> TraceUsage:
+    """Return the peaks with a part of the state offloaded in one phase."""
+
+    def reduced(use: PhaseUse) -> PhaseUse:
+        size = use.parts.get(part, 0)
+        return replace(
+            use,
+            requested_bytes=use.requested_bytes - size,
+            allocated_bytes=use.allocated_bytes - size,
+            reserved_bytes=use.reserved_bytes - size,
+            reserved_high_bytes=use.reserved_high_bytes - size,
+            parts={name: held for name, held in use.parts.items() if name != part},
+        )
+
+    return replace(usage, phases=tuple(reduced(use) if use.phase == phase else use for use in usage.phases))
+
+
+def _as_usage(plain: Replay, after_shorter: Mapping[Phase, int]) -> TraceUsage:
+    """Return each phase's highest occurrence; of equals the latest."""
+    by_phase: dict[Phase, list[PhaseUse]] = {}
+    for held in plain.phases:
+        by_phase.setdefault(held.phase, []).append(held)
+    phases = []
+    for phase, several in by_phase.items():
+        top = max(reversed(several), key=lambda held: held.allocated_bytes)
+        reserved = max(held.reserved_bytes for held in several)
+        high = max(reserved, after_shorter.get(phase, 0))
+        phases.append(replace(top, step=0, reserved_bytes=reserved, reserved_high_bytes=high))
+    return TraceUsage(
+        phases=tuple(phases),
+        resting=plain.resting or replace(plain.phases[-1], step=0),
+        loaded_bytes=by_phase["load"][0].reserved_bytes if "load" in by_phase else 0,
+        out_of_memory=plain.phases[-1].phase if plain.out_of_memory is not None else None,
+    )
+
+
+def _sorted_insertions(places: Places, context: TraceContext) -> list[Insertion]:
+    return sorted(insertions(places, context), key=lambda one: one.event)
+
+
+def _event_key(added: Sequence[Insertion], context: TraceContext) -> tuple[object, ...]:
+    """Return everything about the inserted events but their sizes."""
+    orders = tuple((one.event, one.phase, tuple(one.order)) for one in added)
+    return orders, context.empties_before_rollout, context.empty_cache_steps, context.settings
 
 
 def replay(
@@ -94,50 +233,34 @@ class Track:
     ) -> Replay:
         """Replay with the trace's own sizes, or with these."""
         sizes = self.sizes if sizes is None else sizes
-        result, failure = self._run(sizes, settings, capacity_bytes)
+        result = self._run(sizes, settings, capacity_bytes)
         held = tuple(self._held(row, result.peaks[at], sizes) for at, row in enumerate(self._rows) if result.reached[at])
         resting = self._held(("optimizer", 0), result.peaks[-1], sizes) if self._has_snapshot else None
-        return Replay(phases=held, retries=int(result.counters[RETRIES]), resting=resting, out_of_memory=failure)
+        return Replay(phases=held, retries=result.retries, resting=resting, out_of_memory=result.out_of_memory)
 
     def reserved(self, sizes: Integers, *, settings: AllocatorSettings | None = None) -> Mapping[Phase, int]:
         """Return reserved bytes by phase alone: the parts take as long as the replay."""
-        result, _ = self._run(sizes, settings, None)
+        result = self._run(sizes, settings, None)
         found: dict[Phase, int] = {}
         for at, (phase, _) in enumerate(self._rows):
             if result.reached[at]:
                 found[phase] = max(int(result.peaks[at][2]), found.get(phase, 0))
         return found
 
-    def _run(
-        self, sizes: Integers, settings: AllocatorSettings | None, capacity_bytes: int | None
-    ) -> tuple[ReplayPeaks, OutOfMemory | None]:
-        if not allocator_compiled.available() or settings not in (None, AllocatorSettings()):
-            return self._run_plain(sizes, settings, capacity_bytes)
-        result = allocator_compiled.replay_events(self.arrays, sizes, len(self._rows), capacity_bytes)
-        if result.completed:
-            return result, None
-        places = allocator_compiled.REFUSED, allocator_compiled.RESERVED, allocator_compiled.ALLOCATED
-        request, reserved, allocated = (int(result.counters[at]) for at in places)
-        return result, OutOfMemory(request_bytes=request, reserved_bytes=reserved, allocated_bytes=allocated)
-
-    def _run_plain(
-        self, sizes: Integers, settings: AllocatorSettings | None, capacity_bytes: int | None
-    ) -> tuple[ReplayPeaks, OutOfMemory | None]:
-        """Replay without numba, and with settings that the compiled form lacks."""
-        if self.trace.streams or self.trace.returns:
-            allocator: CachingAllocator = StreamAllocator(self.trace, settings, capacity_bytes=capacity_bytes)
-        else:
-            allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes)
-        peaks = np.zeros((len(self._rows) + 1, 4), dtype=np.int64)
+    def _run(self, sizes: Integers, settings: AllocatorSettings | None, capacity_bytes: int | None) -> ReplayPeaks:
+        if allocator_compiled.available() and settings in (None, AllocatorSettings()):
+            return allocator_compiled.replay_events(self.arrays, sizes, len(self._rows), capacity_bytes)
+        # Without numba, and with settings that the compiled form lacks.
+        streams, returns = self.trace.streams, self.trace.returns
+        allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, streams=streams, returns=returns)
+        peaks, reached = np.zeros((len(self._rows) + 1, 4), dtype=np.int64), np.zeros(len(self._rows) + 1, dtype=np.int64)
         peaks[:, 3] = NONE
-        reached, failure = np.zeros(len(self._rows) + 1, dtype=np.int64), None
+        failure = None
         try:
             self._run_events(allocator, sizes.tolist(), peaks, reached)
         except OutOfMemory as error:
             failure = error
-        counters = np.zeros(len(COUNTERS), dtype=np.int64)
-        counters[RETRIES] = allocator.retries
-        return ReplayPeaks(peaks, reached, counters, failure is None), failure
+        return ReplayPeaks(peaks, reached, allocator.retries, failure)
 
     def _run_events(self, allocator: CachingAllocator, sizes: Sequence[int], peaks: Integers, reached: Integers) -> None:
         events, starts = self.arrays.events.tolist(), self.arrays.starts.tolist()

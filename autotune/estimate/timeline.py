@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from autotune.core.composition import Composition
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import Basis, Estimate, PhasePrediction
-from autotune.estimate import constant_estimates
-from autotune.estimate.replay import PhaseUse
-from autotune.estimate.trace_context import StepStage, TraceUsage
+from autotune.estimate.constant_estimates import percent
+from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
+from autotune.estimate.vllm_engine import EngineUse
 
 POLICY_PARTS = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs")
 OTHER_MODEL_PARTS = tuple(
@@ -41,12 +42,12 @@ TRAINING_PHASES = ("score", "forward", "backward", "optimizer")
 
 def error_bytes(use: PhaseUse, basis: Basis) -> Estimate:
     """Error of the trace itself in this phase, around 0."""
-    share = constant_estimates.percent("trace_error_percent").scaled(use.requested_bytes)
+    share = percent("trace_error_percent").scaled(use.requested_bytes)
     if basis == "traced":
         return share
     sent = {"communication"} if use.phase == "sync" else set()  # whole weights and a buffer: counted, not a step's
     moving = sum(size for part, size in use.parts.items() if part not in STATE and part not in sent)
-    return share + constant_estimates.percent("generic_error_percent").scaled(moving)
+    return share + percent("generic_error_percent").scaled(moving)
 
 
 def other_models(parts: Mapping[str, int], basis: Basis) -> Estimate:
@@ -54,7 +55,7 @@ def other_models(parts: Mapping[str, int], basis: Basis) -> Estimate:
     size, scaled = sum(parts.values()), sum(size for part, size in parts.items() if part.endswith("_activations"))
     if basis == "traced":
         return Estimate.exactly(size)
-    return Estimate.exactly(size) + constant_estimates.percent("generic_error_percent").scaled(scaled)
+    return Estimate.exactly(size) + percent("generic_error_percent").scaled(scaled)
 
 
 def around(size: int, error: Estimate, high_extra_bytes: int) -> Estimate:
@@ -89,6 +90,32 @@ class EngineShare:
     sleeps: bool
     wakes_at_once: bool = False  # its cache is back when weights are pushed to it
     starts_after_load: bool = False  # it finds the loaded trainer without a cache, as before a rollout
+
+    @classmethod
+    def of(cls, use: EngineUse, composition: Composition) -> EngineShare:
+        """Split off its temporary activations, which come out of the shared cache."""
+        settings = composition.engine
+        assert settings is not None
+        passing = 0 if settings.apart else use.parts.get("activations", 0)
+        cache = use.parts.get("kv_cache", 0)
+        awake, asleep = use.reserved_bytes, use.asleep_bytes
+        if settings.shares_weights:
+            value, low, high = (max(0.0, end - use.weights_bytes) for end in (awake.value, awake.low, awake.high))
+            awake, asleep = Estimate(value=value, low=low, high=high), Estimate.exactly(0)
+        value = max(0.0, awake.value - passing)
+        standing = loading = Estimate(value=value, low=min(value, awake.low), high=max(value, awake.high - passing))
+        if value >= cache:
+            loading = Estimate(value=value - cache, low=max(0.0, standing.low - cache), high=standing.high - cache)
+        return cls(
+            awake=standing,
+            loading=loading,
+            asleep=asleep,
+            kv_cache_bytes=cache,
+            passing_bytes=passing,
+            sleeps=settings.sleep,
+            wakes_at_once=settings.wakes_at_once,
+            starts_after_load=composition.empties_before_engine,
+        )
 
     def held(self, phase: Phase) -> Estimate:
         if phase == "load" and self.starts_after_load:

@@ -1,41 +1,54 @@
-"""Traced step in its context: inserted allocations, points where the cache is emptied, and its peaks by phase.
-
-Allocations outside the traced step are inserted first. Then the allocator is replayed twice: as
-traced, and after a first step of shorter sequences, whose cached blocks fit no later request.
-"""
+"""Traced step in its context: allocations inserted around it, and the points where the cache is emptied."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-
-import numpy as np
 
 from autotune.catalog import Gpu
 from autotune.core.composition import Composition
+from autotune.core.dataset import TokenLengths
+from autotune.core.job import Hardware
 from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, Part, Trace
-from autotune.estimate import constant_estimates, vllm_engine
+from autotune.estimate import vllm_engine
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.allocator_compiled import Integers
-from autotune.estimate.insertion import Insertion, inserted
-from autotune.estimate.replay import PhaseUse, Replay, Track
-from autotune.estimate.trainer_rollout import Generation, PassGathering, rollout, trainer_rollout
-from autotune.estimate.weight_sync import SYNC_STREAM, packed_blocks, packs, sync_blocks
+from autotune.estimate.constant_estimates import cublas_workspace
+from autotune.estimate.insertion import (
+    SYNC_STREAM,
+    Generation,
+    Insertion,
+    PassGathering,
+    packed_blocks,
+    packs,
+    rollout,
+    sync_blocks,
+    trainer_rollout,
+)
 from autotune.worker.releases import release_numbers
-
-SHORTER_SHARE = 0.85
-"""Length of the first step in the second replay, as a share of the longest: its cached blocks are
-nearly large enough for later requests, and are not."""
-
-BATCH_PARTS: frozenset[Part] = frozenset({"activations", "logits", "workspaces", "inputs"})
-"""Parts whose size depends on the batch's length."""
 
 LOADS_AT_ONCE_FROM = (4, 50)  # first transformers release that requests all weights in one block before loading
 
 
 # 1. The context.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionInput:
+    """Candidate on one kind of hardware, with everything that decides its memory."""
+
+    candidate_id: str
+    composition: Composition
+    hardware: Hardware
+    gpu: Gpu | None  # catalogue entry of the hardware; None: not in the catalogue, or a CPU
+    limit_bytes: int  # per GPU; on a CPU for all ranks together
+    config: Mapping[str, object]  # the model's config.json
+    trace: Trace  # of the rank with the highest peak, already sharded
+    settings: Mapping[str, object] = field(default_factory=dict)
+    completions_per_prompt: object = None  # as the framework's setting states them
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+    host_bytes: int = 0  # per rank, offloaded
+    lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +68,10 @@ class TraceContext:
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
 
 
-def step_context(
-    composition: Composition,
-    config: Mapping[str, object],
-    *,
-    gpu: Gpu | None,
-    trace: Trace,
-    settings: Mapping[str, object],
-    allocator: AllocatorSettings,
-    on_cpu: bool = False,
-) -> TraceContext:
-    every, engine, policy = settings.get("torch_empty_cache_steps"), composition.engine, composition["policy"]
+def step_context(given: PredictionInput) -> TraceContext:
+    composition, config, trace = given.composition, given.config, given.trace
+    on_cpu = given.hardware.kind == "cpu"
+    every, engine, policy = given.settings.get("torch_empty_cache_steps"), composition.engine, composition["policy"]
     sync = tuple(block for block in sync_blocks(composition, config, trace) if block[1])
     # The base weights are sent before the first adapter: the last part sent is still referenced while the adapter's part
     # is gathered and merged.
@@ -73,7 +79,7 @@ def step_context(
     # On one rank, or quantised, the model is loaded straight onto the device.
     straight = trace.basis == "traced" and (composition.ranks == 1 or policy.quantised_bits is not None)
     return TraceContext(
-        cublas_workspace_bytes=0 if on_cpu else constant_estimates.cublas_workspace(gpu),
+        cublas_workspace_bytes=0 if on_cpu else cublas_workspace(given.gpu),
         engine_inputs_bytes=None if on_cpu else vllm_engine.inputs_beside(composition, config),
         engine_starts_first=parts_at_engine_start(composition) == (),
         generation=trainer_rollout(composition, config, trace) if composition.generation == "trainer" else None,
@@ -85,7 +91,7 @@ def step_context(
         ),
         empties_before_rollout=composition.empties_rollout_cache or (engine is not None and engine.sleep),
         empty_cache_steps=every if isinstance(every, int) and every > 0 else None,
-        settings=allocator,
+        settings=given.allocator,
     )
 
 
@@ -252,131 +258,3 @@ def emptied(whole: Trace, context: TraceContext) -> Iterator[int]:
             yield span.start
         begun |= {mark.step} if begins else set()
         previous = mark.phase
-
-
-# 3. Peaks.
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceUsage:
-    """Peaks of one rank by phase."""
-
-    phases: tuple[PhaseUse, ...]  # in the order of a cycle, each phase once; `load` first
-    resting: PhaseUse  # between two steps, before the next rollout: the state, and the cache left to it
-    loaded_bytes: int  # reserved after loading, before the first step: found by an engine that starts
-    out_of_memory: Phase | None = None  # phase in which a limited memory ran out
-
-    @property
-    def reserved_bytes(self) -> int:
-        return max(use.reserved_bytes for use in self.phases)
-
-    @property
-    def reserved_high_bytes(self) -> int:
-        return max(use.reserved_high_bytes for use in self.phases)
-
-
-class StepStage:
-    """Step in its context, ready to be replayed with its own or other sizes."""
-
-    def __init__(self, trace: Trace, context: TraceContext) -> None:
-        step = loaded_once(trace)
-        self._places = places_in(step)
-        added = _sorted_insertions(self._places, context)
-        whole = inserted(step, added)
-        self._context, self._key = context, _event_key(added, context)
-        self._track = Track(whole, empty_cache_before=frozenset(emptied(whole, context)), resting_before=second_cycle(whole))
-        self._sizes = self._track.sizes
-        # The first step's allocations whose size depends on the batch's length.
-        shrinking = {index for index, part in enumerate(whole.part_names) if part in BATCH_PARTS}
-        spans = [span for mark, span in whole.stretches() if mark.step == 0 and mark.phase != "load"]
-        made = [whole.events[at] - 1 for span in spans for at in span if whole.events[at] > 0]
-        self._shrinking = np.array([number for number in made if whole.parts[number] in shrinking], dtype=np.int64)
-        self._cached: dict[int | None, TraceUsage] = {}
-
-    def at(self, sizes: Integers, context: TraceContext) -> StepStage | None:
-        """Return the same step with these sizes; None if the context has other events."""
-        added = _sorted_insertions(self._places, context)
-        if _event_key(added, context) != self._key:
-            return None
-        other = object.__new__(StepStage)
-        other.__dict__.update(self.__dict__, _context=context, _cached={})
-        other._sizes = np.concatenate([sizes, *(np.array(one.sizes, dtype=np.int64) for one in added)])
-        return other
-
-    def usage(self, capacity_bytes: int | None = None) -> TraceUsage:
-        """Return peaks with unlimited memory, or with this much (then as traced alone)."""
-        if capacity_bytes not in self._cached:
-            if capacity_bytes is not None:
-                found = _as_usage(self._replay(self._sizes, capacity_bytes), {})
-            else:
-                with ThreadPoolExecutor(1) as pool:  # a compiled replay holds no lock: the two run on two cores
-                    later = pool.submit(self._track.reserved, self._shorter_first(), settings=self._context.settings)
-                    found = _as_usage(self._replay(self._sizes, None), later.result())
-            self._cached[capacity_bytes] = found
-        return self._cached[capacity_bytes]
-
-    def cannot_fit(self, capacity_bytes: int) -> bool:
-        """Return True if the requests alone exceed the capacity: no replay is needed."""
-        return capacity_bytes < max(use.requested_bytes for use in self.usage().phases)
-
-    def fits(self, capacity_bytes: int) -> bool:
-        """Return True if the steps run in this much memory, for either first length."""
-        if capacity_bytes >= self.usage().reserved_high_bytes:
-            return True
-        return not self.cannot_fit(capacity_bytes) and all(
-            self._replay(sizes, capacity_bytes).out_of_memory is None for sizes in (self._sizes, self._shorter_first())
-        )
-
-    def _replay(self, sizes: Integers, capacity_bytes: int | None) -> Replay:
-        return self._track.replay(sizes, settings=self._context.settings, capacity_bytes=capacity_bytes)
-
-    def _shorter_first(self) -> Integers:
-        sizes = self._sizes.copy()
-        sizes[self._shrinking] = np.maximum(1, (sizes[self._shrinking] * SHORTER_SHARE).astype(np.int64))
-        return sizes
-
-
-def without(usage: TraceUsage, phase: Phase, part: Part) -> TraceUsage:
-    """Return the peaks with a part of the state offloaded in one phase."""
-
-    def reduced(use: PhaseUse) -> PhaseUse:
-        size = use.parts.get(part, 0)
-        return replace(
-            use,
-            requested_bytes=use.requested_bytes - size,
-            allocated_bytes=use.allocated_bytes - size,
-            reserved_bytes=use.reserved_bytes - size,
-            reserved_high_bytes=use.reserved_high_bytes - size,
-            parts={name: held for name, held in use.parts.items() if name != part},
-        )
-
-    return replace(usage, phases=tuple(reduced(use) if use.phase == phase else use for use in usage.phases))
-
-
-def _as_usage(plain: Replay, after_shorter: Mapping[Phase, int]) -> TraceUsage:
-    """Return each phase's highest occurrence; of equals the latest."""
-    by_phase: dict[Phase, list[PhaseUse]] = {}
-    for held in plain.phases:
-        by_phase.setdefault(held.phase, []).append(held)
-    phases = []
-    for phase, several in by_phase.items():
-        top = max(reversed(several), key=lambda held: held.allocated_bytes)
-        reserved = max(held.reserved_bytes for held in several)
-        high = max(reserved, after_shorter.get(phase, 0))
-        phases.append(replace(top, step=0, reserved_bytes=reserved, reserved_high_bytes=high))
-    return TraceUsage(
-        phases=tuple(phases),
-        resting=plain.resting or replace(plain.phases[-1], step=0),
-        loaded_bytes=by_phase["load"][0].reserved_bytes if "load" in by_phase else 0,
-        out_of_memory=plain.phases[-1].phase if plain.out_of_memory is not None else None,
-    )
-
-
-def _sorted_insertions(places: Places, context: TraceContext) -> list[Insertion]:
-    return sorted(insertions(places, context), key=lambda one: one.event)
-
-
-def _event_key(added: Sequence[Insertion], context: TraceContext) -> tuple[object, ...]:
-    """Return everything about the inserted events but their sizes."""
-    orders = tuple((one.event, one.phase, tuple(one.order)) for one in added)
-    return orders, context.empties_before_rollout, context.empty_cache_steps, context.settings

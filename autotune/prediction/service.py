@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,15 +20,15 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.occurring_rows import fullest_rows
-from autotune.estimate.predictor import PredictionInput, memory, predict, stage_of, trace_context_of, with_speed
+from autotune.estimate.predictor import memory, predict, stage_of, with_speed, worst_rank
+from autotune.estimate.replay import StepStage
 from autotune.estimate.screening import Family, StepModel, trace_requests
 from autotune.estimate.screening.blocks import NotUniform, Point
 from autotune.estimate.screening.layer_growth import LayerRepetition
 from autotune.estimate.screening.survey import initial_traces, repetition_of, survey
-from autotune.estimate.sharding import Sharded, Sharding, worst_rank
-from autotune.estimate.trace_context import StepStage, TraceContext
-from autotune.estimate.unknown_facts import with_lower_bound
+from autotune.estimate.sharding import ShardedTrace, Sharding, compared_ranks
+from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
+from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.stand_in_step import STAND_IN
 from autotune.machine import hardware_detection
@@ -104,7 +104,7 @@ class PredictionService:
     def _predict_traced(self, candidate: Candidate) -> Prediction:
         if candidate.id not in self._longest:
             request = self.request(candidate)
-            self._longest[candidate.id] = predict(self._situation(candidate, request, self._trace(request)))
+            self._longest[candidate.id] = predict(*self._worst_rank(candidate, request, self._trace(request)))
         return self._longest[candidate.id]
 
     def _with_memory_at_lengths(self, candidate: Candidate, longest: Prediction) -> Prediction:
@@ -119,9 +119,10 @@ class PredictionService:
             prompt, completion = row
             point = replace(trace_requests.point_of(request), prompt=prompt, completion=completion)
             shorter = trace_requests.at(request, point, None)
-            situation = self._situation(candidate, shorter, self._trace(shorter))
-            own = replace(situation.composition, prompt_length=prompt, completion_length=completion)
-            found = memory(replace(situation, composition=own))
+            given, _ = self._worst_rank(candidate, shorter, self._trace(shorter))
+            own = replace(composition, prompt_length=prompt, completion_length=completion)
+            given = replace(given, composition=own)
+            found = memory(given, stage_of(given))
         return replace(longest, peak_memory_bytes_at_lengths=found.peak_memory_bytes, fits_at_lengths=found.fits)
 
     def _trace(self, request: Request) -> Trace:
@@ -130,16 +131,13 @@ class PredictionService:
     def _expect(self, requests: Iterable[Request]) -> None:
         self._tracer.expect(map(trace_requests.traced_request, requests))
 
-    def _situation(self, candidate: Candidate, request: Request, trace: Trace | Sharded) -> PredictionInput:
-        if not isinstance(trace, Sharded):
-            trace = worst_rank(trace, self._sharding(request), self._reserved_by(candidate))
-        return self._input(candidate, trace)
+    def _worst_rank(self, candidate: Candidate, request: Request, trace: Trace) -> tuple[PredictionInput, StepStage]:
+        """Return the rank that reserves most in this candidate's context, and its step there."""
+        hidden = self._job.workload.model.config.get("hidden_size")
+        sharding = Sharding.of(request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None)
+        return worst_rank([self._input(candidate, rank) for rank in compared_ranks(trace, sharding)])
 
-    def _reserved_by(self, candidate: Candidate) -> Callable[[Trace], int]:
-        """Return a function of a rank's trace: what it reserves in this candidate's context."""
-        return lambda trace: stage_of(self._input(candidate, Sharded(trace=trace))).usage().reserved_bytes
-
-    def _input(self, candidate: Candidate, sharded: Sharded) -> PredictionInput:
+    def _input(self, candidate: Candidate, rank: ShardedTrace) -> PredictionInput:
         return PredictionInput(
             candidate_id=candidate.id,
             composition=self._trainer.compose(candidate, self._job),
@@ -147,17 +145,13 @@ class PredictionService:
             gpu=self._gpu,
             limit_bytes=self._limit_bytes,
             config=self._job.workload.model.config,
-            trace=sharded.trace,
+            trace=rank.trace,
             settings=candidate.settings,
             completions_per_prompt=candidate.settings.get(self._trainer.canonical.get("num_generations", "num_generations")),
             allocator=AllocatorSettings.of(str(candidate.settings.get(ALLOCATOR) or "")),
-            host_bytes=sharded.host_bytes,
+            host_bytes=rank.host_bytes,
             lengths=self._job.workload.completion_lengths,
         )
-
-    def _sharding(self, request: Request) -> Sharding:
-        hidden = self._job.workload.model.config.get("hidden_size")
-        return Sharding.of(request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None)
 
     # Families.
 
@@ -247,27 +241,28 @@ class PredictionService:
         if self._reference is None:
             self._reference_batches = tuple(point.micro_batch for point in points)
         self._reference = model
-        found = self._families[key] = Family(points, model, self._sharding(base), self._reserved_by(members[0][0]))
+        rank, stage = self._worst_rank(*members[0], model.trace)
+        found = self._families[key] = Family(points, model, ShardedTrace(trace=rank.trace, host_bytes=rank.host_bytes), stage)
         return found
 
     def _predict_from_model(self, family: Family, members: Members) -> Iterator[tuple[str, Prediction]]:
         """Predict members by point and by trace context: equal ones share an allocator replay. Members whose resident bytes are
         equal too (only the group size differs) share the memory prediction."""
-        by_point: dict[Point, list[tuple[Candidate, Request]]] = {}
-        for member in members:
-            by_point.setdefault(trace_requests.point_of(member[1]), []).append(member)
+        by_point: dict[Point, list[Candidate]] = {}
+        for candidate, request in members:
+            by_point.setdefault(trace_requests.point_of(request), []).append(candidate)
         for point, trace, sizes in family.traces(list(by_point)):
             stages: dict[TraceContext, StepStage] = {}
             predicted: dict[tuple[TraceContext, Composition], Prediction] = {}
-            for candidate, request in by_point[point]:
-                situation = self._situation(candidate, request, replace(family.sharded, trace=trace))
-                context = trace_context_of(situation)
+            for candidate in by_point[point]:
+                given = self._input(candidate, replace(family.rank, trace=trace))
+                context = step_context(given)
                 if context not in stages:
                     stages[context] = family.stage(sizes, context)
-                key = context, situation.composition
+                key = context, given.composition
                 if key not in predicted:
-                    predicted[key] = memory(replace(situation, stage=stages[context]))
-                yield candidate.id, with_speed(situation, replace(predicted[key], candidate_id=candidate.id))
+                    predicted[key] = memory(given, stages[context])
+                yield candidate.id, with_speed(given, replace(predicted[key], candidate_id=candidate.id))
 
     @property
     def _repetition(self) -> LayerRepetition | None:

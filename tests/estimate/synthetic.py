@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autotune.catalog import Gpu
 from autotune.core.composition import Composition, EngineSettings, Generation, Resident
 from autotune.core.job import Hardware
@@ -9,6 +11,7 @@ from autotune.core.measurement import Phase
 from autotune.core.prediction import Basis
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.core.units import GIB, MIB
+from autotune.estimate.trace_context import PredictionInput
 
 PARTS: tuple[Part, ...] = (
     "weights", "adapters", "gradients", "optimizer", "activations", "logits", "workspaces", "inputs", "kv_cache", "communication",
@@ -150,3 +153,16 @@ def composition(
         engine=engine,
         sharded_by="none" if ranks == 1 else "ddp",
     )
+
+
+def situation(**changed: Any) -> PredictionInput:
+    facts: dict[str, Any] = {
+        "candidate_id": "made",
+        "composition": composition(),
+        "hardware": hardware(),
+        "gpu": A100,
+        "limit_bytes": 40 * GIB,
+        "config": CONFIG,
+        "trace": training(),
+    }
+    return PredictionInput(**{**facts, **changed})

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.core.composition import Composition
 from autotune.core.dataset import TokenLengths
-from autotune.estimate.occurring_rows import fullest_rows
+from autotune.estimate.unknown_facts import fullest_rows
 
 COMPLETIONS = TokenLengths.lognormal("test", 300, 600)
 PROMPTS = TokenLengths.lognormal("test", 100, 150)

@@ -13,8 +13,7 @@ from autotune.core.measurement import PHASES
 from autotune.core.units import MIB
 from autotune.estimate.other_models import other_model_bytes
 from autotune.estimate.predictor import stage_of
-from tests.estimate.synthetic import composition, training
-from tests.estimate.test_predictor import situation
+from tests.estimate.synthetic import composition, situation, training
 
 TRACE = training(basis="generic")
 

@@ -16,24 +16,12 @@ from autotune.core.job import Hardware
 from autotune.core.prediction import Prediction
 from autotune.core.units import GIB, MIB
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.predictor import PredictionInput, predict, trace_context_of
-from autotune.estimate.trace_context import StepStage
-from tests.estimate.synthetic import A100, CONFIG, composition, hardware, training
+from autotune.estimate.predictor import predict
+from autotune.estimate.replay import StepStage
+from autotune.estimate.trace_context import step_context
+from tests.estimate.synthetic import A100, composition, hardware, situation, training
 
 ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8)
-
-
-def situation(**changed: Any) -> PredictionInput:
-    facts: dict[str, Any] = {
-        "candidate_id": "made",
-        "composition": composition(),
-        "hardware": hardware(),
-        "gpu": A100,
-        "limit_bytes": 40 * GIB,
-        "config": CONFIG,
-        "trace": training(),
-    }
-    return PredictionInput(**{**facts, **changed})
 
 
 def predicted(**changed: Any) -> Prediction:
@@ -324,8 +312,8 @@ def test_an_unknown_gpu_has_a_wider_interval_and_a_note() -> None:
 def test_a_step_with_other_sizes_predicts_like_a_trace_of_those_sizes(engine: EngineSettings | None) -> None:
     made = composition(engine=engine, generation="none" if engine is None else "engine", adapter_rank=16)
     small, large = (situation(composition=made, trace=training(micro_batch=batch)) for batch in (1, 3))
-    stage = StepStage(small.trace, trace_context_of(small)).at(np.array(large.trace.sizes), trace_context_of(large))
-    foreseen = predict(dataclasses.replace(small, stage=stage))
+    stage = StepStage(small.trace, step_context(small)).at(np.array(large.trace.sizes), step_context(large))
+    foreseen = predict(small, stage)
     assert foreseen.peak_memory_bytes == predict(large).peak_memory_bytes != predict(small).peak_memory_bytes
     assert foreseen.breakdown == predict(large).breakdown
 

@@ -9,13 +9,14 @@ import pytest
 
 from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Trace
 from autotune.core.units import MIB
-from autotune.estimate.insertion import inserted
+from autotune.estimate.insertion import gathered_bytes, inserted
 from autotune.estimate.replay import replay
-from autotune.estimate.sharding import Sharding, apply, fsdp1, gather_for_generation_bytes, worst_rank
+from autotune.estimate.sharding import Sharding, apply, compared_ranks, fsdp1
 from autotune.estimate.sharding.flat_parameters import FlatParameters
 from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, GRADIENT, PASS, optimizer_of
 from autotune.estimate.sharding.zero12 import fullest_rank
 from autotune.estimate.trace_context import TraceContext, emptied, insertions, places_in
+from tests.estimate.synthetic import composition
 from tests.estimate.test_trace_context import generation
 
 COUNT = 1000
@@ -209,15 +210,9 @@ def test_the_rank_with_most_reduced_gradients_is_one_of_those_compared() -> None
     assert trace.usage is not None
     assert fullest_rank(trace.usage, 3) == 1
     sharding = Sharding(kind="zero2", ranks=3, reduce_bucket_size=100)
-    compared = []
-
-    def reserved(one: Trace) -> int:
-        compared.append(one)
-        return one.peak_bytes
-
-    middle = apply(trace, replace(sharding, rank=1)).trace
-    assert worst_rank(trace, sharding, reserved).trace.sizes == middle.sizes
-    assert len(compared) == 3
+    first, middle, last = (one.trace for one in compared_ranks(trace, sharding))
+    assert middle == apply(trace, replace(sharding, rank=1)).trace
+    assert middle.peak_bytes > max(first.peak_bytes, last.peak_bytes)
 
 
 def test_one_tensor_that_fills_a_partition_is_not_flattened() -> None:
@@ -447,7 +442,7 @@ def test_ranks_that_begin_on_meta_run_ahead_of_broadcasts() -> None:
     given = Sharding(kind="fsdp1", ranks=4, begins_on_meta=True, records_streams=True)
     first, last = (loaded(apply(large(), replace(given, rank=rank)).trace) for rank in (0, 3))
     assert first == loaded(apply(large(), replace(given, rank=3, begins_on_meta=False)).trace) < last
-    assert loaded(worst_rank(large(), given).trace) == last
+    assert [loaded(one.trace) for one in compared_ranks(large(), given)] == [last]
 
 
 def loaded(trace: Trace) -> int:
@@ -484,7 +479,7 @@ def test_fsdp1_mixed_precision_keeps_float32_shards_of_trainable_parameters() ->
 
 def test_ranks_differ_by_indivisible_parts_alone() -> None:
     sharding = Sharding(kind="zero2", ranks=3, reduce_bucket_size=500)
-    assert worst_rank(plain(), sharding).trace.peak_bytes >= apply(plain(), sharding).trace.peak_bytes
+    assert max(one.trace.peak_bytes for one in compared_ranks(plain(), sharding)) >= apply(plain(), sharding).trace.peak_bytes
 
 
 def test_options_have_the_libraries_names() -> None:
@@ -513,10 +508,10 @@ def test_invalid_sharding_is_refused() -> None:
 
 
 def test_gathering_for_generation() -> None:
-    third = Sharding(kind="zero3", ranks=4)
-    assert gather_for_generation_bytes(INVENTORY, third, whole=True, bytes_per_parameter=2) == 4 * SIZE
-    assert gather_for_generation_bytes(INVENTORY, third, whole=False, bytes_per_parameter=2) == SIZE
-    assert gather_for_generation_bytes(INVENTORY, Sharding(kind="zero2", ranks=4), whole=True, bytes_per_parameter=2) == 0
+    third = replace(composition(ranks=4), sharded_by="zero3")
+    assert gathered_bytes(third, INVENTORY, whole=True) == 4 * SIZE
+    assert gathered_bytes(third, INVENTORY, whole=False) == SIZE
+    assert gathered_bytes(replace(third, sharded_by="zero2"), INVENTORY, whole=True) == 0
 
 
 def max_of(trace: Trace, part: Part, phase: str | None = None) -> int:

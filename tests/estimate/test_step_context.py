@@ -10,10 +10,9 @@ import pytest
 from autotune.core.composition import Composition, EngineSettings
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
-from autotune.estimate import weight_sync
-from autotune.estimate.allocator import AllocatorSettings
+from autotune.estimate.insertion import receiving_failure
 from autotune.estimate.trace_context import TraceContext, insertions, places_in, step_context
-from tests.estimate.synthetic import A100, CONFIG, Book, composition, training
+from tests.estimate.synthetic import Book, composition, hardware, situation, training
 
 ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8, sleep=True)
 MATRIX = 1536 * 8960
@@ -21,9 +20,8 @@ MATRIX = 1536 * 8960
 
 
 def around(made: Composition, *, trace: Trace | None = None, on_cpu: bool = False, **settings: Any) -> TraceContext:
-    return step_context(
-        made, CONFIG, gpu=A100, trace=trace or training(), settings=settings, allocator=AllocatorSettings(), on_cpu=on_cpu
-    )
+    device = dataclasses.replace(hardware(), kind="cpu") if on_cpu else hardware()
+    return step_context(situation(composition=made, hardware=device, trace=trace or training(), settings=settings))
 
 
 def sharded(kind: str, **changed: Any) -> Composition:
@@ -156,8 +154,8 @@ def test_a_server_without_room_for_the_buffers_fails() -> None:
         composition(ranks=1, generation="server"), sync_gathers="packed", sync_buffer_bytes=64 * MIB
     )  # fmt: skip
     buffers = synced(around(sending, trace=training()))
-    assert weight_sync.receiving_failure(sending, training(), buffers) is None
-    failure = weight_sync.receiving_failure(sending, training(), buffers - 1)
+    assert receiving_failure(sending, training(), buffers) is None
+    failure = receiving_failure(sending, training(), buffers - 1)
     assert failure is not None and failure.startswith("CUDA out of memory on the server's GPU")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.trace import Inventory, Mark, Trace
 from autotune.core.units import MIB
-from autotune.estimate.allocator import CachingAllocator, StreamAllocator
+from autotune.estimate.allocator import CachingAllocator
 from autotune.estimate.replay import replay
 
 
@@ -53,7 +53,7 @@ def test_a_deferred_block_is_reused_after_the_other_stream_passed(before: int, r
 
 
 def test_emptying_the_cache_waits_for_every_stream() -> None:
-    both = StreamAllocator(trace(1, -1, 2, -2, streams={1: 1}, returns={0: 99, 1: 99}))
+    both = CachingAllocator(streams={1: 1}, returns={0: 99, 1: 99})
     for number in (0, 1):
         both.malloc(number, 20 * MIB)
         both.free(number)
@@ -70,11 +70,6 @@ def test_streams_share_the_device_and_empty_the_cache_together() -> None:
     assert cached.out_of_memory is None and cached.retries == 1
 
 
-def test_a_single_stream_is_unchanged() -> None:
+def test_a_block_that_returns_before_the_next_request_changes_nothing() -> None:
     one = trace(1, 2, -2, 3)
-    apart, plain = StreamAllocator(one), CachingAllocator()
-    for event in one.events:
-        for allocator in (apart, plain):
-            allocator.malloc(event - 1, 20 * MIB) if event > 0 else allocator.free(-event - 1)
-    assert (apart.reserved, apart.allocated, apart.requested) == (plain.reserved, plain.allocated, plain.requested)
     assert replay(replace(one, returns={1: 2})).reserved_bytes == replay(one).reserved_bytes

@@ -9,9 +9,9 @@ import pytest
 
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
-from autotune.estimate.replay import PhaseUse
-from autotune.estimate.trace_context import StepStage, TraceContext, TraceUsage, loaded_once, places_in, without
-from autotune.estimate.trainer_rollout import Generation
+from autotune.estimate.insertion import Generation
+from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage, without
+from autotune.estimate.trace_context import TraceContext, loaded_once, places_in
 from autotune.estimate.transformers_generation import PrefillSizes
 from tests.estimate.synthetic import Book, training
 

@@ -15,20 +15,21 @@ those of their own full traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace
+from autotune.estimate.replay import StepStage
 from autotune.estimate.screening.blocks import Integers, NotUniform, Point, Sample, rows_of
 from autotune.estimate.screening.layer_growth import LayerRepetition, grown_inventory
 from autotune.estimate.screening.size_model import SizeModel
 from autotune.estimate.screening.stretching import StretchedTrace, stretched
 from autotune.estimate.screening.work_model import WorkModel, fit_work
-from autotune.estimate.sharding import Sharded, Sharding, worst_rank
-from autotune.estimate.trace_context import StepStage, TraceContext
+from autotune.estimate.sharding import ShardedTrace
+from autotune.estimate.trace_context import TraceContext
 
 __all__ = ["NotUniform", "StepModel", "StepModelFit", "phase_peaks"]
 
@@ -97,16 +98,14 @@ def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]
 class Family:
     """The step model of a family, sharded over its ranks."""
 
-    def __init__(
-        self, points: Sequence[Point], model: StepModel, sharding: Sharding, reserved: Callable[[Trace], int] | None = None
-    ) -> None:
-        self.points, self.model = list(points), model
-        # The sharded trace at the first point; a sharding library adds the same at every point.
-        self.sharded: Sharded = worst_rank(model.trace, sharding, reserved)
-        self._added = np.array(self.sharded.trace.sizes[len(model.trace.sizes) :], dtype=np.int64)
+    def __init__(self, points: Sequence[Point], model: StepModel, rank: ShardedTrace, stage: StepStage) -> None:
+        """`rank`: the one that reserves most at the first point, whose step in a context is `stage`; a sharding library adds
+        the same at every point."""
+        self.points, self.model, self.rank = list(points), model, rank
+        self._added = np.array(rank.trace.sizes[len(model.trace.sizes) :], dtype=np.int64)
         events = np.array(model.trace.events, dtype=np.int64)
         self._signs, self._numbers = np.sign(events), np.abs(events) - 1
-        self._stages: list[StepStage] = []
+        self._stages = [stage]
 
     def covers(self, points: Sequence[Point]) -> bool:
         """Return True if the points are within the range of the model."""
@@ -120,7 +119,7 @@ class Family:
         for point, own_work, more in zip(points, work, extra, strict=True):
             (sizes,) = self.model.at([point])
             margin = round(residual * int(np.cumsum(self._signs * sizes[self._numbers]).max())) if residual else 0
-            trace = replace(self.sharded.trace, work=own_work, high_extra_bytes=more, derived_error_bytes=margin)
+            trace = replace(self.rank.trace, work=own_work, high_extra_bytes=more, derived_error_bytes=margin)
             yield point, trace, np.concatenate([sizes, self._added])
 
     def stage(self, sizes: Integers, context: TraceContext) -> StepStage:
@@ -128,7 +127,7 @@ class Family:
         for one in self._stages:
             if (found := one.at(sizes, context)) is not None:
                 return found
-        self._stages.append(StepStage(self.sharded.trace, context))
+        self._stages.append(StepStage(self.rank.trace, context))
         found = self._stages[-1].at(sizes, context)
         assert found is not None
         return found

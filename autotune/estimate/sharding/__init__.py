@@ -6,60 +6,47 @@ module and gradient of a plain trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.core.trace import Inventory, Trace
-from autotune.estimate.replay import replay
+from autotune.core.trace import Trace
 from autotune.estimate.sharding.ddp import Ddp
 from autotune.estimate.sharding.fsdp1 import Fsdp1
 from autotune.estimate.sharding.sharding_options import Sharding
 from autotune.estimate.sharding.zero3 import Zero3
 from autotune.estimate.sharding.zero12 import Zero12, fullest_rank
 
-__all__ = ["Sharded", "Sharding", "apply", "gather_for_generation_bytes", "worst_rank"]
+__all__ = ["ShardedTrace", "Sharding", "apply", "compared_ranks"]
 
 REWRITERS = {"ddp": Ddp, "fsdp1": Fsdp1, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharded:
+class ShardedTrace:
     """Trace of one rank."""
 
     trace: Trace
     host_bytes: int = 0  # offloaded
 
 
-def apply(trace: Trace, sharding: Sharding) -> Sharded:
+def apply(trace: Trace, sharding: Sharding) -> ShardedTrace:
     """Return the trace of one rank, from a plain trace (FSDP2: a trace of a sharded step)."""
     alone = sharding.ranks == 1 and not (sharding.kind == "fsdp1" and sharding.master_bytes)
     if sharding.kind in ("none", "fsdp2") or alone:  # FSDP1 with masters keeps separate weights on one rank, too
-        return Sharded(trace=trace)
+        return ShardedTrace(trace=trace)
     if trace.usage is None:
         raise ValueError(
             f"{sharding.kind}: the trace has no parameter uses by module. Trace it with sharding kind {sharding.kind}."
         )
     rewriter = REWRITERS[sharding.kind](trace, trace.usage, sharding)
-    return Sharded(trace=rewriter.rewritten(), host_bytes=rewriter.host_bytes)
+    return ShardedTrace(trace=rewriter.rewritten(), host_bytes=rewriter.host_bytes)
 
 
-def worst_rank(trace: Trace, sharding: Sharding, reserved: Callable[[Trace], int] | None = None) -> Sharded:
-    """Return the rank that reserves most, of first, last and, under ZeRO-1 and ZeRO-2, the one with most reduced
-    gradients; with `begins_on_meta`, the last.
-
-    `reserved`: bytes of a rank's trace in its context, which decides where blocks lie; None: without context."""
+def compared_ranks(trace: Trace, sharding: Sharding) -> list[ShardedTrace]:
+    """Return the ranks one of which reserves most: first, last and, under ZeRO-1 and ZeRO-2, the one with most reduced
+    gradients; with `begins_on_meta`, the last."""
     if sharding.begins_on_meta and sharding.ranks > 1:
-        return apply(trace, replace(sharding, rank=sharding.ranks - 1))
+        return [apply(trace, replace(sharding, rank=sharding.ranks - 1))]
     ranks = {0, sharding.ranks - 1}
     if sharding.kind in ("zero1", "zero2") and trace.usage is not None:
         ranks.add(fullest_rank(trace.usage, sharding.ranks))
-    each = [apply(trace, replace(sharding, rank=rank)) for rank in sorted(ranks)]
-    reserved = reserved or (lambda one: replay(one).reserved_bytes)
-    return max(each, key=lambda one: (reserved(one.trace), one.trace.peak_bytes)) if len(each) > 1 else each[0]
-
-
-def gather_for_generation_bytes(inventory: Inventory, sharding: Sharding, *, whole: bool, bytes_per_parameter: float) -> int:
-    """Bytes gathered for the rollout, beside this rank's part: all weights, or one parameter at a time."""
-    if sharding.kind not in ("zero3", "fsdp1", "fsdp2") or sharding.ranks == 1:
-        return 0
-    return round((inventory.parameters if whole else inventory.largest_parameter) * bytes_per_parameter)
+    return [apply(trace, replace(sharding, rank=rank)) for rank in sorted(ranks)]
