@@ -11,10 +11,10 @@ from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Tra
 from autotune.core.units import MIB
 from autotune.estimate.insertion import gathered_bytes, inserted
 from autotune.estimate.replay import replay
-from autotune.estimate.sharding import Sharding, apply, compared_ranks, fsdp1
-from autotune.estimate.sharding.flat_parameters import FlatParameters
+from autotune.estimate.sharding import Ddp, Sharding, apply, compared_ranks, fsdp1
+from autotune.estimate.sharding.fsdp1 import broadcast_copies, flat_units
 from autotune.estimate.sharding.rewriter import BACKWARD, BACKWARD_DONE, FORWARD, FORWARD_DONE, GRADIENT, PASS, optimizer_of
-from autotune.estimate.sharding.zero12 import fullest_rank
+from autotune.estimate.sharding.zero import fullest_rank
 from autotune.estimate.trace_context import TraceContext, emptied, insertions, places_in
 from tests.estimate.synthetic import composition
 from tests.estimate.test_trace_context import generation
@@ -176,8 +176,6 @@ def test_ddp_rebuilds_its_buckets_in_the_order_of_the_gradients() -> None:
 
 
 def test_the_first_bucket_of_ddp_is_small_unless_a_cap_is_given() -> None:
-    from autotune.estimate.sharding.ddp import Ddp
-
     trace = plain()
     assert trace.usage is not None
     sizes = [MIB, 20 * MIB, 5 * MIB, MIB]
@@ -187,15 +185,9 @@ def test_the_first_bucket_of_ddp_is_small_unless_a_cap_is_given() -> None:
 
 
 def test_ddp_sends_a_large_tensor_itself_and_joins_small_ones_by_dtype() -> None:
-    from autotune.estimate.sharding.ddp import Ddp
-
-    trace = plain()
-    assert trace.usage is not None
-    layer = trace.usage.parameters[0]
-    embedding = replace(layer, count=200 * MIB, size=400 * MIB)
-    packed, adapter = replace(layer, count=100 * MIB, size=100 * MIB), replace(layer, count=MIB, size=2 * MIB)
-    usage = replace(trace.usage, parameters=(embedding, packed, adapter, packed, adapter, packed, adapter, packed))
-    assert Ddp(trace, usage, Sharding(kind="ddp", ranks=2))._broadcasts() == [0, 300 * MIB, 6 * MIB, 0]
+    embedding, packed, adapter = (2, 400 * MIB), (1, 100 * MIB), (2, 2 * MIB)
+    sent = broadcast_copies([embedding, packed, adapter, packed, adapter, packed, adapter, packed])
+    assert sent == [0, 300 * MIB, 6 * MIB, 0]
 
 
 def test_the_rank_with_most_reduced_gradients_is_one_of_those_compared() -> None:
@@ -529,11 +521,11 @@ def max_of(trace: Trace, part: Part, phase: str | None = None) -> int:
     return most
 
 
-def test_fsdp1_broadcasts_a_tensor_that_fills_a_bucket_without_a_copy() -> None:
+def test_torch_broadcasts_a_tensor_that_fills_a_bucket_without_a_copy() -> None:
     full, small = fsdp1.BROADCAST_BYTES, 1000
-    assert list(fsdp1._broadcasts([full, small, small])) == [2 * small]
-    assert list(fsdp1._broadcasts([small, full, full])) == [small + full]
-    assert not list(fsdp1._broadcasts([small]))
+    assert broadcast_copies([(2, full), (2, small), (2, small)]) == [0, 2 * small]
+    assert broadcast_copies([(2, small), (2, full), (2, full)]) == [small + full, 0]
+    assert broadcast_copies([(2, small)]) == [0]
 
 
 def test_zero_empties_the_cache_before_each_group_of_parameters() -> None:
@@ -583,8 +575,8 @@ def with_adapters() -> Trace:
 def test_fsdp1_has_a_unit_for_each_matrix_of_an_adapter() -> None:
     trace, sharding = with_adapters(), Sharding(kind="fsdp1", ranks=4)
     assert trace.usage is not None
-    units = FlatParameters(trace.usage, sharding).units
-    assert units == {**{(layer, layer): [layer] for layer in range(4)}, **{(layer, None): [4 + layer] for layer in range(4)}}
+    units = {key: unit.parameters for key, unit in flat_units(trace.usage, sharding).items()}
+    assert units == {**{(layer, layer): (layer,) for layer in range(4)}, **{(layer, None): (4 + layer,) for layer in range(4)}}
     sharded = apply(trace, sharding).trace
     assert balanced(sharded)
     spans = [span for mark, span in sharded.stretches() if (mark.phase, mark.step) == ("backward", 2)]

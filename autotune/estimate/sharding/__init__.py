@@ -6,18 +6,18 @@ module and gradient of a plain trace.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.trace import Trace
-from autotune.estimate.sharding.ddp import Ddp
-from autotune.estimate.sharding.fsdp1 import Fsdp1
-from autotune.estimate.sharding.sharding_options import Sharding
-from autotune.estimate.sharding.zero3 import Zero3
-from autotune.estimate.sharding.zero12 import Zero12, fullest_rank
+from autotune.core.trace import ModuleUse, Trace
+from autotune.estimate.sharding.fsdp1 import Fsdp1, broadcast_copies
+from autotune.estimate.sharding.rewriter import BUCKET_CAP_BYTES, Rewriter, Sharding
+from autotune.estimate.sharding.zero import Zero3, Zero12, fullest_rank
 
 __all__ = ["ShardedTrace", "Sharding", "apply", "compared_ranks"]
 
-REWRITERS = {"ddp": Ddp, "fsdp1": Fsdp1, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3}
+FIRST_BUCKET_BYTES = 1 << 20
+BROADCASTS_IN_FLIGHT = 2  # initial ones (torch/csrc/distributed/c10d/comm.cpp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +50,61 @@ def compared_ranks(trace: Trace, sharding: Sharding) -> list[ShardedTrace]:
     if sharding.kind in ("zero1", "zero2") and trace.usage is not None:
         ranks.add(fullest_rank(trace.usage, sharding.ranks))
     return [apply(trace, replace(sharding, rank=rank)) for rank in sorted(ranks)]
+
+
+class Ddp(Rewriter):
+    """torch's DDP: all weights on every rank, gradients averaged in buckets, into which they are copied, or views of them.
+
+    In the first step one bucket holds all gradients. The next forward pass with gradients replaces it by smaller
+    ones in the order in which the gradients came (`_rebuild_buckets`). Where parameters may be unused, small
+    buckets in the reversed order of the parameters are there from the beginning.
+    """
+
+    replaces_optimizer = False
+
+    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+        super().__init__(trace, usage, sharding)
+        self.buckets: list[int] = []
+        self.came: dict[int, None] = {}  # parameters in the order of their first gradients
+        self.rebuilds = sharding.static_graph or not sharding.find_unused_parameters
+
+    def loaded(self) -> None:
+        in_flight: list[int | None] = []
+        parameters = self.usage.parameters
+        for size in broadcast_copies((one.size // max(1, one.count), one.size) for one in parameters):
+            if len(in_flight) == BROADCASTS_IN_FLIGHT:
+                self.book.free(in_flight.pop(0))
+            in_flight.append(self.book.allocate(size, "communication") if size else None)
+        for number in in_flight:
+            self.book.free(number)
+        trained = [parameter.size for parameter in parameters if parameter.trains]
+        first = ([sum(trained)] if trained else []) if self.rebuilds else self._divided(trained)[::-1]
+        self.buckets = [self.book.allocate(size, "communication") for size in first]
+
+    def _divided(self, sizes: Sequence[int]) -> list[int]:
+        """Return bucket sizes; a bucket is closed when it reaches its cap."""
+        found, filled, later = [], 0, self.sharding.bucket_cap_bytes
+        cap = FIRST_BUCKET_BYTES if later == BUCKET_CAP_BYTES else later
+        for size in sizes:
+            filled += size
+            if filled >= cap:
+                found.append(filled)
+                filled, cap = 0, later
+        return [*found, filled] if filled else found
+
+    def pass_begins(self, module: int) -> None:
+        if not (self.rebuilds and self.came and self.phase == "forward" and self.step_number):
+            return
+        for number in self.buckets:
+            self.book.free(number)
+        rebuilt = self._divided([self.usage.parameters[index].size for index in self.came])
+        self.buckets = [self.book.allocate(size, "communication") for size in rebuilt]
+        self.rebuilds = False
+
+    def gradient(self, parameter: int, number: int, *, last: bool) -> None:
+        self.came.setdefault(parameter)
+        if self.sharding.gradient_as_bucket_view:
+            self.give_up(number)
+
+
+REWRITERS = {"ddp": Ddp, "fsdp1": Fsdp1, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3}

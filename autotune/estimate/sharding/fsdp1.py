@@ -1,28 +1,65 @@
 """torch's FSDP1: flat parameters by decoder layer, gathered and reduced on own streams.
 
-The order of allocations and their streams is that of torch/distributed/fsdp/_runtime_utils.py and
-_flat_param.py.
+The order of allocations and their streams is that of torch/distributed/fsdp/_runtime_utils.py and _flat_param.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
-from autotune.estimate.sharding.flat_parameters import FlatParameters, UnitKey
-from autotune.estimate.sharding.rate_limiter import RateLimiter
-from autotune.estimate.sharding.rewriter import BACKWARD, FORWARD, PASS, Rewriter, optimizer_of
-from autotune.estimate.sharding.sharding_options import Sharding
+from autotune.estimate.sharding.rewriter import BACKWARD, FORWARD, PASS, Rewriter, Sharding, Writer, optimizer_of
 from autotune.worker.releases import release_numbers
 
-COMPUTING, GATHERING, CASTING, REDUCING = range(4)
-"""torch's default, unshard, pre-unshard and post-backward streams."""
+COMPUTING, GATHERING, CASTING, REDUCING = range(4)  # torch's default, unshard, pre-unshard and post-backward streams
+BROADCAST_BYTES = 250 << 20  # of one initial broadcast (torch/csrc/distributed/c10d/comm.cpp, `PARAM_BROADCAST_BUCKET_SIZE`)
+IN_FLIGHT = 2  # gathered units in flight before the process waits for the device (_limiter_utils.py)
 
-BROADCAST_BYTES = 250 << 20
-"""Bytes of one initial broadcast; two are in flight (`PARAM_BROADCAST_BUCKET_SIZE`)."""
+STASHES_FROM = (2, 8)  # first torch whose collectives hold tensors until they are waited for, and mark none (`record_stream`)
 
-STASHES_FROM = (2, 8)
-"""First torch whose collectives hold their tensors until they are waited for, instead of marking them by `record_stream`."""
+UnitKey = tuple[int, int | None]  # layer (-1: the root), and the module if it is a unit of its own
+ROOT: UnitKey = (-1, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatUnit:
+    """Parameters that are flattened and gathered together: trainable and frozen ones separately."""
+
+    parameters: tuple[int, ...]  # indices
+    trains: bool
+    ignored: bool  # outside FSDP: whole on every rank, as in the trace
+    count: int  # elements, padded
+    shard: int  # elements of a rank
+    width: int  # bytes per element
+    master_width: int  # the same of the shards that the optimizer updates
+
+
+def flat_units(usage: ModuleUse, sharding: Sharding) -> dict[UnitKey, FlatUnit]:
+    """Return the units of accelerate: decoder layers, and a root with the rest.
+
+    Each parameter is in its layer's unit, or beside frozen parameters in its own module's: PEFT's wrapping policy makes a
+    unit of each module that has nothing but a trainable weight, so of each matrix of an adapter. Most of these are in the
+    allocator's pool of small blocks.
+    """
+    layers = [-1 if parameter.layer is None else parameter.layer for parameter in usage.parameters]
+    frozen = {layer for layer, parameter in zip(layers, usage.parameters, strict=True) if not parameter.trains}
+    owner = {index: module for module, held in enumerate(usage.modules) for index in held}
+    divided: dict[UnitKey, list[int]] = {}
+    for index, layer in enumerate(layers):
+        apart = usage.parameters[index].trains and layer in frozen
+        divided.setdefault((layer, owner.get(index) if apart else None), []).append(index)
+    units = {}
+    for key, indices in divided.items():
+        first, shard = usage.parameters[indices[0]], -(-sum(usage.parameters[one].count for one in indices) // sharding.ranks)
+        width = max(1, first.size // max(1, first.count))
+        units[key] = FlatUnit(
+            parameters=tuple(indices), trains=first.trains, ignored=first.trains and sharding.ignores_trainable,
+            count=shard * sharding.ranks, shard=shard, width=width,
+            master_width=(sharding.master_bytes if first.trains else sharding.frozen_master_bytes) or width,
+        )  # fmt: skip
+    return units
 
 
 class Fsdp1(Rewriter):
@@ -31,17 +68,15 @@ class Fsdp1(Rewriter):
     def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
         super().__init__(trace, usage, sharding)
         self.optimizer = optimizer_of(trace, usage)
-        self.flat = FlatParameters(usage, sharding)
-        self.units = self.flat.units
+        self.units = flat_units(usage, sharding)
+        self.unit_of = {index: key for key, unit in self.units.items() for index in unit.parameters}
         self.own = {key[1]: key for key in self.units if key[1] is not None}  # module -> its own unit
-        self.open: dict[int, list[int]] = {}  # layer -> gathered blocks, without units of its modules
-        self.apart: dict[UnitKey, int] = {}  # the same of those
+        self.open: dict[UnitKey, int | None] = {}  # gathered blocks; None: nothing of this layer is in FSDP
         self.shards: dict[UnitKey, int] = {}
-        # Shards before widening: parameters are views of them until the first reshard.
-        self.narrow: dict[int, list[int]] = {}
+        self.narrow: dict[int, list[int]] = {}  # by layer, shards before widening: parameters are views of them until a reshard
         self.seen: dict[int, int] = {}
         self.states: list[int] = []
-        self.announcers = self.flat.announcers()
+        self.announcers = self._announcers()
         self.current: int | None = None
         self.recomputing: int | None = None  # layer whose whole forward pass runs again before its backward pass
         self.turned: int | None = None  # layer whose backward pass has begun
@@ -50,7 +85,27 @@ class Fsdp1(Rewriter):
         self.records_streams = sharding.records_streams or release_numbers(trace.versions.get("torch", "")) < STASHES_FROM
         self.limiter = RateLimiter(self.book, on_streams=self.on_streams)
         if trace.device == "cuda":
-            self.gone |= {one.number for one in usage.parameters if one.number is not None and not self.flat.ignored(one.trains)}
+            inside = [one for one in usage.parameters if not (one.trains and sharding.ignores_trainable)]
+            self.gone |= {one.number for one in inside if one.number is not None}
+
+    def _layer_of(self, module: int) -> int | None:
+        """Return the layer of the module's own parameters; None if it has none."""
+        held = self.usage.modules[module]
+        return self.unit_of[held[0]][0] if held else None
+
+    def _announcers(self) -> dict[int, int]:
+        """Return layer -> module whose backward prefetches the layer below.
+
+        Prefetched is the unit that ran before. If adapters are units of their own, a layer's frozen
+        part runs after its last adapter, and only its first adapter runs after the layer below.
+        """
+        frozen = {layer for (layer, _), unit in self.units.items() if not unit.trains}
+        found: dict[int, int] = {}
+        for module, held in enumerate(self.usage.modules):
+            layer = self._layer_of(module)
+            if layer in frozen and self.usage.parameters[held[0]].trains:
+                found.setdefault(layer, module)
+        return {} if self.sharding.ignores_trainable else found
 
     def _recomputes_whole(self) -> bool:
         """Return True for reentrant checkpointing: a layer's forward pass is repeated before its backward pass begins."""
@@ -60,9 +115,9 @@ class Fsdp1(Rewriter):
             if kind == PASS:
                 backward = False
                 turned.clear()
-            if kind not in (FORWARD, BACKWARD) or not self.usage.modules[which]:
+            layer = self._layer_of(which) if kind in (FORWARD, BACKWARD) else None
+            if layer is None:
                 continue
-            layer = self.flat.layer(self.usage.modules[which][0])
             if kind == BACKWARD:
                 backward = True
                 turned.add(layer)
@@ -70,100 +125,84 @@ class Fsdp1(Rewriter):
                 return True
         return False
 
-    # Load.
-
     def loaded(self) -> None:
         """Wrap units from the inside out, the root last; then widen the trainable ones."""
-        units = [key for key, unit in self.units.items() if not self.flat.ignored(self.flat.trains(unit))]
+        keys = [key for key, unit in self.units.items() if not unit.ignored]
         shards = []
-        for at, key in enumerate(sorted(units, key=lambda key: (key[0] < 0, key[0]))):
+        for at, key in enumerate(sorted(keys, key=lambda key: (key[0] < 0, key[0]))):
             # Copies from the host wait for the device. Ranks that begin on meta copy nothing and run ahead of the
             # broadcasts: assumed half of the time.
             if self.sharding.rank == 0 or not self.sharding.begins_on_meta:
                 self.limiter.synchronise()
             elif at % 2 == 0:
                 self.limiter.wait_for_oldest()
-            shards.append(self._wrapped(self.units[key]))
+            shards.append((key[0], self.units[key], self._wrapped(self.units[key])))
             self.limiter.record_event()
         root_first = [shards[-1], *shards[:-1]]
-        for number, unit in root_first:
-            if self.flat.master_width(unit) != self.flat.width(unit):
-                self.book.allocate(self.flat.shard(unit) * self.flat.master_width(unit), "weights")
-                self.narrow.setdefault(self.flat.layer(unit[0]), []).append(number)
-        for _, unit in root_first if self.on_streams else ():
+        for layer, unit, number in root_first:
+            if unit.master_width != unit.width:
+                self.book.allocate(unit.shard * unit.master_width, "weights")
+                self.narrow.setdefault(layer, []).append(number)
+        for _, unit, _ in root_first if self.on_streams else ():
             # Gather buffers are made and freed once (`init_flat_param_attributes`).
-            count, width, master = self.flat.count(unit), self.flat.width(unit), self.flat.master_width(unit)
-            casts = master != width
-            for size in (self.flat.shard(unit) * width, count * width, count * master) if casts else (count * width,):
+            sizes = [unit.count * unit.width]
+            if unit.master_width != unit.width:
+                sizes = [unit.shard * unit.width, *sizes, unit.count * unit.master_width]
+            for size in sizes:
                 self.book.passing(size, "communication")
 
-    def _wrapped(self, unit: list[int]) -> tuple[int, list[int]]:
-        """Move a unit to the device (copied or empty), broadcast, flatten and shard it."""
-        parameters = [self.usage.parameters[index] for index in unit]
+    def _wrapped(self, unit: FlatUnit) -> int:
+        """Move a unit to the device (copied or empty), broadcast, flatten and shard it; return the shard."""
+        parameters = [self.usage.parameters[index] for index in unit.parameters]
         whole = self.on_streams and self.sharding.sync_module_states
         moved = [self.book.allocate(parameter.size, "weights") for parameter in parameters] if whole else []
-        for size in _broadcasts([parameter.size for parameter in parameters]) if whole else ():
+        for size in filter(None, broadcast_copies((0, parameter.size) for parameter in parameters)) if whole else ():
             (self.limiter if self.records_streams else self.book).free(self.book.allocate(size, "communication"))
-        flat = self.book.allocate(self.flat.count(unit) * self.flat.width(unit), "weights") if whole else None
-        shard = self.book.allocate(self.flat.shard(unit) * self.flat.width(unit), "weights")
+        flat = self.book.allocate(unit.count * unit.width, "weights") if whole else None
+        shard = self.book.allocate(unit.shard * unit.width, "weights")
         self.book.free(flat)
         for number in moved:  # `_init_param_handle_from_module` lists them until the flat parameter is sharded
             self.book.free(number)
         for parameter in parameters:
             self.give_up(parameter.number)
-        return shard, unit
+        return shard
 
     # Gathering.
 
-    def _unshard(self, layer: int) -> None:
-        if layer in self.open:
-            return
-        self.open[layer] = []
-        for (where, module), unit in self.units.items():
-            if where == layer and module is None and not self.flat.ignored(self.flat.trains(unit)):
-                self.open[layer].append(self._gathered(unit))
+    def _unshard(self, key: UnitKey) -> None:
+        if key not in self.open:
+            unit = self.units.get(key)
+            self.open[key] = None if unit is None or unit.ignored else self._gathered(unit)
 
     def _unshard_own(self, module: int) -> None:
-        key = self.own.get(module)
-        if key is not None and key not in self.apart and not self.flat.ignored(self.flat.trains(self.units[key])):
-            self.apart[key] = self._gathered(self.units[key])
+        if module in self.own:
+            self._unshard(self.own[module])
 
-    def _gathered(self, unit: list[int]) -> int:
-        count, width = self.flat.count(unit), self.flat.width(unit)
-        casts = self.flat.master_width(unit) != width
-        cast = self._allocate(count // self.sharding.ranks * width, "communication", CASTING) if casts else None
+    def _gathered(self, unit: FlatUnit) -> int:
+        casts = unit.master_width != unit.width
+        cast = self._allocate(unit.shard * unit.width, "communication", CASTING) if casts else None
         self.limiter.before_gathering()
-        whole = self._allocate(count * width, "communication", GATHERING)
+        whole = self._allocate(unit.count * unit.width, "communication", GATHERING)
         if self.trace.device == "cpu":  # gloo gathers into a buffer of its own first
-            self.book.passing(count * width, "communication")
+            self.book.passing(unit.count * unit.width, "communication")
         self.limiter.free(cast)
         return whole
 
     def _allocate(self, size: int, part: Part, stream: int) -> int:
         return self.book.allocate(size, part, stream if self.on_streams else COMPUTING)
 
-    def _reshard(self, layer: int, *, read_elsewhere: bool = True) -> None:
-        for number in self.narrow.pop(layer, []) if layer in self.open else ():
+    def _reshard(self, key: UnitKey, *, read_elsewhere: bool = True) -> None:
+        for number in self.narrow.pop(key[0], []) if key in self.open and key[1] is None else ():
             self.book.free(number)
-        for number in self.open.pop(layer, []):
-            self._free(number, read_elsewhere=read_elsewhere)
-
-    def _reshard_own(self, key: UnitKey, *, read_elsewhere: bool = True) -> None:
-        if key in self.apart:
-            self._free(self.apart.pop(key), read_elsewhere=read_elsewhere)
-
-    def _free(self, number: int, *, read_elsewhere: bool) -> None:
-        if read_elsewhere:
-            self.limiter.free(number)
-        else:
-            self.book.free(number)
-        self.limiter.record_event()
+        if (gathered := self.open.pop(key, None)) is not None:
+            (self.limiter if read_elsewhere else self.book).free(gathered)
+            self.limiter.record_event()
 
     def pass_begins(self, module: int) -> None:
         self._finish_backward()
         # Nothing waits for the device between two steps: a frozen root's buffer of the step before, which the final
         # callback freed on torch's default stream, is still in use. Public A100 rows with adapters have both.
-        self._unshard(-1)
+        self._unshard(ROOT)
         self.limiter.synchronise()
 
     def forward_begins(self, module: int) -> None:
@@ -174,13 +213,13 @@ class Fsdp1(Rewriter):
 
     def forward_ends(self, module: int) -> None:
         if module in self.own and self.sharding.reshards_after_forward:
-            self._reshard_own(self.own[module])
+            self._reshard(self.own[module])
 
     def backward_begins(self, module: int) -> None:
         if module == 0 and not self.usage.modules[0] and self._prefetches():
             # The root's own hook: the unit that ran before it is the last layer.
-            self._unshard(-1)
-            self._unshard(max(layer for layer, _ in self.units))
+            self._unshard(ROOT)
+            self._unshard((max(layer for layer, _ in self.units), None))
         layer = self._reach(module)
         self._unshard_own(module)
         if layer is None:
@@ -189,10 +228,10 @@ class Fsdp1(Rewriter):
             # FSDP reshards after the recomputed forward pass and gathers anew. No prefetch: a unit needs an output with
             # a gradient (`_needs_pre_backward_unshard`), and the layer below has none until its own forward runs again.
             if self.sharding.reshards_after_forward:
-                self._reshard(layer)
-                self._unshard(layer)
+                self._reshard((layer, None))
+                self._unshard((layer, None))
         elif self.announcers.get(layer, module if self.turned != layer else None) == module and self._prefetches() and layer > 0:
-            self._unshard(layer - 1)
+            self._unshard((layer - 1, None))
         self.recomputing, self.turned = None, layer
 
     def _prefetches(self) -> bool:
@@ -200,20 +239,19 @@ class Fsdp1(Rewriter):
 
     def _reach(self, module: int) -> int | None:
         """Gather the layer of this module, if it is the layer's first."""
-        if not self.usage.modules[module]:
-            return None
-        layer = self.flat.layer(self.usage.modules[module][0])
-        if layer != self.current:
-            self._leave()
-        self.current = layer
-        self._unshard(layer)
+        layer = self._layer_of(module)
+        if layer is not None:
+            if layer != self.current:
+                self._leave()
+            self.current = layer
+            self._unshard((layer, None))
         return layer
 
     def _leave(self) -> None:
         """Reshard the current layer; the root stays gathered for the backward pass."""
         stays = self.phase != "backward" and not self.sharding.reshards_after_forward
         if self.current is not None and self.current >= 0 and not stays:
-            self._reshard(self.current)
+            self._reshard((self.current, None))
 
     def _enter(self, mark: Mark) -> None:
         if self.phase == "backward" != mark.phase:  # not after the last gradient: frozen layers may come after it
@@ -224,14 +262,12 @@ class Fsdp1(Rewriter):
             self.current = None
         super()._enter(mark)
 
-    # Gradients.
-
     def gradient(self, parameter: int, number: int, *, last: bool) -> None:
         if not self.sharding.ignores_trainable:
             held = self.held(number)
             self.seen[parameter] = -1 if held is None else held
-            key = self.flat.unit_of[parameter]
-            if all(index in self.seen for index in self.units[key]):
+            key = self.unit_of[parameter]
+            if all(index in self.seen for index in self.units[key].parameters):
                 self._reduce(key)
 
     def _reduce(self, key: UnitKey) -> None:
@@ -241,41 +277,36 @@ class Fsdp1(Rewriter):
         gradients are flattened and the unit is resharded there: gradients are read by another stream, gathered weights are not.
         """
         unit = self.units[key]
-        count, width, master = self.flat.count(unit), self.flat.width(unit), self.flat.master_width(unit)
-        wide = self.sharding.reduce_bytes or width
-        flat = self._allocate(count * width, "gradients", GATHERING)
-        for index in unit:
+        wide = self.sharding.reduce_bytes or unit.width
+        flat = self._allocate(unit.count * unit.width, "gradients", GATHERING)
+        for index in unit.parameters:
             number = self.seen.pop(index)
             if self.gives_up(number):
                 self.limiter.free(number)
-        if key[1] is not None:  # its frozen layer is resharded when the gradients of its inputs are ready
-            self._reshard_own(key, read_elsewhere=False)
-        else:
-            self._reshard(key[0], read_elsewhere=False)
-        cast = self._allocate(count * wide, "communication", REDUCING) if wide != width else None
-        part = self._allocate(count // self.sharding.ranks * wide, "gradients", REDUCING)
+        self._reshard(key, read_elsewhere=False)  # an adapter's frozen layer when the gradients of its inputs are ready
+        cast = self._allocate(unit.count * wide, "communication", REDUCING) if wide != unit.width else None
+        part = self._allocate(unit.shard * wide, "gradients", REDUCING)
         if key in self.shards:
             self.limiter.free(part)
-        elif master == wide:
+        elif unit.master_width == wide:
             self.shards[key] = part
         else:
-            self.shards[key] = self._allocate(count // self.sharding.ranks * master, "gradients", REDUCING)
+            self.shards[key] = self._allocate(unit.shard * unit.master_width, "gradients", REDUCING)
             self.limiter.free(part)
         self.limiter.free(cast)
         self.limiter.free(flat)
 
     def _finish_backward(self) -> None:
-        for key in list(self.apart) if self.phase in ("backward", "optimizer") else ():
-            self._reshard_own(key)
-        for layer in [layer for layer in self.open if self.phase in ("backward", "optimizer")]:
-            self._reshard(layer)
+        if self.phase in ("backward", "optimizer"):
+            for key in sorted(self.open, key=lambda key: key[1] is None):  # units of modules first
+                self._reshard(key)
         self.current = self.recomputing = self.turned = None
-
-    # Optimizer step.
 
     def optimizer_begins(self) -> None:
         self._finish_backward()
-        sizes = [(count, width) for _, count, width in sorted(self.flat.trained())]
+        units = [unit for unit in self.units.values() if unit.trains]
+        trained = sorted((*piece, unit.master_width) for unit in units for piece in self._pieces(unit))
+        sizes = [(count, width) for _, count, width in trained]
         if not self.states:
             kept = [one for size in sizes for one in self.optimizer.state_tensors(*size)]
             self.states = [self.book.allocate(size, "optimizer") for size in kept]
@@ -287,6 +318,22 @@ class Fsdp1(Rewriter):
         for number in [self.book.allocate(size, "optimizer") for size in copies]:
             self.book.free(number)
 
+    def _pieces(self, unit: FlatUnit) -> Iterator[tuple[int, int]]:
+        """Yield the optimizer's tensors: index and elements of this rank's piece of each original parameter, or of the flat
+        one."""
+        counts = [(index, self.usage.parameters[index].count) for index in unit.parameters]
+        if self.sharding.ignores_trainable:
+            yield from counts
+        elif not self.sharding.use_orig_params:
+            yield unit.parameters[0], unit.shard
+        else:
+            start, at = self.sharding.rank * unit.shard, 0
+            for index, count in counts:
+                held = min(start + unit.shard, at + count) - max(start, at)
+                at += count
+                if held > 0:
+                    yield index, held
+
     def optimizer_ends(self) -> None:
         """Free the gradients: zero_grad sets them to None."""
         for number in self.shards.values():
@@ -294,12 +341,58 @@ class Fsdp1(Rewriter):
         self.shards.clear()
 
 
-def _broadcasts(sizes: list[int]) -> Iterator[int]:
-    """Yield the copies that are broadcast: of tensors that fill a bucket together. One that fills it alone is sent itself."""
-    bucket: list[int] = []
-    for at, size in enumerate(sizes):
-        bucket.append(size)
-        if sum(bucket) >= BROADCAST_BYTES or at == len(sizes) - 1:
-            if len(bucket) > 1:
-                yield sum(bucket)
-            bucket = []
+class RateLimiter:
+    """FSDP1's `limit_all_gathers`: the distance by which the process runs ahead of the device.
+
+    A block that another stream reads is freed with `record_stream`: unusable until the device has
+    passed that point. The process records an event whenever a gathered unit is resharded, and waits
+    for the oldest event before it gathers the next unit.
+    """
+
+    def __init__(self, book: Writer, *, on_streams: bool) -> None:
+        self._book, self._on_streams = book, on_streams
+        self._pending: list[tuple[int, int]] = []
+        self._events: deque[int] = deque()
+        self._freed = 0
+
+    def free(self, number: int | None) -> None:
+        """Free a block that another stream still reads."""
+        self._book.free(number)
+        if number is not None and self._on_streams:
+            self._pending.append((self._freed, number))
+            self._freed += 1
+
+    def record_event(self) -> None:
+        self._events.append(self._freed)
+
+    def before_gathering(self) -> None:
+        if len(self._events) >= IN_FLIGHT:
+            self.wait_for_oldest()
+
+    def wait_for_oldest(self) -> None:
+        if self._events:
+            self._passed(self._events.popleft())
+
+    def synchronise(self) -> None:
+        """Wait for the whole device, as reading a loss or a norm does."""
+        self._passed(self._freed)
+        self._events.clear()
+
+    def _passed(self, until: int) -> None:
+        self._book.returned([number for at, number in self._pending if at < until])
+        self._pending = [one for one in self._pending if one[0] >= until]
+
+
+def broadcast_copies(tensors: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the copies that torch broadcasts of tensors (bytes per element, bytes), in order; 0 for one that fills a broadcast
+    alone, which is sent itself. Tensors of one dtype are joined until they reach the size. Those of another one may come in
+    between."""
+    closed: list[tuple[int, list[int]]] = []
+    filling: dict[int, tuple[int, list[int]]] = {}
+    for at, (width, size) in enumerate(tensors):
+        first, sizes = filling.setdefault(width, (at, []))
+        sizes.append(size)
+        if sum(sizes) >= BROADCAST_BYTES:
+            closed.append((first, sizes))
+            del filling[width]
+    return [sum(sizes) if len(sizes) > 1 else 0 for _, sizes in sorted([*closed, *filling.values()])]

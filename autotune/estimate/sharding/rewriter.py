@@ -1,22 +1,144 @@
-"""Rewriting of a trace: a sharding library adds, removes and moves allocations."""
+"""Sharding of a model over ranks, with the options of DeepSpeed, torch and accelerate, and the rewriting of a trace: a
+sharding library adds, removes and moves allocations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard, cast, get_args
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
-from autotune.estimate.sharding.sharding_options import Sharding
+from autotune.core.units import MIB
 
-PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
+PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)  # kinds of a module's use
 _ENDINGS = (FORWARD_DONE, BACKWARD_DONE, GRADIENT)
 
+RECENT_EVENTS = 12  # events to look back for the end of a gradient when its parameter's hook runs
 WIDEST_RATIO = 8
 """Bytes of an optimizer's state over those of a temporary copy of the same parameter, at most: float64 over int8."""
 
-RECENT_EVENTS = 12
-"""Events to look back for the end of a gradient when its parameter's hook runs."""
+BUCKET_CAP_BYTES = 25 * MIB  # DDP's own. With another one its first bucket is not smaller than the others
+
+Kind = Literal["none", "ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Sharding of one rank; defaults are the libraries' own."""
+
+    kind: Kind = "none"
+    ranks: int = 1
+    rank: int = 0  # ranks differ by parts that do not divide evenly
+    # ZeRO (deepspeed/runtime/zero/config.py); sizes in elements.
+    overlap_comm: bool = False
+    contiguous_gradients: bool = True
+    reduce_bucket_size: int = 500_000_000
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    model_persistence_threshold: int = 1 << 62
+    max_live_parameters: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    sub_group_size: int = 1_000_000_000
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    # DDP.
+    bucket_cap_bytes: int = BUCKET_CAP_BYTES
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    # FSDP1; defaults of `accelerate launch`. Widths in bytes per element.
+    reshards_after_forward: bool = True  # FULL_SHARD: True, SHARD_GRAD_OP: False
+    prefetches_backward: bool = True
+    master_bytes: int | None = None  # shards of trainable parameters; None: the compute dtype's
+    frozen_master_bytes: int | None = None  # of frozen ones: accelerate widens trainable ones alone, others all
+    ignores_trainable: bool = False  # trainable parameters are in `ignored_modules`: whole on every rank
+    use_orig_params: bool = True  # the optimizer receives pieces of the parameters, not flat ones
+    sync_module_states: bool = True  # the first rank broadcasts its weights when units are wrapped
+    begins_on_meta: bool = False  # other ranks' parameters have no memory before, as with quantised models
+    records_streams: bool = False  # collectives mark their tensors with NCCL's stream, as torch up to 2.7 does
+    reduce_bytes: int | None = None  # gradients during reduction; None: their own
+
+    @classmethod
+    def of(cls, given: Mapping[str, object] | None, *, hidden_size: int | None = None) -> Sharding:
+        """Read a specification's `sharding`. Options without effect on memory are ignored.
+
+        `hidden_size` resolves the value `auto` as transformers does.
+        """
+        if given is None:
+            return cls()
+        kind = str(given.get("kind", "none"))
+        if kind not in get_args(Kind):
+            raise ValueError(f"sharding kind {kind!r}: unknown. Use one of {', '.join(get_args(Kind))}.")
+        options = dict(cast(Mapping[str, object], given.get("options") or {}))
+        options.update(cast(Mapping[str, object], options.pop("zero_optimization", None) or {}))  # DeepSpeed's section
+        options = {name.removeprefix("fsdp_"): value for name, value in options.items()}  # accelerate's prefix
+        read: dict[str, Any] = {
+            name.removeprefix("stage3_"): _number(options[name], name, hidden_size) for name in NUMBERS if name in options
+        }
+        read |= {name: _truth(options[name]) for name in SWITCHES if _is_given(options, name)}
+        if kind == "zero3":
+            read.setdefault("overlap_comm", True)
+        return cls(
+            kind=cast(Kind, kind),
+            ranks=int(cast(int, given.get("ranks", 1))),
+            rank=int(cast(int, given.get("rank", 0))),
+            offload_optimizer=_is_offloaded(options.get("offload_optimizer")),
+            offload_parameters=_is_offloaded(options.get("offload_param")),
+            **{**_torch_options(options), **read},
+        )
+
+
+# Options with a number or a switch; the field has the option's name without the prefix `stage3_`.
+NUMBERS = (
+    "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size",
+    "master_bytes", "frozen_master_bytes", "reduce_bytes",
+)  # fmt: skip
+SWITCHES = (
+    "ignores_trainable", "overlap_comm", "contiguous_gradients", "gradient_as_bucket_view", "find_unused_parameters",
+    "static_graph", "use_orig_params", "sync_module_states", "begins_on_meta", "records_streams",
+)  # fmt: skip
+
+
+def _is_given(options: Mapping[str, object], name: str) -> bool:
+    return options.get(name) not in (None, "auto")
+
+
+def _torch_options(options: Mapping[str, object]) -> dict[str, Any]:
+    strategy = str(options.get("sharding_strategy", options.get("reshard_after_forward", "FULL_SHARD"))).upper()
+    read: dict[str, object] = {
+        "reshards_after_forward": strategy not in ("SHARD_GRAD_OP", "2", "FALSE"),
+        "prefetches_backward": str(options.get("backward_prefetch", "BACKWARD_PRE")).upper() in ("BACKWARD_PRE", "1"),
+    }
+    if _is_given(options, "bucket_cap_mb"):
+        read["bucket_cap_bytes"] = int(float(str(options["bucket_cap_mb"])) * MIB)
+    if str(options.get("mixed_precision", "no")) in ("bf16", "fp16"):
+        read["master_bytes"] = 4  # accelerate then trains on float32 masters
+    return read
+
+
+def _number(value: object, name: str, hidden_size: int | None) -> int:
+    """Resolve `auto` from the hidden size, like transformers (integrations/deepspeed.py)."""
+    if value != "auto":
+        return int(float(str(value)))
+    if hidden_size is None:
+        raise ValueError(f"{name} is auto: the model's hidden size is missing. Give it, or a number.")
+    resolved = {
+        "reduce_bucket_size": hidden_size * hidden_size,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
+        "stage3_param_persistence_threshold": 10 * hidden_size,
+    }
+    if name not in resolved:
+        raise ValueError(f"{name} has no automatic value. Give a number.")
+    return resolved[name]
+
+
+def _truth(value: object) -> bool:
+    return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
+
+
+def _is_offloaded(section: object) -> bool:
+    return isinstance(section, Mapping) and str(section.get("device", "none")) == "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +242,11 @@ class Rewriter:
     def forward_ends(self, module: int) -> None: ...
     def backward_begins(self, module: int) -> None: ...
     def backward_ends(self, module: int) -> None: ...
+    def read(self, parameter: int) -> None: ...  # by the forward of a module that does not own it
     def gradient(self, parameter: int, number: int, *, last: bool) -> None: ...
+    def backward_over(self) -> None: ...  # in its phase
     def optimizer_begins(self) -> None: ...
     def optimizer_ends(self) -> None: ...
-
-    def read(self, parameter: int) -> None:
-        """Handle a read by the forward of a module that does not own the parameter."""
-
-    def backward_over(self) -> None:
-        """Act as the library does at the end of a backward pass, in its phase."""
 
     # The walk.
 

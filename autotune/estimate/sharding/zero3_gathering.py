@@ -10,8 +10,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from autotune.core.trace import ModuleUse
-from autotune.estimate.sharding.rewriter import Writer
-from autotune.estimate.sharding.sharding_options import Sharding
+from autotune.estimate.sharding.rewriter import Sharding, Writer
 
 NEVER = -1
 

@@ -1,0 +1,397 @@
+"""DeepSpeed's ZeRO: float32 masters of a partition, bucketed gradients.
+
+Stages 1 and 2 keep the weights in flat tensors; stage 3 partitions everything, and parameters are gathered around their use.
+The order of allocations is that of deepspeed/runtime/zero/stage_1_and_2.py and stage3.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from autotune.core.trace import ModuleUse, Part, Trace
+from autotune.estimate.sharding.rewriter import GRADIENT, PASS, Rewriter, Sharding, optimizer_of
+from autotune.estimate.sharding.zero3_gathering import Gathering
+
+NORM_BYTES = 8  # norms of gradients are computed in double precision, tensor by tensor
+NORM_CHUNK = 250_000_000  # elements per norm computation of offloaded gradients (`_constant_buffered_norm2`)
+MASTER_BYTES = 4
+REDUCING = 2  # stream of stage 3's gradient reduction; those of its parameter coordinators have odd numbers
+
+
+class Zero(Rewriter):
+    """Gradient buckets and optimizer of all stages."""
+
+    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+        super().__init__(trace, usage, sharding)
+        self.optimizer = optimizer_of(trace, usage)
+        self.trained = [index for index, parameter in enumerate(usage.parameters) if parameter.trains]
+        first = usage.parameters[self.trained[0]]
+        self.width = first.size // first.count if first.count else 1
+        self.bucket: list[int] = []
+        self.filled = 0
+        self.oversized: list[int | None] = []  # gradients that stay outside the contiguous bucket
+        self.has_state = False  # the optimizer's
+
+    def _into_bucket(self, parameter: int, number: int) -> None:
+        """Add a gradient to the bucket; a full one is reduced before."""
+        count, size = self.usage.parameters[parameter].count, self.sharding.reduce_bucket_size
+        if self.filled and self.filled + count > size:
+            self._reduce()
+        if self.sharding.contiguous_gradients and count <= size:
+            self.give_up(number)
+        else:
+            self.oversized.append(self.held(number))
+        self.bucket.append(parameter)
+        self.filled += count
+
+    def _reduce(self) -> None: ...  # and clear the bucket
+
+    def _clear_bucket(self) -> None:
+        for number in self.oversized:
+            self.give_up(number)
+        self.oversized.clear()
+        self.bucket.clear()
+        self.filled = 0
+
+    def _update(self, count: int, *, is_flat: bool = False, kept: int | None = None) -> None:
+        """Update `count` masters of this rank. Their gradients are flattened, unless they are one tensor, and widened to
+        float32. `kept`: reduced gradients, which are released then."""
+        gradients = None if is_flat else self.book.allocate(count * self.width, "gradients")
+        if self.width != MASTER_BYTES:
+            flat, gradients = gradients, self.book.allocate(count * MASTER_BYTES, "gradients")
+            self.book.free(flat)
+        self.book.free(kept)
+        for size in () if self.has_state else self.optimizer.state_tensors(count, MASTER_BYTES):
+            self.book.allocate(size, "optimizer")
+        self.book.passing(count * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
+        self.book.free(gradients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """This rank's part of one trainable parameter."""
+
+    parameter: int
+    count: int  # elements in this rank's partition
+    first: int  # partition in which the parameter begins
+    last: int  # partition in which it ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Parameters that the optimizer holds together: flattened, divided and updated as one tensor."""
+
+    partition: int  # elements of each rank, padded
+    slices: tuple[Slice, ...]
+
+    @property
+    def owned(self) -> tuple[Slice, ...]:
+        return tuple(piece for piece in self.slices if piece.count)
+
+
+class Zero12(Zero):
+    """Stages 1 and 2. Stage 1 keeps gradients until the last micro-step; stage 2 reduces them at once."""
+
+    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+        super().__init__(trace, usage, sharding)
+        self.groups = [_divided(usage, indices, sharding.ranks, sharding.rank) for indices in _indices_by_group(usage)]
+        self.partition = sum(group.partition for group in self.groups)
+        self.layout = {piece.parameter: piece for group in self.groups for piece in group.slices}
+        self.owned = {piece.parameter: piece for group in self.groups for piece in group.owned}
+        self.buffers: list[int] = []
+        self.whole: dict[int, int] = {}
+        self.kept: int | None = None
+        self.fresh: int | None = None
+        self._boundary = _boundaries(trace, usage)
+        self._passes = -1
+
+    def loaded(self) -> None:
+        # 1. Move the weights of each group into one flat tensor, then make this rank's float32 masters.
+        part: Part = "weights" if len(self.trained) == len(self.usage.parameters) else "adapters"
+        for group in self.groups:
+            self.book.empty_cache()
+            self.book.allocate(group.partition * self.sharding.ranks * self.width, part)
+            for piece in group.slices:
+                self.give_up(self.usage.parameters[piece.parameter].number)
+            cloned = self.book.allocate(group.partition * self.width, "optimizer") if self.width != MASTER_BYTES else None
+            if not self.sharding.offload_optimizer:
+                self.book.allocate(group.partition * MASTER_BYTES, "optimizer")
+            self.book.free(cloned)
+        if not self.sharding.offload_optimizer:
+            for number in [self.book.allocate(group.partition * MASTER_BYTES, "gradients") for group in self.groups]:
+                self.book.free(number)
+            return
+        # 2. On the host, pinned: masters, 16-bit weights to copy back, gradients, one in transit. On the device: another one.
+        largest = max(self.usage.parameters[index].count for index in self.trained)
+        self.host_bytes += self.partition * (MASTER_BYTES + self.width + 4) + largest * self.width
+        self.book.allocate(largest * self.width, "communication")
+
+    # Micro-step.
+
+    def pass_begins(self, module: int) -> None:
+        self._passes += 1
+
+    def gradient(self, parameter: int, number: int, *, last: bool) -> None:
+        if not self.buffers and self.sharding.contiguous_gradients:
+            size, count = self.sharding.reduce_bucket_size * self.width, 2 if self.sharding.overlap_comm else 1
+            self.buffers = [self.book.allocate(size, "communication") for _ in range(count)]
+        if self.sharding.kind == "zero2" or (self.sharding.overlap_comm and self._passes in self._boundary):
+            self._into_bucket(parameter, number)
+        else:
+            self.whole.setdefault(parameter, number)
+        if last:
+            self._end_of_backward()
+
+    def _reduce(self) -> None:
+        """Reduce a copy of the bucket (or the bucket, if one piece); copy this rank's part."""
+        # Pieces: stretches of the bucket that go to one rank each.
+        owners = [owner for index in self.bucket for owner in range(self.layout[index].first, self.layout[index].last + 1)]
+        if sum(owner != before for owner, before in zip(owners, [-1, *owners], strict=False)) > 1:
+            self.book.passing(self.filled * self.width, "communication")
+        for index in self.bucket:
+            if index not in self.owned:
+                continue
+            if self.sharding.offload_optimizer:  # norms of offloaded gradients are computed on the device
+                self.book.passing(self.owned[index].count * NORM_BYTES, "workspaces")
+            elif self.fresh is None:
+                total = sum(self.usage.parameters[one].count for one in self.owned)
+                self.fresh = self.book.allocate(total * self.width, "gradients")
+        self._clear_bucket()
+
+    def _end_of_backward(self) -> None:
+        if self.sharding.kind == "zero1" and not self.sharding.overlap_comm:
+            if self._passes not in self._boundary:
+                return  # the buffers stay for the micro-step that reduces
+            for index, number in sorted(self.whole.items()):
+                self._into_bucket(index, number)
+            self.whole.clear()
+        self._reduce()
+        if self.kept is None:
+            self.kept, self.fresh = self.fresh, None
+        self.book.free(self.fresh)
+        self.fresh = None
+        for number in self.buffers:
+            self.book.free(number)
+        self.buffers.clear()
+
+    def optimizer_begins(self) -> None:
+        if self.sharding.offload_optimizer:
+            if not self.has_state:
+                self.host_bytes += self.optimizer.state_bytes(self.partition, MASTER_BYTES)
+            self.has_state = True
+            return
+        for piece in self.owned.values():
+            self.book.passing(piece.count * NORM_BYTES, "workspaces")
+        # The reduced gradients of all groups are in one block (`grads_in_partition`), released with the last of them.
+        last = max((number for number, group in enumerate(self.groups) if group.owned), default=0)
+        for number, group in enumerate(self.groups):
+            whole = len(group.owned) == 1 and group.owned[0].count == group.partition
+            self._update(group.partition, is_flat=whole, kept=self.kept if number == last else None)
+        self.kept, self.has_state = None, True
+
+
+def fullest_rank(usage: ModuleUse, ranks: int) -> int:
+    """Return the rank with most reduced gradients: of its partition, and of the whole parameters at its ends."""
+    held = [0] * ranks
+    for indices in _indices_by_group(usage):
+        for piece in _divided(usage, indices, ranks, 0).slices:
+            for rank in range(piece.first, piece.last + 1):
+                held[rank] += usage.parameters[piece.parameter].size
+    return held.index(max(held))
+
+
+def _indices_by_group(usage: ModuleUse) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for index, parameter in enumerate(usage.parameters):
+        if parameter.trains:
+            found.setdefault(parameter.group, []).append(index)
+    return [indices for _, indices in sorted(found.items())]
+
+
+def _divided(usage: ModuleUse, indices: list[int], ranks: int, rank: int) -> ParameterGroup:
+    """Divide the concatenated parameters of a group into equal, padded partitions."""
+    counts = [usage.parameters[index].count for index in indices]
+    share = -(-sum(counts) // (2 * ranks)) * 2
+    pieces = []
+    for index, start, count in zip(indices, [0, *accumulate(counts)], counts, strict=False):
+        end = start + count
+        inside = max(0, min(end, (rank + 1) * share) - max(start, rank * share))
+        pieces.append(Slice(parameter=index, count=inside, first=start // share, last=max(start, end - 1) // share))
+    return ParameterGroup(partition=share, slices=tuple(pieces))
+
+
+def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:
+    """Return the numbers of the last passes with gradients before each optimizer step."""
+    steps = [mark.event for mark in trace.marks if mark.phase == "optimizer"]
+    found: dict[int, int] = {}  # by steps done when the pass begins
+    number, done = -1, 0
+    for event, kind, *_ in usage.uses:
+        if kind == PASS:
+            number, done = number + 1, bisect_right(steps, event)
+        elif kind == GRADIENT:
+            found[done] = number
+    return set(found.values())
+
+
+class Zero3(Zero):
+    """Stage 3; ranks differ by padding alone."""
+
+    def __init__(self, trace: Trace, usage: ModuleUse, sharding: Sharding) -> None:
+        super().__init__(trace, usage, sharding)
+        self.widths = [parameter.size // parameter.count if parameter.count else 1 for parameter in usage.parameters]
+        self.groups = self._groups()
+        self._reduces = False
+        self._rolled_out = 0  # step of the latest rollout
+        streams = trace.device == "cuda" and sharding.overlap_comm
+        self._reduction_stream = REDUCING if streams else 0
+        # The policy, and a reference model that has an engine and a coordinator of its own.
+        self._roots = sorted({0, *(which for _, kind, which, *_ in usage.uses if kind == PASS)})
+        ends = pairwise((*self._roots, len(usage.modules)))
+        owned = [sorted({index for held in usage.modules[begin:end] for index in held}) for begin, end in ends]
+        self._owner = {index: number for number, indices in enumerate(owned) for index in indices}
+        self._persistent = [self._small(indices) for indices in owned]
+        gloo = trace.device == "cpu"
+        self._gatherings = [
+            Gathering(usage, self.book, sharding, self.widths, small, through_gloo=gloo, stream=(1 + 2 * number) * streams)
+            for number, small in enumerate(self._persistent)
+        ]
+        self.gathering = self._gatherings[0]
+        if trace.device == "cuda":
+            # Partitioned one by one while the model is built: never all on the device.
+            self.gone |= {parameter.number for parameter in usage.parameters if parameter.number is not None}
+
+    def _share(self, *indices: int) -> int:
+        """Return this rank's elements of the parameters, each of which is divided alone."""
+        return sum(-(-self.usage.parameters[index].count // self.sharding.ranks) for index in indices)
+
+    def rewritten(self) -> Trace:
+        """Return the rank's trace; a rollout gathers the policy's parameters, which remain listed in it."""
+        policy = tuple(self.usage.parameters[index] for index, model in sorted(self._owner.items()) if model == 0)
+        return replace(super().rewritten(), usage=ModuleUse(parameters=policy, modules=(), uses=()))
+
+    def _gathering_of(self, module: int) -> Gathering:
+        return self._gatherings[bisect_right(self._roots, module) - 1]
+
+    def _small(self, indices: Sequence[int]) -> frozenset[int]:
+        """Return a model's small parameters, which stay gathered, up to the model's threshold."""
+        kept: set[int] = set()
+        total = 0
+        for index in indices:
+            parameter = self.usage.parameters[index]
+            fits = parameter.count + total <= self.sharding.model_persistence_threshold
+            if fits and parameter.count <= self.sharding.param_persistence_threshold:
+                kept.add(index)
+                total += parameter.count
+        return frozenset(kept)
+
+    def _groups(self) -> list[list[int]]:
+        """Return the parameters that the optimizer updates together."""
+        groups: list[list[int]] = [[]]
+        count = 0
+        for index in self.trained:
+            if count >= self.sharding.sub_group_size:
+                groups.append([])
+                count = 0
+            groups[-1].append(index)
+            count += self._share(index)
+        return groups
+
+    def loaded(self) -> None:
+        # 1. Partition the parameters.
+        trained: list[int] = []
+        for index, parameter in enumerate(self.usage.parameters):
+            size = self._share(index) * self.widths[index]
+            if self.sharding.offload_parameters and index not in self._persistent[self._owner[index]]:
+                self.host_bytes += size
+            elif parameter.trains:
+                trained.append(size)
+            else:
+                self.book.allocate(size, "weights")
+            self.give_up(parameter.number)
+        # 2. Trained parts are in one buffer, which was filled through the host with the cache emptied.
+        if trained:
+            apart = [self.book.allocate(size, "weights") for size in trained] if self.trace.device == "cpu" else []
+            self.book.allocate(sum(trained), "weights")
+            for part in apart:
+                self.book.free(part)
+        # 3. Masters, the gradients' buckets.
+        count = self._share(*self.trained)
+        if self.sharding.offload_optimizer:
+            self.host_bytes += count * (4 + 4 + self.width)
+        else:
+            for group in self.groups:
+                converted = self.book.allocate(self._share(*group) * MASTER_BYTES, "optimizer")
+                self.book.allocate(self._share(*group) * MASTER_BYTES, "optimizer")
+                self.book.free(converted)
+            self.book.passing(max(self._share(*group) for group in self.groups) * MASTER_BYTES, "gradients")
+        self.book.allocate(self.sharding.reduce_bucket_size * self.width, "communication")
+        if not self.sharding.offload_optimizer:
+            self.book.allocate(count * self.width, "gradients")
+        # 4. Gather each parameter once to find where its gradient is accumulated.
+        for index in self.trained:
+            size = self._share(index) * self.sharding.ranks * self.widths[index]
+            self.book.passing(size if self.trace.device == "cuda" else 2 * size, "communication")
+
+    # Micro-step.
+
+    def pass_begins(self, module: int) -> None:
+        gathering = self._gathering_of(module)
+        if gathering is self.gathering and self.usage.forgets_order and self.step_number != self._rolled_out:
+            self._rolled_out = self.step_number
+            gathering.forget_order()
+        gathering.begin_pass()
+
+    def forward_begins(self, module: int) -> None:
+        self._gathering_of(module).fetch(module, forward=True, recomputing=self.phase == "backward")
+
+    def forward_ends(self, module: int) -> None:
+        self._gathering_of(module).release(module, forward=True)
+
+    def read(self, parameter: int) -> None:
+        if self.phase != "backward":  # DeepSpeed intercepts such reads in its engine's forward alone
+            self._gatherings[self._owner[parameter]].read(parameter)
+
+    def backward_begins(self, module: int) -> None:
+        self.gathering.fetch(module, forward=False)
+
+    def backward_ends(self, module: int) -> None:
+        self.gathering.release(module, forward=False)
+
+    def gradient(self, parameter: int, number: int, *, last: bool) -> None:
+        self._reduces = True
+        self._into_bucket(parameter, number)
+
+    def _reduce(self) -> None:
+        """Reduce a copy arranged by rank, or one gradient that divides evenly."""
+        single = len(self.bucket) == 1 and self.usage.parameters[self.bucket[0]].count % self.sharding.ranks == 0
+        size = self._share(*self.bucket) * self.sharding.ranks * self.width
+        copies = (not single) + (self.trace.device == "cpu")  # gloo reduces in a copy of its own
+        if self.bucket and copies:
+            self.book.free(self.book.allocate(size * copies, "communication", self._reduction_stream))
+        if self.sharding.offload_optimizer:
+            for index in self.bucket:  # a part is copied back to the device for its norm, then to the host
+                norm = min(self._share(index), NORM_CHUNK) * NORM_BYTES
+                self.book.passing(self._share(index) * self.width + norm, "workspaces")
+        self._clear_bucket()
+
+    def backward_over(self) -> None:
+        if self._reduces:
+            self._reduce()
+            self._reduces = False
+        self.gathering.end_backward()
+
+    def optimizer_begins(self) -> None:
+        self.gathering.release_all()
+        if not self.sharding.offload_optimizer:
+            for index in self.trained:
+                self.book.passing(self._share(index) * NORM_BYTES, "workspaces")
+        for group in self.groups:
+            if not self.sharding.offload_optimizer:
+                self._update(self._share(*group))
+            elif not self.has_state:
+                self.host_bytes += self.optimizer.state_bytes(self._share(*group), MASTER_BYTES)
+        self.has_state = True
+        self.gathering.gather_persistent()
