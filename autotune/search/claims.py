@@ -16,12 +16,11 @@ import platform
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, delete, insert, select, update
+from sqlalchemy import Column, Engine, Integer, MetaData, Row, String, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 Result = TypeVar("Result")
@@ -49,55 +48,8 @@ _CLAIMS = Table(
 )
 
 
-@dataclass(frozen=True)
-class Driver:
-    """Row of another driver."""
-
-    name: str
-    place: str
-    process: str
-    words: str
-    beats: int
-
-
 class Claims:
-    """Claims of one driver on one study; this base serves a study in the process's own memory, without other drivers."""
-
-    driver = ""  # Name of this driver; empty if no other one can exist
-
-    def take(self, what: str) -> bool:
-        """Return False if another driver has it."""
-        return True
-
-    def release(self, what: str) -> None: ...
-
-    def release_stale(self) -> bool:
-        """Release the claims of terminated drivers; return True if there were any."""
-        return False
-
-    def others(self) -> frozenset[str]:
-        """Return the claims of other drivers."""
-        return frozenset()
-
-    @property
-    def shared(self) -> bool:
-        """True if another driver ever worked on the study."""
-        return False
-
-    @property
-    def active_drivers(self) -> Sequence[Driver]:
-        """Other drivers at work on the study."""
-        return ()
-
-    def beat(self) -> None:
-        """Update the heartbeat, if it is due."""
-
-    def leave(self) -> None:
-        """Release everything; repeated calls are allowed."""
-
-
-class SharedClaims(Claims):
-    """Claims as rows beside Optuna's own, in the same database."""
+    """Claims of one driver on one study, as rows beside Optuna's own in the same database."""
 
     def __init__(
         self,
@@ -116,6 +68,7 @@ class SharedClaims(Claims):
         self._do(self._join)
 
     def take(self, what: str) -> bool:
+        """Return False if another driver has it."""
         return self._do(lambda: self._take(what))
 
     def release(self, what: str) -> None:
@@ -123,32 +76,38 @@ class SharedClaims(Claims):
         self._do(lambda: self._write(delete(_CLAIMS).where(mine)))
 
     def release_stale(self) -> bool:
+        """Release the claims of terminated drivers; return True if there were any."""
         terminated = [driver for driver in self._drivers() if self._is_terminated(driver)]
         for driver in terminated:
-            self._do(partial(self._remove, driver.name))
+            self._do(partial(self._remove, driver.driver))
         return bool(terminated)
 
     def others(self) -> frozenset[str]:
+        """Return the claims of other drivers."""
         claimed = select(_CLAIMS.c.what).where((_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver != self.driver))
         return frozenset(what for (what,) in self._read(claimed))
 
     @property
     def shared(self) -> bool:
+        """True if another driver ever worked on the study."""
         others = select(_DRIVERS.c.driver).where((_DRIVERS.c.study == self._study) & (_DRIVERS.c.driver != self.driver))
         return bool(self._read(others.limit(1)))
 
     @property
-    def active_drivers(self) -> tuple[Driver, ...]:
+    def active_drivers(self) -> Sequence[Row[Any]]:
+        """Rows of the other drivers at work on the study."""
         self.release_stale()
-        return tuple(self._drivers())
+        return self._drivers()
 
     def beat(self) -> None:
+        """Update the heartbeat, if it is due."""
         if self._now() - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat_at = self._now()
             mine = _DRIVERS.c.driver == self.driver
             self._do(lambda: self._write(update(_DRIVERS).where(mine).values(beats=_DRIVERS.c.beats + 1, left=0)))
 
     def leave(self) -> None:
+        """Release everything; repeated calls are allowed."""
         self._do(lambda: self._remove(self.driver))
 
     def _join(self) -> None:
@@ -170,17 +129,16 @@ class SharedClaims(Claims):
             return any(driver == self.driver for (driver,) in self._read(owner))
         return True
 
-    def _drivers(self) -> list[Driver]:
-        columns = (_DRIVERS.c.driver, _DRIVERS.c.place, _DRIVERS.c.process, _DRIVERS.c.words, _DRIVERS.c.beats)
+    def _drivers(self) -> Sequence[Row[Any]]:
         active = (_DRIVERS.c.study == self._study) & (_DRIVERS.c.left == 0) & (_DRIVERS.c.driver != self.driver)
-        return [Driver(*row) for row in self._read(select(*columns).where(active))]
+        return self._read(select(_DRIVERS).where(active))
 
-    def _is_terminated(self, driver: Driver) -> bool:
+    def _is_terminated(self, driver: Row[Any]) -> bool:
         if driver.place == _host_identity():
-            return _process_identity(int(driver.process.split(":")[0])) != driver.process
-        beats, since = self._last_beats.get(driver.name, (None, 0.0))
+            return bool(_process_identity(int(driver.process.split(":")[0])) != driver.process)
+        beats, since = self._last_beats.get(driver.driver, (None, 0.0))
         if beats != driver.beats:
-            self._last_beats[driver.name] = (driver.beats, self._now())
+            self._last_beats[driver.driver] = (driver.beats, self._now())
             return False
         return self._now() - since > MAX_SILENCE_SECONDS
 
@@ -189,14 +147,14 @@ class SharedClaims(Claims):
             connection.execute(delete(_CLAIMS).where((_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver == driver)))
             connection.execute(update(_DRIVERS).where(_DRIVERS.c.driver == driver).values(left=1))
 
-    def _write(self, statement: object) -> None:
+    def _write(self, statement: Any) -> None:
         with self._engine.begin() as connection:
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement)
 
-    def _read(self, statement: object) -> list[tuple[Any, ...]]:
-        def read() -> list[tuple[Any, ...]]:
+    def _read(self, statement: Any) -> Sequence[Row[Any]]:
+        def read() -> Sequence[Row[Any]]:
             with self._engine.connect() as connection:
-                return [tuple(row) for row in connection.execute(statement)]  # type: ignore[call-overload]
+                return connection.execute(statement).all()
 
         return self._do(read)
 

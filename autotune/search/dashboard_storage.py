@@ -12,7 +12,7 @@ import io
 import json
 import re
 import uuid
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import yaml
@@ -197,41 +197,24 @@ _PREFIX = "artifacts:"
 _NAMESPACE = uuid.UUID("6f1c35f4-0c6a-4cf0-9d3e-6a6f1b0e7a11")
 
 
-def _settings(trial: FrozenTrial) -> bytes | None:
+def _files_of(trial: FrozenTrial) -> dict[str, tuple[str, str]]:
+    """Return MIME type and content by file name."""
+    found = {}
     candidate = trial.user_attrs.get(CANDIDATE)
-    settings = candidate.get("settings") if isinstance(candidate, dict) else None
-    return yaml.safe_dump(dict(settings), sort_keys=False).encode() if settings else None
-
-
-def _failure(trial: Trial) -> str | None:
-    failure = trial.measurement.failure
-    return None if failure is None else failure.excerpt or failure.evidence
-
-
-def _timeline(trial: Trial) -> str | None:
-    """Memory over time as CSV."""
-    timeline = trial.measurement.memory.timeline
-    rows = (f"{moment.seconds},{moment.peak_bytes},{moment.phase or ''}" for moment in timeline)
-    return "\n".join(["seconds,peak_bytes,phase", *rows, ""]) if timeline else None
-
-
-def _of_measurement(make: Callable[[Trial], str | None]) -> Callable[[FrozenTrial], bytes | None]:
-    def made(trial: FrozenTrial) -> bytes | None:
-        measured = read_trial(trial)
-        text = make(measured) if measured else None
-        return None if text is None else text.encode()
-
-    return made
-
-
-KINDS: dict[str, tuple[str, Callable[[FrozenTrial], bytes | None]]] = {
-    "settings.yaml": ("text/plain", _settings),
-    "output.log": ("text/plain", _of_measurement(lambda trial: trial.measurement.printed or None)),
-    "failure.log": ("text/plain", _of_measurement(_failure)),
-    "memory.json": ("application/json", _of_measurement(lambda trial: json.dumps(plain(trial.measurement.memory), indent=1))),
-    "memory.csv": ("text/csv", _of_measurement(_timeline)),
-}
-"""File name -> MIME type and function that derives the content."""
+    if isinstance(candidate, dict) and (settings := candidate.get("settings")):
+        found["settings.yaml"] = "text/plain", yaml.safe_dump(dict(settings), sort_keys=False)
+    if (measured := read_trial(trial)) is None:
+        return found
+    memory, failure = measured.measurement.memory, measured.measurement.failure
+    if measured.measurement.printed:
+        found["output.log"] = "text/plain", measured.measurement.printed
+    if failure is not None:
+        found["failure.log"] = "text/plain", failure.excerpt or failure.evidence
+    found["memory.json"] = "application/json", json.dumps(plain(memory), indent=1)
+    if memory.timeline:
+        rows = (f"{moment.seconds},{moment.peak_bytes},{moment.phase or ''}" for moment in memory.timeline)
+        found["memory.csv"] = "text/csv", "\n".join(["seconds,peak_bytes,phase", *rows, ""])
+    return found
 
 
 def _id(trial: FrozenTrial, name: str) -> str:
@@ -244,8 +227,7 @@ def _artifacts_of(trial: FrozenTrial) -> dict[str, Any]:
         f"{_PREFIX}{_id(trial, name)}": json.dumps(
             {"artifact_id": _id(trial, name), "mimetype": kind, "encoding": None, "filename": f"trial-{trial.number}-{name}"}
         )
-        for name, (kind, make) in KINDS.items()
-        if make(trial) is not None
+        for name, (kind, _) in _files_of(trial).items()
     }
 
 
@@ -257,9 +239,9 @@ class RecordedArtifacts:
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
         for trial in self._under.get_all_trials(self._id, deepcopy=False):
-            for name, (_, make) in KINDS.items():
-                if _id(trial, name) == artifact_id and (content := make(trial)) is not None:
-                    return io.BytesIO(content)
+            for name, (_, content) in _files_of(trial).items():
+                if _id(trial, name) == artifact_id:
+                    return io.BytesIO(content.encode())
         raise ArtifactNotFound(f"No trial of this study has an artifact {artifact_id}.")
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:

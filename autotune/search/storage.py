@@ -30,7 +30,7 @@ from autotune.core.job import Job
 from autotune.core.secrets import without_password
 from autotune.machine.file_systems import refuse_network_storage
 from autotune.machine.signals import stop_requested, uninterrupted
-from autotune.search.claims import Claims, SharedClaims, delete_claims
+from autotune.search.claims import Claims, delete_claims
 from autotune.search.trial_storage import DRIVER, AtomicMemoryStorage, AtomicRDBStorage, TrialEnd, TrialWriter
 
 Result = TypeVar("Result")
@@ -270,7 +270,7 @@ def _delete_claims_unless_active(storage: BaseStorage, name: str) -> None:
     """Refuse --fresh while another driver works on the study."""
     if not isinstance(storage, RDBStorage):
         return
-    claims = SharedClaims(storage.engine, name)
+    claims = Claims(storage.engine, name)
     busy = [driver.words for driver in claims.active_drivers]
     claims.leave()
     if busy:
@@ -281,10 +281,11 @@ def _delete_claims_unless_active(storage: BaseStorage, name: str) -> None:
     delete_claims(storage.engine, name)
 
 
-def sweep_stale(trials: TrialWriter, claims: Claims, mine: Collection[int] = ()) -> None:
+def sweep_stale(trials: TrialWriter, claims: Claims | None, mine: Collection[int] = ()) -> None:
     """Fail the trials that a terminated driver left running, except `mine`: their candidates are open again."""
     running = trials.study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
-    active = {driver.name for driver in claims.active_drivers}  # read second: the driver of every such trial was there before
+    others = [] if claims is None else claims.active_drivers
+    active = {driver.driver for driver in others}  # read second: the driver of every such trial was there before
     for trial in running:
         owner = trial.user_attrs.get(DRIVER)  # a trial without one was begun a moment ago, if any other driver is active
         owned = bool(active) if owner is None else owner in active

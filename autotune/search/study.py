@@ -24,7 +24,7 @@ from autotune.core.measurement import Measurement, Outcome, Phase, Speed, judge
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
 from autotune.search.agenda import NextProbe, RemainingBudget, SearchEnd, Wait, next_step
-from autotune.search.claims import Claims, SharedClaims
+from autotune.search.claims import Claims
 from autotune.search.sampler import StockSampler, distributions_of, most_valuable, stock_sampler
 from autotune.search.storage import RetryPolicy, open_optuna, open_storage, sweep_stale
 from autotune.search.surrogate.candidate_table import CandidateTable, IndexArray
@@ -103,7 +103,7 @@ class Study:
         distributions: Mapping[str, BaseDistribution],
         sampler: StockSampler | None,
         predictions: Mapping[str, Prediction],
-        claims: Claims,
+        claims: Claims | None,
         retry: RetryPolicy,
     ) -> None:
         self._writer, self._study = writer, writer.study
@@ -141,18 +141,21 @@ class Study:
             trial, candidate = self._begin(step.purpose, step.pool, budget.live)
             round_number = f" confirm {len(self.view.rounds.get(candidate.id, ()))}" if step.purpose == "confirm" else ""
             claim = f"{candidate.id}{round_number}"
-            if self._claims.take(claim):
-                if not self.catch_up():
-                    number, purpose = trial.number, step.purpose
-                    request = TrialRequest(number=number, purpose=purpose, candidate=candidate, frozen=trial, claim=claim)
-                    self.open[number] = request
-                    return request
-                self._claims.release(claim)
+            taken = self._claims is None or self._claims.take(claim)
+            if taken and not self.catch_up():
+                number, purpose = trial.number, step.purpose
+                request = TrialRequest(number=number, purpose=purpose, candidate=candidate, frozen=trial, claim=claim)
+                self.open[number] = request
+                return request
+            if taken:
+                self._release(claim)
             # Another driver claimed the candidate first or reported a trial: the agenda decides anew.
             self._give_up(trial, "another driver of this study was faster")
 
     def catch_up(self) -> bool:
         """Read the trials of other drivers and update the heartbeat; return True for new trials. Call every few seconds."""
+        if self._claims is None:
+            return False
         self._claims.beat()
         if not self._claims.shared:
             return False
@@ -168,11 +171,16 @@ class Study:
 
     def leave(self) -> None:
         """Release all claims; repeated calls are allowed."""
-        self._claims.leave()
+        if self._claims is not None:
+            self._claims.leave()
+
+    def _release(self, claim: str) -> None:
+        if self._claims is not None:
+            self._claims.release(claim)
 
     def _begin(self, purpose: Purpose, pool: IndexArray, live: frozenset[str] = frozenset()) -> tuple[FrozenTrial, Candidate]:
         """Begin a trial of one candidate of the pool."""
-        trial = self._writer.begin({DRIVER: self._claims.driver} if self._claims.driver else {})
+        trial = self._writer.begin({DRIVER: self._claims.driver} if self._claims is not None else {})
         if len(pool) == 1:
             row = pool[0]
         elif self._sampler is None:
@@ -226,7 +234,7 @@ class Study:
             again, _ = self._begin(request.purpose, self.view.table.indices([request.candidate]))
             trial = replace(trial, number=again.number)
             self._writer.end(again, _end(trial))
-        self._claims.release(request.claim)  # only after the trial is visible to other drivers
+        self._release(request.claim)  # only after the trial is visible to other drivers
         self.trials = (*self.trials, trial)
         return trial
 
@@ -235,7 +243,7 @@ class Study:
         del self.open[request.number]
         with suppress(UpdateFinishedTrialError):  # swept by another driver
             self._give_up(request.frozen, reason)
-        self._claims.release(request.claim)
+        self._release(request.claim)
 
     def _give_up(self, trial: FrozenTrial, why: str) -> None:
         self._writer.end(trial, TrialEnd(state=TrialState.FAIL, attributes={WHY: why}))
@@ -281,9 +289,9 @@ def open_study(
     retry = RetryPolicy(url=job.storage)
     storage = open_storage(job.storage, retry)
     study = open_optuna(job, storage)
-    claims = Claims()
+    claims: Claims | None = None  # in this process's own memory there are no other drivers
     if isinstance(storage, AtomicRDBStorage):
-        claims = SharedClaims(storage.engine, job.study_name, retry=retry)
+        claims = Claims(storage.engine, job.study_name, retry=retry)
         claims.release_stale()
     writer = TrialWriter(study=study, storage=storage)
     sweep_stale(writer, claims)

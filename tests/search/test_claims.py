@@ -17,7 +17,7 @@ from autotune.core.errors import BadInput, StorageLost
 from autotune.core.secrets import without_password
 from autotune.machine.file_systems import file_system_of, is_network, refuse_network_storage
 from autotune.search import claims as claiming
-from autotune.search.claims import MAX_SILENCE_SECONDS, SharedClaims
+from autotune.search.claims import MAX_SILENCE_SECONDS, Claims
 from autotune.search.storage import RetryPolicy, open_storage
 
 
@@ -27,7 +27,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def test_one_of_two_gets_it_until_it_is_given_back(engine: Engine) -> None:
-    one, other = SharedClaims(engine, "s"), SharedClaims(engine, "s")
+    one, other = Claims(engine, "s"), Claims(engine, "s")
     assert one.take("candidate") and not other.take("candidate")
     assert one.take("candidate"), "asked again after a lost answer, it is still its own"
     assert other.others() == {"candidate"} and one.others() == frozenset()
@@ -36,29 +36,29 @@ def test_one_of_two_gets_it_until_it_is_given_back(engine: Engine) -> None:
 
 
 def test_studies_of_one_database_are_apart(engine: Engine) -> None:
-    one, other = SharedClaims(engine, "s"), SharedClaims(engine, "t")
+    one, other = Claims(engine, "s"), Claims(engine, "t")
     assert one.take("candidate") and other.take("candidate")
     assert not other.active_drivers and not one.shared
 
 
 def test_a_leaving_driver_releases_its_claims_and_stays_on_record(engine: Engine) -> None:
-    one = SharedClaims(engine, "s")
+    one = Claims(engine, "s")
     one.take("candidate")
     one.leave()
     one.leave()
-    other = SharedClaims(engine, "s")
+    other = Claims(engine, "s")
     assert other.take("candidate")
     assert other.shared and not other.active_drivers, "it may have told something that is not known here"
 
 
-def _elsewhere(engine: Engine, driver: SharedClaims, **values: object) -> None:
+def _elsewhere(engine: Engine, driver: Claims, **values: object) -> None:
     with engine.begin() as connection:
         mine = claiming._DRIVERS.c.driver == driver.driver
         connection.execute(update(claiming._DRIVERS).where(mine).values(**values))
 
 
 def test_a_terminated_process_of_this_machine_loses_its_claims_at_once(engine: Engine) -> None:
-    one, other = SharedClaims(engine, "s"), SharedClaims(engine, "s")
+    one, other = Claims(engine, "s"), Claims(engine, "s")
     one.take("candidate")
     assert not other.release_stale()
     _elsewhere(engine, one, process=f"{os.getpid()}:1")  # the number was used again by another process
@@ -67,7 +67,7 @@ def test_a_terminated_process_of_this_machine_loses_its_claims_at_once(engine: E
 
 def test_a_silent_driver_of_another_machine_loses_its_claims_by_the_local_clock(engine: Engine) -> None:
     now = [0.0]
-    one, other = SharedClaims(engine, "s"), SharedClaims(engine, "s", now=lambda: now[0])
+    one, other = Claims(engine, "s"), Claims(engine, "s", now=lambda: now[0])
     one.take("candidate")
     _elsewhere(engine, one, place="another machine")
     for _ in range(5):  # as long as it beats, it lives
@@ -82,7 +82,7 @@ def test_a_silent_driver_of_another_machine_loses_its_claims_by_the_local_clock(
 
 
 def test_threads_that_want_the_same_never_both_get_it(engine: Engine) -> None:
-    drivers = [SharedClaims(engine, "s", retry=RetryPolicy(url="sqlite://")) for _ in range(4)]
+    drivers = [Claims(engine, "s", retry=RetryPolicy(url="sqlite://")) for _ in range(4)]
     got: list[str] = []
     threads = [
         threading.Thread(target=lambda one=one: got.extend(what for what in map(str, range(50)) if one.take(what)))

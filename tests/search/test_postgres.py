@@ -125,13 +125,13 @@ def test_a_server_that_does_not_come_back_is_reported_in_one_sentence() -> None:
 
 
 def test_thousands_of_writes_from_threads_that_all_share_the_database(postgres: Server) -> None:
-    from autotune.search.claims import SharedClaims
+    from autotune.search.claims import Claims
 
     engine = open_storage(postgres.url).engine  # type: ignore[attr-defined]
-    drivers = [SharedClaims(engine, "claims") for _ in range(4)]
+    drivers = [Claims(engine, "claims") for _ in range(4)]
     got: list[str] = []
 
-    def take(claims: SharedClaims) -> None:
+    def take(claims: Claims) -> None:
         got.extend(what for what in map(str, range(200)) if claims.take(what))
 
     threads = [threading.Thread(target=take, args=(claims,)) for claims in drivers]
