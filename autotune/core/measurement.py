@@ -243,7 +243,7 @@ class Failure:
     cause: str | None = None  # a cause of `autotune.failures`
     rank: int | None = None  # first rank that failed
     row: str | None = None  # matching row of the failure table
-    numbers: Mapping[str, int | float] = field(default_factory=dict)  # names: `autotune.failures.NUMBERS`
+    numbers: Mapping[str, int | float] = field(default_factory=dict)  # names: failures/tables/meanings.yaml
     excerpt: str = ""  # last lines of the traceback or log
     from_outside: bool = False  # ended by a signal of another process: no verdict on the candidate
 

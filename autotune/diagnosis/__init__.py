@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 
 from autotune.diagnosis.diagnosis import SCHEMA, Advice, Diagnosis, as_document
-from autotune.diagnosis.excerpt import Excerpt
+from autotune.diagnosis.excerpt import MOST_LINES, are_steps_without_numbers, diagnose_excerpt
 from autotune.diagnosis.log_reader import LogReader
 from autotune.diagnosis.remedies import LogFramework, advice_for
 
@@ -33,18 +33,17 @@ def diagnose(text: str) -> Diagnosis:
 
 def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
     """Return the first failure in a log that is read line by line."""
-    reader, excerpt, framework = LogReader(), Excerpt(), LogFramework()
+    reader, framework, first = LogReader(), LogFramework(), list[str]()
     numbered = enumerate(lines)
     while block := list(itertools.islice(numbered, LINES_AT_ONCE)):
-        text = "\n".join(raw for _, raw in block).lower()
-        reader.expect(text)
-        framework.feed(text)
-        for position, raw in block:
-            reader.feed(raw, position)
-            excerpt.feed(raw)
+        lowered = "\n".join(raw for _, raw in block).lower()
+        framework.feed(lowered)
+        reader.feed(block, lowered)
+        if len(first) <= MOST_LINES:
+            first += [raw for _, raw in block if raw.strip()]
     found = reader.conclude()
-    if excerpt.is_of_steps_without_numbers or not reader.is_of_a_run:
-        quoted = excerpt.diagnosis()  # more exact where the log itself names no cause, or memory without its purpose
+    if are_steps_without_numbers(first) or not reader.is_of_a_run:
+        quoted = diagnose_excerpt(first)  # more exact where the log itself names no cause, or memory without its purpose
         if quoted is not None and not found.known:
             found = quoted
         elif quoted is not None and quoted.is_memory and found.cause == "unknown_memory":

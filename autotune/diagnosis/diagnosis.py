@@ -12,6 +12,7 @@ from autotune.core.measurement import Phase
 from autotune.core.units import format_bytes
 from autotune.failures.environment_traps import ActiveTrap
 from autotune.failures.numbers import Numbers
+from autotune.failures.table import CAUSES, MEANINGS
 
 SCHEMA = 1
 
@@ -34,11 +35,11 @@ class Diagnosis:
     """True where memory ran out, None where that is unknown. Memory that another process released
     while vLLM measured it did not run out, although its cause is `gpu_other_process`."""
 
-    cause: str | None = None  # member of `failures.CAUSES`; `none` for a training that finished; None where unknown
+    cause: str | None = None  # member of `table.CAUSES`; `none` for a training that finished; None where unknown
     phase: Phase | None = None
     rank: int | None = None
     evidence: str = ""  # line that decided it
-    numbers: Numbers = field(default_factory=dict)  # figures of the message, named as in `failures.NUMBERS`
+    numbers: Numbers = field(default_factory=dict)  # figures of the message, named as in failures/tables/meanings.yaml
     remedies: tuple[Advice, ...] = ()
     remarks: tuple[str, ...] = ()  # warnings of the training that are no failures
     configured: Mapping[str, Any] | None = None  # prediction for the configuration itself; None where none was given
@@ -51,50 +52,6 @@ def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
     return {"schema": SCHEMA, **dataclasses.asdict(diagnosis)}
 
 
-_CAUSES = {
-    "weights": "the model's weights",
-    "optimizer": "the optimizer's state",
-    "activations": "activations of the layers",
-    "logits": "logits: a number for each word of the vocabulary at each token",
-    "kv_cache": "the KV cache",
-    "engine_startup": "the start of the engine",
-    "weight_sync": "transfer of the weights to the engine",
-    "zero_gather": "gathering weights that ZeRO has sharded",
-    "fragmentation": "fragmentation: enough was reserved, in pieces too small",
-    "host_ram": "host memory, not GPU memory",
-    "gpu_other_process": "another process holds memory of the same GPU",
-    "unknown_memory": "purpose not stated in the log",
-    "illegal_config": "the configuration is refused",
-    "hang_or_nccl": "a lost or waiting process; the log does not contain the reason",
-    "version": "a package, driver or device is missing or incompatible",
-    "data": "the data set, or a file that is read",
-    "disk_or_permission": "the disk: full, or not writable",
-    "network": "the network, or a service behind it",
-    "cuda_fault": "a fault on the GPU",
-    "numeric": "values that are not finite (NaN or inf)",
-}
-_PHASES = {
-    "load": "while loading",
-    "rollout": "in the rollout",
-    "sync": "while syncing weights",
-    "reward": "in the rewards",
-    "score": "while scoring",
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
-    "optimizer": "in the optimizer's step",
-}
-_BYTES = {
-    "asked_bytes": "requested",
-    "free_bytes": "free",
-    "total_bytes": "of",
-    "allowed_bytes": "allowed",
-    "allocated_bytes": "in tensors",
-    "idle_bytes": "idle in torch's cache",
-    "process_bytes": "this process",
-    "others_bytes": "other processes",
-}
-_SHARES = {"asked_share": "share configured", "free_share": "share free"}
-_TOKENS = {"asked_length": "length requested", "longest_length": "longest length"}
 _INDENT = 10
 
 
@@ -102,7 +59,9 @@ def in_words(diagnosis: Diagnosis, width: int) -> str:
     """Return the failure, its line and the remedies as text."""
     lines = [_row("result", _verdict(diagnosis), width), _row("line", diagnosis.evidence, width)]
     if diagnosis.numbers:
-        lines.append(_row("numbers", _numbers(diagnosis.numbers), width))
+        known = ((name, one.says, diagnosis.numbers.get(name)) for name, one in MEANINGS.numbers.items())
+        figures = (_figure(name, says, value) for name, says, value in known if value is not None)
+        lines.append(_row("numbers", ", ".join(figures), width))
     if diagnosis.configured is not None:
         lines.append(_row("predicted", f"as configured: {_figures(diagnosis.configured)}", width))
     for position, advice in enumerate(diagnosis.remedies):
@@ -125,24 +84,27 @@ def check_in_words(active: Sequence[ActiveTrap], width: int) -> str:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     where = f", on rank {diagnosis.rank}" if diagnosis.rank is not None else ""
-    where += f", {_PHASES[diagnosis.phase]}" if diagnosis.phase is not None else ""
+    where += f", {MEANINGS.phases[diagnosis.phase]}" if diagnosis.phase is not None else ""
     if diagnosis.cause == "none":
-        return "no failure: the training finished."
+        return f"{MEANINGS.other_causes[diagnosis.cause]}."
     if not diagnosis.known or diagnosis.cause is None:
         return f"unknown{where}: the log contains no known failure. The line below is the closest match, or the last line."
     kind = "memory ran out" if diagnosis.is_memory else "not out of memory"
-    return f"{kind}{where}: {_CAUSES[diagnosis.cause]} ({diagnosis.cause})."
+    return f"{kind}{where}: {CAUSES[diagnosis.cause]} ({diagnosis.cause})."
 
 
-def _numbers(numbers: Mapping[str, int | float]) -> str:
-    reported = [f"{word} {format_bytes(int(numbers[name]))}" for name, word in _BYTES.items() if name in numbers]
-    reported += [f"{word} {numbers[name]:.3g}" for name, word in _SHARES.items() if name in numbers]
-    reported += [f"{word} {numbers[name]} tokens" for name, word in _TOKENS.items() if name in numbers]
-    if "asked_sequences" in numbers:
-        reported.append(f"sequences at once {numbers['asked_sequences']}")
-    if "timeout_seconds" in numbers:
-        reported.append(f"waited {numbers['timeout_seconds']:g} s")
-    return ", ".join(reported)
+def _figure(name: str, says: str, value: int | float) -> str:
+    match name.rpartition("_")[2]:
+        case "bytes":
+            return f"{says} {format_bytes(int(value))}"
+        case "share":
+            return f"{says} {value:.3g}"
+        case "length":
+            return f"{says} {value} tokens"
+        case "seconds":
+            return f"{says} {value:g} s"
+        case _:
+            return f"{says} {value}"
 
 
 def _advised(advice: Advice) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.failures.classify import classify_quoted
-from autotune.failures.table import MEMORY_CAUSES, ROWS, cause_of, phase_of
+from autotune.failures.table import ROWS, cause_of, phase_of
 from autotune.failures.tracebacks import LogLine, Tracebacks, read_line
 
 MOST_LINES = 40
@@ -35,34 +35,23 @@ _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,12}(?:[A-Z]\w{0,80})?(?:Erro
 """Exception anywhere in a line, behind whatever printed it."""
 
 
-class Excerpt:
-    """Collector of the lines of a text that may be short."""
+def are_steps_without_numbers(lines: Sequence[str]) -> bool:
+    """Return True if each line is a step of training whose loss or gradient is no number."""
+    return 0 < len(lines) <= MOST_LINES and all(_STEP_WITHOUT_NUMBER.search(line) for line in lines)
 
-    def __init__(self) -> None:
-        self._lines: list[str] = []
 
-    def feed(self, raw: str) -> None:
-        if len(self._lines) <= MOST_LINES and raw.strip():
-            self._lines.append(raw)
-
-    @property
-    def is_of_steps_without_numbers(self) -> bool:
-        """Return True if each line is a step of training whose loss or gradient is no number."""
-        return 0 < len(self._lines) <= MOST_LINES and all(_STEP_WITHOUT_NUMBER.search(line) for line in self._lines)
-
-    def diagnosis(self) -> Diagnosis | None:
-        """Return the known failure of a short text, None for others."""
-        if len(self._lines) > MOST_LINES:
-            return None
-        texts = [_CUT_FRAME.sub('  File "/', _QUOTE.sub("", raw)[:MOST_CHARACTERS], count=1) for raw in self._lines]
-        lines = [read_line(text) for text in texts]
-        tracebacks = Tracebacks()
-        for position, line in enumerate(lines):
-            list(tracebacks.feed(line, position))
-        frames = tracebacks.frames_cut_off()
-        # A line that its logger marked as a warning counts where no other says more.
-        loud = [line for line in lines if line.level != "lower"]
-        return _named(loud, frames) or _named(lines, frames)
+def diagnose_excerpt(excerpt: Sequence[str]) -> Diagnosis | None:
+    """Return the known failure of a text of few lines, None for others."""
+    if len(excerpt) > MOST_LINES:
+        return None
+    texts = [_CUT_FRAME.sub('  File "/', _QUOTE.sub("", raw)[:MOST_CHARACTERS], count=1) for raw in excerpt]
+    lines, tracebacks = [read_line(text) for text in texts], Tracebacks()
+    for position, line in enumerate(lines):
+        list(tracebacks.feed(line, position))
+    frames = tracebacks.frames_cut_off()
+    # A line that its logger marked as a warning counts where no other says more.
+    loud = [line for line in lines if line.level != "lower"]
+    return _named(loud, frames) or _named(lines, frames)
 
 
 def _named(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
@@ -78,7 +67,7 @@ def _named(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
         finding = replace(finding, cause=cause_of(statements) or finding.cause)
     return Diagnosis(
         known=True,
-        is_memory=finding.cause in MEMORY_CAUSES and not finding.transient,
+        is_memory=finding.is_memory,
         cause=finding.cause,
         phase=phase_of(frames),
         rank=next((line.rank for line in lines if line.rank is not None), None),

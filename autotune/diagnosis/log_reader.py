@@ -1,13 +1,11 @@
 """First failure in a training log of any framework.
 
-Several processes print at once, and when one exits the others report that. Therefore each exception
-is assembled from the lines of its own process and classified by `failures/`. The earliest finding
-of the best tier decides:
+Several processes print at once, and when one exits the others report that. Therefore each exception is assembled from the lines
+of its own process and classified by `failures/`. The earliest finding of the best tier decides:
 
 exception, or out-of-memory message  >  known error without a traceback  >  lost peer  >  wrapper
 
-An error after which the run continued (more steps were logged, or training finished) did not end
-it.
+An error after which the run continued (more steps were logged, or training finished) did not end it.
 """
 
 from __future__ import annotations
@@ -123,24 +121,24 @@ class LogReader:
         self._section = ""
         self._first_to_fail: int | None = None
         self._aborted = False
-        self._telling: Sequence[str] = _TELLING
-        self._progress: Sequence[str] = PROGRESS
         self._remarks: dict[str, None] = {}
 
-    def expect(self, lowered: str) -> None:
-        """Prepare for lines of which this is the whole text: words that it lacks are in none of them."""
-        self._telling = [word for word in _TELLING if word in lowered]
-        self._progress = [word for word in PROGRESS if word in lowered]
+    def feed(self, block: Sequence[tuple[int, str]], lowered: str) -> None:
+        """Receive numbered lines; `lowered` is their whole text, and words that it lacks are in none of them."""
+        telling = [word for word in _TELLING if word in lowered]
+        progress = [word for word in PROGRESS if word in lowered]
+        for position, raw in block:
+            self._feed_line(raw, position, telling, progress)
 
-    def feed(self, raw: str, position: int) -> None:
+    def _feed_line(self, raw: str, position: int, telling: Sequence[str], progress: Sequence[str]) -> None:
         if raw.strip():
             self._last, self._last_position = raw, position
         lowered = raw.lower()
         self._neighbours.feed(raw, lowered)
         self._host_memory.feed(raw)
-        if self._tracebacks.busy or any(map(lowered.__contains__, self._telling)):
+        if self._tracebacks.busy or any(map(lowered.__contains__, telling)):
             self._read(read_line(raw), position)
-        if any(map(lowered.__contains__, self._progress)) and self._ends.feed(raw, position):
+        if any(map(lowered.__contains__, progress)) and self._ends.feed(raw, position):
             self._go_on()
         remarkable = any(map(lowered.__contains__, _REMARKABLE)) and len(self._remarks) < MOST_REMARKS
         if remarkable and (message := warning_in(raw)) is not None:
@@ -195,7 +193,7 @@ class LogReader:
             remarks = (*self._host_memory.remarks(), *remarks)
         return Diagnosis(
             known=known,
-            is_memory=_is_memory(finding) if known else None,
+            is_memory=finding.is_memory if known else None,
             cause=finding.cause,
             phase=best.phase,
             rank=best.rank if best.rank is not None else self._first_to_fail,
@@ -309,7 +307,7 @@ def _weakness(finding: Finding) -> tuple[bool, bool, bool]:
     code; last what was known by its place alone."""
     row = _row(finding)
     says_what_for = row.kind == "memory" and row.cause not in (None, "unknown_memory") and row.raised_at is None
-    return not _is_memory(finding), not says_what_for, row.raised_at is not None
+    return not finding.is_memory, not says_what_for, row.raised_at is not None
 
 
 def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
@@ -318,7 +316,7 @@ def _tier(finding: Finding, text: str, has_traceback: bool) -> _Tier:
         return _Tier.WRAPPER if of_another or not has_traceback else _Tier.ROOT
     if finding.secondary:
         return _Tier.ECHO if finding.cause is not None else _Tier.WRAPPER
-    return _Tier.ROOT if has_traceback or _is_memory(finding) or _row(finding).decisive else _Tier.BARE
+    return _Tier.ROOT if has_traceback or finding.is_memory or _row(finding).decisive else _Tier.BARE
 
 
 def _row(finding: Finding) -> FailureRow:
@@ -328,10 +326,6 @@ def _row(finding: Finding) -> FailureRow:
 
 def _phase_of_row(finding: Finding) -> Phase | None:
     return None if finding.row is None else _row(finding).phase
-
-
-def _is_memory(finding: Finding) -> bool:
-    return finding.cause in MEMORY_CAUSES and not finding.transient
 
 
 def _at_the_end(cause: str, line: str, remarks: tuple[str, ...]) -> Diagnosis:

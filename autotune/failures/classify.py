@@ -12,7 +12,7 @@ from typing import Literal
 from autotune.core.job import DeviceKind
 from autotune.core.measurement import Failure, Outcome, Phase
 from autotune.failures.numbers import Numbers, numbers_of
-from autotune.failures.table import QUOTED_ROWS, ROWS, FailureRow, cause_of, phase_of, read_table
+from autotune.failures.table import MEMORY_CAUSES, QUOTED_ROWS, ROWS, FailureRow, cause_of, phase_of, read_table
 from autotune.failures.tracebacks import LoggedException, exceptions_in
 
 FRAGMENTED_SHARE = 0.1
@@ -84,11 +84,15 @@ class Finding:
     evidence: str  # line that decided it
     cause: str | None = None
     phase: Phase | None = None
-    numbers: Numbers = field(default_factory=dict)  # figures of the message, described by `numbers.NUMBERS`
+    numbers: Numbers = field(default_factory=dict)  # figures of the message, described in tables/meanings.yaml
     row: str | None = None  # name of the row that matched
     secondary: bool = False  # another process probably failed first
     transient: bool = False  # no verdict on the candidate
     from_outside: bool = False  # ended by a signal of another process: no verdict on the candidate either
+
+    @property
+    def is_memory(self) -> bool:
+        return self.cause in MEMORY_CAUSES and not self.transient
 
 
 def classify_exception(raised: ReportedException) -> Finding:

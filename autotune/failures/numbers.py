@@ -1,8 +1,7 @@
 """Figures in a failure's message: their names, and how they are read.
 
-A row of the table names groups in its pattern (`asked`, `free`, `total` with a unit beside them,
-`length` ...). The list that torch appends to its first sentence is read in the same way for every
-row.
+A row of the table names groups in its pattern (`asked`, `free`, `total` with a unit beside them, `length` ...). The list that
+torch appends to its first sentence is read in the same way for every row.
 """
 
 from __future__ import annotations
@@ -11,23 +10,6 @@ import re
 from collections.abc import Mapping
 
 Numbers = Mapping[str, int | float]
-
-NUMBERS: Mapping[str, str] = {
-    "asked_bytes": "request: an allocation, vLLM's whole share, or the KV cache of one sequence of the longest length",
-    "free_bytes": "free at that moment: on the device, below the limit, or in vLLM's budget for its cache",
-    "total_bytes": "total: the device's memory, or the limit",
-    "allowed_bytes": "torch's cap on the device, where it is below the device's memory",
-    "allocated_bytes": "allocated by torch for tensors",
-    "idle_bytes": "reserved by torch without a tensor: pieces too small, or kept for another stream",
-    "process_bytes": "device memory of the failing process",
-    "others_bytes": "device memory of other processes",
-    "asked_share": "share of the device memory configured for vLLM, from 0 to 1",
-    "free_share": "share that was free at vLLM's start: the largest possible setting",
-    "asked_length": "longest sequence requested, in tokens",
-    "longest_length": "longest sequence that fits or is allowed, in tokens",
-    "asked_sequences": "number of concurrent sequences configured for vLLM",
-    "timeout_seconds": "time that a process waited for the others, in seconds",
-}
 
 _BYTES = ("asked", "free", "total")
 _COUNTS = {"length": "longest_length", "length2": "longest_length", "wanted": "asked_length", "sequences": "asked_sequences"}

@@ -8,6 +8,7 @@
     excerpts.yaml    messages quoted without their place: read in short texts alone
     warnings.yaml    warnings of a training that continues, but loses speed or differs from its configuration
     frames.yaml      purpose of the memory and phase of the step, by the frames of a traceback
+    meanings.yaml    causes, phases and figures, with their words
     remedies.yaml    remedies by cause; nothing is computed here, so no remedy states by how much it helps
     fragments.yaml, argument_names.yaml    parts of the patterns
 
@@ -88,14 +89,23 @@ def _refused_arguments() -> str:
     return "|".join([*refusals, rf"\A(?:[\w.]+\.)?TypeError: Unexpected keyword argument {sampling}"])
 
 
-MEMORY_CAUSES = (
-    "weights", "optimizer", "activations", "logits", "kv_cache", "engine_startup", "weight_sync", "zero_gather", "fragmentation",
-    "host_ram", "gpu_other_process", "unknown_memory",
-)  # fmt: skip
-OTHER_CAUSES = (
-    "illegal_config", "hang_or_nccl", "version", "data", "disk_or_permission", "network", "cuda_fault", "numeric", "none",
-)  # fmt: skip
-CAUSES = MEMORY_CAUSES + OTHER_CAUSES
+class NumberMeaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Figure of a message."""
+
+    says: str  # in a list of figures
+    means: str
+
+
+class _Meanings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    memory_causes: dict[str, str]
+    other_causes: dict[str, str]
+    phases: dict[Phase, str]
+    numbers: dict[str, NumberMeaning]
+
+
+MEANINGS = read_table("meanings", _Meanings)
+MEMORY_CAUSES = MEANINGS.memory_causes
+CAUSES = {**MEMORY_CAUSES, **MEANINGS.other_causes}  # each with its words
 
 TABLES = ("memory", "refusals", "others", "checks", "files")  # tables in the order in which they are searched
 

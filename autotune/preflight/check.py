@@ -4,8 +4,7 @@
     if found.use is not None:
         subprocess.run(["trl", "grpo", "--config", str(found.use)])
 
-The answer comes from the record if the same was measured under the same circumstances, else from
-one short worst-case probe.
+The answer comes from the record if the same was measured under the same circumstances, else from one short worst-case probe.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ SCHEMA = 1
 RECOMMENDED = "recommended"
 
 Status = Literal["fits", "tuned", "does_not_fit", "nothing_fits", "undecided", "interrupted"]
-"""`tuned`: another configuration was found and certified; `nothing_fits`: none was; `undecided`:
-the probe failed for another reason than memory, or the budget ended before the best candidate was
-certified."""
+"""`tuned`: another configuration was found and certified; `nothing_fits`: none was; `undecided`: the probe failed for another
+reason than memory, or the budget ended before the best candidate was certified."""
 
 MAX_TRIES = 2  # Attempts after faults of the machine
 TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")  # The first in which `torch.cuda.set_device(0)` makes a context (issue 155668)

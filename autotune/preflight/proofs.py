@@ -1,9 +1,7 @@
-"""Stored proofs of earlier preflights, valid for the same configuration, environment, GPUs and
-other processes.
+"""Stored proofs of earlier preflights, valid for the same configuration, environment, GPUs and other processes.
 
-Key of a proof: hash of the probe's inputs (the framework's own requests) and of the circumstances
-(versions, device, driver, model config, limit). Memory held by other processes is checked each
-time.
+Key of a proof: hash of the probe's inputs (the framework's own requests) and of the circumstances (versions, device, driver,
+model config, limit). Memory held by other processes is checked each time.
 """
 
 from __future__ import annotations

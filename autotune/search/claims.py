@@ -1,9 +1,8 @@
 """Claims of the drivers that share a study, so that no candidate is measured twice.
 
-A claim is a row with a unique key: of two drivers that insert the same candidate, one succeeds. A
-terminated driver loses its claims: on the same machine at once, by its process; elsewhere when its
-heartbeat counter stays unchanged for a while on this driver's monotonic clock. Clocks of two
-machines are never compared.
+A claim is a row with a unique key: of two drivers that insert the same candidate, one succeeds. A terminated driver loses its
+claims: on the same machine at once, by its process; elsewhere when its heartbeat counter stays unchanged for a while on this
+driver's monotonic clock. Clocks of two machines are never compared.
 
 Optuna's own heartbeat cannot replace this: it writes wall-clock times of each trial, has no claim
 before a trial exists, and detects a killed process on the same machine only after its grace period.

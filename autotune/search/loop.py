@@ -1,5 +1,4 @@
-"""Search loop: ask the study for candidates, measure them in the executor's slots, tell it the
-results, and conclude.
+"""Search loop: ask the study for candidates, measure them in the executor's slots, tell it the results, and conclude.
 
 All state is in the study, so an interrupted run continues at the same point.
 """

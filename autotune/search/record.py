@@ -1,7 +1,6 @@
 """Record of earlier measurements and answers of this user: one folder of plain JSON, and its use by one job.
 
-The folder is `$XDG_DATA_HOME/autotune` (`~/.local/share/autotune`), readable by its owner alone. It
-may be deleted at any time.
+The folder is `$XDG_DATA_HOME/autotune` (`~/.local/share/autotune`), readable by its owner alone. It may be deleted at any time.
 
     measurements/KEY.jsonl   one line per probe; KEY hashes the conditions under which a figure is valid:
                              model, method, package versions, device, driver, memory, limit

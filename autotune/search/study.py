@@ -1,8 +1,7 @@
 """Study: ask for candidates, tell measurements, all stored in Optuna's storage.
 
-Outcomes in the terms of Optuna's samplers: a candidate that fits is COMPLETE with its speed; one
-that ran out of memory, or over the limit, is PRUNED with its constraint violated, which TPE learns
-from; a fault of the machine is FAIL, which samplers ignore.
+Outcomes in the terms of Optuna's samplers: a candidate that fits is COMPLETE with its speed; one that ran out of memory, or over
+the limit, is PRUNED with its constraint violated, which TPE learns from; a fault of the machine is FAIL, which samplers ignore.
 """
 
 from __future__ import annotations

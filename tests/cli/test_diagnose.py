@@ -6,10 +6,12 @@ import gzip
 import os
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from autotune.failures.table import CAUSES
+from autotune.core.measurement import Phase
+from autotune.failures.table import CAUSES, MEANINGS
 from tests.cli.command import PROGRAM, Done, autotune, environment
 from tests.diagnosis.around import FORWARD, FRAMES, SHAPES, sample
 
@@ -183,7 +185,6 @@ def test_a_log_that_may_not_be_read(tmp_path: Path) -> None:
     assert done.code == 2 and "Permission denied" in done.err
 
 
-def test_every_cause_has_words() -> None:
-    from autotune.diagnosis.diagnosis import _CAUSES
-
-    assert set(_CAUSES) == set(CAUSES) - {"none"}
+def test_every_cause_and_phase_has_words() -> None:
+    assert all(CAUSES.values())
+    assert set(MEANINGS.phases) == set(get_args(Phase))

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.core.units import GIB, MIB
 from autotune.failures import numbers
-from autotune.failures.numbers import NUMBERS
+from autotune.failures.table import MEANINGS
 from tests.failures.test_table import NAMES, read_log, sample
 
 
@@ -88,12 +88,12 @@ def test_every_number_of_the_message_is_read(name: str) -> None:
     finding = read_log(sample(name))
     assert finding is not None
     assert finding.numbers == EXPECTED.get(name, {})
-    assert set(finding.numbers) <= set(NUMBERS)
+    assert set(finding.numbers) <= set(MEANINGS.numbers)
 
 
 def test_each_number_is_found_in_some_sample() -> None:
     found = {number for numbers in EXPECTED.values() for number in numbers}
-    assert set(NUMBERS) - found == {"allowed_bytes"}
+    assert set(MEANINGS.numbers) - found == {"allowed_bytes"}
 
 
 def test_what_torch_was_allowed_to_take_is_a_number_of_its_own() -> None:

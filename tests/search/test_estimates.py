@@ -129,8 +129,8 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
         devices=(trainer, server),
     )
     seen = replace(trial, measurement=replace(trial.measurement, memory=memory))
-    needs = MemoryModel(table, found, limit).posterior([seen], np.zeros(0, dtype=np.int64))
-    assert np.exp(needs.peak.mean) == pytest.approx(np.full(len(CANDIDATES), 0.5), abs=0.02)
+    need, _, _ = MemoryModel(table, found, limit).posterior([seen], np.zeros(0, dtype=np.int64))
+    assert np.exp(need.mean) == pytest.approx(np.full(len(CANDIDATES), 0.5), abs=0.02)
     assert memory.on_first(None) is memory and memory.on_first(3) is memory
 
 
@@ -158,7 +158,7 @@ def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
     peaks: Mapping[Phase, int] = {"rollout": round(0.95 * MACHINE.limit_bytes), "backward": round(0.18 * MACHINE.limit_bytes)}
     memory = replace(trial.measurement.memory, peak_bytes=peaks["rollout"], phase_peak_bytes=peaks)
     seen = replace(trial, measurement=replace(trial.measurement, memory=memory))
-    needs = appetite.posterior([seen], np.zeros(0, dtype=np.int64))
+    need, fits, _ = appetite.posterior([seen], np.zeros(0, dtype=np.int64))
     large = next(p for p, one in enumerate(engines) if one.knobs == {**first.knobs, "batch": 8})
-    assert math.exp(needs.peak.mean[large]) == pytest.approx(0.95, abs=0.02), "0.8 was predicted"
-    assert needs.fits[large] > 0.9
+    assert math.exp(need.mean[large]) == pytest.approx(0.95, abs=0.02), "0.8 was predicted"
+    assert fits[large] > 0.9

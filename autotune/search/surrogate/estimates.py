@@ -83,10 +83,11 @@ class SurrogateModel:
         used = len(trials) - len(trials) % (1 + len(pending) // PENDING_PER_DELAYED)
         observed = (trials[:used] if self.options.calibrate else ())[-MAX_OBSERVATIONS:]
         expected = np.flatnonzero(self.table.mask([*pending, *(one.candidate.id for one in trials[used:])]))
-        memory, speed = self._memory.posterior(observed, expected), self._speed.posterior(observed, expected)
-        fits = np.where(self._rejected, np.minimum(memory.fits, REFUSED_CHANCE), memory.fits)
+        need, fits, lower = self._memory.posterior(observed, expected)
+        fits = np.where(self._rejected, np.minimum(fits, REFUSED_CHANCE), fits)
         fits = np.where(implications.impossible, 0.0, np.where(implications.possible, 1.0, fits))
-        refused = self.predicted & ((memory.lower > 0) | self._rejected) & ~implications.possible & self.options.screen
-        found = Estimates(need=memory.peak, speed=speed, fits=fits, refused=refused)
+        refused = self.predicted & ((lower > 0) | self._rejected) & ~implications.possible & self.options.screen
+        speed = self._speed.posterior(observed, expected)
+        found = Estimates(need=need, speed=speed, fits=fits, refused=refused)
         self._last = key, found
         return found

@@ -1,7 +1,6 @@
 """Gaussian process over the fixed table of candidates.
 
-The regressed figure is the residual: measured value minus prior mean (a prediction, or a guess), in
-logarithms.
+The regressed figure is the residual: measured value minus prior mean (a prediction, or a guess), in logarithms.
 
     n, m   candidates in the table, observations at its rows o
     r, v   residual and own variance of each observation, shape (m,)

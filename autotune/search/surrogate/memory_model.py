@@ -153,15 +153,6 @@ MIN_BOUND_DEVIATION = 0.01  # Lower bound of the standard deviation that a bound
 
 
 @dataclass(frozen=True)
-class MemoryEstimates:
-    """Memory estimates by row of the table."""
-
-    peak: Posterior  # log(peak / limit) of the most demanding stretch
-    fits: FloatArray  # Probability that no stretch exceeds the limit: Π Φ(-μ/s)
-    lower: FloatArray  # Highest lower bound of the stretches, μ - 1.64 s
-
-
-@dataclass(frozen=True)
 class _Stretch:
     phases: tuple[Phase, ...]
     prior: FloatArray
@@ -190,7 +181,9 @@ class MemoryModel:
             kernels = Kernels(table, figures=figures)
             self._stretches[name] = _Stretch(phases, prior, width, kernels, Regression(kernels, width, NOISE))
 
-    def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> MemoryEstimates:
+    def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> tuple[Posterior, FloatArray, FloatArray]:
+        """Return log(peak / limit) of the most demanding stretch; the probability that no stretch exceeds the limit, Π Φ(-μ/s);
+        and the highest lower bound of the stretches, μ - 1.64 s."""
         informative = [
             (index, trial.measurement)
             for trial in trials
@@ -202,7 +195,7 @@ class MemoryModel:
         highest, rows = means.argmax(axis=0), np.arange(means.shape[1])
         peak = Posterior(means[highest, rows], deviations[highest, rows], statistics.fmean(one.noise for one in found))
         fits = np.prod(normal_cdf(-means / deviations), axis=0)
-        return MemoryEstimates(peak=peak, fits=fits, lower=np.asarray((means - INTERVAL_DEVIATIONS * deviations).max(axis=0)))
+        return peak, fits, np.asarray((means - INTERVAL_DEVIATIONS * deviations).max(axis=0))
 
     def _corrected(self, name: str, informative: Sequence[tuple[int, Measurement]], pending: IndexArray) -> Posterior:
         one = self._stretches[name]

@@ -1,5 +1,4 @@
-"""Speed of each candidate by the phases of a cycle, each corrected by its measured seconds; the
-cycle is their sum.
+"""Speed of each candidate by the phases of a cycle, each corrected by its measured seconds; the cycle is their sum.
 
 A micro-batch does not affect the engine, and an engine's memory share does not affect the backward
 pass: the error measured in one candidate's rollout transfers to other rollouts. An error that the
